@@ -1,0 +1,1 @@
+"""Benchmarks: what is measured for docs/performance.md, one command each."""

@@ -1,0 +1,116 @@
+"""Random-weight Qwen3 models of stated shapes, for benchmarks that need a shape and not an answer.
+
+    python -m bench.models 46m out/46m
+
+Weights are random (seed 0, std 0.02), so texts are noise; run with `ignore_eos` and fixed
+`max_tokens`. The tokenizer is a byte-level BPE whose vocabulary fills the model's, so that every
+sampled id decodes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+from pathlib import Path
+
+VOCAB = 32_768
+SHAPES = {
+    # 46.3M parameters, 16.8M of them the tied embedding.
+    "46m": {
+        "hidden_size": 512,
+        "intermediate_size": 1920,
+        "num_hidden_layers": 8,
+        "num_attention_heads": 8,
+        "num_key_value_heads": 4,
+        "head_dim": 64,
+    },
+    # 474M parameters: Qwen3-0.6B's layers under a small vocabulary.
+    "470m": {
+        "hidden_size": 1024,
+        "intermediate_size": 3072,
+        "num_hidden_layers": 28,
+        "num_attention_heads": 16,
+        "num_key_value_heads": 8,
+        "head_dim": 128,
+    },
+}
+CHAT_TEMPLATE = (
+    "{% for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content }}<|im_end|>\n"
+    "{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+WORDS_SEED = 0
+
+
+def words(count: int, seed: int = WORDS_SEED) -> list[str]:
+    """Return `count` distinct made-up lower-case words, the same for the same seed."""
+    rng = random.Random(seed)
+    found: dict[str, None] = {}
+    while len(found) < count:
+        syllables = rng.randint(1, 4)
+        found[
+            "".join(rng.choice("bcdfghklmnprstvz") + rng.choice("aeiou") for _ in range(syllables))
+        ] = None
+    return list(found)
+
+
+def make_tokenizer(folder: Path) -> None:
+    """Write a byte-level BPE tokenizer of exactly `VOCAB` entries with a ChatML template."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+    from transformers import PreTrainedTokenizerFast
+
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    special = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
+    trainer = trainers.BpeTrainer(
+        vocab_size=VOCAB,
+        special_tokens=special,
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+    )
+    lines = (" ".join(chunk) for chunk in _chunks(words(60_000), 20))
+    tokenizer.train_from_iterator(lines, trainer)
+    missing = VOCAB - tokenizer.get_vocab_size()
+    tokenizer.add_tokens([f"<|filler_{i}|>" for i in range(missing)])
+    fast = PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, eos_token="<|im_end|>", pad_token="<|endoftext|>"
+    )
+    fast.chat_template = CHAT_TEMPLATE
+    fast.save_pretrained(folder)
+
+
+def make_model(shape: str, folder: Path) -> None:
+    """Write a random bf16 Qwen3 of `SHAPES[shape]` with its tokenizer to `folder`."""
+    import torch
+    from transformers import Qwen3Config, Qwen3ForCausalLM
+
+    folder.mkdir(parents=True, exist_ok=True)
+    make_tokenizer(folder)
+    torch.manual_seed(0)
+    config = Qwen3Config(
+        vocab_size=VOCAB,
+        max_position_embeddings=4096,
+        tie_word_embeddings=True,
+        eos_token_id=2,
+        pad_token_id=0,
+        bos_token_id=None,
+        **SHAPES[shape],
+    )
+    model = Qwen3ForCausalLM(config).to(torch.bfloat16)
+    model.save_pretrained(folder)
+
+
+def _chunks(items: list[str], size: int) -> list[list[str]]:
+    return [items[i : i + size] for i in range(0, len(items), size)]
+
+
+def main() -> None:
+    """Make one model from the command line."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("shape", choices=SHAPES)
+    parser.add_argument("folder", type=Path)
+    arguments = parser.parse_args()
+    make_model(arguments.shape, arguments.folder)
+
+
+if __name__ == "__main__":
+    main()

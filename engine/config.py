@@ -1,0 +1,51 @@
+"""The engine's settings, checked once when they are made."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+from engine.errors import EngineError
+
+DtypeName = Literal["auto", "float32", "bfloat16", "float16"]
+DeviceName = Literal["auto", "cpu", "cuda"]
+
+
+@dataclass(frozen=True, slots=True)
+class EngineConfig:
+    """How one engine runs one model.
+
+    `model` is a local folder or a hub id. `max_model_len` None takes the model's own context.
+    `max_num_batched_tokens` is the token budget of one step. `kv_cache_memory` (bytes) None takes
+    what the device has left after the weights. `seed` keys requests that name none.
+    """
+
+    model: str
+    dtype: DtypeName = "auto"
+    device: DeviceName = "auto"
+    max_model_len: int | None = None
+    max_num_seqs: int = 256
+    max_num_batched_tokens: int = 2048
+    kv_cache_memory: int | None = None
+    page_size: int = 16
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        """Refuse settings that no engine could run with, naming the setting."""
+        if self.dtype not in get_args(DtypeName):
+            raise EngineError(f"dtype {self.dtype!r} is none of {', '.join(get_args(DtypeName))}")
+        if self.device not in get_args(DeviceName):
+            raise EngineError(
+                f"device {self.device!r} is none of {', '.join(get_args(DeviceName))}"
+            )
+        for name in ("max_model_len", "max_num_seqs", "max_num_batched_tokens", "kv_cache_memory"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise EngineError(f"{name} must be at least 1, not {value}")
+        if self.page_size % 8:
+            raise EngineError(f"page_size must be a multiple of 8, not {self.page_size}")
+        if self.max_num_batched_tokens < self.max_num_seqs:
+            raise EngineError(
+                f"max_num_batched_tokens ({self.max_num_batched_tokens}) must not be below "
+                f"max_num_seqs ({self.max_num_seqs}): each running sequence takes a token a step"
+            )

@@ -1,0 +1,158 @@
+"""Attention over a paged KV cache, in torch: the reference, on any device.
+
+One layer's cache is `keys [pages, Hkv, Dk, page_size]` and `values [pages, Hkv, page_size, Dv]`.
+Keys lie transposed so that a score of 16 neighbouring tokens is one vector operation. Query heads
+`h·G … h·G+G-1` read key head `h` (grouped queries). All tokens of a step are packed into one axis:
+first the decodes (one token a sequence), then the prefill chunks.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionShape:
+    """One layer's attention: head counts, widths, scaling, and its masks.
+
+    `window` 0: full; else a query at position p sees keys at positions > p - window. `softcap` 0:
+    none; else scores become softcap · tanh(score / softcap). `has_sinks`: a learned logit a head
+    joins the softmax without a value.
+    """
+
+    num_query_heads: int
+    num_kv_heads: int
+    key_dim: int
+    value_dim: int
+    scaling: float
+    window: int = 0
+    softcap: float = 0.0
+    has_sinks: bool = False
+
+
+class Chunk(NamedTuple):
+    """A prefill chunk: packed tokens `start:stop` follow `context` tokens that lie in `pages`.
+
+    `pages [n]` cover the context and the chunk itself, whose keys and values are stored first.
+    """
+
+    start: int
+    stop: int
+    context: int
+    pages: Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class PackedStep:
+    """Where the tokens of one step lie: `T` packed tokens, the first `num_decodes` of them decodes.
+
+    `token_pages`, `token_offsets` `[T]` int64: the cache slot of each token. `decode_pages
+    [N, max]` int32: the pages of each decoding sequence; `decode_lengths [N]` int32: its tokens,
+    this one included.
+    """
+
+    num_decodes: int
+    token_pages: Tensor
+    token_offsets: Tensor
+    decode_pages: Tensor
+    decode_lengths: Tensor
+    chunks: tuple[Chunk, ...]
+
+
+def store(keys: Tensor, values: Tensor, key: Tensor, value: Tensor, step: PackedStep) -> None:
+    """Write the step's `key [T, Hkv, Dk]` and `value [T, Hkv, Dv]` to their slots."""
+    keys.permute(0, 3, 1, 2)[step.token_pages, step.token_offsets] = key
+    values.transpose(1, 2)[step.token_pages, step.token_offsets] = value
+
+
+def gather(keys: Tensor, values: Tensor, pages: Tensor, length: int) -> tuple[Tensor, Tensor]:
+    """Copy the first `length` tokens of `pages` out: `[Hkv, length, Dk]`, `[Hkv, length, Dv]`."""
+    heads, key_dim = keys.shape[1], keys.shape[2]
+    key = keys[pages].permute(1, 0, 3, 2).reshape(heads, -1, key_dim)  # [Hkv, n·page, Dk]
+    value = values[pages].transpose(0, 1).reshape(heads, -1, values.shape[3])
+    return key[:, :length], value[:, :length]
+
+
+def attend(
+    query: Tensor, key: Tensor, value: Tensor, shape: AttentionShape, sinks: Tensor | None
+) -> Tensor:
+    """Attend the last `t` positions to all `L`: `[t, Hq, Dk]`, `[Hkv, L, D…]` → `[t, Hq, Dv]`.
+
+    Causal, within the window; scores and softmax in fp32.
+    """
+    tokens, length = query.shape[0], key.shape[1]
+    group = shape.num_query_heads // shape.num_kv_heads
+    grouped = query.view(tokens, shape.num_kv_heads, group, -1).permute(1, 2, 0, 3)
+    scores = grouped.float() @ key.float()[:, None].transpose(-1, -2)  # [Hkv, G, t, L]
+    scores *= shape.scaling
+    if shape.softcap:
+        scores = shape.softcap * torch.tanh(scores / shape.softcap)
+    scores.masked_fill_(~visible(tokens, length, shape.window, query.device), float("-inf"))
+    if sinks is not None:
+        sink = sinks.float().view(shape.num_kv_heads, group, 1, 1).expand(-1, -1, tokens, 1)
+        weights = torch.cat([scores, sink], dim=-1).softmax(dim=-1)[..., :-1]
+    else:
+        weights = scores.softmax(dim=-1)
+    mixed = weights @ value.float()[:, None]  # [Hkv, G, t, Dv]
+    return mixed.permute(2, 0, 1, 3).reshape(tokens, shape.num_query_heads, -1).to(query.dtype)
+
+
+def visible(tokens: int, length: int, window: int, device: torch.device) -> Tensor:
+    """Say which of `length` keys the last `tokens` queries see: bool `[tokens, length]`."""
+    queries = torch.arange(length - tokens, length, device=device)[:, None]
+    positions = torch.arange(length, device=device)[None]
+    seen = positions <= queries
+    return seen & (positions > queries - window) if window else seen
+
+
+def decode(
+    query: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    step: PackedStep,
+    shape: AttentionShape,
+    sinks: Tensor | None,
+) -> Tensor:
+    """Attend one query a sequence to its pages: `query [N, Hq, Dk]` → `[N, Hq, Dv]`."""
+    rows = []
+    lengths = step.decode_lengths.tolist()
+    for row, length in enumerate(lengths):
+        pages = step.decode_pages[row, : -(-length // keys.shape[3])].long()
+        key, value = gather(keys, values, pages, length)
+        rows.append(attend(query[row : row + 1], key, value, shape, sinks))
+    return torch.cat(rows)
+
+
+def prefill(
+    query: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    chunk: Chunk,
+    shape: AttentionShape,
+    sinks: Tensor | None,
+) -> Tensor:
+    """Attend one chunk to its context and itself: `query [t, Hq, Dk]` → `[t, Hq, Dv]`.
+
+    Plain causal attention goes through torch's flash kernel; a softcap, sinks, or keys and values
+    of unequal width take the reference.
+    """
+    length = chunk.context + query.shape[0]
+    key, value = gather(keys, values, chunk.pages, length)
+    if shape.softcap or sinks is not None or shape.key_dim != shape.value_dim:
+        return attend(query, key, value, shape, sinks)
+    causal = chunk.context == 0 and not (shape.window and shape.window < length)
+    mask = None if causal else visible(query.shape[0], length, shape.window, query.device)
+    out = torch.nn.functional.scaled_dot_product_attention(
+        query.transpose(0, 1)[None],  # [1, Hq, t, D]
+        key[None],
+        value[None],
+        attn_mask=mask,
+        is_causal=causal,
+        scale=shape.scaling,
+        enable_gqa=shape.num_query_heads != shape.num_kv_heads,
+    )
+    return out[0].transpose(0, 1)

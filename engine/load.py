@@ -1,0 +1,108 @@
+"""From settings to something that answers requests: model, cache, core, engine, endpoints."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from engine.attention import KVCache
+from engine.config import EngineConfig
+from engine.core import Core
+from engine.endpoints import text_endpoints
+from engine.engine import Engine
+from engine.errors import EngineError
+from engine.memory import count_pages
+from engine.model import LoadedModel, load_model
+from engine.pages import PagePool
+from engine.responder import Reply
+from engine.runner import Runner
+from engine.service import Service
+from engine.stats import EngineStats
+from engine.table import SequenceTable
+from engine.text.chat_template import ChatTemplate
+from engine.text.model import SamplingDefaults, TextModel, eos_ids, read_generation_config
+from engine.text.tokenizer import Tokenizer, load_pretrained_tokenizer
+
+
+class ServedEngine:
+    """An engine behind its endpoints; a `Responder` that can tell how it does and be closed."""
+
+    def __init__(self, service: Service, engine: Engine) -> None:
+        self._service = service
+        self._engine = engine
+
+    async def respond(self, url: str, body: dict[str, Any], request_id: str) -> Reply:
+        """Answer one request; see `Service.respond`."""
+        return await self._service.respond(url, body, request_id)
+
+    def stats(self) -> EngineStats:
+        """Return a snapshot of the work; callable from any thread."""
+        return self._engine.stats()
+
+    def close(self) -> None:
+        """Stop the engine after the step now running."""
+        self._engine.close()
+
+
+def load_responder(
+    config: EngineConfig,
+    *,
+    served_names: tuple[str, ...] = (),
+    chat_template: str | None = None,
+    created: int = 0,
+) -> ServedEngine:
+    """Load `config.model` and serve it under `served_names` (default: the model's own name).
+
+    `chat_template` is a template's text or the path of a file that holds it. `created` (seconds
+    since the epoch) is what every response says. Raises `EngineError` for what cannot be loaded.
+    """
+    template = _read_template(chat_template)
+    model = load_model(config)
+    text = load_text_model(config.model, model, template, created)
+    engine = start_engine(model, config)
+    endpoints = text_endpoints(text, engine, created=created, seed=config.seed)
+    return ServedEngine(Service(endpoints, model_names=served_names or (config.model,)), engine)
+
+
+def start_engine(model: LoadedModel, config: EngineConfig) -> Engine:
+    """Give a loaded model its cache and start its thread."""
+    num_pages = count_pages(model, config)
+    cache = KVCache(model.shapes, num_pages, config.page_size, model.dtype, model.device)
+    table = SequenceTable(config.max_num_seqs, model.max_model_len, config.page_size)
+    core = Core(
+        table,
+        PagePool(num_pages),
+        Runner(model, cache, table),
+        config.max_num_batched_tokens,
+        model.vocab_size,
+    )
+    return Engine(core)
+
+
+def load_text_model(name: str, model: LoadedModel, template: str | None, created: int) -> TextModel:
+    """Load what the endpoints know of a model: tokenizer, template, defaults, stop tokens."""
+    pretrained = load_pretrained_tokenizer(name)
+    tokenizer = Tokenizer(pretrained)
+    generation = read_generation_config(name)
+    has_template = template is not None or bool(getattr(pretrained, "chat_template", None))
+    config: Any = model.network.config
+    return TextModel(
+        tokenizer=tokenizer,
+        chat_template=ChatTemplate(pretrained, source=template, created=created)
+        if has_template
+        else None,
+        max_model_len=model.max_model_len,
+        vocab_size=model.vocab_size,
+        eos_token_ids=eos_ids(generation, config.eos_token_id, tokenizer),
+        defaults=SamplingDefaults.from_generation_config(generation),
+    )
+
+
+def _read_template(template: str | None) -> str | None:
+    """Return the text of a template given as text or as a path; Jinja always has a brace."""
+    if template is None or "{" in template:
+        return template
+    try:
+        return Path(template).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as exc:
+        raise EngineError(f"--chat-template {template}: cannot be read: {exc}") from exc

@@ -1,0 +1,80 @@
+"""What the engine is asked and what it answers: one `SequenceRequest`, one `SequenceResult`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal, Protocol
+
+FinishReason = Literal["stop", "length"]
+
+
+class StopText(Protocol):
+    """Watches the text of one sequence for stop strings; called once for each new token."""
+
+    def push(self, token_id: int) -> str | None:
+        """Append one generated token and return the stop string that is now complete, if any."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sampling:
+    """How the next token is chosen. `temperature == 0` is greedy; `top_k == 0` keeps all.
+
+    `seed` and the position alone key the randomness, so a row never depends on its neighbours.
+    `logprobs`: None for none, 0 for the chosen token's, k for the k likeliest as well. They are
+    taken from the model's raw logits, before penalties and temperature.
+    """
+
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    logit_bias: Mapping[int, float] = field(default_factory=dict)
+    seed: int = 0
+    logprobs: int | None = None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SequenceRequest:
+    """One token stream to generate from `prompt_ids` (at least one token).
+
+    Generation ends at `max_tokens` new tokens (0 scores the prompt only), at a token of
+    `stop_token_ids` (kept as the last of `token_ids`) or when `stop_text` reports a match; none of
+    the latter two before `min_tokens`. `prompt_logprobs` asks for the prompt's own
+    log-probabilities with that many alternatives (0: none besides the token itself).
+    """
+
+    prompt_ids: list[int]
+    max_tokens: int
+    sampling: Sampling = field(default_factory=Sampling)
+    min_tokens: int = 0
+    stop_token_ids: frozenset[int] = frozenset()
+    stop_text: StopText | None = None
+    prompt_logprobs: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprob:
+    """Natural-log probability of one token and of the likeliest ones (best first)."""
+
+    token_id: int
+    logprob: float
+    top: tuple[tuple[int, float], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class SequenceResult:
+    """A finished sequence. `stop_reason` is the stop token id or stop string that ended it.
+
+    `prompt_logprobs[0]` is None: nothing predicts the first token.
+    """
+
+    token_ids: list[int]
+    finish_reason: FinishReason
+    stop_reason: int | str | None = None
+    num_cached_tokens: int = 0
+    logprobs: list[TokenLogprob] | None = None
+    prompt_logprobs: list[TokenLogprob | None] | None = None

@@ -1,0 +1,96 @@
+"""Faster modules in place of a model's own, each checked against the one it replaces.
+
+A swap matches by pattern, computes a random input through both and stays only when they agree; a
+family that writes its norm or its gate differently just keeps its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor, nn
+
+TOLERANCE = {torch.float32: 1e-5, torch.float16: 4e-3, torch.bfloat16: 3e-2}
+CHECKED_ROWS = 7
+
+
+class FusedRMSNorm(nn.Module):
+    """RMSNorm in one pass: x / rms(x) · weight, fp32 inside."""
+
+    def __init__(self, weight: Tensor, eps: float) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(weight, requires_grad=False)
+        self.eps = eps
+        self._wide = weight.float()
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        """Normalise the last axis: `[…, H]` → `[…, H]`."""
+        if _has_cpu_kernel(hidden):
+            from engine.kernels import cpu
+
+            return cpu.rms_norm(hidden, self._wide, self.eps)
+        return nn.functional.rms_norm(hidden, self.weight.shape, self.weight, self.eps)
+
+
+class FusedGatedMLP(nn.Module):
+    """down(silu(gate(x)) · up(x)) with the activation and the product in one pass."""
+
+    def __init__(self, gate_proj: nn.Module, up_proj: nn.Module, down_proj: nn.Module) -> None:
+        super().__init__()
+        self.gate_proj = gate_proj
+        self.up_proj = up_proj
+        self.down_proj = down_proj
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        """Apply the block: `[…, H]` → `[…, H]`."""
+        gate, up = self.gate_proj(hidden), self.up_proj(hidden)
+        if _has_cpu_kernel(gate):
+            from engine.kernels import cpu
+
+            mixed = cpu.silu_mul(gate, up)
+        else:
+            mixed = nn.functional.silu(gate).mul_(up)
+        projected: Tensor = self.down_proj(mixed)
+        return projected
+
+
+def apply(network: nn.Module) -> int:
+    """Swap what matches and agrees; return how many modules were swapped."""
+    swapped = 0
+    for parent in list(network.modules()):
+        for name, child in list(parent.named_children()):
+            faster = next((found for found in _candidates(child) if _agrees(child, found)), None)
+            if faster is not None:
+                setattr(parent, name, faster)
+                swapped += 1
+    return swapped
+
+
+def _candidates(module: nn.Module) -> Iterator[nn.Module]:
+    weight = getattr(module, "weight", None)
+    eps = getattr(module, "variance_epsilon", getattr(module, "eps", None))
+    is_norm = type(module).__name__.endswith("RMSNorm") and isinstance(weight, Tensor)
+    if is_norm and isinstance(eps, float) and weight is not None and weight.ndim == 1:
+        yield FusedRMSNorm(weight, eps)
+        yield FusedRMSNorm(weight + 1, eps)  # Gemma stores weight - 1
+    parts = [getattr(module, name, None) for name in ("gate_proj", "up_proj", "down_proj")]
+    if all(isinstance(part, nn.Linear) for part in parts):
+        yield FusedGatedMLP(*parts)  # type: ignore[arg-type]
+
+
+def _agrees(module: nn.Module, candidate: nn.Module) -> bool:
+    """Say whether both give the same for random `[7, H]` rows within the dtype's rounding."""
+    weight = next(module.parameters())
+    hidden = torch.randn(
+        CHECKED_ROWS, weight.shape[-1], generator=torch.Generator().manual_seed(0)
+    ).to(weight.device, weight.dtype)
+    expected, got = module(hidden), candidate(hidden)
+    if not isinstance(expected, Tensor) or expected.shape != got.shape:
+        return False
+    scale = expected.abs().amax().clamp(min=1e-6)
+    return bool((expected - got).abs().amax() <= TOLERANCE[weight.dtype] * scale)
+
+
+def _has_cpu_kernel(tensor: Tensor) -> bool:
+    return tensor.device.type == "cpu" and tensor.dtype in (torch.float32, torch.bfloat16)
