@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 from engine.attention import KVCache
@@ -10,7 +9,6 @@ from engine.config import EngineConfig
 from engine.core import Core
 from engine.endpoints import text_endpoints
 from engine.engine import Engine
-from engine.errors import EngineError
 from engine.memory import count_pages
 from engine.model import LoadedModel, load_model
 from engine.pages import PagePool
@@ -19,7 +17,7 @@ from engine.runner import Runner
 from engine.service import Service
 from engine.stats import EngineStats
 from engine.table import SequenceTable
-from engine.text.chat_template import ChatTemplate
+from engine.text.chat_template import ChatTemplate, read_chat_template
 from engine.text.model import SamplingDefaults, TextModel, eos_ids, read_generation_config
 from engine.text.tokenizer import Tokenizer, load_pretrained_tokenizer
 
@@ -56,7 +54,7 @@ def load_responder(
     `chat_template` is a template's text or the path of a file that holds it. `created` (seconds
     since the epoch) is what every response says. Raises `EngineError` for what cannot be loaded.
     """
-    template = _read_template(chat_template)
+    template = None if chat_template is None else read_chat_template(chat_template)
     model = load_model(config)
     text = load_text_model(config.model, model, template, created)
     engine = start_engine(model, config)
@@ -96,13 +94,3 @@ def load_text_model(name: str, model: LoadedModel, template: str | None, created
         eos_token_ids=eos_ids(generation, config.eos_token_id, tokenizer),
         defaults=SamplingDefaults.from_generation_config(generation),
     )
-
-
-def _read_template(template: str | None) -> str | None:
-    """Return the text of a template given as text or as a path; Jinja always has a brace."""
-    if template is None or "{" in template:
-        return template
-    try:
-        return Path(template).read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as exc:
-        raise EngineError(f"--chat-template {template}: cannot be read: {exc}") from exc

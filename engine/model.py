@@ -54,7 +54,9 @@ class LoadedModel:
 def load_model(settings: EngineConfig) -> LoadedModel:
     """Load, probe and prove the model; `ModelRefused` says by name why one cannot be served."""
     from transformers import AutoConfig, AutoModelForCausalLM
+    from transformers.utils import logging
 
+    logging.disable_progress_bar()
     try:
         config = AutoConfig.from_pretrained(settings.model, trust_remote_code=False)
     except (OSError, ValueError, KeyError) as exc:
@@ -77,7 +79,11 @@ def load_model(settings: EngineConfig) -> LoadedModel:
     except (OSError, ValueError, KeyError, ImportError, RuntimeError) as exc:
         raise ModelRefused(f"{settings.model}: cannot be loaded: {_first_line(exc)}") from exc
     network = network.eval().requires_grad_(requires_grad=False).to(device)
-    return prepare(network, settings, dtype, device)
+    try:
+        return prepare(network, settings, dtype, device)
+    except (TypeError, ValueError, RuntimeError, NotImplementedError) as exc:
+        name = type(network).__name__
+        raise ModelRefused(f"{settings.model}: {name} cannot run here: {_first_line(exc)}") from exc
 
 
 @torch.inference_mode()

@@ -22,7 +22,7 @@ class FusedRMSNorm(nn.Module):
         super().__init__()
         self.weight = nn.Parameter(weight, requires_grad=False)
         self.eps = eps
-        self._wide = weight.float()
+        self._wide = weight.detach().float()
 
     def forward(self, hidden: Tensor) -> Tensor:
         """Normalise the last axis: `[…, H]` → `[…, H]`."""

@@ -34,8 +34,6 @@ EXP_COEFFICIENTS = (
 )
 LOWEST = np.float32(-1e30)
 UNROLL = 8
-# Below this many elements the work is not worth waking a second thread for.
-PARALLEL_FROM = 1 << 15
 
 
 def elements(tensor: Tensor) -> np.ndarray[Any, Any]:
@@ -245,6 +243,9 @@ def decode_attention(
     return out.view(rows, shape.num_query_heads, shape.value_dim).to(query.dtype)
 
 
+@numba.njit(  # type: ignore[untyped-decorator]
+    parallel=True, fastmath=True, nogil=True, cache=True, error_model="numpy"
+)
 def _norm_rows(x: Any, weight: Any, eps: Any, out: Any) -> None:
     width = x.shape[1]
     for row in numba.prange(x.shape[0]):
@@ -257,6 +258,9 @@ def _norm_rows(x: Any, weight: Any, eps: Any, out: Any) -> None:
             out[row, i] = narrow(widen(x[row, i]) * scale * weight[i], x[row, i])
 
 
+@numba.njit(  # type: ignore[untyped-decorator]
+    parallel=True, fastmath=True, nogil=True, cache=True, error_model="numpy"
+)
 def _gate_rows(gate: Any, up: Any, out: Any) -> None:
     for row in numba.prange(gate.shape[0]):
         for i in range(gate.shape[1]):
@@ -264,22 +268,11 @@ def _gate_rows(gate: Any, up: Any, out: Any) -> None:
             out[row, i] = narrow(g * sigmoid(g) * widen(up[row, i]), gate[row, i])
 
 
-def _compiled(function: Any, *, parallel: bool) -> Any:
-    return numba.njit(
-        parallel=parallel, fastmath=True, nogil=True, cache=True, error_model="numpy"
-    )(function)
-
-
-_norm = {parallel: _compiled(_norm_rows, parallel=parallel) for parallel in (False, True)}
-_gate = {parallel: _compiled(_gate_rows, parallel=parallel) for parallel in (False, True)}
-
-
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     """Return x / rms(x) · weight over the last axis: `x […, H]`, fp32 `weight [H]` → `[…, H]`."""
     flat = x.reshape(-1, x.shape[-1])
     out = torch.empty_like(flat)
-    run = _norm[flat.numel() >= PARALLEL_FROM]
-    run(elements(flat), weight.numpy(), np.float32(eps), elements(out))
+    _norm_rows(elements(flat), weight.numpy(), np.float32(eps), elements(out))
     return out.view(x.shape)
 
 
@@ -288,6 +281,7 @@ def silu_mul(gate: Tensor, up: Tensor) -> Tensor:
     width = gate.shape[-1]
     # Not in place: an output that may alias an input keeps the loop from vectorising.
     out = torch.empty_like(gate)
-    run = _gate[gate.numel() >= PARALLEL_FROM]
-    run(elements(gate.view(-1, width)), elements(up.view(-1, width)), elements(out.view(-1, width)))
+    _gate_rows(
+        elements(gate.view(-1, width)), elements(up.view(-1, width)), elements(out.view(-1, width))
+    )
     return out

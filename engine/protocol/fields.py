@@ -1,0 +1,94 @@
+"""The parameters that chat and text completions share, and the types of their fields.
+
+Every field may be null, which is the same as leaving it out. Types are strict: `"5"` is no number
+and `1` is no boolean; only a whole number written as `16.0` counts as 16, since spreadsheets and
+data frames write it so.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
+
+MAX_CHOICES = 128
+MAX_TOP_LOGPROBS = 20
+_MAX_STOP_STRINGS = 64
+_MAX_STOP_CHARS = 1_000
+_MAX_STOP_TOKENS = 1_000
+_MAX_TOKEN_DIGITS = 10
+_INT64_MIN, _INT64_MAX = -(2**63), 2**63 - 1
+
+
+def _whole(value: object) -> object:
+    return int(value) if type(value) is float and value.is_integer() else value
+
+
+def encodable(text: str) -> str:
+    """Return the text, or raise ValueError when UTF-8 cannot hold it."""
+    if not text.isascii():
+        try:
+            text.encode()
+        except UnicodeEncodeError:
+            raise ValueError("must be valid Unicode, without lone surrogates") from None
+    return text
+
+
+def _listed(value: object) -> object:
+    return [value] if isinstance(value, str) else value
+
+
+def _token_id(key: object) -> int:
+    if isinstance(key, str) and key.isascii() and key.isdigit() and len(key) <= _MAX_TOKEN_DIGITS:
+        return int(key)
+    raise ValueError("must be a token id written in decimal digits")
+
+
+Whole = Annotated[int, BeforeValidator(_whole)]
+Count = Annotated[Whole, Field(ge=0)]
+Finite = Annotated[float, Field(allow_inf_nan=False)]
+Penalty = Annotated[Finite, Field(ge=-2, le=2)]
+Share = Annotated[Finite, Field(ge=0, le=1)]
+Text = Annotated[str, AfterValidator(encodable)]
+StopString = Annotated[Text, Field(min_length=1, max_length=_MAX_STOP_CHARS)]
+StopStrings = Annotated[
+    list[StopString],
+    Field(fail_fast=True, max_length=_MAX_STOP_STRINGS),
+    BeforeValidator(_listed),
+]
+Bias = Annotated[Finite, Field(ge=-100, le=100)]
+
+
+class GenerationRequest(BaseModel):
+    """What chat and text completions ask in the same words; unknown fields are let pass."""
+
+    model_config = ConfigDict(extra="ignore", strict=True)
+
+    model: str | None = None
+
+    n: Annotated[Whole, Field(ge=1, le=MAX_CHOICES)] | None = None
+    seed: Annotated[Whole, Field(ge=_INT64_MIN, le=_INT64_MAX)] | None = None
+    temperature: Annotated[Finite, Field(ge=0)] | None = None
+    top_p: Share | None = None
+    top_k: Annotated[Whole, Field(ge=-1)] | None = None
+    min_p: Share | None = None
+    presence_penalty: Penalty | None = None
+    frequency_penalty: Penalty | None = None
+    repetition_penalty: Annotated[Finite, Field(ge=0.01, le=100)] | None = None
+    logit_bias: dict[Annotated[int, BeforeValidator(_token_id)], Bias] | None = None
+
+    max_tokens: Count | None = None
+    min_tokens: Count | None = None
+    ignore_eos: bool | None = None
+    stop: StopStrings | None = None
+    stop_token_ids: (
+        Annotated[list[Count], Field(fail_fast=True, max_length=_MAX_STOP_TOKENS)] | None
+    ) = None
+    include_stop_str_in_output: bool | None = None
+
+    echo: bool | None = None
+    prompt_logprobs: Annotated[Whole, Field(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
+    skip_special_tokens: bool | None = None
+    spaces_between_special_tokens: bool | None = None
+    add_special_tokens: bool | None = None
+    return_token_ids: bool | None = None

@@ -1,0 +1,113 @@
+"""Parameters that other servers take, that would change the result, and that are not served yet.
+
+Ignoring one of them would give a wrong answer that looks right, so each is refused by name unless
+it holds a value that changes nothing. Fields that are in neither this table nor a request's model
+are unknown or harmless (`user`, `metadata`, `store`, `service_tier`, `priority`, …): accepted.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any
+
+from engine.protocol.errors import RequestError
+from engine.protocol.validation import shown
+
+_TOOLS: dict[str, tuple[object, ...]] = {
+    "tools": ([],),
+    "tool_choice": ("none", "auto"),
+    "functions": ([],),
+    "function_call": ("none", "auto"),
+    "web_search_options": (),
+}
+
+_CONSTRAINED_OUTPUT: dict[str, tuple[object, ...]] = {
+    "response_format": ({"type": "text"},),
+    "structured_outputs": ({},),
+    "guided_json": (),
+    "guided_regex": (),
+    "guided_choice": (),
+    "guided_grammar": (),
+    "guided_decoding_backend": (),
+    "guided_whitespace_pattern": (),
+    "structural_tag": (),
+    "json_schema": (),
+    "regex": (),
+    "ebnf": (),
+    "grammar": (),
+}
+
+_DECODING: dict[str, tuple[object, ...]] = {
+    "use_beam_search": (False,),
+    "length_penalty": (1,),
+    "early_stopping": (False,),
+    "suffix": ("",),
+    "bad_words": ([],),
+    "allowed_token_ids": ([],),
+    "logits_processors": ([],),
+    "custom_logit_processor": (),
+    "stop_regex": ("", []),
+    "thinking_token_budget": (),
+    "repetition_detection": (),
+    "watermarking": (False,),
+    "verbosity": ("medium",),
+    "vllm_xargs": ({},),
+}
+
+_INPUT: dict[str, tuple[object, ...]] = {
+    "audio": (),
+    "modalities": (["text"], []),
+    "mm_processor_kwargs": ({},),
+    "media_io_kwargs": ({},),
+    "mm_payload": (),
+    "prompt_embeds": (),
+    "truncate_prompt_tokens": (),
+    "chat_template": (),
+    "lora_path": (),
+    "lora_request": (),
+    "kv_transfer_params": ({},),
+    "ec_transfer_params": ({},),
+}
+
+_OUTPUT: dict[str, tuple[object, ...]] = {
+    "return_tokens_as_token_ids": (False,),
+    "logprob_token_ids": ([],),
+    "return_hidden_states": (False,),
+    "return_token_offsets": (False,),
+    "return_prompt_text": (False,),
+    "return_mm_kwargs": (False,),
+}
+
+_NEUTRAL: Mapping[str, tuple[object, ...]] = MappingProxyType(
+    _TOOLS | _CONSTRAINED_OUTPUT | _DECODING | _INPUT | _OUTPUT
+)
+
+
+def refuse_unsupported(body: Mapping[str, Any]) -> None:
+    """Raise a `RequestError` that names a parameter of the body that is not served yet, if any.
+
+    Null and the values that change nothing pass. `tools` pass with `tool_choice: "none"`: the
+    model is then shown none of them. `best_of` passes when it equals `n`.
+    """
+    for name in sorted(body.keys() & _NEUTRAL.keys()):
+        value = body[name]
+        if value is None or value in _NEUTRAL[name]:
+            continue
+        if name == "tools" and body.get("tool_choice") == "none":
+            continue
+        allowed = " or ".join(json.dumps(item) for item in (None, *_NEUTRAL[name]))
+        raise _unsupported(name, value, allowed)
+    best_of = body.get("best_of")
+    choices = 1 if body.get("n") is None else body["n"]
+    if best_of is not None and best_of != choices:
+        raise _unsupported("best_of", best_of, "null, or the same as `n`")
+
+
+def _unsupported(name: str, value: object, allowed: str) -> RequestError:
+    return RequestError(
+        f"`{name}` is not supported: leave it out or send {allowed}; got {shown(value)}.",
+        param=name,
+        code="unsupported_parameter",
+    )

@@ -1,0 +1,179 @@
+"""Text to token ids, and token ids to bytes, exactly and one token at a time.
+
+`decode` of a whole sequence cannot say which token brought which bytes, and decoding again for each
+new token costs more than sampling it. So every token has a piece, its own bytes, and the text of a
+sequence is its pieces joined. For byte-level BPE and for SentencePiece vocabularies this equals
+`decode` (for the latter but for the space that `decode` drops before the first word: a piece keeps
+it, since the text goes on from a prompt). For other vocabularies a piece is what `decode` adds
+after a plain letter.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+from engine.errors import EngineError
+from engine.protocol.errors import RequestError
+
+_BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
+_METASPACE = "▁"  # LOWER ONE EIGHTH BLOCK, SentencePiece's mark for a space
+
+
+def load_pretrained_tokenizer(model: str) -> Any:
+    """Return transformers' tokenizer of a local folder or hub id; remote code is never run."""
+    from transformers import AutoTokenizer
+
+    try:
+        return AutoTokenizer.from_pretrained(model, trust_remote_code=False)
+    except (OSError, ValueError, KeyError, ImportError) as exc:
+        raise EngineError(f"{model} has no tokenizer that can be loaded: {exc}") from exc
+
+
+class Tokenizer:
+    """A model's vocabulary. `pretrained` is transformers' tokenizer; safe to use from threads."""
+
+    def __init__(self, pretrained: Any) -> None:
+        self.pretrained = pretrained
+        self._backend = getattr(pretrained, "backend_tokenizer", None)
+        if self._backend is not None:
+            self._backend.no_truncation()
+            self._backend.no_padding()
+        added = pretrained.added_tokens_decoder
+        self._added = {int(token_id): str(token) for token_id, token in added.items()}
+        self._special = {int(token_id) for token_id, token in added.items() if token.special}
+        self._special.update(pretrained.all_special_ids)
+        self._special_ids = {self._added[i]: i for i in self._special if i in self._added}
+        self._pieces: dict[int, bytes] = {}
+        self._piece_of = self._piece_reader()
+
+    def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
+        """Return the token ids of a text; raises `RequestError` for what is no Unicode text."""
+        if not text.isascii():
+            try:
+                text.encode()
+            except UnicodeEncodeError as exc:
+                raise RequestError("The prompt holds lone surrogates: it is no Unicode.") from exc
+        if self._backend is None:
+            ids = self.pretrained.encode(text, add_special_tokens=add_special_tokens)
+            return [int(token_id) for token_id in ids]
+        # The batch form lets go of the interpreter while it works, and computes no offsets.
+        encodings = self._backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)
+        ids_of_text: list[int] = encodings[0].ids
+        return ids_of_text
+
+    def piece(self, token_id: int) -> bytes:
+        """Return the bytes of one token, a special token's too; none for an id without a token."""
+        piece = self._pieces.get(token_id)
+        if piece is None:
+            piece = self._pieces[token_id] = self._piece_of(token_id)
+        return piece
+
+    def is_special(self, token_id: int) -> bool:
+        """Say whether the token is markup (`<|im_end|>`) and no part of the text."""
+        return token_id in self._special
+
+    def special_id(self, text: str) -> int | None:
+        """Return the id of the special token that is written exactly so, if there is one."""
+        return self._special_ids.get(text)
+
+    def text_bytes(self, token_ids: Iterable[int], *, skip_special_tokens: bool = True) -> bytes:
+        """Return the bytes of a sequence; they may end inside a character."""
+        if skip_special_tokens:
+            special = self._special
+            return b"".join([self.piece(i) for i in token_ids if i not in special])
+        return b"".join([self.piece(i) for i in token_ids])
+
+    def text(self, token_ids: Iterable[int], *, skip_special_tokens: bool = True) -> str:
+        """Return the text of a sequence; bytes that are no UTF-8 come out as U+FFFD."""
+        data = self.text_bytes(token_ids, skip_special_tokens=skip_special_tokens)
+        return data.decode("utf-8", "replace")
+
+    def _piece_reader(self) -> Callable[[int], bytes]:
+        steps = _decoder_steps(self._backend)
+        if any(step["type"] == "ByteLevel" for step in steps):
+            return self._byte_level_piece
+        if steps and all(map(_is_of_sentencepiece, steps)):
+            return self._sentencepiece_piece
+        anchor = self.pretrained.encode("a", add_special_tokens=False)
+        return lambda token_id: self._decoded_piece(anchor, token_id)
+
+    def _token(self, token_id: int) -> str | None:
+        if self._backend is not None:
+            token: str | None = self._backend.id_to_token(token_id)
+            return token
+        return None if token_id >= len(self.pretrained) else _one_token(self.pretrained, token_id)
+
+    def _byte_level_piece(self, token_id: int) -> bytes:
+        token = self._token(token_id)
+        if token is None:
+            return b""
+        if token_id in self._added:
+            return token.encode()
+        try:
+            return bytes([_BYTE_OF_CHAR[char] for char in token])
+        except KeyError:
+            return token.encode()
+
+    def _sentencepiece_piece(self, token_id: int) -> bytes:
+        token = self._token(token_id)
+        if token is None:
+            return b""
+        if byte := _BYTE_TOKEN.fullmatch(token):
+            return bytes([int(byte[1], 16)])
+        return token.replace(_METASPACE, " ").encode()
+
+    def _decoded_piece(self, anchor: Sequence[int], token_id: int) -> bytes:
+        token = self._token(token_id)
+        if token is None:
+            return b""
+        if token_id in self._added:
+            return token.encode()
+        if byte := _BYTE_TOKEN.fullmatch(token):
+            return bytes([int(byte[1], 16)])
+        before: str = self.pretrained.decode([*anchor])
+        after: str = self.pretrained.decode([*anchor, token_id])
+        if after.startswith(before):
+            return after[len(before) :].encode()
+        alone: str = self.pretrained.decode([token_id])
+        return alone.encode()
+
+
+def _one_token(pretrained: Any, token_id: int) -> str | None:
+    token: str | None = pretrained.convert_ids_to_tokens(token_id)
+    return token
+
+
+def _decoder_steps(backend: Any) -> list[dict[str, Any]]:
+    """Return the steps that a fast tokenizer's decoder is made of; empty if it has none."""
+    if backend is None or backend.decoder is None:
+        return []
+    state: dict[str, Any] = json.loads(backend.decoder.__getstate__())
+    steps: list[dict[str, Any]] = state.get("decoders", [state])
+    return steps
+
+
+def _is_of_sentencepiece(step: dict[str, Any]) -> bool:
+    if step["type"] == "Replace":
+        return bool(step["pattern"] == {"String": _METASPACE} and step["content"] == " ")
+    if step["type"] == "Metaspace":
+        return bool(step["replacement"] == _METASPACE)
+    return step["type"] in {"ByteFallback", "Fuse", "Strip"}
+
+
+def _byte_alphabet() -> dict[str, int]:
+    """Return the byte for which each character of a byte-level vocabulary stands.
+
+    GPT-2's convention: printable Latin-1 characters stand for themselves, the other bytes for the
+    characters from U+0100 on, in order.
+    """
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = [byte for byte in range(256) if byte not in set(printable)]
+    alphabet = {chr(byte): byte for byte in printable}
+    alphabet.update({chr(0x100 + rank): byte for rank, byte in enumerate(others)})
+    return alphabet
+
+
+_BYTE_OF_CHAR = _byte_alphabet()

@@ -1,0 +1,197 @@
+"""The body of a chat completion: what is accepted, and what is refused by name."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from engine.protocol.chat import ChatCompletionRequest
+from engine.protocol.errors import RequestError
+from engine.protocol.validation import parse
+
+MESSAGES = [{"role": "user", "content": "Hi"}]
+
+
+def chat(**fields: Any) -> ChatCompletionRequest:
+    """Return the request of a chat body with these fields."""
+    return parse(ChatCompletionRequest, {"messages": MESSAGES, **fields})
+
+
+def param_of_fault(**fields: Any) -> str | None:
+    """Return the parameter that the error names."""
+    with pytest.raises(RequestError) as caught:
+        chat(**fields)
+    assert caught.value.status_code == 400
+    return caught.value.param
+
+
+def test_null_is_the_same_as_absent_for_every_optional_field() -> None:
+    """Clients that write out all their fields get the defaults."""
+    optional = [name for name in ChatCompletionRequest.model_fields if name != "messages"]
+    assert chat(**dict.fromkeys(optional)) == chat()
+
+
+def test_unknown_and_harmless_fields_are_accepted() -> None:
+    """What changes no result may be there with any value."""
+    request = chat(user="u", metadata={"a": "b"}, store=True, priority=3, anything=[1])
+    assert request == chat()
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("n", 10**9),
+        ("n", 0),
+        ("n", True),
+        ("n", "2"),
+        ("temperature", float("nan")),
+        ("temperature", float("inf")),
+        ("temperature", -0.1),
+        ("temperature", "warm"),
+        ("temperature", 10**400),
+        ("top_p", 1.1),
+        ("top_p", -0.1),
+        ("top_k", -2),
+        ("top_k", 1.5),
+        ("min_p", 2),
+        ("presence_penalty", 2.1),
+        ("frequency_penalty", -2.1),
+        ("repetition_penalty", 0),
+        ("repetition_penalty", float("inf")),
+        ("seed", 2**63),
+        ("seed", 1.5),
+        ("max_tokens", 0),
+        ("max_tokens", -1),
+        ("max_completion_tokens", 0),
+        ("min_tokens", -1),
+        ("stop_token_ids", 5),
+        ("ignore_eos", "yes"),
+        ("logprobs", 5),
+        ("prompt_logprobs", 21),
+        ("prompt_logprobs", -1),
+        ("logit_bias", [1]),
+        ("messages", []),
+        ("messages", None),
+        ("messages", "Hi"),
+        ("reasoning_effort", "enormous"),
+        ("documents", "text"),
+        ("chat_template_kwargs", []),
+    ],
+)
+def test_a_value_out_of_bounds_is_refused_by_name(field: str, value: object) -> None:
+    """The error names the field itself."""
+    assert param_of_fault(**{field: value}) == field
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "param"),
+    [
+        ("stop", "", "stop.0"),
+        ("stop", ["a", ""], "stop.1"),
+        ("stop", [5], "stop.0"),
+        ("stop", ["\udfff"], "stop.0"),
+        ("stop", ["x"] * 65, "stop"),
+        ("stop_token_ids", [1, -1], "stop_token_ids.1"),
+        ("logit_bias", {"x": 1}, "logit_bias.x"),
+        ("logit_bias", {"-1": 1}, "logit_bias.-1"),
+        ("logit_bias", {"9" * 99: 1}, f"logit_bias.{'9' * 99}"),
+        ("logit_bias", {"5": 100.5}, "logit_bias.5"),
+        ("logit_bias", {"5": float("nan")}, "logit_bias.5"),
+    ],
+)
+def test_a_fault_inside_a_field_is_found(field: str, value: object, param: str) -> None:
+    """The error says which item of a list or of an object is wrong."""
+    assert param_of_fault(**{field: value}) == param
+
+
+@pytest.mark.parametrize(
+    ("message", "param"),
+    [
+        ("Hi", "messages.1"),
+        ({"content": "Hi"}, "messages.1.role"),
+        ({"role": "", "content": "Hi"}, "messages.1.role"),
+        ({"role": "tool", "content": "5", "tool_call_id": "c"}, "messages.1.role"),
+        ({"role": "function", "content": "5"}, "messages.1.role"),
+        ({"role": "user"}, "messages.1.content"),
+        ({"role": "assistant", "content": None}, "messages.1.content"),
+        ({"role": "user", "content": 5}, "messages.1.content"),
+        ({"role": "user", "content": []}, "messages.1.content"),
+        ({"role": "user", "content": "a\ud800"}, "messages.1.content"),
+        ({"role": "user", "content": ["Hi"]}, "messages.1.content.0"),
+        ({"role": "user", "content": [{"type": "text"}]}, "messages.1.content.0.text"),
+        (
+            {"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]},
+            "messages.1.content.0.type",
+        ),
+        ({"role": "assistant", "content": "", "tool_calls": [{}]}, "messages.1.tool_calls"),
+        (
+            {"role": "assistant", "content": "", "function_call": {"a": 1}},
+            "messages.1.function_call",
+        ),
+        ({"role": "assistant", "content": "", "audio": {"id": "a"}}, "messages.1.audio"),
+    ],
+)
+def test_a_message_that_cannot_be_served_is_found(message: object, param: str) -> None:
+    """The error names the message and the field in it."""
+    assert param_of_fault(messages=[*MESSAGES, message]) == param
+
+
+def test_content_is_a_string_or_text_parts() -> None:
+    """Both forms come out as a list of texts; a part may carry fields of other servers."""
+    parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b", "cache_control": {}}]
+    request = chat(
+        messages=[{"role": "system", "content": "s"}, {"role": "user", "content": parts}]
+    )
+    assert [message.texts() for message in request.messages] == [["s"], ["a", "b"]]
+
+
+def test_fields_of_a_message_that_we_do_not_know_are_kept_for_the_template() -> None:
+    """Templates read `name` and `reasoning_content`; empty tool calls are nothing."""
+    message = {"role": "assistant", "content": "x", "reasoning_content": "r", "tool_calls": []}
+    [parsed] = chat(messages=[message]).messages
+    assert parsed.other_fields() == {"reasoning_content": "r"}
+
+
+def test_whole_numbers_may_be_written_as_floats() -> None:
+    """A data frame writes 16.0 for 16."""
+    assert chat(max_tokens=16.0).max_tokens == 16
+
+
+def test_a_stop_string_is_a_list_of_one() -> None:
+    """The two forms of `stop` mean the same."""
+    assert chat(stop="###").stop == chat(stop=["###"]).stop == ["###"]
+
+
+def test_logit_bias_has_token_ids() -> None:
+    """JSON's keys are strings; a token id is a number."""
+    assert chat(logit_bias={"5": -100, "17": 1}).logit_bias == {5: -100.0, 17: 1.0}
+
+
+def test_log_probabilities_are_asked_for_in_two_fields() -> None:
+    """`logprobs` turns them on, `top_logprobs` counts alternatives."""
+    assert chat().num_logprobs is None
+    assert chat(logprobs=False, top_logprobs=0).num_logprobs is None
+    assert chat(logprobs=True).num_logprobs == 0
+    assert chat(logprobs=True, top_logprobs=20).num_logprobs == 20
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"top_logprobs": 3}, "top_logprobs"),
+        ({"logprobs": True, "top_logprobs": 21}, "top_logprobs"),
+        ({"max_tokens": 5, "max_completion_tokens": 6}, "max_completion_tokens"),
+        (
+            {"continue_final_message": True, "add_generation_prompt": True},
+            "continue_final_message",
+        ),
+        ({"chat_template_kwargs": {"messages": []}}, "chat_template_kwargs"),
+        ({"chat_template_kwargs": {"tokenize": True}}, "chat_template_kwargs"),
+    ],
+)
+def test_parameters_that_contradict_each_other_are_refused(
+    fields: dict[str, Any], param: str
+) -> None:
+    """Neither of the two is silently ignored."""
+    assert param_of_fault(**fields) == param

@@ -1,0 +1,199 @@
+"""A text model of a few hundred tokens and a generator that says what it is told to say."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cache
+from typing import Any
+
+from tokenizers import Tokenizer as Backend
+from tokenizers import decoders, models, normalizers, pre_tokenizers, processors, trainers
+from transformers import PreTrainedTokenizerFast
+
+from engine.endpoints import text_endpoints
+from engine.sequence import SequenceRequest, SequenceResult, TokenLogprob
+from engine.service import Service
+from engine.text.chat_template import ChatTemplate
+from engine.text.model import SamplingDefaults, TextModel
+from engine.text.tokenizer import Tokenizer
+
+END, TURN, TURN_END = "<|endoftext|>", "<|im_start|>", "<|im_end|>"
+CREATED = 1_700_000_000
+MAX_MODEL_LEN = 64
+TEMPLATE = (
+    "{% for message in messages %}<|im_start|>{{ message.role }}\n"
+    "{{ message.content }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+_CORPUS = [
+    "The capital of France is Paris.",
+    "the capital of Norway is Oslo. user system assistant",
+]
+
+
+@cache
+def byte_level_backend() -> Backend:
+    """Return a byte-level BPE vocabulary with a few merges, so that words are several tokens."""
+    backend = Backend(models.BPE())
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    backend.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=300,
+        special_tokens=[END, TURN, TURN_END],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    backend.train_from_iterator(_CORPUS, trainer)
+    return backend
+
+
+def pretrained_tokenizer(chat_template: str | None = TEMPLATE) -> Any:
+    """Return transformers' tokenizer over the tiny vocabulary."""
+    return PreTrainedTokenizerFast(
+        tokenizer_object=byte_level_backend(), eos_token=TURN_END, chat_template=chat_template
+    )
+
+
+def sentencepiece_tokenizer() -> Any:
+    """Return a tokenizer of Llama 2's kind: a mark for spaces, bytes for the rest, `<s>` first."""
+    vocab = {"<unk>": 0, "<s>": 1, "</s>": 2}
+    vocab |= {f"<0x{byte:02X}>": 3 + byte for byte in range(256)}
+    for token in ["▁", "a", "b", "▁a", "▁b", "ab", "▁ab"]:
+        vocab[token] = len(vocab)
+    merges = [("▁", "a"), ("▁", "b"), ("a", "b"), ("▁a", "b")]
+    backend = Backend(
+        models.BPE(vocab=vocab, merges=merges, unk_token="<unk>", fuse_unk=True, byte_fallback=True)
+    )
+    backend.normalizer = normalizers.Sequence(
+        [normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")]
+    )
+    steps = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
+    backend.decoder = decoders.Sequence([*steps, decoders.Strip(" ", 1, 0)])
+    backend.post_processor = processors.TemplateProcessing("<s> $A", special_tokens=[("<s>", 1)])
+    return PreTrainedTokenizerFast(
+        tokenizer_object=backend,
+        bos_token="<s>",
+        eos_token="</s>",
+        unk_token="<unk>",
+        chat_template="{{ bos_token }}{{ messages[0].content }}",
+    )
+
+
+def text_model_of(
+    pretrained: Any, *, has_template: bool = True, defaults: SamplingDefaults | None = None
+) -> TextModel:
+    """Return the text side of a model with this tokenizer and `MAX_MODEL_LEN` tokens of context."""
+    return TextModel(
+        tokenizer=Tokenizer(pretrained),
+        chat_template=ChatTemplate(pretrained, created=CREATED) if has_template else None,
+        max_model_len=MAX_MODEL_LEN,
+        vocab_size=len(pretrained),
+        eos_token_ids=frozenset({pretrained.eos_token_id}),
+        defaults=defaults or SamplingDefaults(),
+    )
+
+
+def text_model(
+    *, chat_template: str | None = TEMPLATE, defaults: SamplingDefaults | None = None
+) -> TextModel:
+    """Return the text side of the tiny byte-level model."""
+    return text_model_of(
+        pretrained_tokenizer(chat_template),
+        has_template=chat_template is not None,
+        defaults=defaults,
+    )
+
+
+class ScriptedGenerator:
+    """Gives every sequence the same tokens, and ends it as an engine must.
+
+    The log-probability of token `i` is `-i / 100`; the likeliest tokens are 0, 1, 2, …
+    """
+
+    def __init__(self, token_ids: Sequence[int], *, num_cached_tokens: int = 0) -> None:
+        self.token_ids = list(token_ids)
+        self.num_cached_tokens = num_cached_tokens
+        self.requests: list[SequenceRequest] = []
+        self.failure: Exception | None = None
+
+    async def generate(self, requests: Sequence[SequenceRequest]) -> list[SequenceResult]:
+        """Run the script once for each sequence."""
+        self.requests += requests
+        if self.failure is not None:
+            raise self.failure
+        return [self._result(request) for request in requests]
+
+    def _result(self, request: SequenceRequest) -> SequenceResult:
+        token_ids: list[int] = []
+        finish, reason = "length", None
+        for token_id in self.token_ids[: request.max_tokens]:
+            token_ids.append(token_id)
+            stop = None if request.stop_text is None else request.stop_text.push(token_id)
+            if len(token_ids) < request.min_tokens:
+                continue
+            if token_id in request.stop_token_ids or stop is not None:
+                finish, reason = "stop", token_id if token_id in request.stop_token_ids else stop
+                break
+        num_top = request.sampling.logprobs
+        num_prompt_top = request.prompt_logprobs
+        return SequenceResult(
+            token_ids=token_ids,
+            finish_reason="stop" if finish == "stop" else "length",
+            stop_reason=reason,
+            num_cached_tokens=self.num_cached_tokens,
+            logprobs=None if num_top is None else [_logprob(i, num_top) for i in token_ids],
+            prompt_logprobs=None
+            if num_prompt_top is None
+            else [None, *(_logprob(i, num_prompt_top) for i in request.prompt_ids[1:])],
+        )
+
+
+def _logprob(token_id: int, num_top: int) -> TokenLogprob:
+    return TokenLogprob(token_id, -token_id / 100, tuple((i, -i / 100) for i in range(num_top)))
+
+
+class Scene:
+    """A service over a scripted generator that answers `answer` and then ends its turn."""
+
+    def __init__(self, answer: str = " Paris.", *, model: TextModel | None = None) -> None:
+        self.model = model or text_model()
+        self.tokenizer = self.model.tokenizer
+        ids = self.tokenizer.encode(answer, add_special_tokens=False)
+        self.generator = ScriptedGenerator([*ids, *self.model.eos_token_ids])
+        endpoints = text_endpoints(self.model, self.generator, created=CREATED, seed=7)
+        self.service = Service(endpoints, model_names=["tiny", "tiny-alias"])
+
+    async def chat(self, content: object = "Hi", **fields: object) -> dict[str, Any]:
+        """Return the body that answers one user message; fails the test when it is an error."""
+        body = {"messages": [{"role": "user", "content": content}], **fields}
+        return await self.ok("/v1/chat/completions", body)
+
+    async def complete(self, prompt: object = "The capital", **fields: object) -> dict[str, Any]:
+        """Return the body that answers a prompt; fails the test when it is an error."""
+        return await self.ok("/v1/completions", {"prompt": prompt, **fields})
+
+    async def ok(self, url: str, body: dict[str, Any]) -> dict[str, Any]:
+        """Return the body of a reply whose status is 200."""
+        reply = await self.service.respond(url, body, "req_0123")
+        assert reply.status_code == 200, reply.body
+        return reply.body
+
+    async def fault(self, url: str, body: dict[str, Any]) -> dict[str, Any]:
+        """Return the error object of a reply whose status is 400."""
+        reply = await self.service.respond(url, body, "req_0123")
+        assert reply.status_code == 400, reply.body
+        error: dict[str, Any] = reply.body["error"]
+        return error
+
+    async def chat_fault(self, **fields: object) -> dict[str, Any]:
+        """Return the error object that a chat body with these fields gets."""
+        body = {"messages": [{"role": "user", "content": "Hi"}], **fields}
+        return await self.fault("/v1/chat/completions", body)
+
+    async def completion_fault(self, **fields: object) -> dict[str, Any]:
+        """Return the error object that a completion body with these fields gets."""
+        return await self.fault("/v1/completions", {"prompt": "The capital", **fields})
+
+    def last(self) -> SequenceRequest:
+        """Return the sequence that the generator was asked for last."""
+        return self.generator.requests[-1]

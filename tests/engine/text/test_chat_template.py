@@ -1,0 +1,155 @@
+"""Conversations to prompts by the model's template, and what a template may refuse."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from engine.errors import EngineError
+from engine.protocol.chat import Message
+from engine.protocol.errors import RequestError
+from engine.text.chat_template import ChatTemplate, read_chat_template
+from tests.engine.scripted_model import TEMPLATE, pretrained_tokenizer
+
+PARTS_ONLY = (
+    "{% for m in messages %}{% for part in m.content %}"
+    "{% if part.type == 'text' %}({{ part.text }}){% endif %}{% endfor %}{% endfor %}"
+)
+CREATED = 1_700_000_000  # 14 November 2023
+
+
+def template(source: str | None = None) -> ChatTemplate:
+    """Return the tiny model's template, or another in its place."""
+    return ChatTemplate(pretrained_tokenizer(), source=source, created=CREATED)
+
+
+def message(role: str, content: object, **others: object) -> Message:
+    """Return a validated message."""
+    return Message.model_validate({"role": role, "content": content, **others})
+
+
+def test_a_conversation_of_many_turns_is_rendered() -> None:
+    """The prompt ends by opening the assistant's turn."""
+    turns = [message("system", "s"), message("user", "u"), message("assistant", "a")]
+    assert template().render([*turns, message("user", "v")]) == (
+        "<|im_start|>system\ns<|im_end|>\n<|im_start|>user\nu<|im_end|>\n"
+        "<|im_start|>assistant\na<|im_end|>\n<|im_start|>user\nv<|im_end|>\n"
+        "<|im_start|>assistant\n"
+    )
+
+
+def test_the_assistants_turn_may_be_left_closed() -> None:
+    """`add_generation_prompt: false` ends with the last message."""
+    text = template().render([message("user", "u")], add_generation_prompt=False)
+    assert text == "<|im_start|>user\nu<|im_end|>\n"
+
+
+def test_the_last_message_may_be_gone_on_with() -> None:
+    """`continue_final_message` leaves the last turn open, to the letter."""
+    turns = [message("user", "u"), message("assistant", "The answer is ")]
+    text = template().render(turns, add_generation_prompt=False, continue_final_message=True)
+    assert text == "<|im_start|>user\nu<|im_end|>\n<|im_start|>assistant\nThe answer is "
+
+
+def test_text_parts_are_joined_by_newlines_for_a_template_of_strings() -> None:
+    """As vLLM joins them."""
+    parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
+    text = template().render([message("user", parts)], add_generation_prompt=False)
+    assert text == "<|im_start|>user\na\nb<|im_end|>\n"
+
+
+def test_a_template_of_parts_gets_parts() -> None:
+    """Content that is a string is one part for it."""
+    parts = [{"type": "text", "text": "b"}, {"type": "text", "text": "c"}]
+    assert template(PARTS_ONLY).render([message("user", "a"), message("user", parts)]) == (
+        "(a)(b)(c)"
+    )
+
+
+@pytest.mark.parametrize(
+    ("source", "role"),
+    [("{{ messages[0].role }}", "system"), ("{# developer #}{{ messages[0].role }}", "developer")],
+)
+def test_developer_is_called_system_where_it_is_unknown(source: str, role: str) -> None:
+    """OpenAI's newer name for the system message works with every template."""
+    assert template(source).render([message("developer", "x")]) == role
+
+
+def test_variables_and_documents_reach_the_template() -> None:
+    """`chat_template_kwargs` switch what a template offers; fields of messages come along."""
+    source = "{{ mode }} {{ documents[0].text }} {{ messages[0].name }}"
+    text = template(source).render(
+        [message("user", "u", name="n")],
+        documents=[{"text": "d"}],
+        variables={"mode": "fast"},
+    )
+    assert text == "fast d n"
+
+
+def test_a_template_that_asks_for_the_date_gets_the_jobs() -> None:
+    """A job resumed on another day renders the same prompts."""
+    source = "{{ strftime_now('%d %b %Y') }}|{{ strftime_now(\"%Y\") }}"
+    assert template(source).render([message("user", "u")]) == "14 Nov 2023|2023"
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "{{ raise_exception('no system role') }}",
+        "{{ messages.nothing.at_all }}",
+        "{{ messages[0].content + 1 }}",
+        "{{ messages.__class__.__mro__ }}",
+        "{% for i in range(10 ** 9) %}x{% endfor %}",
+    ],
+)
+def test_a_template_that_fails_is_a_fault_of_the_messages(source: str) -> None:
+    """Its own words are shown; the sandbox keeps it from the interpreter."""
+    with pytest.raises(RequestError) as caught:
+        template(source).render([message("user", "u")])
+    assert caught.value.param == "messages"
+    assert caught.value.code == "chat_template_error"
+
+
+def test_what_a_template_says_is_shown() -> None:
+    """The client reads why, in a message of bounded length."""
+    with pytest.raises(RequestError, match="no system role, please"):
+        template("{{ raise_exception('no system role, please') }}").render([message("user", "u")])
+    with pytest.raises(RequestError) as caught:
+        template("{{ raise_exception(messages[0].content) }}").render([message("user", "u" * 9999)])
+    assert len(caught.value.message) < 1000
+
+
+def test_deep_nesting_in_variables_is_a_fault_of_the_request() -> None:
+    """A recursion that ends in an error is no crash."""
+    deep: Any = 0
+    for _ in range(100_000):
+        deep = [deep]
+    with pytest.raises(RequestError):
+        template().render([message("user", "u")], variables={"deep": deep})
+
+
+def test_what_is_no_jinja_is_refused_at_once() -> None:
+    """A broken template stops the start, not each row."""
+    with pytest.raises(EngineError, match="no Jinja"):
+        template("{% for %}")
+
+
+def test_a_model_without_a_template_is_refused() -> None:
+    """The caller then serves it as a base model."""
+    with pytest.raises(EngineError, match="no chat template"):
+        ChatTemplate(pretrained_tokenizer(chat_template=None))
+
+
+def test_the_argument_is_a_file_or_the_template_itself(tmp_path: Path) -> None:
+    """`--chat-template` takes both; a path that is not there is no template."""
+    path = tmp_path / "chat.jinja"
+    path.write_text(TEMPLATE, encoding="utf-8")
+    assert read_chat_template(str(path)) == TEMPLATE
+    assert read_chat_template(TEMPLATE) == TEMPLATE
+    assert read_chat_template("{{ x }}" * 1000) == "{{ x }}" * 1000
+    with pytest.raises(EngineError, match=r"missing\.jinja"):
+        read_chat_template(str(tmp_path / "missing.jinja"))
+    with pytest.raises(EngineError, match="cannot read"):
+        read_chat_template("x" * 5000)

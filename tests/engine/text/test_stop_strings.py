@@ -1,0 +1,149 @@
+"""Stop strings, however the text falls into tokens."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from engine.text.stop_strings import StopStrings
+from engine.text.tokenizer import Tokenizer
+from tests.engine.scripted_model import TURN_END, pretrained_tokenizer
+
+TOKENIZER = Tokenizer(pretrained_tokenizer())
+TEXTS = st.text(alphabet="ab\n.é€😀", max_size=30)
+STOPS = st.lists(st.text(alphabet="ab\n.é€😀", min_size=1, max_size=5), min_size=1, max_size=4)
+
+
+def split_anyhow(text: str, cuts: list[int]) -> list[int]:
+    """Return tokens of the text, split at byte positions that a model might choose.
+
+    Each cut falls anywhere, inside characters too: the bytes between two cuts are encoded apart.
+    """
+    data = text.encode()
+    edges = sorted({0, len(data), *(cut % (len(data) + 1) for cut in cuts)})
+    ids: list[int] = []
+    for start, end in itertools.pairwise(edges):
+        piece = data[start:end]
+        try:
+            ids += TOKENIZER.encode(piece.decode(), add_special_tokens=False)
+        except UnicodeDecodeError:
+            ids += [id_of_byte(byte) for byte in piece]
+    return ids
+
+
+def id_of_byte(byte: int) -> int:
+    """Return the token of one byte; the alphabet's tokens come right after the special ones."""
+    return next(i for i in range(300) if TOKENIZER.piece(i) == bytes([byte]))
+
+
+def run(ids: list[int], stops: StopStrings) -> tuple[int, str | None]:
+    """Push tokens until one completes a stop string: how many were pushed, and which it was."""
+    for count, token_id in enumerate(ids, start=1):
+        stop = stops.push(token_id)
+        if stop is not None:
+            return count, stop
+    return len(ids), None
+
+
+@given(text=TEXTS, stops=STOPS, cuts=st.lists(st.integers(0, 200), max_size=12))
+def test_the_text_before_the_first_stop_string_is_found(
+    text: str, stops: list[str], cuts: list[int]
+) -> None:
+    """The match begins where the one that ends first would be found in the whole text.
+
+    Of several that one token completes, the first to begin is taken; nothing matches falsely.
+    """
+    ids = split_anyhow(text, cuts)
+    assert TOKENIZER.text(ids) == text
+    watch = StopStrings(stops, TOKENIZER)
+    count, stop = run(ids, watch)
+    present = [wanted for wanted in stops if wanted in text]
+    if not present:
+        assert (stop, watch.match) == (None, None)
+        return
+    assert stop is not None
+    assert watch.match is not None
+    data = TOKENIZER.text_bytes(ids[:count])
+    start, end = watch.match
+    assert data[start:end].decode() == stop
+    before_last_token = TOKENIZER.text_bytes(ids[: count - 1])
+    assert not any(wanted.encode() in before_last_token for wanted in stops)
+    found = [at for wanted in stops if (at := data.find(wanted.encode())) >= 0]
+    assert start == min(found)
+
+
+@given(text=TEXTS, stop=st.text(alphabet="ab.é€😀", min_size=1, max_size=4), data=st.data())
+def test_one_stop_string_cuts_where_find_says(text: str, stop: str, data: st.DataObject) -> None:
+    """With a single stop string the text kept is `text[:text.find(stop)]`."""
+    ids = split_anyhow(text, data.draw(st.lists(st.integers(0, 200), max_size=12)))
+    watch = StopStrings([stop], TOKENIZER)
+    count, matched = run(ids, watch)
+    position = text.find(stop)
+    if position < 0:
+        assert matched is None
+    else:
+        assert watch.match is not None
+        kept = TOKENIZER.text_bytes(ids[:count])[: watch.match[0]]
+        assert kept.decode() == text[:position]
+
+
+def test_a_match_that_ends_too_early_is_none() -> None:
+    """Before `min_tokens` a stop string is text, and stays so afterwards."""
+    ids = [id_of_byte(byte) for byte in b"ab.ab."]
+    watch = StopStrings(["b."], TOKENIZER, min_tokens=4)
+    assert run(ids, watch) == (6, "b.")
+    assert watch.match == (4, 6)
+
+
+def test_a_match_that_ended_too_early_is_not_found_later() -> None:
+    """Also when a longer stop string keeps its bytes in sight."""
+    ids = [id_of_byte(byte) for byte in b"ab.abab"]
+    watch = StopStrings(["b.", "zzzzzz"], TOKENIZER, min_tokens=4)
+    assert run(ids, watch) == (7, None)
+
+
+@pytest.mark.parametrize("stops", [["tal", "cap"], ["cap", "tal"]])
+def test_of_two_in_one_token_the_first_to_begin_is_taken(stops: list[str]) -> None:
+    """Whichever of them is listed first."""
+    ids = TOKENIZER.encode(" capital", add_special_tokens=False)
+    watch = StopStrings(stops, TOKENIZER)
+    assert (len(ids), run(ids, watch)) == (1, (1, "cap"))
+    assert watch.match == (1, 4)
+
+
+def test_a_match_may_end_with_the_least_number_of_tokens() -> None:
+    """A sequence of exactly `min_tokens` tokens is long enough."""
+    ids = [id_of_byte(byte) for byte in b"ab.ab."]
+    assert run(ids, StopStrings(["b."], TOKENIZER, min_tokens=3)) == (3, "b.")
+
+
+def test_a_special_token_that_is_written_like_a_stop_string_stops() -> None:
+    """Its text is skipped, so nothing is cut."""
+    end = TOKENIZER.special_id(TURN_END)
+    assert end is not None
+    watch = StopStrings([TURN_END], TOKENIZER)
+    assert run([id_of_byte(97), end], watch) == (2, TURN_END)
+    assert watch.match == (1, 1)
+    patient = StopStrings([TURN_END], TOKENIZER, min_tokens=3)
+    assert run([id_of_byte(97), end], patient) == (2, None)
+
+
+def test_other_special_tokens_are_no_text() -> None:
+    """A stop string matches across markup that is skipped, as it does in the text."""
+    end = TOKENIZER.special_id(TURN_END)
+    assert end is not None
+    ids = [id_of_byte(97), end, id_of_byte(98)]
+    assert run(ids, StopStrings(["ab"], TOKENIZER)) == (3, "ab")
+    assert run(ids, StopStrings(["ab"], TOKENIZER, skip_special_tokens=False)) == (3, None)
+
+
+def test_a_stop_string_may_lie_in_markup_that_is_shown() -> None:
+    """With `skip_special_tokens: false` special tokens are text like any other."""
+    end = TOKENIZER.special_id(TURN_END)
+    assert end is not None
+    watch = StopStrings(["im_end"], TOKENIZER, skip_special_tokens=False)
+    assert run([end], watch) == (1, "im_end")
+    assert watch.match == (2, 8)
