@@ -1,0 +1,52 @@
+"""What ends a command early: each knows its exit status, and its message is for the user."""
+
+from __future__ import annotations
+
+import signal
+
+
+class CliError(Exception):
+    """The command cannot go on; the message says what is wrong and what to do."""
+
+    code: str = "failed"
+    exit_status: int = 1
+
+
+class Refused(CliError):
+    """The command cannot work as typed; nothing was read or written."""
+
+    code = "refused"
+    exit_status = 2
+
+
+class BadInput(CliError):
+    """The input, or the output that is to be resumed, is not what it must be."""
+
+    code = "bad_input"
+
+
+class TransferFailed(CliError):
+    """An http(s) server did not give the input or take the output."""
+
+    code = "transfer_failed"
+
+
+class OutputLost(CliError):
+    """The output cannot be written any more: the disk is full, or the file or its reader went."""
+
+    code = "output_lost"
+
+
+class EngineFailed(CliError):
+    """The engine did not start or cannot go on."""
+
+    code = "engine_failed"
+
+
+class Stopped(KeyboardInterrupt):
+    """SIGINT or SIGTERM came. A KeyboardInterrupt, so that no library swallows it."""
+
+    def __init__(self, signum: int, words: str = "nothing was written") -> None:
+        super().__init__(f"stopped by {signal.Signals(signum).name}: {words}")
+        self.signum = signum
+        self.exit_status = 128 + signum

@@ -1,0 +1,211 @@
+"""Lines into the engine and rows out of it, in input order, with bounded look-ahead."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from cli.files.resume import ROWS_PER_WRITE
+from engine.errors import EngineError
+from engine.protocol.errors import InternalError, LineError
+from engine.protocol.lines import Line, RawLine, parse_line
+from engine.protocol.rows import Dialect, RowError, error_body, print_malformed, print_reply
+
+if TYPE_CHECKING:
+    from cli.files.output import RowWriter
+    from cli.tally import Tally
+    from engine.responder import Responder, Usage
+
+MAX_HELD_BYTES = 64 * 2**20
+
+_LINES_PER_TURN = 64
+_CANCEL_SECONDS = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """How far the feed looks ahead: requests not yet answered, and bytes of requests and rows.
+
+    A slow first request holds back the rows behind it; their bytes, not their number, are bounded,
+    so that the engine stays full while they wait.
+    """
+
+    max_inflight: int
+    max_held_bytes: int = MAX_HELD_BYTES
+
+
+class _Slot:
+    """The place of one line in the output; `row` is None until it has been answered."""
+
+    __slots__ = ("held_bytes", "is_success", "row", "task")
+
+    def __init__(self, held_bytes: int) -> None:
+        self.held_bytes = held_bytes
+        self.row: bytes | None = None
+        self.is_success = False
+        self.task: asyncio.Task[None] | None = None
+
+
+class Feed:
+    """Runs lines through a responder. Made for one run, inside the event loop.
+
+    An exception of one request becomes its 500 row. EngineError, which says that nothing can be
+    answered any more, and errors of the output end the run.
+    """
+
+    def __init__(
+        self,
+        responder: Responder,
+        writer: RowWriter,
+        tally: Tally,
+        *,
+        window: Window,
+        dialect: Dialect = "openai",
+    ) -> None:
+        self._responder = responder
+        self._writer = writer
+        self._tally = tally
+        self._window = window
+        self._dialect = dialect
+        self._loop = asyncio.get_running_loop()
+        self._slots: deque[_Slot] = deque()
+        self._num_inflight = 0
+        self._held_bytes = 0
+        self._waiter: asyncio.Future[None] | None = None
+        self._is_stopped = False
+        self._fatal: EngineError | None = None
+
+    def stop(self) -> None:
+        """Admit no more; `run` then returns. May be called from a signal handler."""
+        self._is_stopped = True
+        self._loop.call_soon_threadsafe(self._wake)
+
+    async def run(self, lines: Iterable[RawLine]) -> bool:
+        """Answer the lines and write their rows; return whether all were done, none stopped.
+
+        After a stop, the rows that are finished and in order have been written.
+        """
+        try:
+            for admitted, raw in enumerate(lines):
+                await self._room_for(len(raw.data))
+                if self._is_stopped:
+                    break
+                self._admit(raw)
+                if admitted % _LINES_PER_TURN == 0:
+                    # Lets the requests start, and rows leave while there is still room.
+                    await asyncio.sleep(0)
+                    self._look()
+            while self._look() and not self._is_stopped:
+                await self._sleep()
+        finally:
+            await self._cancel()
+        self._flush()
+        return not self._slots and not self._is_stopped
+
+    async def _room_for(self, num_bytes: int) -> None:
+        while not self._has_room(num_bytes) and not self._is_stopped:
+            self._look()
+            if self._has_room(num_bytes):
+                break
+            await self._sleep()
+
+    def _has_room(self, num_bytes: int) -> bool:
+        if not self._slots:
+            return True
+        return (
+            self._num_inflight < self._window.max_inflight
+            and self._held_bytes + num_bytes <= self._window.max_held_bytes
+        )
+
+    def _admit(self, raw: RawLine) -> None:
+        slot = _Slot(len(raw.data))
+        self._slots.append(slot)
+        self._held_bytes += slot.held_bytes
+        self._num_inflight += 1
+        try:
+            line = parse_line(raw)
+        except LineError as exc:
+            self._finish(slot, print_malformed(raw.digest, exc), is_success=False)
+        else:
+            slot.task = self._loop.create_task(self._answer(slot, line))
+
+    async def _answer(self, slot: _Slot, line: Line) -> None:
+        usage: Usage | None = None
+        try:
+            reply = await self._responder.respond(line.url, line.body, line.request_id)
+            row = print_reply(
+                line,
+                reply.status_code,
+                reply.body,
+                dialect=self._dialect,
+                bare_message=reply.bare_message,
+            )
+            is_success = reply.status_code == 200
+            usage = reply.usage
+        except EngineError as exc:
+            self._fatal = self._fatal or exc
+            self._wake()
+            return
+        except (Exception, asyncio.CancelledError) as exc:
+            if isinstance(exc, asyncio.CancelledError) and slot.task and slot.task.cancelling():
+                raise
+            row, is_success = self._print_failure(line, exc), False
+        self._finish(slot, row, is_success=is_success, usage=usage)
+
+    def _print_failure(self, line: Line, exc: BaseException) -> bytes:
+        words = str(exc) if isinstance(exc, RowError) else f"{type(exc).__name__}: {exc}"
+        # An exception may quote a lone surrogate, which no row can hold.
+        words = words.encode("utf-8", "replace").decode()
+        error = InternalError(f"The engine failed on this request: {words}")
+        return print_reply(line, error.status_code, error_body(error), dialect=self._dialect)
+
+    def _finish(
+        self, slot: _Slot, row: bytes, *, is_success: bool, usage: Usage | None = None
+    ) -> None:
+        self._held_bytes += len(row) - slot.held_bytes
+        slot.held_bytes = len(row)
+        slot.row = row
+        slot.is_success = is_success
+        slot.task = None
+        self._num_inflight -= 1
+        self._tally.count(is_success=is_success, usage=usage)
+        self._wake()
+
+    def _wake(self) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+    async def _sleep(self) -> None:
+        """Wait until something is answered or stopped; there must be something to wait for."""
+        self._waiter = self._loop.create_future()
+        await self._waiter
+        self._waiter = None
+
+    def _look(self) -> bool:
+        """Write what is in order and say whether anything is left; raise what ends the run."""
+        self._flush()
+        if self._fatal is not None:
+            raise self._fatal
+        return bool(self._slots)
+
+    def _flush(self) -> None:
+        """Write the finished rows at the head, `ROWS_PER_WRITE` at a time."""
+        slots = self._slots
+        while slots and slots[0].row is not None:
+            rows: list[tuple[bytes, bool]] = []
+            while slots and len(rows) < ROWS_PER_WRITE and (row := slots[0].row) is not None:
+                slot = slots.popleft()
+                self._held_bytes -= slot.held_bytes
+                rows.append((row, slot.is_success))
+            self._writer.write(rows)
+            self._tally.written += len(rows)
+
+    async def _cancel(self) -> None:
+        tasks = [slot.task for slot in self._slots if slot.task is not None]
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            await asyncio.wait(tasks, timeout=_CANCEL_SECONDS)

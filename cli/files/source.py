@@ -1,0 +1,84 @@
+"""Where lines come from: an open, seekable file, whatever was named."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO
+
+from cli.errors import BadInput, Refused
+from cli.files.paths import STANDARD_STREAM, display_name, is_regular_or_new, is_url
+from cli.files.transfer import RETRY_DELAYS_SECONDS, download
+from cli.terminal import say
+
+_BUFFER_BYTES = 2**20
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """An input that can be read any number of times.
+
+    `created` (Unix seconds) is the same at each run of the same local file, so that rows are too.
+    """
+
+    file: IO[bytes]
+    name: str
+    created: int
+
+
+@contextmanager
+def open_source(
+    name: str, *, tmp_dir: Path | None, delays: tuple[float, ...] = RETRY_DELAYS_SECONDS
+) -> Iterator[Source]:
+    """Open a path in place; copy a pipe, standard input or a URL to a temporary file first."""
+    shown = display_name(name, "standard input")
+    path = Path(name)
+    if name != STANDARD_STREAM and not is_url(name) and is_regular_or_new(path):
+        try:
+            opened = path.open("rb", buffering=_BUFFER_BYTES)
+        except OSError as exc:
+            raise Refused(f"the input {name} cannot be read: {exc.strerror}") from exc
+        with opened as file:
+            yield Source(file, shown, int(path.stat().st_mtime))
+        return
+    say(f"reading {shown}")
+    started = int(time.time())
+    with _spooled(name, shown, tmp_dir, delays) as spool:
+        yield Source(spool, shown, started)
+
+
+def _spooled(name: str, shown: str, tmp_dir: Path | None, delays: tuple[float, ...]) -> IO[bytes]:
+    """Return a nameless temporary file with all that the input gave, at its start."""
+    spool: IO[bytes] | None = None
+    try:
+        spool = tempfile.TemporaryFile(dir=tmp_dir, buffering=_BUFFER_BYTES)  # noqa: SIM115 - given
+        _copy(name, spool, delays)
+        spool.seek(0)
+    except BaseException as exc:
+        if spool is not None:
+            # What could not be written is tried once more by closing.
+            with suppress(OSError):
+                spool.close()
+        if isinstance(exc, OSError):
+            raise BadInput(
+                f"copying {shown} to {tmp_dir or tempfile.gettempdir()} failed: "
+                f"{exc.strerror or exc}; --output-tmp-dir names another folder"
+            ) from exc
+        raise
+    return spool
+
+
+def _copy(name: str, spool: IO[bytes], delays: tuple[float, ...]) -> None:
+    if is_url(name):
+        download(name, spool, delays=delays)
+    elif name == STANDARD_STREAM:
+        shutil.copyfileobj(sys.stdin.buffer, spool, _BUFFER_BYTES)
+    else:
+        with Path(name).open("rb") as pipe:
+            shutil.copyfileobj(pipe, spool, _BUFFER_BYTES)

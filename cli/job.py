@@ -1,0 +1,229 @@
+"""One run from the first check to the summary: the order in which its parts come."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, closing, contextmanager, suppress
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+
+from cli.errors import BadInput, EngineFailed, Stopped
+from cli.files.check import check_lines, refuse_bad_lines, warn_of_duplicates
+from cli.files.feed import Feed, Window
+from cli.files.output import LocalFile, Output, RowWriter, open_output
+from cli.files.paths import check_paths
+from cli.files.resume import Kept, find_kept
+from cli.files.source import Source, open_source
+from cli.files.transfer import RETRY_DELAYS_SECONDS
+from cli.metrics import Live, serve_metrics
+from cli.progress import Reporter, make_reporter, summary
+from cli.run import RunOptions
+from cli.serving import Load, Served, chat_template, engine_config, load_engine, served_names
+from cli.signals import StopSignals
+from cli.tally import Tally
+from cli.terminal import amount, say
+from engine.config import EngineConfig
+from engine.errors import EngineError
+from engine.protocol.lines import MAX_LINE_BYTES, RawLine, read_lines
+
+_INFLIGHT_PER_SEQUENCE = 4
+
+
+@dataclass(frozen=True, slots=True)
+class _Outputs:
+    """The files that rows go to; all but `begin` leaves what was there as it was."""
+
+    output: Output
+    errors: Output | None
+
+    @property
+    def files(self) -> list[Output]:
+        return [self.output] if self.errors is None else [self.output, self.errors]
+
+    def begin(self, kept: Kept) -> None:
+        for file, cut in zip(self.files, kept.cuts, strict=True):
+            file.begin(cut)
+
+    def finish(self) -> None:
+        for file in self.files:
+            file.finish()
+
+
+def run_job(
+    options: RunOptions,
+    *,
+    load: Load = load_engine,
+    retry_delays: tuple[float, ...] = RETRY_DELAYS_SECONDS,
+) -> int:
+    """Run the file and return the exit status: 0 when every line has its row.
+
+    Raises CliError for what the user can mend, Stopped for a signal before the first row. The
+    output is untouched until the whole input has been checked and the model has loaded.
+    """
+    check_paths(options)
+    template = chat_template(options)
+    config = engine_config(options)
+    tally = Tally()
+    with ExitStack() as stack:
+        signals = stack.enter_context(StopSignals())
+        outputs = _open_outputs(options, retry_delays, stack)
+        live = Live(tally)
+        if options.enable_metrics:
+            stack.enter_context(serve_metrics(live, options.host, options.port))
+        source = stack.enter_context(
+            open_source(options.input_file, tmp_dir=options.output_tmp_dir, delays=retry_delays)
+        )
+        tally.num_rows = _check(source, options)
+        kept = _find_kept(source, options, len(outputs.files))
+        tally.kept, tally.kept_ok = kept.num_rows, kept.num_ok
+        run = _Run(options, config, source, outputs, kept, live, signals)
+        if kept.num_rows < tally.num_rows:
+            created = source.created if kept.created is None else kept.created
+            names = served_names(options)
+            with _loaded(load, config, names, template, created) as served:
+                live.served = served
+                is_done = run.answer(served)
+            if not is_done:
+                return 128 + (signals.received or 0)
+        else:
+            outputs.begin(kept)
+        with run.telling_how_to_go_on():
+            outputs.finish()
+    say(summary(tally) if tally.answered else _nothing_to_run(tally))
+    return 0
+
+
+def _nothing_to_run(tally: Tally) -> str:
+    if not tally.num_rows:
+        return "the input has no lines: nothing to run"
+    return f"every line has its row already ({tally.num_rows:,}): nothing to run"
+
+
+def _open_outputs(options: RunOptions, delays: tuple[float, ...], stack: ExitStack) -> _Outputs:
+    tmp_dir = options.output_tmp_dir
+    output = open_output(options.output_file, tmp_dir=tmp_dir, delays=delays)
+    stack.callback(output.close)
+    errors = None
+    if options.error_file is not None:
+        errors = LocalFile(Path(options.error_file), tmp_dir=tmp_dir, only_if_rows=True)
+        stack.callback(errors.close)
+    return _Outputs(output, errors)
+
+
+def _check(source: Source, options: RunOptions) -> int:
+    """Return how many lines get a row; raises BadInput when bad ones do not."""
+    checked = check_lines(
+        source, max_line_bytes=_max_line_bytes(options), tmp_dir=options.output_tmp_dir
+    )
+    if options.on_invalid_line == "fail":
+        refuse_bad_lines(checked, source.name)
+    elif checked.num_bad:
+        say(f"warning: {amount(checked.num_bad, 'malformed line')} will get an error row")
+    warn_of_duplicates(checked.duplicates)
+    return checked.num_rows
+
+
+def _find_kept(source: Source, options: RunOptions, num_files: int) -> Kept:
+    if not options.resume:
+        return Kept(0, 0, (0,) * num_files)
+    paths = [Path(name) for name in (options.output_file, options.error_file) if name is not None]
+    kept = find_kept(_lines(source, options), paths)
+    say(f"resuming: {amount(kept.num_rows, 'row')} kept")
+    return kept
+
+
+def _lines(source: Source, options: RunOptions) -> Iterator[RawLine]:
+    source.file.seek(0)
+    return read_lines(source.file, max_line_bytes=_max_line_bytes(options))
+
+
+def _max_line_bytes(options: RunOptions) -> int:
+    return options.max_line_bytes or MAX_LINE_BYTES
+
+
+@contextmanager
+def _loaded(
+    load: Load, config: EngineConfig, names: tuple[str, ...], template: str | None, created: int
+) -> Iterator[Served]:
+    say(f"loading {config.model}")
+    started = time.monotonic()
+    try:
+        served = load(config, served_names=names, chat_template=template, created=created)
+    except EngineError as exc:
+        raise EngineFailed(str(exc)) from exc
+    with closing(served):
+        say(f"model loaded in {time.monotonic() - started:.1f} s")
+        yield served
+
+
+@dataclass(frozen=True, slots=True)
+class _Run:
+    """The part between a loaded engine and the last row."""
+
+    options: RunOptions
+    config: EngineConfig
+    source: Source
+    outputs: _Outputs
+    kept: Kept
+    live: Live
+    signals: StopSignals
+
+    def answer(self, served: Served) -> bool:
+        """Answer all lines that have no row yet; False when a signal stopped it in the middle."""
+        tally = self.live.tally
+        tally.started = time.monotonic()
+        with self.telling_how_to_go_on():
+            self.outputs.begin(self.kept)
+            with make_reporter(tally.num_rows, tally.kept) as reporter:
+                is_done = asyncio.run(self._answer(served, reporter))
+        if not is_done:
+            say(f"stopped with {self._progress()}. {self.outputs.output.how_to_go_on()}")
+        return is_done
+
+    @contextmanager
+    def telling_how_to_go_on(self) -> Iterator[None]:
+        """Add what can be done next to whatever ends the run once rows may be there."""
+        try:
+            yield
+        except EngineError as exc:
+            words = f"the engine cannot go on: {exc}. {self.outputs.output.how_to_go_on()}"
+            raise EngineFailed(words) from exc
+        except OSError as exc:
+            raise BadInput(f"failed: {exc}. {self.outputs.output.how_to_go_on()}") from exc
+        except Stopped as stop:
+            raise Stopped(stop.signum, self.outputs.output.how_to_go_on()) from None
+
+    def _progress(self) -> str:
+        tally = self.live.tally
+        return f"{tally.kept + tally.written:,} of {tally.num_rows:,} rows written"
+
+    async def _answer(self, served: Served, reporter: Reporter) -> bool:
+        tally = self.live.tally
+        max_inflight = (
+            self.options.max_inflight or _INFLIGHT_PER_SEQUENCE * self.config.max_num_seqs
+        )
+        feed = Feed(
+            served,
+            RowWriter(self.outputs.output, self.outputs.errors),
+            tally,
+            window=Window(max_inflight),
+            dialect=self.options.dialect,
+        )
+        with self.signals.heard_by(feed.stop):
+            reporting = asyncio.create_task(_report(reporter, tally, served))
+            try:
+                lines = _lines(self.source, self.options)
+                return await feed.run(islice(lines, self.kept.num_rows, None))
+            finally:
+                reporting.cancel()
+                with suppress(asyncio.CancelledError):
+                    await reporting
+
+
+async def _report(reporter: Reporter, tally: Tally, served: Served) -> None:
+    while True:
+        await asyncio.sleep(reporter.seconds)
+        reporter.show(tally, served.stats())

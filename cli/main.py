@@ -1,0 +1,66 @@
+"""The command `tidemill`. Starting it loads the standard library only, so that help is instant."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable, Sequence
+from importlib import metadata
+
+from cli import run
+from cli.errors import CliError, Stopped
+from cli.terminal import say
+
+
+class _Version(argparse.Action):
+    """Looks the version up when it is asked for, not at every start."""
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
+        """Print the version and end."""
+        try:
+            version = metadata.version("tidemill")
+        except metadata.PackageNotFoundError:
+            version = "(not installed)"
+        sys.stdout.write(f"tidemill {version}\n")
+        parser.exit()
+
+
+def make_parser() -> argparse.ArgumentParser:
+    """Return the parser of the whole command line; each command sets `command` to its function."""
+    parser = argparse.ArgumentParser(
+        prog="tidemill",
+        description="Runs LLM batch files: one row for every line.",
+        allow_abbrev=False,
+    )
+    parser.add_argument("--version", action=_Version, nargs=0, help="print the version and exit")
+    commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
+    run.add_command(commands)
+    return parser
+
+
+def exit_status_of(command: Callable[[], int]) -> int:
+    """Run a command to its exit status, without a traceback for what users can mend.
+
+    0 when every line has its row; 1 for a bad input or a failure on the way; 2 for arguments or
+    paths that cannot work; 128 + n when signal n ended it.
+    """
+    try:
+        return command()
+    except (CliError, Stopped) as exc:
+        say(str(exc))
+        return exc.exit_status
+    except KeyboardInterrupt:
+        return 130
+    except OSError as exc:
+        say(f"failed: {exc}")
+        return 1
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run what was typed and return the exit status."""
+    parsed = make_parser().parse_args(arguments)
+    return exit_status_of(lambda: int(parsed.command(parsed)))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

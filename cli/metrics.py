@@ -1,0 +1,87 @@
+"""Prometheus metrics of a run, served at /metrics while it lasts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from cli.errors import Refused
+from cli.terminal import say
+
+if TYPE_CHECKING:
+    from prometheus_client import Metric
+
+    from cli.serving import Served
+    from cli.tally import Tally
+
+
+@dataclass(slots=True, eq=False)
+class Live:
+    """What a scrape reads: counts of the run, and the engine once it is loaded."""
+
+    tally: Tally
+    served: Served | None = None
+
+    def collect(self) -> Iterator[Metric]:
+        """Yield every metric at its value now."""
+        from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+
+        tally = self.tally
+        rows = CounterMetricFamily(
+            "tidemill_rows", "Lines that have their row, by outcome.", labels=["outcome"]
+        )
+        rows.add_metric(["ok"], tally.rows_done - tally.rows_failed)
+        rows.add_metric(["failed"], tally.rows_failed)
+        yield rows
+        yield GaugeMetricFamily(
+            "tidemill_input_rows", "Lines of the input that get a row.", tally.num_rows
+        )
+        for name, words, value in self._counters():
+            yield CounterMetricFamily(f"tidemill_{name}", words, value)
+        for name, words, share in self._gauges():
+            yield GaugeMetricFamily(f"tidemill_{name}", words, share)
+
+    def _counters(self) -> list[tuple[str, str, int]]:
+        if self.served is None:
+            return []
+        stats = self.served.stats()
+        return [
+            ("prompt_tokens", "Tokens of prompts, cached ones included.", stats.prompt_tokens),
+            ("cached_tokens", "Tokens of prompts found in the KV cache.", stats.cached_tokens),
+            ("output_tokens", "Tokens generated.", stats.output_tokens),
+            ("preemptions", "Sequences put back for lack of KV pages.", stats.preemptions),
+        ]
+
+    def _gauges(self) -> list[tuple[str, str, float]]:
+        if self.served is None:
+            return []
+        stats = self.served.stats()
+        return [
+            ("running_sequences", "Sequences being generated.", stats.running),
+            ("waiting_sequences", "Sequences waiting for their turn.", stats.waiting),
+            ("kv_cache_usage_ratio", "Share of KV pages in use, 0 to 1.", stats.kv_cache_usage),
+        ]
+
+
+@contextmanager
+def serve_metrics(live: Live, host: str, port: int) -> Iterator[int]:
+    """Serve `live` until left, and give the port; raises Refused when it is taken."""
+    from prometheus_client import CollectorRegistry, start_http_server
+
+    registry = CollectorRegistry(auto_describe=False)
+    registry.register(live)
+    try:
+        server, thread = start_http_server(port, host, registry)
+    except OSError as exc:
+        words = exc.strerror or str(exc)
+        raise Refused(f"metrics cannot be served at {host} port {port}: {words}") from exc
+    bound = int(server.server_port)
+    say(f"metrics are at http://{host}:{bound}/metrics")
+    try:
+        yield bound
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()

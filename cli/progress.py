@@ -1,0 +1,146 @@
+"""How far a run is: a bar on a terminal, a line now and then elsewhere, a summary at the end."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Protocol, Self
+
+from cli.terminal import amount, say
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+    from rich.progress import Progress
+
+    from cli.tally import Tally
+    from engine.stats import EngineStats
+
+LINE_SECONDS = 5.0
+BAR_SECONDS = 0.25
+
+
+class Reporter(Protocol):
+    """Shows progress while it is entered; `seconds` is how often it wants to be told."""
+
+    seconds: float
+
+    def __enter__(self) -> Self: ...
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        value: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None: ...
+
+    def show(self, tally: Tally, stats: EngineStats) -> None:
+        """Show where the run is."""
+
+
+def make_reporter(num_rows: int, kept: int) -> Reporter:
+    """Return the reporter that suits standard error."""
+    if sys.stderr.isatty():
+        return BarReporter(num_rows, kept)
+    return LineReporter()
+
+
+class LineReporter:
+    """Prints one line each time."""
+
+    seconds = LINE_SECONDS
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        value: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        """Leave nothing behind."""
+
+    def show(self, tally: Tally, stats: EngineStats) -> None:
+        """Print the line."""
+        say(progress_line(tally, stats))
+
+
+class BarReporter:
+    """Draws a bar, and what a line would say beside it."""
+
+    seconds = BAR_SECONDS
+
+    def __init__(self, num_rows: int, kept: int) -> None:
+        from rich.console import Console
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+
+        self._progress: Progress = Progress(
+            BarColumn(),
+            MofNCompleteColumn(),
+            TextColumn("{task.fields[words]}"),
+            console=Console(stderr=True),
+            transient=True,
+            redirect_stdout=False,
+        )
+        self._task = self._progress.add_task("rows", total=num_rows, completed=kept, words="")
+
+    def __enter__(self) -> Self:
+        self._progress.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        value: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._progress.stop()
+
+    def show(self, tally: Tally, stats: EngineStats) -> None:
+        """Move the bar."""
+        words = ", ".join(_rates(tally, stats))
+        self._progress.update(self._task, completed=tally.rows_done, words=words)
+
+
+def progress_line(tally: Tally, stats: EngineStats) -> str:
+    """Return `120 of 1,000 rows, 3 failed, 40.1 rows/s, 5,120 tokens/s, 22 s left`."""
+    return ", ".join([f"{tally.rows_done:,} of {tally.num_rows:,} rows", *_rates(tally, stats)])
+
+
+def _rates(tally: Tally, stats: EngineStats) -> list[str]:
+    rows_per_second = tally.answered / tally.seconds
+    output_tokens = max(tally.output_tokens, stats.output_tokens)
+    words = [f"{rows_per_second:,.1f} rows/s", f"{output_tokens / tally.seconds:,.0f} tokens/s"]
+    if tally.rows_failed:
+        words.insert(0, f"{tally.rows_failed:,} failed")
+    if tally.answered:
+        left = (tally.num_rows - tally.rows_done) / rows_per_second
+        words.append(f"{duration(left)} left")
+    return words
+
+
+def duration(seconds: float) -> str:
+    """Return `42 s`, `3 min 20 s` or `5 h 12 min`."""
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60} s"
+    return f"{whole // 3600} h {whole % 3600 // 60} min"
+
+
+def summary(tally: Tally) -> str:
+    """Return what a finished run did: rows ok and failed, tokens in and out, time and rate."""
+    seconds = tally.seconds
+    rows = amount(tally.answered, "row")
+    outcome = f"{tally.answered - tally.failed:,} ok, {tally.failed:,} failed"
+    tokens_in = f"{amount(tally.prompt_tokens, 'token')} in ({tally.cached_tokens:,} cached)"
+    rate = f"{tally.output_tokens / seconds:,.0f} tokens/s"
+    words = (
+        f"{rows} in {seconds:,.1f} s: {outcome}; {tokens_in}, {tally.output_tokens:,} out, {rate}"
+    )
+    if tally.kept:
+        all_ok = tally.rows_done - tally.rows_failed
+        kept = f"{amount(tally.kept, 'row')} kept from before"
+        words += f"; with {kept}: {all_ok:,} ok, {tally.rows_failed:,} failed"
+    return words

@@ -1,0 +1,103 @@
+"""What a run needs of an engine, and how the real one is loaded."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+from cli.errors import EngineFailed, Refused
+from cli.terminal import say
+
+if TYPE_CHECKING:
+    from cli.run import RunOptions
+    from engine.config import EngineConfig
+    from engine.responder import Reply
+    from engine.stats import EngineStats
+
+
+class Served(Protocol):
+    """A loaded engine behind its endpoints, or a scripted stand-in."""
+
+    async def respond(self, url: str, body: dict[str, Any], request_id: str) -> Reply:
+        """Answer one request; raises EngineError only when nothing can be answered any more."""
+
+    def stats(self) -> EngineStats:
+        """Return what the engine is doing now; called from any thread."""
+
+    def close(self) -> None:
+        """Stop the engine; called once, last."""
+
+
+class Load(Protocol):
+    """Makes an engine; raises EngineError with a message for the user when it cannot."""
+
+    def __call__(
+        self,
+        config: EngineConfig,
+        *,
+        served_names: tuple[str, ...],
+        chat_template: str | None,
+        created: int,
+    ) -> Served:
+        """Load the model; `created` (Unix seconds) is what every reply of the job carries."""
+
+
+def load_engine(
+    config: EngineConfig, *, served_names: tuple[str, ...], chat_template: str | None, created: int
+) -> Served:
+    """Load the real engine; only here is a model library imported."""
+    try:
+        from engine.load import load_responder
+    except ModuleNotFoundError as exc:
+        raise EngineFailed(
+            f"the engine needs {exc.name}, which is not installed: pip install 'tidemill[engine]'"
+        ) from exc
+    return load_responder(
+        config, served_names=served_names, chat_template=chat_template, created=created
+    )
+
+
+def engine_config(options: RunOptions) -> EngineConfig:
+    """Return the settings that the options ask for; raises Refused when no engine could have them.
+
+    Without a model the demo model is taken, with a word that says so.
+    """
+    from engine.config import EngineConfig
+    from engine.errors import EngineError
+
+    model = options.model
+    if model is None:
+        import demo
+
+        model = str(demo.MODEL_PATH)
+        say(f"no --model given: running the embedded demo model, served as {demo.NAME}")
+    names = ("max_model_len", "max_num_seqs", "max_num_batched_tokens", "kv_cache_memory")
+    given = {name: value for name in names if (value := getattr(options, name)) is not None}
+    try:
+        return EngineConfig(
+            model, dtype=options.dtype, device=options.device, seed=options.seed, **given
+        )
+    except EngineError as exc:
+        raise Refused(str(exc)) from exc
+
+
+def served_names(options: RunOptions) -> tuple[str, ...]:
+    """Return what lines may call the model."""
+    if options.served_model_names:
+        return options.served_model_names
+    if options.model is None:
+        import demo
+
+        return (demo.NAME,)
+    return (options.model,)
+
+
+def chat_template(options: RunOptions) -> str | None:
+    """Return the template itself, read from its file unless it was typed; raises Refused."""
+    given = options.chat_template
+    if given is None or "{{" in given or "{%" in given:
+        return given
+    try:
+        return Path(given).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as exc:
+        raise Refused(f"the chat template {given} cannot be read: {exc}") from exc

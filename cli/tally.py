@@ -1,0 +1,53 @@
+"""What a run has done so far, counted in one place for progress, metrics and summary."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from engine.responder import Usage
+
+
+@dataclass(slots=True)
+class Tally:
+    """Counts of one run; `kept` rows are those that a resumed output already had.
+
+    Tokens are those of answered requests; `started` is on the monotonic clock.
+    """
+
+    num_rows: int = 0
+    kept: int = 0
+    kept_ok: int = 0
+    answered: int = 0
+    failed: int = 0
+    written: int = 0
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    output_tokens: int = 0
+    started: float = field(default_factory=time.monotonic)
+
+    def count(self, *, is_success: bool, usage: Usage | None = None) -> None:
+        """Count one more line that has its row."""
+        self.answered += 1
+        self.failed += not is_success
+        if usage is not None:
+            self.prompt_tokens += usage.prompt_tokens
+            self.cached_tokens += usage.cached_tokens
+            self.output_tokens += usage.completion_tokens
+
+    @property
+    def rows_done(self) -> int:
+        """Lines that have their row, kept ones included."""
+        return self.kept + self.answered
+
+    @property
+    def rows_failed(self) -> int:
+        """Those of `rows_done` that are not a success."""
+        return self.kept - self.kept_ok + self.failed
+
+    @property
+    def seconds(self) -> float:
+        """Time since `started`."""
+        return max(time.monotonic() - self.started, 1e-9)

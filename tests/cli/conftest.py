@@ -1,0 +1,158 @@
+"""Input files, runs with a scripted engine, processes and a scripted http server."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cli.job import run_job
+from cli.main import make_parser
+from cli.run import options_from
+from engine.config import EngineConfig
+from tests.cli.given import Answer
+from tests.cli.scripted import ScriptedEngine
+
+ROOT = Path(__file__).parents[2]
+SCRIPT = ROOT / "tests/cli/scripted.py"
+
+
+@pytest.fixture
+def write_input(tmp_path: Path) -> Callable[..., Path]:
+    """Return a function that writes lines to in.jsonl and gives its path."""
+
+    def write(*lines: str) -> Path:
+        path = tmp_path / "in.jsonl"
+        path.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+        return path
+
+    return write
+
+
+@pytest.fixture
+def tmp_dir(tmp_path: Path) -> Path:
+    """Return an empty folder for --output-tmp-dir."""
+    folder = tmp_path / "tmp"
+    folder.mkdir()
+    return folder
+
+
+@dataclass
+class Runner:
+    """Runs the command in this process; `engine` is None until a model was loaded.
+
+    All waits are divided by `speed`.
+    """
+
+    engine: ScriptedEngine | None = None
+    speed: float = 1
+    configs: list[EngineConfig] = field(default_factory=list)
+    loaded_with: dict[str, Any] = field(default_factory=dict)
+
+    def __call__(self, *arguments: object) -> int:
+        """Run `tidemill run` with these arguments and a scripted engine."""
+        parsed = make_parser().parse_args(["run", "--model", "m", *map(str, arguments)])
+        return run_job(options_from(parsed), load=self._load, retry_delays=(0.01,) * 4)
+
+    def _load(self, config: EngineConfig, **given: Any) -> ScriptedEngine:
+        self.configs.append(config)
+        self.loaded_with = given
+        self.engine = ScriptedEngine(given["created"], speed=self.speed)
+        return self.engine
+
+
+@pytest.fixture
+def run() -> Runner:
+    """Run `tidemill run` in this process with a scripted engine."""
+    return Runner()
+
+
+@pytest.fixture
+def spawn() -> Iterator[Callable[..., subprocess.Popen[str]]]:
+    """Return a function that starts `tidemill run` with a scripted engine as a process."""
+    started: list[subprocess.Popen[str]] = []
+
+    def start(*arguments: object, options: list[str] | None = None, **given: Any) -> Any:
+        command = [sys.executable, str(SCRIPT), *(options or []), "run", "--model", "m"]
+        process = subprocess.Popen(
+            [*command, *map(str, arguments)],
+            cwd=ROOT,
+            env=os.environ | {"PYTHONUNBUFFERED": "1"},
+            text=True,
+            **({"stdout": subprocess.PIPE, "stderr": subprocess.PIPE} | given),
+        )
+        started.append(process)
+        return process
+
+    yield start
+    for process in started:
+        process.kill()
+        process.communicate()
+
+
+@dataclass
+class Server:
+    """A loopback server that gives `answers` in turn, the last one again and again."""
+
+    url: str
+    answers: list[Answer] = field(default_factory=list)
+    received: list[tuple[str, str, bytes]] = field(default_factory=list)
+    headers: list[dict[str, str]] = field(default_factory=list)
+    let_go: threading.Event = field(default_factory=threading.Event)
+
+    def will(self, *answers: Answer) -> None:
+        """Set what comes next."""
+        self.answers = list(answers)
+
+
+@pytest.fixture
+def server() -> Iterator[Server]:
+    """Run a scripted http server on a free port."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self._answer()
+
+        def do_PUT(self) -> None:
+            self._answer()
+
+        def _answer(self) -> None:
+            length = int(self.headers.get("Content-Length", 0))
+            body = self.rfile.read(length)
+            scripted.received.append((self.command, self.path, body))
+            scripted.headers.append(dict(self.headers))
+            turn = scripted.answers[0]
+            if len(scripted.answers) > 1:
+                scripted.answers.pop(0)
+            if turn.hang:
+                scripted.let_go.wait(20)
+                self.close_connection = True
+                return
+            self.send_response(turn.status)
+            for name, value in turn.headers.items():
+                self.send_header(name, value)
+            self.send_header("Content-Length", str(turn.claimed_length or len(turn.body)))
+            self.end_headers()
+            self.wfile.write(turn.body)
+            self.close_connection = True
+
+        def log_message(self, *_: object) -> None:
+            """Keep quiet."""
+
+    http = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    scripted = Server(f"http://127.0.0.1:{http.server_port}")
+    thread = threading.Thread(target=http.serve_forever, kwargs={"poll_interval": 0.05})
+    thread.start()
+    yield scripted
+    scripted.let_go.set()
+    http.shutdown()
+    http.server_close()
+    thread.join()

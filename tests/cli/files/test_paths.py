@@ -1,0 +1,132 @@
+"""Paths and URLs that cannot work are refused first, with one sentence and exit status 2."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cli.errors import Refused
+from cli.files.paths import display_name
+
+Write = Callable[..., Path]
+
+
+@pytest.fixture
+def source(write_input: Write) -> Path:
+    """An input that would be refused for its bad line if it were read."""
+    return write_input("{")
+
+
+def refusal(run: Any, *arguments: object) -> str:
+    """Return the one sentence that the run is refused with; nothing was loaded."""
+    with pytest.raises(Refused) as refused:
+        run(*arguments)
+    assert refused.value.exit_status == 2
+    assert run.engine is None
+    assert "\n" not in str(refused.value)
+    return str(refused.value)
+
+
+def test_one_file_cannot_be_input_and_output(
+    run: Any, source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever way leads there: ./, a symlink, a hard link, a symlink to the folder."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "soft.jsonl").symlink_to(source)
+    os.link(source, tmp_path / "hard.jsonl")
+    (tmp_path / "folder").symlink_to(tmp_path)
+    for name in (source, "in.jsonl", "./in.jsonl", "soft.jsonl", "hard.jsonl", "folder/in.jsonl"):
+        assert "are the same file" in refusal(run, "-i", source, "-o", name)
+        assert "are the same file" in refusal(run, "-i", name, "-o", source)
+        assert "are the same file" in refusal(run, "-i", source, "-o", "out", "-e", name)
+    assert source.read_text() == "{\n"
+
+
+def test_one_new_file_cannot_be_output_and_error_file(
+    run: Any, source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Names of a file that is not there yet are compared too."""
+    monkeypatch.chdir(tmp_path)
+    words = refusal(run, "-i", source, "-o", tmp_path / "new", "-e", "./new")
+    assert "the output and the error file are the same file" in words
+    assert not (tmp_path / "new").exists()
+
+
+@pytest.mark.parametrize("flag", ["-o", "-e"])
+def test_an_output_must_be_a_file_that_can_be_made(
+    run: Any, source: Path, tmp_path: Path, flag: str
+) -> None:
+    """A directory, a missing folder, a file for a folder, a folder that lets nobody write."""
+    other = ["-o", tmp_path / "out"] if flag == "-e" else []
+    assert "is a directory" in refusal(run, "-i", source, *other, flag, tmp_path)
+    missing = tmp_path / "no" / "out.jsonl"
+    assert "folder that does not exist" in refusal(run, "-i", source, *other, flag, missing)
+    below = source / "out.jsonl"
+    assert "folder that does not exist" in refusal(run, "-i", source, *other, flag, below)
+    # Nobody makes files there, root included.
+    words = refusal(run, "-i", source, *other, flag, "/proc/self/out.jsonl")
+    assert "may not be written" in words or "another run" in words
+    assert not (tmp_path / "out").exists()
+
+
+def test_an_input_must_be_there(run: Any, tmp_path: Path) -> None:
+    """Missing, a directory, a symlink to nothing."""
+    out = tmp_path / "out"
+    assert "does not exist" in refusal(run, "-i", tmp_path / "none", "-o", out)
+    assert "is a directory" in refusal(run, "-i", tmp_path, "-o", out)
+    (tmp_path / "dangling").symlink_to("nowhere")
+    assert "does not exist" in refusal(run, "-i", tmp_path / "dangling", "-o", out)
+    assert not out.exists()
+
+
+def test_schemes_other_than_http_are_refused(run: Any, source: Path, tmp_path: Path) -> None:
+    """The sentence says what is possible."""
+    assert "s3:// is not supported" in refusal(run, "-i", "s3://b/k", "-o", tmp_path / "out")
+    assert "gs:// is not supported" in refusal(run, "-i", source, "-o", "gs://b/k")
+    assert "names no host" in refusal(run, "-i", "http:///k", "-o", tmp_path / "out")
+
+
+@pytest.mark.parametrize("name", ["-", "http://127.0.0.1/errors?key=secret"])
+def test_an_error_file_must_be_a_path(run: Any, source: Path, tmp_path: Path, name: str) -> None:
+    """Neither a stream nor a URL."""
+    words = refusal(run, "-i", source, "-o", tmp_path / "out", "-e", name)
+    assert words == "the error file must be a path, not a stream or a URL"
+
+
+def test_only_an_ordinary_file_can_be_resumed(run: Any, source: Path) -> None:
+    """A stream, a URL and a device cannot."""
+    for name in ("-", "http://127.0.0.1/out", "/dev/null"):
+        assert "--resume needs" in refusal(run, "-i", source, "-o", name, "--resume")
+
+
+def test_a_folder_for_temporary_files_must_be_there(run: Any, source: Path, tmp_path: Path) -> None:
+    """It is named."""
+    flags = ["--output-tmp-dir", tmp_path / "none"]
+    assert "none of --output-tmp-dir" in refusal(run, "-i", source, "-o", tmp_path / "out", *flags)
+
+
+def test_a_refusal_is_one_line_and_status_2(spawn: Callable[..., Any], source: Path) -> None:
+    """As a process, before anything else is said."""
+    process: subprocess.Popen[str] = spawn("-i", source, "-o", source)
+    out, err = process.communicate(timeout=20)
+    assert (process.returncode, out) == (2, "")
+    assert err == f"tidemill: the input and the output are the same file: {source}\n"
+
+
+@pytest.mark.parametrize(
+    ("name", "shown"),
+    [
+        ("-", "standard output"),
+        ("a/b?c", "a/b?c"),
+        ("https://me:pw@host:1/a/b?key=secret#x", "https://host:1/a/b"),
+        ("HTTP://host", "http://host"),
+    ],
+)
+def test_names_are_shown_without_secrets(name: str, shown: str) -> None:
+    """User, query and fragment of a URL never appear."""
+    assert display_name(name) == shown

@@ -1,0 +1,44 @@
+"""What tests of runs write and read: request lines, rows, answers of a server."""
+
+from __future__ import annotations
+
+import json
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+
+def line(custom_id: str, **body: Any) -> str:
+    """Return one line of a batch file whose body is the script for the engine."""
+    return json.dumps({"custom_id": custom_id, "method": "POST", "url": "/v1/x", "body": body})
+
+
+def rows(path: Path) -> list[dict[str, Any]]:
+    """Return the rows of a file, each of which must be strict JSON."""
+
+    def refuse(constant: str) -> None:
+        raise AssertionError(f"{constant} in a row")
+
+    data = path.read_bytes()
+    assert data == b"" or data.endswith(b"\n")
+    return [json.loads(row, parse_constant=refuse) for row in data.split(b"\n")[:-1]]
+
+
+def wait_for_rows(path: Path, count: int) -> None:
+    """Return once the file has that many rows."""
+    deadline = time.monotonic() + 20
+    while not path.exists() or path.read_bytes().count(b"\n") < count:
+        assert time.monotonic() < deadline, "the rows did not come"
+        time.sleep(0.01)
+
+
+@dataclass
+class Answer:
+    """What the server does with one request: a status and a body, or worse."""
+
+    status: int = 200
+    body: bytes = b""
+    headers: dict[str, str] = field(default_factory=dict)
+    hang: bool = False
+    claimed_length: int | None = None

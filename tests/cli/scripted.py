@@ -1,0 +1,102 @@
+"""`tidemill` with a scripted engine: `python tests/cli/scripted.py run …` from the root.
+
+What a request's body says is what the engine does: `wait` (seconds), `status`, `raise`, `die`, ….
+`--load-seconds N` makes loading slow, `--close-seconds N` closing; `--file-bytes N` lets no file
+grow longer, as on a full disk.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import resource
+import signal
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parents[2]))
+
+from cli.job import run_job
+from cli.main import exit_status_of, make_parser
+from cli.run import options_from
+from engine.config import EngineConfig
+from engine.errors import EngineError
+from engine.responder import Reply, Usage
+from engine.stats import EngineStats
+
+
+class ScriptedEngine:
+    """Does what each body says; the reply depends on nothing but line and `created`."""
+
+    def __init__(self, created: int, close_seconds: float = 0, speed: float = 1) -> None:
+        self.created = created
+        self.close_seconds = close_seconds
+        self.speed = speed
+        self.asked = 0
+        self.running = 0
+        self.most_running = 0
+        self.is_closed = False
+
+    async def respond(self, url: str, body: dict[str, Any], request_id: str) -> Reply:
+        """Follow the script in the body."""
+        self.asked += 1
+        if "print" in body:
+            sys.stdout.write(f"{body['print']}\n")
+        self.running += 1
+        self.most_running = max(self.most_running, self.running)
+        try:
+            if "wait" in body:
+                await asyncio.sleep(body["wait"] / self.speed)
+        finally:
+            self.running -= 1
+        if "raise" in body:
+            # With what no row can hold, as a message that quotes its input may.
+            raise ValueError(f"{body['raise']} \ud800")
+        if "die" in body:
+            raise EngineError(body["die"])
+        if "surrogate" in body:
+            return Reply(200, {"x": "\ud800"})
+        if "reply" in body:
+            return Reply(200, body["reply"])
+        if (status := body.get("status", 200)) != 200:
+            error = {"message": f"No {url}.", "type": "t", "param": None, "code": "c"}
+            return Reply(status, {"error": error}, bare_message=body.get("bare", False))
+        reply = {"id": request_id, "created": self.created, "text": body.get("say", "hello")}
+        return Reply(200, reply, Usage(10, 4, 3))
+
+    def stats(self) -> EngineStats:
+        """A constant of each kind."""
+        return EngineStats(3, 2, 0.5, 100, 40, 30, 1)
+
+    def close(self) -> None:
+        """Take the time it was told to."""
+        time.sleep(self.close_seconds)
+        self.is_closed = True
+
+
+def main() -> int:
+    """Run the command line with the scripted engine."""
+    own = argparse.ArgumentParser()
+    own.add_argument("--load-seconds", type=float, default=0)
+    own.add_argument("--close-seconds", type=float, default=0)
+    own.add_argument("--file-bytes", type=int)
+    script, arguments = own.parse_known_args()
+    if script.file_bytes is not None:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (script.file_bytes, script.file_bytes))
+
+    def load(config: EngineConfig, *, created: int, **_: object) -> ScriptedEngine:
+        del config
+        time.sleep(script.load_seconds)
+        return ScriptedEngine(created, script.close_seconds)
+
+    # A shell that starts pytest in the background makes its children ignore SIGINT.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    parsed = make_parser().parse_args(arguments)
+    options = options_from(parsed)
+    return exit_status_of(lambda: run_job(options, load=load, retry_delays=(0.01,) * 4))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,161 @@
+"""The command line as it is typed."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from cli.errors import BadInput, Refused, Stopped
+from cli.main import exit_status_of, main, make_parser
+from cli.run import RunOptions, options_from
+from cli.sizes import size_in_bytes
+
+ROOT = Path(__file__).parents[2]
+FILES = ["run", "-i", "in", "-o", "out"]
+
+
+def options(*arguments: str) -> RunOptions:
+    """Return what the arguments ask for."""
+    return options_from(make_parser().parse_args([*FILES, *arguments]))
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["run", "--help"], ["--version"]])
+def test_help_loads_nothing_but_the_standard_library(arguments: list[str]) -> None:
+    """It answers at once because neither pydantic nor any library of a run is imported."""
+    code = f"""
+import sys
+from cli.main import main
+try:
+    main({arguments})
+except SystemExit as exc:
+    assert exc.code == 0
+loaded = {{name.partition(".")[0] for name in sys.modules}}
+print("loaded:", loaded - set(sys.stdlib_module_names) - {{"cli", "__main__"}})
+"""
+    done = subprocess.run(
+        [sys.executable, "-S", "-c", code], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    assert done.stdout.rstrip().endswith("loaded: set()")
+
+
+def test_it_runs_as_a_module() -> None:
+    """`python -m cli` is the command."""
+    command = [sys.executable, "-m", "cli", "run", "--help"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+    assert done.stdout.startswith("usage: tidemill run")
+
+
+@pytest.mark.parametrize("arguments", [[], ["run"], ["run", "-i", "x"], ["walk"], ["run", "x"]])
+def test_what_is_missing_or_unknown_is_refused(
+    arguments: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Exit status 2 and the usage on standard error."""
+    with pytest.raises(SystemExit) as stop:
+        main(arguments)
+    assert stop.value.code == 2
+    assert "usage: tidemill" in capsys.readouterr().err
+
+
+def test_files_alone_are_enough() -> None:
+    """Everything else has a default, and the engine's own are left to the engine."""
+    assert options() == RunOptions(input_file="in", output_file="out")
+
+
+def test_each_flag_reaches_its_option() -> None:
+    """All flags at once, sizes and names as people write them."""
+    typed = (
+        "-e err --output-tmp-dir tmp --resume --dialect vllm --on-invalid-line skip "
+        "--max-inflight 7 --max-line-bytes 2M --enable-metrics --host 0.0.0.0 --port 0 "
+        "--model m --served-model-name one two --chat-template t --dtype half --device cuda "
+        "--max-model-len 100 --max-num-seqs 8 --max-num-batched-tokens 64 "
+        "--kv-cache-memory 4GiB --seed 5"
+    )
+    assert options(*typed.split()) == RunOptions(
+        input_file="in",
+        output_file="out",
+        error_file="err",
+        output_tmp_dir=Path("tmp"),
+        resume=True,
+        dialect="vllm",
+        on_invalid_line="skip",
+        max_inflight=7,
+        max_line_bytes=2 * 2**20,
+        enable_metrics=True,
+        host="0.0.0.0",  # noqa: S104 - nothing is bound here
+        port=0,
+        model="m",
+        served_model_names=("one", "two"),
+        chat_template="t",
+        dtype="float16",
+        device="cuda",
+        max_model_len=100,
+        max_num_seqs=8,
+        max_num_batched_tokens=64,
+        kv_cache_memory=4 * 2**30,
+        seed=5,
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [("1", 1), ("512M", 512 * 2**20), ("4g", 2**32), ("1.5KiB", 1536), ("2 TB", 2**41)],
+)
+def test_sizes_have_binary_units(text: str, size: int) -> None:
+    """512M and 512MiB are the same."""
+    assert size_in_bytes(text) == size
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["--kv-cache-memory", "lots"],
+        ["--kv-cache-memory", "0"],
+        ["--max-line-bytes", "-1"],
+        ["--max-inflight", "0"],
+        ["--max-num-seqs", "1.5"],
+        ["--port", "65536"],
+        ["--seed", "-1"],
+        ["--dtype", "int8"],
+        ["--dialect", "other"],
+        ["--on-invalid-line", "ignore"],
+        ["--tensor-parallel-size", "2"],
+        ["--enable-auto-tool-choice"],
+        ["--tool-call-parser", "x"],
+        ["--reasoning-parser", "x"],
+        ["--allowed-media-domains", "x"],
+        ["--resum"],
+    ],
+)
+def test_values_and_flags_that_do_not_exist_are_refused(
+    arguments: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Flags of what is not there yet are unknown, and none can be shortened."""
+    with pytest.raises(SystemExit) as stop:
+        options(*arguments)
+    assert stop.value.code == 2
+    assert arguments[0] in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "words"),
+    [
+        (Refused("No."), 2, "No."),
+        (BadInput("Bad."), 1, "Bad."),
+        (OSError(5, "Input/output error"), 1, "failed: [Errno 5] Input/output error"),
+        (Stopped(2), 130, "stopped by SIGINT: nothing was written"),
+        (Stopped(15), 143, "stopped by SIGTERM: nothing was written"),
+    ],
+)
+def test_an_early_end_is_one_sentence_and_a_status(
+    error: BaseException, status: int, words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """No traceback for what users can mend."""
+
+    def command() -> int:
+        raise error
+
+    assert exit_status_of(command) == status
+    assert capsys.readouterr().err == f"tidemill: {words}\n"

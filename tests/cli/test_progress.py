@@ -1,0 +1,125 @@
+"""What a person sees while a run goes on, and at its end."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cli import progress
+from cli.progress import duration, progress_line, summary
+from cli.tally import Tally
+from engine.stats import EngineStats
+from tests.cli.given import line
+
+Write = Callable[..., Path]
+
+
+@pytest.fixture
+def tally(monkeypatch: pytest.MonkeyPatch) -> Tally:
+    """Return 10 seconds of a run with 400 of 1,000 rows answered, after 100 kept ones."""
+    monkeypatch.setattr(time, "monotonic", lambda: 110.0)
+    return Tally(
+        num_rows=1_500,
+        kept=100,
+        kept_ok=90,
+        answered=400,
+        failed=3,
+        prompt_tokens=8_000,
+        cached_tokens=1_024,
+        output_tokens=2_000,
+        started=100.0,
+    )
+
+
+def test_a_line_tells_rows_rates_and_the_time_that_is_left(tally: Tally) -> None:
+    """Tokens are those generated so far, of unfinished requests too; kept rows are not a rate."""
+    assert progress_line(tally, EngineStats(output_tokens=51_200)) == (
+        "500 of 1,500 rows, 13 failed, 40.0 rows/s, 5,120 tokens/s, 25 s left"
+    )
+
+
+def test_no_time_is_left_to_tell_before_the_first_row() -> None:
+    """Nothing is divided by nothing."""
+    line = progress_line(Tally(num_rows=3), EngineStats())
+    assert line == "0 of 3 rows, 0.0 rows/s, 0 tokens/s"
+
+
+def test_a_summary_tells_rows_tokens_and_time(tally: Tally) -> None:
+    """Rows kept from before are counted apart."""
+    assert summary(tally) == (
+        "400 rows in 10.0 s: 397 ok, 3 failed; 8,000 tokens in (1,024 cached), 2,000 out, "
+        "200 tokens/s; with 100 rows kept from before: 487 ok, 13 failed"
+    )
+
+
+@pytest.mark.parametrize(
+    ("seconds", "words"),
+    [(0.4, "0 s"), (59.6, "1 min 0 s"), (200, "3 min 20 s"), (18_720, "5 h 12 min")],
+)
+def test_durations_have_two_units_at_most(seconds: float, words: str) -> None:
+    """As one would say them."""
+    assert duration(seconds) == words
+
+
+def test_lines_come_now_and_then_where_there_is_no_terminal(
+    run: Any,
+    write_input: Write,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Loading, progress and summary are on standard error; standard output stays empty."""
+    monkeypatch.setattr(progress.LineReporter, "seconds", 0.02)
+    source = write_input(line("a"), line("b", wait=0.2, status=400))
+    assert run("-i", source, "-o", tmp_path / "out") == 0
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert "tidemill: 1 of 2 rows, " in said.err
+    lines = said.err.splitlines()
+    assert lines[0] == "tidemill: loading m"
+    assert lines[1].startswith("tidemill: model loaded in ")
+    assert ": 1 ok, 1 failed; 10 tokens in (4 cached), 3 out, " in lines[-1]
+
+
+def test_a_terminal_gets_a_bar(
+    spawn: Callable[..., Any], write_input: Write, tmp_path: Path
+) -> None:
+    """It moves while the run goes on, and warnings and summary are still there."""
+    terminal, side = os.openpty()
+    source = write_input(line("a"), line("a", wait=0.8))
+    process = spawn("-i", source, "-o", tmp_path / "out", stderr=side)
+    os.close(side)
+    shown = b""
+    try:
+        while chunk := os.read(terminal, 4096):
+            shown += chunk
+    except OSError:
+        # How a terminal says that the other side has gone.
+        pass
+    os.close(terminal)
+    assert process.wait(timeout=20) == 0
+    text = shown.decode()
+    assert "1/2" in text
+    assert "rows/s" in text
+    assert "warning: 1 line repeats" in text
+    assert "2 rows in" in text
+
+
+def test_nothing_to_run_is_said(
+    run: Any, write_input: Write, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """An empty input, and an output that is complete already."""
+    out = tmp_path / "out"
+    run("-i", write_input(), "-o", out)
+    assert capsys.readouterr().err == "tidemill: the input has no lines: nothing to run\n"
+    run("-i", write_input(line("a")), "-o", out)
+    capsys.readouterr()
+    run("-i", write_input(line("a")), "-o", out, "--resume")
+    assert capsys.readouterr().err.splitlines()[-1] == (
+        "tidemill: every line has its row already (1): nothing to run"
+    )
