@@ -1,0 +1,81 @@
+"""The engine gives what transformers' own eager attention gives, whatever the batch looks like."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import pytest
+import torch
+
+from engine import attention
+from engine.attention import KVCache
+from engine.config import EngineConfig
+from engine.core import Core, result
+from engine.model import LoadedModel, prepare
+from engine.pages import PagePool
+from engine.runner import Runner
+from engine.sequence import Sampling, SequenceRequest, SequenceResult
+from engine.table import SequenceTable
+from tests.engine.families import FAMILIES, VOCAB, build, judge
+
+NEW_TOKENS = 24
+
+
+def run_all(
+    model: LoadedModel,
+    requests: list[SequenceRequest],
+    *,
+    num_pages: int = 400,
+    max_num_seqs: int = 8,
+    budget: int = 16,
+) -> tuple[list[SequenceResult], Core]:
+    """Run requests through a core whose budget forces chunks, mixed steps and queueing."""
+    config = EngineConfig("tiny", page_size=8)
+    cache = KVCache(model.shapes, num_pages, config.page_size, model.dtype, model.device)
+    table = SequenceTable(max_num_seqs, model.max_model_len, config.page_size)
+    runner = Runner(model, cache, table)
+    core = Core(table, PagePool(num_pages), runner, budget, model.vocab_size)
+    sequences = [core.add(request) for request in requests]
+    while core.step() is not None:
+        pass
+    return [result(sequence) for sequence in sequences], core
+
+
+def prompts(count: int, seed: int = 3) -> list[list[int]]:
+    """Make prompts of 1 to 70 tokens, half of them with one common beginning."""
+    rng = random.Random(seed)
+    common = rng.choices(range(3, VOCAB), k=27)
+    made = []
+    for index in range(count):
+        own = rng.choices(range(3, VOCAB), k=rng.randint(1, 43))
+        made.append(common + own if index % 2 else own)
+    return made
+
+
+def ready(family: str) -> tuple[Any, LoadedModel]:
+    """Return the eager model and, made from the same weights, the engine's."""
+    eager = build(family)
+    network = build(family)
+    network.config._attn_implementation = attention.NAME  # type: ignore[union-attr]
+    config = EngineConfig(family, page_size=8)
+    return eager, prepare(network, config, torch.float32, torch.device("cpu"))
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_greedy_tokens_and_logprobs_are_those_of_eager_attention(family: str) -> None:
+    """Packed, chunked, prefix-shared and preempted, each family gives its own eager output."""
+    eager, model = ready(family)
+    asked = prompts(10)
+    sampling = Sampling(temperature=0, logprobs=0)
+    requests = [SequenceRequest(prompt, NEW_TOKENS, sampling) for prompt in asked]
+    results, core = run_all(model, requests, num_pages=40)
+    stats = core.stats()
+    assert stats.preemptions > 0
+    assert stats.cached_tokens > 0
+    for prompt, got in zip(asked, results, strict=True):
+        ids, logprobs = judge(eager, prompt, got.token_ids)
+        assert len(got.token_ids) == NEW_TOKENS
+        assert got.token_ids == ids
+        assert got.logprobs is not None
+        assert [entry.logprob for entry in got.logprobs] == pytest.approx(logprobs, abs=1e-3)
