@@ -79,3 +79,52 @@ def test_greedy_tokens_and_logprobs_are_those_of_eager_attention(family: str) ->
         assert got.token_ids == ids
         assert got.logprobs is not None
         assert [entry.logprob for entry in got.logprobs] == pytest.approx(logprobs, abs=1e-3)
+
+
+@pytest.mark.parametrize("family", ["Qwen3Config", "Gemma2Config"])
+def test_a_sampled_row_does_not_depend_on_what_runs_beside_it(family: str) -> None:
+    """Alone, or packed, chunked, shared and preempted with others: the seed gives the same row."""
+    _, model = ready(family)
+    requests = [
+        SequenceRequest(
+            prompt,
+            NEW_TOKENS,
+            Sampling(temperature=0.9, top_p=0.95, top_k=40, seed=index, frequency_penalty=0.3),
+        )
+        for index, prompt in enumerate(prompts(10, seed=5))
+    ]
+    together, core = run_all(model, requests, num_pages=26)
+    assert core.stats().preemptions > 0
+    for request, got in zip(requests, together, strict=True):
+        (alone,), _ = run_all(model, [request], budget=256)
+        assert alone.token_ids == got.token_ids
+
+
+def test_another_seed_gives_another_row() -> None:
+    """The seed, and nothing else, tells two sampled rows of one prompt apart."""
+    _, model = ready("Qwen3Config")
+    prompt = prompts(1)[0]
+    rows, _ = run_all(
+        model,
+        [SequenceRequest(prompt, NEW_TOKENS, Sampling(seed=seed)) for seed in (1, 2, 1)],
+    )
+    assert rows[0].token_ids == rows[2].token_ids
+    assert rows[0].token_ids != rows[1].token_ids
+
+
+def test_prompt_logprobs_are_those_of_eager_attention() -> None:
+    """Scored in chunks, with another of the same beginning beside it, a prompt gets its scores."""
+    eager, model = ready("LlamaConfig")
+    prompt = prompts(2)[1]
+    request = SequenceRequest(prompt, 0, Sampling(temperature=0), prompt_logprobs=2)
+    rows, _ = run_all(model, [request, request])
+    with torch.inference_mode():
+        logits = eager(torch.tensor([prompt]), use_cache=False).logits[0].float()
+    expected = logits.log_softmax(-1)[:-1].gather(1, torch.tensor(prompt[1:])[:, None]).squeeze(1)
+    for row in rows:
+        assert row.token_ids == []
+        assert row.prompt_logprobs is not None
+        assert row.prompt_logprobs[0] is None
+        scores = [entry.logprob for entry in row.prompt_logprobs[1:] if entry]
+        assert scores == pytest.approx(expected.tolist(), abs=1e-3)
+        assert all(len(entry.top) == 2 for entry in row.prompt_logprobs[1:] if entry)
