@@ -1,0 +1,97 @@
+# Everything that a person or CI does here. Needs make and Python 3.11 or newer, nothing else.
+#   make demo    install, run the example file on the demo model, show the rows
+#   make test    install, run all tests
+#   make check   formatting, lint, types and import rules; with `test`, exactly what CI runs
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+OUT := out
+PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
+
+# A stamp says that its extras are installed as pyproject.toml and constraints.txt stand.
+INSTALLED_VENV := $(VENV)/.installed-venv
+INSTALLED_ENGINE := $(VENV)/.installed-engine
+INSTALLED_DEV := $(VENV)/.installed-dev
+
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+.NOTPARALLEL:
+.PHONY: help demo test check format demo-model bench bench-host bench-models clean
+
+help:
+	@echo "make demo          install into $(VENV) and run the example file on the demo model"
+	@echo "make test          install and run all tests"
+	@echo "make check         formatting, ruff, mypy and import rules (CI runs: make check test)"
+	@echo "make format        format the code and mend what ruff can mend"
+	@echo "make demo-model    train the demo model again (at most 20 minutes on two cores)"
+	@echo "make bench         compare with transformers (and vLLM, given VLLM_PYTHON=path)"
+	@echo "make bench-host    lines/s and memory of the host path at 10,000 and 1,000,000 lines"
+	@echo "make bench-models  make the random-weight models and request files of the benchmarks"
+	@echo "make clean         remove $(VENV), $(OUT) and all caches"
+
+$(INSTALLED_VENV):
+	@command -v $(PYTHON) >/dev/null || { \
+	  echo "Tidemill needs Python 3.11 or newer, and there is no '$(PYTHON)' here." >&2; exit 1; }
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
+	  echo "Tidemill needs Python 3.11 or newer; '$(PYTHON)' is $$($(PYTHON) -V 2>&1)." >&2; \
+	  echo "Name another one: make PYTHON=python3.12 …" >&2; exit 1; }
+	@$(PYTHON) -m venv $(VENV)
+	@touch $@
+
+$(INSTALLED_ENGINE): pyproject.toml constraints.txt | $(INSTALLED_VENV)
+	@echo "Installing the engine into $(VENV); the first time this takes a few minutes."
+	@$(PIP_INSTALL) -e '.[engine]'
+	@touch $@
+
+$(INSTALLED_DEV): pyproject.toml constraints.txt | $(INSTALLED_VENV)
+	@echo "Installing the engine and the tools of development into $(VENV)."
+	@$(PIP_INSTALL) -e '.[engine,dev]'
+	@touch $(INSTALLED_ENGINE) $@
+
+demo: $(INSTALLED_ENGINE)
+	@mkdir -p $(OUT)
+	$(BIN)/tidemill run -i examples/demo.jsonl -o $(OUT)/demo.jsonl
+	@$(BIN)/python examples/show.py examples/demo.jsonl $(OUT)/demo.jsonl
+
+test: $(INSTALLED_DEV)
+	$(BIN)/python -m pytest
+
+check: $(INSTALLED_DEV)
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+format: $(INSTALLED_DEV)
+	$(BIN)/ruff check --fix-only .
+	$(BIN)/ruff format .
+
+demo-model: $(INSTALLED_ENGINE)
+	$(BIN)/python -m demo.train
+
+# The benchmarks' inputs; VLLM_PYTHON names the interpreter of an environment with vLLM's CPU build.
+VLLM_PYTHON ?=
+BENCH_MODELS := $(OUT)/bench/46m/config.json $(OUT)/bench/470m/config.json
+BENCH_REQUESTS := $(OUT)/bench/requests.jsonl
+
+$(BENCH_MODELS): $(OUT)/bench/%/config.json: bench/models.py | $(INSTALLED_ENGINE)
+	$(BIN)/python -m bench.models $* $(OUT)/bench/$*
+
+$(BENCH_REQUESTS): bench/requests.py bench/models.py | $(INSTALLED_ENGINE)
+	@mkdir -p $(@D)
+	$(BIN)/python -m bench.requests $@
+
+bench-models: $(BENCH_MODELS) $(BENCH_REQUESTS)
+
+bench: $(OUT)/bench/46m/config.json $(BENCH_REQUESTS)
+	$(BIN)/python -m bench.compare --model $(OUT)/bench/46m --requests $(BENCH_REQUESTS) \
+	  $(if $(VLLM_PYTHON),--vllm-python $(VLLM_PYTHON))
+
+bench-host: $(INSTALLED_ENGINE)
+	$(BIN)/python -m bench.host_path
+
+clean:
+	rm -rf $(VENV) $(OUT) build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis \
+	  .import_linter_cache
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,50 @@
+"""The docs name everything that is there: files, flags and parameters."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+import pytest
+from pydantic import BaseModel
+
+from cli.main import make_parser
+from engine.protocol.chat import ChatCompletionRequest
+from engine.protocol.completions import CompletionRequest
+
+ROOT = Path(__file__).parent.parent
+DOCS = ROOT / "docs"
+
+
+def flags_of(parser: argparse.ArgumentParser, command: str) -> list[str]:
+    """Return every flag of one command, in all its spellings, without that for help."""
+    [commands] = [
+        action for action in parser._actions if isinstance(action, argparse._SubParsersAction)
+    ]
+    actions = commands.choices[command]._actions
+    return [flag for action in actions for flag in action.option_strings if action.dest != "help"]
+
+
+def test_every_file_of_the_engine_is_explained() -> None:
+    """A new file in engine/ comes with its sentence in docs/engine.md."""
+    page = (DOCS / "engine.md").read_text(encoding="utf-8")
+    files = [path for path in (ROOT / "engine").rglob("*.py") if path.name != "__init__.py"]
+    assert files
+    assert [path.name for path in files if f"{path.name}`" not in page] == []
+
+
+def test_every_flag_of_run_is_explained() -> None:
+    """A new flag of `tidemill run` comes with its line in docs/running.md."""
+    page = (DOCS / "running.md").read_text(encoding="utf-8")
+    flags = flags_of(make_parser(), "run")
+    assert "--input-file" in flags
+    assert [flag for flag in flags if f"`{flag}" not in page] == []
+
+
+@pytest.mark.parametrize("request_type", [ChatCompletionRequest, CompletionRequest])
+def test_every_parameter_of_a_request_is_explained(request_type: type[BaseModel]) -> None:
+    """A new request parameter comes with its line in docs/parameters.md."""
+    page = (DOCS / "parameters.md").read_text(encoding="utf-8")
+    fields = list(request_type.model_fields)
+    assert "temperature" in fields
+    assert [field for field in fields if f"`{field}`" not in page] == []
