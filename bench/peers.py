@@ -1,0 +1,67 @@
+"""Who runs the file in a comparison: the command of each, and what it prints at the marks."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from bench import transformers_static
+from bench.processes import Marks
+
+OURS = "tidemill"
+MAX_MODEL_LEN = 2048
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """What everybody runs. `served_name` is the model's name in the lines of the file."""
+
+    model: str
+    requests: Path
+    served_name: str
+    dtype: str
+
+
+@dataclass(frozen=True, slots=True)
+class Peer:
+    """One of those compared. `command` lacks its output file, which `-o` names at the end."""
+
+    name: str
+    command: list[str]
+    marks: Marks
+    environment: Mapping[str, str] = field(default_factory=dict)
+
+
+def tidemill(job: Job) -> Peer:
+    """Ourselves, as a person types it."""
+    command = [sys.executable, "-m", "cli.main", "run", "--model", job.model]
+    command += ["--served-model-name", job.served_name, "--dtype", job.dtype]
+    command += ["--max-model-len", str(MAX_MODEL_LEN), "-i", str(job.requests)]
+    return Peer(OURS, command, Marks(ready="model loaded in", done=r"\d rows? in "))
+
+
+def transformers(job: Job) -> Peer:
+    """transformers' `generate` in static batches."""
+    command = [sys.executable, "-m", "bench.transformers_static", "--model", job.model]
+    command += ["--dtype", job.dtype, "-i", str(job.requests)]
+    marks = Marks(ready=transformers_static.READY, done=transformers_static.DONE)
+    return Peer("transformers", command, marks)
+
+
+def vllm(job: Job, python: Path) -> Peer:
+    """vLLM's batch runner from an environment that holds its CPU build."""
+    cores = sorted(os.sched_getaffinity(0))
+    environment = {
+        "VLLM_CPU_KVCACHE_SPACE": "4",
+        "VLLM_CPU_OMP_THREADS_BIND": ",".join(map(str, cores)),
+        "VLLM_CPU_NUM_OF_RESERVED_CPU": "0",
+    }
+    command = [str(python), "-m", "vllm.entrypoints.openai.run_batch", "--model", job.model]
+    command += ["--served-model-name", job.served_name, "--dtype", job.dtype]
+    command += ["--max-model-len", str(MAX_MODEL_LEN), "--gpu-memory-utilization", "0.5"]
+    command += ["-i", str(job.requests)]
+    marks = Marks(ready="Reading batch from", done="Writing outputs to")
+    return Peer("vLLM", command, marks, environment)
