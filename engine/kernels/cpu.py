@@ -4,6 +4,9 @@ torch's CPU flash attention wants each sequence's keys contiguous and one call a
 parallel loop runs all sequences and key heads of a layer over the pages where they lie. bfloat16 is
 widened in registers, arithmetic is fp32, and a row is summed in page order whatever runs beside it.
 All of it is one file because numba's disk cache notices changes of the kernel's own file only.
+
+Loops are unrolled by hand where LLVM would not: sums over eight rows at once keep the vector units
+busy, where one row at a time waits for each sum.
 """
 
 from __future__ import annotations
@@ -118,13 +121,18 @@ def sigmoid(x: Any) -> Any:
 
 
 @cache
-def kernel(group: int, key_dim: int, value_dim: int, page_size: int) -> Callable[..., None]:
-    """Compile the decode loop for one shape; the machine code is kept on disk between runs."""
+def decode_kernel(group: int, key_dim: int, value_dim: int, page_size: int) -> Callable[..., None]:
+    """Compile the decode loop for one shape; the machine code is kept on disk between runs.
+
+    The parallel loop only calls: numba's analysis of a long parallel body takes many seconds.
+    """
 
     @numba.njit(  # type: ignore[untyped-decorator]
-        parallel=True, fastmath=True, nogil=True, cache=True, error_model="numpy"
+        fastmath=True, nogil=True, cache=True, error_model="numpy"
     )
-    def decode_pages(
+    def decode_item(
+        row: Any,
+        head: Any,
         query: Any,  # [N, Hkv, G, Dk] float32, scaled
         keys: Any,  # [pages, Hkv, Dk, page_size]
         values: Any,  # [pages, Hkv, page_size, Dv]
@@ -133,73 +141,140 @@ def kernel(group: int, key_dim: int, value_dim: int, page_size: int) -> Callable
         window: Any,
         softcap: Any,
         sinks: Any,  # [Hkv, G] float32
-        out: Any,  # [N, Hkv, G, Dv] float32
+        scratch: Any,  # [G, page_size + 2] float32
+        out: Any,  # [G, Dv] float32
+    ) -> None:
+        highest, mass = page_size, page_size + 1
+        length = lengths[row]
+        first = max(0, length - window)
+        for g in range(group):
+            scratch[g, highest] = LOWEST
+            scratch[g, mass] = 0
+            for d in range(value_dim):
+                out[g, d] = 0
+        for index in range(first // page_size, (length + page_size - 1) // page_size):
+            page = pages[row, index]
+            base = index * page_size
+            for g in range(group):
+                for t in range(page_size):
+                    scratch[g, t] = 0
+                for d in range(0, key_dim, UNROLL):
+                    q0, q1 = query[row, head, g, d], query[row, head, g, d + 1]
+                    q2, q3 = query[row, head, g, d + 2], query[row, head, g, d + 3]
+                    q4, q5 = query[row, head, g, d + 4], query[row, head, g, d + 5]
+                    q6, q7 = query[row, head, g, d + 6], query[row, head, g, d + 7]
+                    for t in range(page_size):
+                        scratch[g, t] += (
+                            (
+                                q0 * widen(keys[page, head, d, t])
+                                + q1 * widen(keys[page, head, d + 1, t])
+                            )
+                            + (
+                                q2 * widen(keys[page, head, d + 2, t])
+                                + q3 * widen(keys[page, head, d + 3, t])
+                            )
+                        ) + (
+                            (
+                                q4 * widen(keys[page, head, d + 4, t])
+                                + q5 * widen(keys[page, head, d + 5, t])
+                            )
+                            + (
+                                q6 * widen(keys[page, head, d + 6, t])
+                                + q7 * widen(keys[page, head, d + 7, t])
+                            )
+                        )
+                if softcap > 0:
+                    for t in range(page_size):
+                        scratch[g, t] = softcap * tanh(scratch[g, t] / softcap)
+                peak = scratch[g, highest]
+                for t in range(page_size):
+                    seen = first <= base + t and base + t < length
+                    x = scratch[g, t] if seen else LOWEST
+                    scratch[g, t] = x
+                    peak = max(peak, x)
+                shrink = exp(scratch[g, highest] - peak)
+                scratch[g, highest] = peak
+                added = np.float32(0)
+                for t in range(page_size):
+                    weight = exp(scratch[g, t] - peak)
+                    scratch[g, t] = weight
+                    added += weight
+                scratch[g, mass] = scratch[g, mass] * shrink + added
+                for d in range(value_dim):
+                    out[g, d] *= shrink
+            # Slots beyond the length are not read: what they hold, NaN even, is not ours.
+            count = min(page_size, length - base)
+            whole = count - count % UNROLL
+            for g in range(group):
+                for t in range(0, whole, UNROLL):
+                    p0, p1 = scratch[g, t], scratch[g, t + 1]
+                    p2, p3 = scratch[g, t + 2], scratch[g, t + 3]
+                    p4, p5 = scratch[g, t + 4], scratch[g, t + 5]
+                    p6, p7 = scratch[g, t + 6], scratch[g, t + 7]
+                    for d in range(value_dim):
+                        out[g, d] += (
+                            (
+                                p0 * widen(values[page, head, t, d])
+                                + p1 * widen(values[page, head, t + 1, d])
+                            )
+                            + (
+                                p2 * widen(values[page, head, t + 2, d])
+                                + p3 * widen(values[page, head, t + 3, d])
+                            )
+                        ) + (
+                            (
+                                p4 * widen(values[page, head, t + 4, d])
+                                + p5 * widen(values[page, head, t + 5, d])
+                            )
+                            + (
+                                p6 * widen(values[page, head, t + 6, d])
+                                + p7 * widen(values[page, head, t + 7, d])
+                            )
+                        )
+                for t in range(whole, count):
+                    p0 = scratch[g, t]
+                    for d in range(value_dim):
+                        out[g, d] += p0 * widen(values[page, head, t, d])
+        for g in range(group):
+            peak = max(scratch[g, highest], sinks[head, g])
+            shrink = exp(scratch[g, highest] - peak)
+            total = scratch[g, mass] * shrink + exp(sinks[head, g] - peak)
+            for d in range(value_dim):
+                out[g, d] *= shrink / total
+
+    @numba.njit(  # type: ignore[untyped-decorator]
+        parallel=True, fastmath=True, nogil=True, cache=True, error_model="numpy"
+    )
+    def decode_items(
+        query: Any,
+        keys: Any,
+        values: Any,
+        pages: Any,
+        lengths: Any,
+        window: Any,
+        softcap: Any,
+        sinks: Any,
+        scratch: Any,  # [N·Hkv, G, page_size + 2]
+        out: Any,  # [N·Hkv, G, Dv]
     ) -> None:
         heads = query.shape[1]
-        for item in numba.prange(query.shape[0] * heads):
-            row, head = item // heads, item % heads
-            length = lengths[row]
-            first = max(0, length - window)
-            total = np.zeros((group, value_dim), np.float32)
-            score = np.empty((group, page_size), np.float32)
-            highest = np.full(group, LOWEST, np.float32)
-            mass = np.zeros(group, np.float32)
-            for index in range(first // page_size, (length + page_size - 1) // page_size):
-                page = pages[row, index]
-                base = index * page_size
-                score[:] = 0
-                for d in range(0, key_dim, UNROLL):
-                    for g in range(group):
-                        q = query[row, head, g, d : d + UNROLL]
-                        k = keys[page, head, d : d + UNROLL]
-                        for t in range(page_size):
-                            score[g, t] += (
-                                (q[0] * widen(k[0, t]) + q[1] * widen(k[1, t]))
-                                + (q[2] * widen(k[2, t]) + q[3] * widen(k[3, t]))
-                            ) + (
-                                (q[4] * widen(k[4, t]) + q[5] * widen(k[5, t]))
-                                + (q[6] * widen(k[6, t]) + q[7] * widen(k[7, t]))
-                            )
-                for g in range(group):
-                    if softcap > 0:
-                        for t in range(page_size):
-                            score[g, t] = softcap * tanh(score[g, t] / softcap)
-                    peak = highest[g]
-                    for t in range(page_size):
-                        seen = first <= base + t and base + t < length
-                        x = score[g, t] if seen else LOWEST
-                        score[g, t] = x
-                        peak = max(peak, x)
-                    shrink = exp(highest[g] - peak)
-                    highest[g] = peak
-                    added = np.float32(0)
-                    for t in range(page_size):
-                        weight = exp(score[g, t] - peak)
-                        score[g, t] = weight
-                        added += weight
-                    mass[g] = mass[g] * shrink + added
-                    for d in range(value_dim):
-                        total[g, d] *= shrink
-                for t in range(0, page_size, UNROLL):
-                    for g in range(group):
-                        p = score[g, t : t + UNROLL]
-                        v = values[page, head, t : t + UNROLL]
-                        for d in range(value_dim):
-                            total[g, d] += (
-                                (p[0] * widen(v[0, d]) + p[1] * widen(v[1, d]))
-                                + (p[2] * widen(v[2, d]) + p[3] * widen(v[3, d]))
-                            ) + (
-                                (p[4] * widen(v[4, d]) + p[5] * widen(v[5, d]))
-                                + (p[6] * widen(v[6, d]) + p[7] * widen(v[7, d]))
-                            )
-            for g in range(group):
-                peak = max(highest[g], sinks[head, g])
-                shrink = exp(highest[g] - peak)
-                whole = mass[g] * shrink + exp(sinks[head, g] - peak)
-                for d in range(value_dim):
-                    out[row, head, g, d] = total[g, d] * (shrink / whole)
+        for item in numba.prange(out.shape[0]):
+            decode_item(
+                item // heads,
+                item % heads,
+                query,
+                keys,
+                values,
+                pages,
+                lengths,
+                window,
+                softcap,
+                sinks,
+                scratch[item],
+                out[item],
+            )
 
-    return decode_pages  # type: ignore[no-any-return]
+    return decode_items  # type: ignore[no-any-return]
 
 
 def supports_attention(dtype: torch.dtype, shape: AttentionShape) -> bool:
@@ -217,8 +292,7 @@ def decode_attention(
 ) -> Tensor:
     """Attend one query a sequence to its pages: `query [N, Hq, Dk]` → `[N, Hq, Dv]`.
 
-    The reference is `attention.decode`. Cache elements that no token has written must be finite:
-    they are weighted by zero.
+    The reference is `attention.decode`. Slots that no token has written do not count, NaN or not.
     """
     heads, group = shape.num_kv_heads, shape.num_query_heads // shape.num_kv_heads
     rows = query.shape[0]
@@ -227,8 +301,8 @@ def decode_attention(
         sink = np.full((heads, group), LOWEST, np.float32)
     else:
         sink = sinks.detach().float().view(heads, group).numpy()
-    out = torch.empty(rows, heads, group, shape.value_dim)
-    run = kernel(group, shape.key_dim, shape.value_dim, keys.shape[3])
+    run = decode_kernel(group, shape.key_dim, shape.value_dim, keys.shape[3])
+    out = torch.empty(rows * heads, group, shape.value_dim)
     run(
         scaled.contiguous().numpy(),
         elements(keys),
@@ -238,6 +312,7 @@ def decode_attention(
         np.int32(shape.window or np.iinfo(np.int32).max),
         np.float32(shape.softcap),
         sink,
+        np.empty((rows * heads, group, keys.shape[3] + 2), np.float32),
         out.numpy(),
     )
     return out.view(rows, shape.num_query_heads, shape.value_dim).to(query.dtype)
