@@ -134,7 +134,7 @@ def _decode_kernel(keys: Tensor, shape: AttentionShape) -> Any:
     if keys.device.type == "cpu":
         from engine.kernels import cpu
 
-        if cpu.supports_attention(keys.dtype, shape):
+        if cpu.supports_attention(keys.dtype, shape, keys.shape[3]):
             return cpu.decode_attention
     return reference.decode
 

@@ -11,8 +11,6 @@ busy, where one row at a time waits for each sum.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import cache
 from typing import Any
 
 import numba
@@ -37,6 +35,7 @@ EXP_COEFFICIENTS = (
 )
 LOWEST = np.float32(-1e30)
 UNROLL = 8
+PAGE_SIZE = 16  # one fp32 vector of AVX-512; a constant, so that loops over a page unroll
 
 
 def elements(tensor: Tensor) -> np.ndarray[Any, Any]:
@@ -120,166 +119,141 @@ def sigmoid(x: Any) -> Any:
     return (np.float32(1.0) if x >= 0 else e) / (np.float32(1.0) + e)
 
 
-@cache
-def decode_kernel(group: int, key_dim: int, value_dim: int, page_size: int) -> Callable[..., None]:
-    """Compile the decode loop for one shape; the machine code is kept on disk between runs.
-
-    The parallel loop only calls: numba's analysis of a long parallel body takes many seconds.
-    """
-
-    @numba.njit(  # type: ignore[untyped-decorator]
-        fastmath=True, nogil=True, cache=True, error_model="numpy"
-    )
-    def decode_item(
-        row: Any,
-        head: Any,
-        query: Any,  # [N, Hkv, G, Dk] float32, scaled
-        keys: Any,  # [pages, Hkv, Dk, page_size]
-        values: Any,  # [pages, Hkv, page_size, Dv]
-        pages: Any,  # [N, max] int32
-        lengths: Any,  # [N] int32
-        window: Any,
-        softcap: Any,
-        sinks: Any,  # [Hkv, G] float32
-        scratch: Any,  # [G, page_size + 2] float32
-        out: Any,  # [G, Dv] float32
-    ) -> None:
-        highest, mass = page_size, page_size + 1
-        length = lengths[row]
-        first = max(0, length - window)
+@numba.njit(  # type: ignore[untyped-decorator]
+    fastmath=True, nogil=True, cache=True, error_model="numpy"
+)
+def _decode_item(
+    row: Any,
+    head: Any,
+    query: Any,  # [N, Hkv, G, Dk] float32, scaled
+    keys: Any,  # [pages, Hkv, Dk, PAGE_SIZE]
+    values: Any,  # [pages, Hkv, PAGE_SIZE, Dv]
+    pages: Any,  # [N, max] int32
+    lengths: Any,  # [N] int32
+    window: Any,
+    softcap: Any,
+    sinks: Any,  # [Hkv, G] float32
+    scratch: Any,  # [G, PAGE_SIZE + 2] float32
+    out: Any,  # [G, Dv] float32
+) -> None:
+    group, key_dim = query.shape[2], query.shape[3]
+    value_dim = values.shape[3]
+    highest, mass = PAGE_SIZE, PAGE_SIZE + 1
+    length = lengths[row]
+    first = max(0, length - window)
+    for g in range(group):
+        scratch[g, highest] = LOWEST
+        scratch[g, mass] = 0
+        for d in range(value_dim):
+            out[g, d] = 0
+    for index in range(first // PAGE_SIZE, (length + PAGE_SIZE - 1) // PAGE_SIZE):
+        page = pages[row, index]
+        base = index * PAGE_SIZE
         for g in range(group):
-            scratch[g, highest] = LOWEST
-            scratch[g, mass] = 0
-            for d in range(value_dim):
-                out[g, d] = 0
-        for index in range(first // page_size, (length + page_size - 1) // page_size):
-            page = pages[row, index]
-            base = index * page_size
-            for g in range(group):
-                for t in range(page_size):
-                    scratch[g, t] = 0
-                for d in range(0, key_dim, UNROLL):
-                    q0, q1 = query[row, head, g, d], query[row, head, g, d + 1]
-                    q2, q3 = query[row, head, g, d + 2], query[row, head, g, d + 3]
-                    q4, q5 = query[row, head, g, d + 4], query[row, head, g, d + 5]
-                    q6, q7 = query[row, head, g, d + 6], query[row, head, g, d + 7]
-                    for t in range(page_size):
-                        scratch[g, t] += (
-                            (
-                                q0 * widen(keys[page, head, d, t])
-                                + q1 * widen(keys[page, head, d + 1, t])
-                            )
-                            + (
-                                q2 * widen(keys[page, head, d + 2, t])
-                                + q3 * widen(keys[page, head, d + 3, t])
-                            )
-                        ) + (
-                            (
-                                q4 * widen(keys[page, head, d + 4, t])
-                                + q5 * widen(keys[page, head, d + 5, t])
-                            )
-                            + (
-                                q6 * widen(keys[page, head, d + 6, t])
-                                + q7 * widen(keys[page, head, d + 7, t])
-                            )
-                        )
-                if softcap > 0:
-                    for t in range(page_size):
-                        scratch[g, t] = softcap * tanh(scratch[g, t] / softcap)
-                peak = scratch[g, highest]
-                for t in range(page_size):
-                    seen = first <= base + t and base + t < length
-                    x = scratch[g, t] if seen else LOWEST
-                    scratch[g, t] = x
-                    peak = max(peak, x)
-                shrink = exp(scratch[g, highest] - peak)
-                scratch[g, highest] = peak
-                added = np.float32(0)
-                for t in range(page_size):
-                    weight = exp(scratch[g, t] - peak)
-                    scratch[g, t] = weight
-                    added += weight
-                scratch[g, mass] = scratch[g, mass] * shrink + added
-                for d in range(value_dim):
-                    out[g, d] *= shrink
-            # Slots beyond the length are not read: what they hold, NaN even, is not ours.
-            count = min(page_size, length - base)
-            whole = count - count % UNROLL
-            for g in range(group):
-                for t in range(0, whole, UNROLL):
-                    p0, p1 = scratch[g, t], scratch[g, t + 1]
-                    p2, p3 = scratch[g, t + 2], scratch[g, t + 3]
-                    p4, p5 = scratch[g, t + 4], scratch[g, t + 5]
-                    p6, p7 = scratch[g, t + 6], scratch[g, t + 7]
-                    for d in range(value_dim):
-                        out[g, d] += (
-                            (
-                                p0 * widen(values[page, head, t, d])
-                                + p1 * widen(values[page, head, t + 1, d])
-                            )
-                            + (
-                                p2 * widen(values[page, head, t + 2, d])
-                                + p3 * widen(values[page, head, t + 3, d])
-                            )
-                        ) + (
-                            (
-                                p4 * widen(values[page, head, t + 4, d])
-                                + p5 * widen(values[page, head, t + 5, d])
-                            )
-                            + (
-                                p6 * widen(values[page, head, t + 6, d])
-                                + p7 * widen(values[page, head, t + 7, d])
-                            )
-                        )
-                for t in range(whole, count):
-                    p0 = scratch[g, t]
-                    for d in range(value_dim):
-                        out[g, d] += p0 * widen(values[page, head, t, d])
-        for g in range(group):
-            peak = max(scratch[g, highest], sinks[head, g])
+            for t in range(PAGE_SIZE):
+                scratch[g, t] = 0
+            for d in range(0, key_dim, UNROLL):
+                q0, q1 = query[row, head, g, d], query[row, head, g, d + 1]
+                q2, q3 = query[row, head, g, d + 2], query[row, head, g, d + 3]
+                q4, q5 = query[row, head, g, d + 4], query[row, head, g, d + 5]
+                q6, q7 = query[row, head, g, d + 6], query[row, head, g, d + 7]
+                for t in range(PAGE_SIZE):
+                    k0 = q0 * widen(keys[page, head, d, t])
+                    k1 = q1 * widen(keys[page, head, d + 1, t])
+                    k2 = q2 * widen(keys[page, head, d + 2, t])
+                    k3 = q3 * widen(keys[page, head, d + 3, t])
+                    k4 = q4 * widen(keys[page, head, d + 4, t])
+                    k5 = q5 * widen(keys[page, head, d + 5, t])
+                    k6 = q6 * widen(keys[page, head, d + 6, t])
+                    k7 = q7 * widen(keys[page, head, d + 7, t])
+                    scratch[g, t] += ((k0 + k1) + (k2 + k3)) + ((k4 + k5) + (k6 + k7))
+            if softcap > 0:
+                for t in range(PAGE_SIZE):
+                    scratch[g, t] = softcap * tanh(scratch[g, t] / softcap)
+            peak = scratch[g, highest]
+            for t in range(PAGE_SIZE):
+                seen = first <= base + t and base + t < length
+                x = scratch[g, t] if seen else LOWEST
+                scratch[g, t] = x
+                peak = max(peak, x)
             shrink = exp(scratch[g, highest] - peak)
-            total = scratch[g, mass] * shrink + exp(sinks[head, g] - peak)
+            scratch[g, highest] = peak
+            added = np.float32(0)
+            for t in range(PAGE_SIZE):
+                weight = exp(scratch[g, t] - peak)
+                scratch[g, t] = weight
+                added += weight
+            scratch[g, mass] = scratch[g, mass] * shrink + added
             for d in range(value_dim):
-                out[g, d] *= shrink / total
-
-    @numba.njit(  # type: ignore[untyped-decorator]
-        parallel=True, fastmath=True, nogil=True, cache=True, error_model="numpy"
-    )
-    def decode_items(
-        query: Any,
-        keys: Any,
-        values: Any,
-        pages: Any,
-        lengths: Any,
-        window: Any,
-        softcap: Any,
-        sinks: Any,
-        scratch: Any,  # [N·Hkv, G, page_size + 2]
-        out: Any,  # [N·Hkv, G, Dv]
-    ) -> None:
-        heads = query.shape[1]
-        for item in numba.prange(out.shape[0]):
-            decode_item(
-                item // heads,
-                item % heads,
-                query,
-                keys,
-                values,
-                pages,
-                lengths,
-                window,
-                softcap,
-                sinks,
-                scratch[item],
-                out[item],
-            )
-
-    return decode_items  # type: ignore[no-any-return]
+                out[g, d] *= shrink
+        # Slots beyond the length are not read: what they hold, NaN even, is not ours.
+        count = min(PAGE_SIZE, length - base)
+        whole = count - count % UNROLL
+        for g in range(group):
+            for t in range(0, whole, UNROLL):
+                p0, p1 = scratch[g, t], scratch[g, t + 1]
+                p2, p3 = scratch[g, t + 2], scratch[g, t + 3]
+                p4, p5 = scratch[g, t + 4], scratch[g, t + 5]
+                p6, p7 = scratch[g, t + 6], scratch[g, t + 7]
+                for d in range(value_dim):
+                    v0 = p0 * widen(values[page, head, t, d])
+                    v1 = p1 * widen(values[page, head, t + 1, d])
+                    v2 = p2 * widen(values[page, head, t + 2, d])
+                    v3 = p3 * widen(values[page, head, t + 3, d])
+                    v4 = p4 * widen(values[page, head, t + 4, d])
+                    v5 = p5 * widen(values[page, head, t + 5, d])
+                    v6 = p6 * widen(values[page, head, t + 6, d])
+                    v7 = p7 * widen(values[page, head, t + 7, d])
+                    out[g, d] += ((v0 + v1) + (v2 + v3)) + ((v4 + v5) + (v6 + v7))
+            for t in range(whole, count):
+                p = scratch[g, t]
+                for d in range(value_dim):
+                    out[g, d] += p * widen(values[page, head, t, d])
+    for g in range(group):
+        peak = max(scratch[g, highest], sinks[head, g])
+        shrink = exp(scratch[g, highest] - peak)
+        total = scratch[g, mass] * shrink + exp(sinks[head, g] - peak)
+        for d in range(value_dim):
+            out[g, d] *= shrink / total
 
 
-def supports_attention(dtype: torch.dtype, shape: AttentionShape) -> bool:
+# The parallel loop only calls: numba's analysis of a long parallel body takes many seconds.
+@numba.njit(  # type: ignore[untyped-decorator]
+    parallel=True, fastmath=True, nogil=True, cache=True, error_model="numpy"
+)
+def _decode_items(
+    query: Any,
+    keys: Any,
+    values: Any,
+    pages: Any,
+    lengths: Any,
+    window: Any,
+    softcap: Any,
+    sinks: Any,
+    scratch: Any,  # [N·Hkv, G, PAGE_SIZE + 2]
+    out: Any,  # [N·Hkv, G, Dv]
+) -> None:
+    heads = query.shape[1]
+    for item in numba.prange(out.shape[0]):
+        _decode_item(
+            item // heads,
+            item % heads,
+            query,
+            keys,
+            values,
+            pages,
+            lengths,
+            window,
+            softcap,
+            sinks,
+            scratch[item],
+            out[item],
+        )
+
+
+def supports_attention(dtype: torch.dtype, shape: AttentionShape, page_size: int) -> bool:
     """Say whether `decode_attention` serves a cache of this dtype and shape."""
-    return dtype in DTYPES and shape.key_dim % UNROLL == 0
+    return dtype in DTYPES and shape.key_dim % UNROLL == 0 and page_size == PAGE_SIZE
 
 
 def decode_attention(
@@ -301,9 +275,8 @@ def decode_attention(
         sink = np.full((heads, group), LOWEST, np.float32)
     else:
         sink = sinks.detach().float().view(heads, group).numpy()
-    run = decode_kernel(group, shape.key_dim, shape.value_dim, keys.shape[3])
     out = torch.empty(rows * heads, group, shape.value_dim)
-    run(
+    _decode_items(
         scaled.contiguous().numpy(),
         elements(keys),
         elements(values),
@@ -312,7 +285,7 @@ def decode_attention(
         np.int32(shape.window or np.iinfo(np.int32).max),
         np.float32(shape.softcap),
         sink,
-        np.empty((rows * heads, group, keys.shape[3] + 2), np.float32),
+        np.empty((rows * heads, group, PAGE_SIZE + 2), np.float32),
         out.numpy(),
     )
     return out.view(rows, shape.num_query_heads, shape.value_dim).to(query.dtype)

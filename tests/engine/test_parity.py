@@ -31,7 +31,7 @@ def run_all(
     budget: int = 16,
 ) -> tuple[list[SequenceResult], Core]:
     """Run requests through a core whose budget forces chunks, mixed steps and queueing."""
-    config = EngineConfig("tiny", page_size=8)
+    config = EngineConfig("tiny", page_size=16)
     cache = KVCache(model.shapes, num_pages, config.page_size, model.dtype, model.device)
     table = SequenceTable(max_num_seqs, model.max_model_len, config.page_size)
     runner = Runner(model, cache, table)
@@ -58,7 +58,7 @@ def ready(family: str) -> tuple[Any, LoadedModel]:
     eager = build(family)
     network = build(family)
     network.config._attn_implementation = attention.NAME  # type: ignore[union-attr]
-    config = EngineConfig(family, page_size=8)
+    config = EngineConfig(family, page_size=16)
     return eager, prepare(network, config, torch.float32, torch.device("cpu"))
 
 
@@ -69,7 +69,7 @@ def test_greedy_tokens_and_logprobs_are_those_of_eager_attention(family: str) ->
     asked = prompts(10)
     sampling = Sampling(temperature=0, logprobs=0)
     requests = [SequenceRequest(prompt, NEW_TOKENS, sampling) for prompt in asked]
-    results, core = run_all(model, requests, num_pages=40)
+    results, core = run_all(model, requests, num_pages=21)
     stats = core.stats()
     assert stats.preemptions > 0
     assert stats.cached_tokens > 0
@@ -93,7 +93,7 @@ def test_a_sampled_row_does_not_depend_on_what_runs_beside_it(family: str) -> No
         )
         for index, prompt in enumerate(prompts(10, seed=5))
     ]
-    together, core = run_all(model, requests, num_pages=26)
+    together, core = run_all(model, requests, num_pages=14)
     assert core.stats().preemptions > 0
     for request, got in zip(requests, together, strict=True):
         (alone,), _ = run_all(model, [request], budget=256)
