@@ -143,6 +143,7 @@ class Core:
         for row in np.flatnonzero(is_done).tolist():
             sequence = self._scheduler.finish(int(slots[row]))
             if sampled.is_broken[row]:
+                self._pool.forget_all()  # else whoever begins alike would read what broke it
                 sequence.error = InternalError(
                     "The model's logits for this request are not finite."
                 )
@@ -153,12 +154,17 @@ class Core:
     def _has_stopped(self, slot: int, token_id: int) -> bool:
         sequence = self._table.sequence(slot)
         request = sequence.request
-        if request.max_tokens == 0:
+        if not len(self._table.generated(slot)):  # there was no room for the token
             return False
         is_early = len(self._table.generated(slot)) < request.min_tokens
         reason: int | str | None = None
         if request.stop_text is not None:
-            reason = request.stop_text.push(token_id)
+            try:
+                reason = request.stop_text.push(token_id)
+            except Exception as exc:
+                logger.exception("a search for stop strings failed")
+                sequence.error = InternalError(f"The search for stop strings failed: {exc!r}")
+                return True
         if token_id in request.stop_token_ids:
             reason = token_id
         if reason is None or is_early:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from engine.core import Core, result
 from engine.errors import EngineClosed
-from engine.protocol.errors import RequestError
+from engine.protocol.errors import InternalError, RequestError
 from engine.sequence import SequenceRequest, SequenceResult
 from engine.stats import EngineStats
 from engine.table import Sequence
@@ -48,11 +48,12 @@ class Engine:
         Raises `RequestError` when one of them cannot run here or failed, `EngineClosed` when the
         engine was closed before the end. Cancelling the call drops its sequences.
         """
-        if self._is_closed:
-            raise EngineClosed("the engine is closed")
         loop = asyncio.get_running_loop()
         group = _Group(requests, loop, loop.create_future())
         self._inbox.put(group)
+        if self._is_closed:  # asked last: the thread may have emptied its inbox before
+            group.future.cancel()
+            raise EngineClosed("the engine is closed")
         try:
             return await group.future
         except asyncio.CancelledError:
@@ -100,13 +101,18 @@ class Engine:
             return
 
     def _admit(self, group: _Group) -> None:
+        if group.future.cancelled():
+            return
         try:
             for request in group.requests:
                 group.sequences.append(self._core.add(request))
-        except RequestError as exc:
+        except Exception as exc:  # noqa: BLE001 - whatever one request holds, the others go on
             self._core.abort(set(group.sequences))
-            self._answer(group, exc)
+            known = exc if isinstance(exc, RequestError) else InternalError(repr(exc))
+            self._answer(group, known)
             return
+        if not group.sequences:
+            self._answer(group, [])
         group.num_open = len(group.sequences)
         self._group_of.update(dict.fromkeys(group.sequences, group))
 

@@ -105,10 +105,12 @@ class Sampler:
             if table.is_shaped[slot]:
                 self._shape(wide[row], slot)
         greedy = table.temperature[slots] == 0
-        # Greedy rows ride through the random choice at temperature 1 and are overwritten.
-        temperature = np.where(greedy, np.float32(1), table.temperature[slots])
-        chosen = sampling.choose_greedy(wide)[0].cpu().numpy()
+        chosen = np.zeros(len(rows), np.int64)
+        if greedy.any():
+            chosen = sampling.choose_greedy(wide)[0].cpu().numpy()
         if not greedy.all():
+            # Greedy rows ride through the random choice at temperature 1 and stay as they are.
+            temperature = np.where(greedy, np.float32(1), table.temperature[slots])
             positions = table.num_tokens[slots] - table.num_prompt_tokens[slots]
             drawn = sampling.choose_random(
                 wide,
@@ -131,7 +133,7 @@ class Sampler:
             ids = torch.tensor(list(bias), device=row.device)
             row[ids] += torch.tensor(list(bias.values()), dtype=row.dtype, device=row.device)
         if len(generated) < request.min_tokens:
-            row[list(request.stop_token_ids)] = float("-inf")
+            row[[i for i in request.stop_token_ids if 0 <= i < len(row)]] = float("-inf")
 
 
 def _penalise(

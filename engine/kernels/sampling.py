@@ -12,7 +12,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 TILE = 256
-NUCLEUS_CANDIDATES = 1024
+# How many of the likeliest are looked at, stage by stage, before all are sorted.
+NUCLEUS_CANDIDATES = (64, 1024)
 
 
 def uniform(seeds: NDArray[np.uint64], positions: NDArray[np.int64]) -> NDArray[np.float64]:
@@ -45,18 +46,20 @@ def choose_random(
 ) -> Tensor:
     """Draw one id a row: fp32 `logits [N, V]`, the rest `[N]`, `draws` in [0, 1) float64 → `[N]`.
 
-    Temperature first, then top-k (0: all), top-p over what top-k left, and min-p against the
-    likeliest. A tie at a threshold keeps every tied token.
+    Temperature first, then top-k (0: all) and min-p against the likeliest, then top-p over what
+    these leave. A tie at a threshold keeps every tied token.
     """
     scaled = logits / temperature[:, None]
     highest = scaled.amax(dim=-1)
     floor = highest + min_p.log()  # -inf where min_p is 0
-    if bool((top_k > 0).any()):
+    has_top_k, has_top_p = bool((top_k > 0).any()), bool((top_p < 1).any())
+    if has_top_k:
         floor = torch.maximum(floor, _top_k_floor(scaled, top_k))
-    if bool((top_p < 1).any()):
+    if has_top_p:
         floor = torch.maximum(floor, _top_p_floor(scaled, highest, floor, top_p))
     mass = (scaled - highest[:, None]).exp_()
-    mass.masked_fill_(scaled < floor[:, None], 0.0)
+    if has_top_k or has_top_p or bool((min_p > 0).any()):
+        mass.masked_fill_(scaled < floor[:, None], 0.0)
     return _walk(mass, draws)
 
 
@@ -89,13 +92,16 @@ def _top_p_floor(scaled: Tensor, highest: Tensor, floor: Tensor, top_p: Tensor) 
     mass = (scaled - highest[:, None]).exp_()
     mass.masked_fill_(scaled < floor[:, None], 0.0)
     goal = mass.sum(dim=-1, dtype=torch.float64) * top_p
-    count = min(NUCLEUS_CANDIDATES, scaled.shape[1])
-    result, found = _nucleus_floor(scaled, highest, goal, count)
-    missing = (~found & (top_p < 1)).nonzero().squeeze(1)
-    if missing.numel():
-        rest, _ = _nucleus_floor(scaled[missing], highest[missing], goal[missing], scaled.shape[1])
-        result[missing] = rest
-    return torch.where(top_p < 1, result, float("-inf"))
+    result = torch.full_like(highest, float("-inf"))
+    missing = (top_p < 1).nonzero().squeeze(1)
+    for candidates in (*NUCLEUS_CANDIDATES, scaled.shape[1]):
+        if not missing.numel():
+            break
+        count = min(candidates, scaled.shape[1])
+        lowest, found = _nucleus_floor(scaled[missing], highest[missing], goal[missing], count)
+        result[missing] = lowest
+        missing = missing[~found]
+    return result
 
 
 def _nucleus_floor(
@@ -112,7 +118,9 @@ def _nucleus_floor(
 def _walk(mass: Tensor, draws: Tensor) -> Tensor:
     """Invert the cumulative mass at `draws`: `[N, V]`, `[N]` → ids `[N]`, never one of no mass."""
     rows, vocabulary = mass.shape
-    padded = torch.nn.functional.pad(mass, (0, -vocabulary % TILE)).view(rows, -1, TILE)
+    if vocabulary % TILE:
+        mass = torch.nn.functional.pad(mass, (0, -vocabulary % TILE))
+    padded = mass.view(rows, -1, TILE)
     tiles = padded.sum(dim=-1, dtype=torch.float64).cumsum(dim=-1)  # [N, tiles]
     goal = draws * tiles[:, -1]
     tile = torch.searchsorted(tiles, goal[:, None], right=True).clamp(max=tiles.shape[1] - 1)
