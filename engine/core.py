@@ -1,7 +1,7 @@
 """One model working through its sequences, step by step; no threads and no I/O.
 
-A failed step costs no other request: all sequences of the step start over, one alone at a time, and
-only one that fails alone gets the error.
+A failed step costs no other request: all sequences of the step start over, one alone at a time
+until a step of its own went well, and only one that fails alone gets the error.
 """
 
 from __future__ import annotations
@@ -21,6 +21,9 @@ from engine.stats import EngineStats
 from engine.table import Sequence, SequenceTable
 
 logger = logging.getLogger(__name__)
+
+# A failure may pass, or be the size of the batch; one that keeps coming has an owner.
+MAX_FAILURES_IN_COMPANY = 3
 
 
 class Core:
@@ -81,6 +84,7 @@ class Core:
             self._keep_scores(plan, logits, sampled)
         except Exception as exc:  # noqa: BLE001 - whatever one request does, the others go on
             return self._recover(plan, exc)
+        self._clear(plan)
         self._scheduler.advance(plan, sampled.token_ids)
         return self._collect(plan.sampled, sampled)
 
@@ -180,15 +184,22 @@ class Core:
         slots = sorted(plan.slots, key=lambda slot: -int(self._table.arrival[slot]))
         if len(slots) == 1 and self._table.sequence(slots[0]).is_suspect:
             sequence = self._scheduler.finish(slots[0])
-            self._pool.forget_all()
             sequence.error = InternalError(f"The engine failed on this request: {exc}")
             return [sequence]
         for slot in slots:
             sequence = self._table.sequence(slot)
             sequence.is_suspect = True
+            sequence.num_failures += 1
             self._scheduler.preempt(slot)
             del sequence.logprobs[len(sequence.generated) :]
         return []
+
+    def _clear(self, plan: StepPlan) -> None:
+        """Let a suspect whose step alone went well run with others again, if not for ever."""
+        if len(plan.decodes) + len(plan.chunks) == 1:
+            sequence = self._table.sequence(plan.slots[0])
+            if sequence.is_suspect:
+                sequence.is_suspect = sequence.num_failures >= MAX_FAILURES_IN_COMPANY
 
     def _count(self, sequence: Sequence) -> None:
         self._prompt_tokens += len(sequence.request.prompt_ids)

@@ -168,7 +168,7 @@ class Scheduler:
         tokens = np.array([*sequence.request.prompt_ids, *sequence.generated], np.int32)
         shared = self._cached_pages(sequence, tokens)
         needed = self._pages_for(len(tokens)) - len(shared)
-        # A page in hand for each running sequence keeps a newcomer from being preempted at once.
+        # As many pages as the running sequences fill in a step: else a newcomer is soon preempted.
         running = int(self.table.is_running.sum())
         spare = -(-running // self._page_size)
         if not self.pool.can_allocate(needed + self.pool.num_unheld(shared) + spare):

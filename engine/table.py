@@ -22,6 +22,7 @@ class Sequence:
         "is_suspect",
         "logprobs",
         "num_cached_tokens",
+        "num_failures",
         "num_preemptions",
         "prompt_logprobs",
         "request",
@@ -41,6 +42,7 @@ class Sequence:
         self.stop_reason: int | str | None = None
         self.stopped = False
         self.is_suspect = False  # was in a step that failed: runs alone
+        self.num_failures = 0
         self.error: Exception | None = None
 
 

@@ -1,0 +1,120 @@
+"""A model without tensors: it checks that the cache holds what is read, and knows what to say.
+
+`PageMemory` stands in for the KV cache. Each slot of a page holds the whole beginning that was
+computed into it, so that reading a page which another sequence wrote, or nobody, fails at once.
+`PagedModel` is a runner over it whose logits are a function of the tokens so far.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from zlib import crc32
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from engine.runner import StepLogits
+from engine.scheduler import StepPlan
+from engine.table import Sequence, SequenceTable
+
+Tokens = tuple[int, ...]
+LogitsOf = Callable[[Tokens], "list[float] | NDArray[np.float32]"]
+
+
+class PageMemory:
+    """What a step's tokens would write to the cache and read from it."""
+
+    def __init__(self, table: SequenceTable) -> None:
+        self._table = table
+        self._slots: dict[tuple[int, int], Tokens] = {}
+
+    def compute(self, plan: StepPlan) -> None:
+        """Write the tokens of a plan, as each layer does before it attends, then read them all."""
+        size = self._table.page_size
+        spans = spans_of(plan, self._table)
+        for slot, start, stop in spans:
+            tokens = tokens_of(self._table, slot)
+            for position in range(start, stop):
+                page = int(self._table.pages[slot, position // size])
+                self._slots[page, position % size] = tokens[: position + 1]
+        for slot, _, stop in spans:
+            tokens = tokens_of(self._table, slot)
+            for position in range(stop):
+                assert position // size < self._table.num_pages[slot]
+                page = int(self._table.pages[slot, position // size])
+                assert self._slots[page, position % size] == tokens[: position + 1]
+
+    def scramble(self, plan: StepPlan) -> None:
+        """Write nonsense where a plan's tokens go: the step failed half way."""
+        size = self._table.page_size
+        for slot, start, stop in spans_of(plan, self._table):
+            for position in range(start, stop):
+                self._slots[int(self._table.pages[slot, position // size]), position % size] = ()
+
+
+class PagedModel:
+    """A runner: `logits_of` gives the logits that follow some tokens.
+
+    `fails` is asked before each step about its sequences; what it returns is raised.
+    """
+
+    def __init__(
+        self,
+        table: SequenceTable,
+        logits_of: LogitsOf,
+        fails: Callable[[list[Sequence]], Exception | None] | None = None,
+    ) -> None:
+        self.fails = fails
+        self.plans: list[StepPlan] = []
+        self._table = table
+        self._logits_of = logits_of
+        self._memory = PageMemory(table)
+
+    def run(self, plan: StepPlan) -> StepLogits:
+        """Compute a plan as `Runner.run` does."""
+        self.plans.append(plan)
+        failure = self.fails([self._table.sequence(i) for i in plan.slots]) if self.fails else None
+        if failure is not None:
+            self._memory.scramble(plan)
+            raise failure
+        self._memory.compute(plan)
+        sampled = [self._logits_of(tokens_of(self._table, int(i))) for i in plan.sampled]
+        width = len(self._logits_of((0,)))
+        scored = []
+        for chunk in plan.chunks:
+            if self._table.sequence(chunk.slot).request.prompt_logprobs is None:
+                continue
+            tokens = tokens_of(self._table, chunk.slot)
+            rows = [self._logits_of(tokens[: i + 1]) for i in range(chunk.start, chunk.stop)]
+            scored.append((chunk, torch.tensor(np.array(rows, np.float32))))
+        logits = torch.tensor(np.array(sampled, np.float32).reshape(-1, width))
+        return StepLogits(logits, scored)
+
+
+def spans_of(plan: StepPlan, table: SequenceTable) -> list[tuple[int, int, int]]:
+    """Return slot, first position and the one after the last of each sequence in a plan."""
+    decodes = plan.decodes.tolist()
+    ends = table.num_tokens[plan.decodes].tolist()
+    return [(slot, end - 1, end) for slot, end in zip(decodes, ends, strict=True)] + [
+        (chunk.slot, chunk.start, chunk.stop) for chunk in plan.chunks
+    ]
+
+
+def tokens_of(table: SequenceTable, slot: int) -> Tokens:
+    """Return all tokens of a running sequence."""
+    return tuple(table.tokens[slot, : table.num_tokens[slot]].tolist())
+
+
+def mixed(tokens: Tokens, salt: int = 0) -> int:
+    """Return a number that every token has a say in."""
+    return crc32(np.array([salt, *tokens], np.int64).tobytes())
+
+
+def spread_logits(vocabulary: int) -> LogitsOf:
+    """Return logits that look random and have clear margins, the same for the same tokens."""
+
+    def logits_of(tokens: Tokens) -> NDArray[np.float32]:
+        return np.random.default_rng(mixed(tokens)).permutation(vocabulary).astype(np.float32)
+
+    return logits_of

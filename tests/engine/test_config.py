@@ -1,0 +1,57 @@
+"""The engine's settings refuse what no engine could run with."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import pytest
+
+from engine.config import EngineConfig
+from engine.errors import EngineError
+
+
+def test_a_model_is_all_that_must_be_named() -> None:
+    """Everything else has a default that is valid."""
+    config = EngineConfig("some/model")
+    assert (config.dtype, config.device, config.max_model_len) == ("auto", "auto", None)
+
+
+@pytest.mark.parametrize(
+    ("setting", "value"),
+    [
+        ("dtype", "int8"),
+        ("dtype", "FLOAT32"),
+        ("device", "tpu"),
+        ("device", ""),
+        ("max_model_len", 0),
+        ("max_model_len", -1),
+        ("max_num_seqs", 0),
+        ("max_num_batched_tokens", 0),
+        ("kv_cache_memory", 0),
+        ("page_size", 12),
+        ("page_size", 0),
+        ("page_size", -8),
+        ("page_size", 4),
+    ],
+)
+def test_a_setting_that_cannot_work_is_refused_by_name(setting: str, value: Any) -> None:
+    """The message says which and what it was."""
+    with pytest.raises(EngineError) as refused:
+        EngineConfig("m", **{setting: value})
+    assert setting in str(refused.value)
+    assert str(value) in str(refused.value)
+
+
+def test_a_step_must_have_room_for_every_running_sequence() -> None:
+    """Each takes a token a step: a smaller budget would be overdrawn."""
+    assert EngineConfig("m", max_num_seqs=64, max_num_batched_tokens=64)
+    with pytest.raises(EngineError, match="max_num_batched_tokens") as refused:
+        EngineConfig("m", max_num_seqs=64, max_num_batched_tokens=63)
+    assert "max_num_seqs" in str(refused.value)
+
+
+def test_settings_do_not_change() -> None:
+    """What was checked stays checked."""
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        EngineConfig("m").page_size = 8  # type: ignore[misc]

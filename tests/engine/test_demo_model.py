@@ -1,0 +1,75 @@
+"""The embedded demo model through the engine: greedy output to the token, and sane text."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import pytest
+import torch
+
+from demo import MODEL_PATH, questions
+from engine.attention import KVCache
+from engine.config import EngineConfig
+from engine.core import Core, result
+from engine.model import load_model
+from engine.pages import PagePool
+from engine.runner import Runner
+from engine.sequence import Sampling, SequenceRequest
+from engine.table import SequenceTable
+from engine.text.tokenizer import load_pretrained_tokenizer
+from tests.engine.families import judge
+
+NUM_PROMPTS = 200
+MAX_TOKENS = 24
+SYSTEM = "You are a careful assistant. Answer each question briefly and to the point, please."
+
+
+def ask_ids(tokenizer: Any) -> list[list[int]]:
+    """Tokenise held-out questions of every kind, half of them behind one system prompt."""
+    rng = random.Random(11)
+    kinds = [kind for kind in questions.KINDS if kind != "greeting"]
+    examples = [
+        example
+        for kind in kinds
+        for example in questions.questions(kind, "held_out", -(-NUM_PROMPTS // len(kinds)), seed=11)
+    ]
+    rng.shuffle(examples)
+    prompts = []
+    for index, example in enumerate(examples[:NUM_PROMPTS]):
+        system = [{"role": "system", "content": SYSTEM}] if index % 2 else []
+        messages = [*system, {"role": "user", "content": example.question}]
+        text = tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
+        prompts.append(tokenizer(text, add_special_tokens=False)["input_ids"])
+    return prompts
+
+
+def test_greedy_output_of_200_prompts_is_transformers_eager_output() -> None:
+    """Token for token, log-probabilities within 1e-3: chunked, prefix-shared and preempted."""
+    from transformers import AutoModelForCausalLM
+
+    config = EngineConfig(str(MODEL_PATH), dtype="float32", device="cpu")
+    model = load_model(config)
+    prompts = ask_ids(load_pretrained_tokenizer(str(MODEL_PATH)))
+    num_pages = 60
+    cache = KVCache(model.shapes, num_pages, config.page_size, model.dtype, model.device)
+    table = SequenceTable(24, model.max_model_len, config.page_size)
+    core = Core(table, PagePool(num_pages), Runner(model, cache, table), 64, model.vocab_size)
+    sampling = Sampling(temperature=0, logprobs=0)
+    sequences = [core.add(SequenceRequest(ids, MAX_TOKENS, sampling)) for ids in prompts]
+    while core.step() is not None:
+        pass
+    stats = core.stats()
+    assert stats.preemptions > 0
+    assert stats.cached_tokens > 1000
+
+    eager = AutoModelForCausalLM.from_pretrained(
+        MODEL_PATH, dtype=torch.float32, attn_implementation="eager"
+    ).eval()
+    for ids, sequence in zip(prompts, sequences, strict=True):
+        got = result(sequence)
+        best, logprobs = judge(eager, ids, got.token_ids)
+        assert len(got.token_ids) == MAX_TOKENS
+        assert got.token_ids == best
+        assert got.logprobs is not None
+        assert [entry.logprob for entry in got.logprobs] == pytest.approx(logprobs, abs=1e-3)
