@@ -84,9 +84,10 @@ class Core:
             self._keep_scores(plan, logits, sampled)
         except Exception as exc:  # noqa: BLE001 - whatever one request does, the others go on
             return self._recover(plan, exc)
-        self._clear(plan)
         self._scheduler.advance(plan, sampled.token_ids)
-        return self._collect(plan.sampled, sampled)
+        finished = self._collect(plan.sampled, sampled)
+        self._acquit(plan)
+        return finished
 
     def abort(self, unwanted: set[Sequence]) -> None:
         """Drop sequences wherever they are; they never come out of `step`."""
@@ -194,12 +195,17 @@ class Core:
             del sequence.logprobs[len(sequence.generated) :]
         return []
 
-    def _clear(self, plan: StepPlan) -> None:
+    def _acquit(self, plan: StepPlan) -> None:
         """Let a suspect whose step alone went well run with others again, if not for ever."""
-        if len(plan.decodes) + len(plan.chunks) == 1:
-            sequence = self._table.sequence(plan.slots[0])
-            if sequence.is_suspect:
-                sequence.is_suspect = sequence.num_failures >= MAX_FAILURES_IN_COMPANY
+        if len(plan.decodes) + len(plan.chunks) > 1:
+            return
+        (slot,) = plan.slots
+        if not self._table.is_running[slot] or not self._table.sequence(slot).is_suspect:
+            return
+        sequence = self._table.sequence(slot)
+        if sequence.num_failures < MAX_FAILURES_IN_COMPANY:
+            sequence.is_suspect = False
+            self._scheduler.stand_behind_suspects(slot)
 
     def _count(self, sequence: Sequence) -> None:
         self._prompt_tokens += len(sequence.request.prompt_ids)

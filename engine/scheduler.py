@@ -107,6 +107,17 @@ class Scheduler:
         self.num_preemptions += 1
         self.waiting.appendleft(sequence)
 
+    def stand_behind_suspects(self, slot: int) -> None:
+        """Send a running sequence back into the queue, behind the suspects that each run alone."""
+        sequence = self.finish(slot)
+        sequence.num_preemptions += 1
+        later = (
+            index
+            for index, other in enumerate(self.waiting)
+            if not other.is_suspect and other.arrival > sequence.arrival
+        )
+        self.waiting.insert(next(later, len(self.waiting)), sequence)
+
     def _plan_decodes(self) -> NDArray[np.int64]:
         table = self.table
         running = table.running

@@ -100,6 +100,19 @@ def test_a_step_that_fails_once_costs_nobody_anything() -> None:
     assert len(failures) == 1
 
 
+@pytest.mark.parametrize(("num_failures", "together"), [(1, True), (3, False)])
+def test_sequences_whose_failure_passed_run_together_again(
+    num_failures: int, *, together: bool
+) -> None:
+    """But not for ever: what fails in company each time ends alone."""
+    rig = Rig(logits_of)
+    failures = [RuntimeError("passing")] * num_failures
+    rig.model.fails = lambda running: failures.pop() if len(running) > 1 and failures else None
+    rig.run(*[request([one, 2], 8) for one in range(4)])
+    assert not failures
+    assert (len(rig.model.plans[-1].slots) > 1) is together
+
+
 @pytest.mark.parametrize("error", [RuntimeError("odd shapes"), MemoryError(), IndexError("7")])
 @pytest.mark.parametrize("place", [1, 4])
 def test_a_request_that_fails_every_step_it_is_in_is_the_only_one_to_fail(
