@@ -86,11 +86,12 @@ class PagedAttention:
         shape = self._shapes[layer]
         keys, values = self._cache.keys[layer], self._cache.values[layer]
         query, key, value = (tensor[0].transpose(0, 1) for tensor in (query, key, value))
-        reference.store(keys, values, key, value, step)
+        kernels = _kernels(keys, shape)
+        kernels.store(keys, values, key, value, step)
         parts = []
         if step.num_decodes:
-            decode = _decode_kernel(keys, shape)
-            parts.append(decode(query[: step.num_decodes], keys, values, step, shape, sinks))
+            decodes = query[: step.num_decodes]
+            parts.append(kernels.decode(decodes, keys, values, step, shape, sinks))
         parts.extend(
             reference.prefill(query[chunk.start : chunk.stop], keys, values, chunk, shape, sinks)
             for chunk in step.chunks
@@ -130,13 +131,14 @@ class RecordingAttention:
         return reference.attend(query[0].transpose(0, 1), key[0], value[0], shape, sinks)[None]
 
 
-def _decode_kernel(keys: Tensor, shape: AttentionShape) -> Any:
+def _kernels(keys: Tensor, shape: AttentionShape) -> Any:
+    """Return the module whose `store` and `decode` serve this cache."""
     if keys.device.type == "cpu":
         from engine.kernels import cpu
 
         if cpu.supports_attention(keys.dtype, shape, keys.shape[3]):
-            return cpu.decode_attention
-    return reference.decode
+            return cpu
+    return reference
 
 
 def _dispatch(

@@ -35,23 +35,26 @@ class FusedRMSNorm(nn.Module):
 
 
 class FusedGatedMLP(nn.Module):
-    """down(silu(gate(x)) · up(x)) with the activation and the product in one pass."""
+    """down(silu(gate(x)) · up(x)): both projections in one product, the activation in one pass."""
 
-    def __init__(self, gate_proj: nn.Module, up_proj: nn.Module, down_proj: nn.Module) -> None:
+    def __init__(self, gate: nn.Linear, up: nn.Linear, down: nn.Linear) -> None:
         super().__init__()
-        self.gate_proj = gate_proj
-        self.up_proj = up_proj
-        self.down_proj = down_proj
+        self.weight = nn.Parameter(torch.cat([gate.weight, up.weight]), requires_grad=False)
+        self.bias: nn.Parameter | None = None
+        if gate.bias is not None:
+            self.bias = nn.Parameter(torch.cat([gate.bias, up.bias]), requires_grad=False)
+        self.down_proj = down
 
     def forward(self, hidden: Tensor) -> Tensor:
         """Apply the block: `[…, H]` → `[…, H]`."""
-        gate, up = self.gate_proj(hidden), self.up_proj(hidden)
-        if _has_cpu_kernel(gate):
+        both = nn.functional.linear(hidden, self.weight, self.bias)  # […, 2·I]
+        if _has_cpu_kernel(both):
             from engine.kernels import cpu
 
-            mixed = cpu.silu_mul(gate, up)
+            mixed = cpu.silu_mul(both)
         else:
-            mixed = nn.functional.silu(gate).mul_(up)
+            gate, up = both.chunk(2, dim=-1)
+            mixed = nn.functional.silu(gate) * up
         projected: Tensor = self.down_proj(mixed)
         return projected
 
@@ -82,8 +85,9 @@ def _candidates(module: nn.Module) -> Iterator[nn.Module]:
         yield FusedRMSNorm(weight, eps)
         yield FusedRMSNorm(weight + 1, eps)  # Gemma stores weight - 1
     parts = [getattr(module, name, None) for name in ("gate_proj", "up_proj", "down_proj")]
-    if all(isinstance(part, nn.Linear) for part in parts):
-        yield FusedGatedMLP(*parts)  # type: ignore[arg-type]
+    linears = [part for part in parts if isinstance(part, nn.Linear)]
+    if len(linears) == 3 and (linears[0].bias is None) == (linears[1].bias is None):
+        yield FusedGatedMLP(*linears)
 
 
 def _agrees(module: nn.Module, candidate: nn.Module) -> bool:

@@ -5,7 +5,7 @@ parallel loop runs all sequences and key heads of a layer over the pages where t
 widened in registers, arithmetic is fp32, and a row is summed in page order whatever runs beside it.
 All of it is one file because numba's disk cache notices changes of the kernel's own file only.
 
-Loops are unrolled by hand where LLVM would not: sums over eight rows at once keep the vector units
+Loops are unrolled by hand where LLVM would not: sums over four rows at once keep the vector units
 busy, where one row at a time waits for each sum.
 """
 
@@ -18,6 +18,7 @@ import numpy as np
 import torch
 from llvmlite import ir
 from numba import types
+from numba.core import cgutils
 from numba.extending import intrinsic
 from torch import Tensor
 
@@ -34,7 +35,7 @@ EXP_COEFFICIENTS = (
     5.0000001201e-1,
 )
 LOWEST = np.float32(-1e30)
-UNROLL = 8
+UNROLL = 4
 PAGE_SIZE = 16  # one fp32 vector of AVX-512; a constant, so that loops over a page unroll
 
 
@@ -104,6 +105,27 @@ def exp(_typing: Any, _value: Any) -> Any:
     return types.float32(types.float32), generate
 
 
+@intrinsic  # type: ignore[untyped-decorator]
+def prefetch(_typing: Any, array: Any, page: Any, head: Any, row: Any, column: Any) -> Any:
+    """Ask for the cache line of `array[page, head, row, column]`; nothing waits for it."""
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        kind = signature.args[0]
+        view = context.make_array(kind)(context, builder, args[0])
+        indices = [
+            context.cast(builder, value, given, types.intp)
+            for value, given in zip(args[1:], signature.args[1:], strict=True)
+        ]
+        place = cgutils.get_item_pointer(context, builder, kind, view, indices, wraparound=False)
+        flags = [ir.Constant(BITS, value) for value in (0, 3, 1)]  # to read, in every level, data
+        declared = ir.FunctionType(ir.VoidType(), [place.type, BITS, BITS, BITS])
+        call = cgutils.get_or_insert_function(builder.module, declared, "llvm.prefetch.p0")
+        builder.call(call, [place, *flags])
+        return context.get_dummy_value()
+
+    return types.void(array, page, head, row, column), generate
+
+
 @numba.njit(fastmath=True, inline="always", error_model="numpy")  # type: ignore[untyped-decorator]
 def tanh(x: Any) -> Any:
     """Give the hyperbolic tangent in fp32, from `exp`."""
@@ -139,6 +161,7 @@ def _decode_item(
     group, key_dim = query.shape[2], query.shape[3]
     value_dim = values.shape[3]
     highest, mass = PAGE_SIZE, PAGE_SIZE + 1
+    pair = np.empty(PAGE_SIZE, np.float32)
     length = lengths[row]
     first = max(0, length - window)
     for g in range(group):
@@ -146,27 +169,37 @@ def _decode_item(
         scratch[g, mass] = 0
         for d in range(value_dim):
             out[g, d] = 0
-    for index in range(first // PAGE_SIZE, (length + PAGE_SIZE - 1) // PAGE_SIZE):
+    last = (length - 1) // PAGE_SIZE
+    for index in range(first // PAGE_SIZE, last + 1):
         page = pages[row, index]
+        after = pages[row, min(index + 1, last)]
         base = index * PAGE_SIZE
-        for g in range(group):
+        for g in range(0, group, 2):
+            # A pair of query heads shares every widened key; an odd last head is its own pair.
+            h = min(g + 1, group - 1)
             for t in range(PAGE_SIZE):
                 scratch[g, t] = 0
+                pair[t] = 0
             for d in range(0, key_dim, UNROLL):
-                q0, q1 = query[row, head, g, d], query[row, head, g, d + 1]
-                q2, q3 = query[row, head, g, d + 2], query[row, head, g, d + 3]
-                q4, q5 = query[row, head, g, d + 4], query[row, head, g, d + 5]
-                q6, q7 = query[row, head, g, d + 6], query[row, head, g, d + 7]
+                if g == 0:
+                    prefetch(keys, after, head, d, 0)
+                    prefetch(keys, after, head, d + 1, 0)
+                    prefetch(keys, after, head, d + 2, 0)
+                    prefetch(keys, after, head, d + 3, 0)
+                a0, b0 = query[row, head, g, d], query[row, head, h, d]
+                a1, b1 = query[row, head, g, d + 1], query[row, head, h, d + 1]
+                a2, b2 = query[row, head, g, d + 2], query[row, head, h, d + 2]
+                a3, b3 = query[row, head, g, d + 3], query[row, head, h, d + 3]
                 for t in range(PAGE_SIZE):
-                    k0 = q0 * widen(keys[page, head, d, t])
-                    k1 = q1 * widen(keys[page, head, d + 1, t])
-                    k2 = q2 * widen(keys[page, head, d + 2, t])
-                    k3 = q3 * widen(keys[page, head, d + 3, t])
-                    k4 = q4 * widen(keys[page, head, d + 4, t])
-                    k5 = q5 * widen(keys[page, head, d + 5, t])
-                    k6 = q6 * widen(keys[page, head, d + 6, t])
-                    k7 = q7 * widen(keys[page, head, d + 7, t])
-                    scratch[g, t] += ((k0 + k1) + (k2 + k3)) + ((k4 + k5) + (k6 + k7))
+                    k0 = widen(keys[page, head, d, t])
+                    k1 = widen(keys[page, head, d + 1, t])
+                    k2 = widen(keys[page, head, d + 2, t])
+                    k3 = widen(keys[page, head, d + 3, t])
+                    scratch[g, t] += (a0 * k0 + a1 * k1) + (a2 * k2 + a3 * k3)
+                    pair[t] += (b0 * k0 + b1 * k1) + (b2 * k2 + b3 * k3)
+            for t in range(PAGE_SIZE):
+                scratch[h, t] = pair[t]
+        for g in range(group):
             if softcap > 0:
                 for t in range(PAGE_SIZE):
                     scratch[g, t] = softcap * tanh(scratch[g, t] / softcap)
@@ -189,22 +222,35 @@ def _decode_item(
         # Slots beyond the length are not read: what they hold, NaN even, is not ours.
         count = min(PAGE_SIZE, length - base)
         whole = count - count % UNROLL
-        for g in range(group):
+        for g in range(0, group, 2):
+            h = g + 1
             for t in range(0, whole, UNROLL):
-                p0, p1 = scratch[g, t], scratch[g, t + 1]
-                p2, p3 = scratch[g, t + 2], scratch[g, t + 3]
-                p4, p5 = scratch[g, t + 4], scratch[g, t + 5]
-                p6, p7 = scratch[g, t + 6], scratch[g, t + 7]
+                if g == 0:
+                    for d in range(0, value_dim, 16):
+                        prefetch(values, after, head, t, d)
+                        prefetch(values, after, head, t + 1, d)
+                        prefetch(values, after, head, t + 2, d)
+                        prefetch(values, after, head, t + 3, d)
+                a0, a1 = scratch[g, t], scratch[g, t + 1]
+                a2, a3 = scratch[g, t + 2], scratch[g, t + 3]
+                if h == group:
+                    for d in range(value_dim):
+                        v0 = widen(values[page, head, t, d])
+                        v1 = widen(values[page, head, t + 1, d])
+                        v2 = widen(values[page, head, t + 2, d])
+                        v3 = widen(values[page, head, t + 3, d])
+                        out[g, d] += (a0 * v0 + a1 * v1) + (a2 * v2 + a3 * v3)
+                    continue
+                b0, b1 = scratch[h, t], scratch[h, t + 1]
+                b2, b3 = scratch[h, t + 2], scratch[h, t + 3]
                 for d in range(value_dim):
-                    v0 = p0 * widen(values[page, head, t, d])
-                    v1 = p1 * widen(values[page, head, t + 1, d])
-                    v2 = p2 * widen(values[page, head, t + 2, d])
-                    v3 = p3 * widen(values[page, head, t + 3, d])
-                    v4 = p4 * widen(values[page, head, t + 4, d])
-                    v5 = p5 * widen(values[page, head, t + 5, d])
-                    v6 = p6 * widen(values[page, head, t + 6, d])
-                    v7 = p7 * widen(values[page, head, t + 7, d])
-                    out[g, d] += ((v0 + v1) + (v2 + v3)) + ((v4 + v5) + (v6 + v7))
+                    v0 = widen(values[page, head, t, d])
+                    v1 = widen(values[page, head, t + 1, d])
+                    v2 = widen(values[page, head, t + 2, d])
+                    v3 = widen(values[page, head, t + 3, d])
+                    out[g, d] += (a0 * v0 + a1 * v1) + (a2 * v2 + a3 * v3)
+                    out[h, d] += (b0 * v0 + b1 * v1) + (b2 * v2 + b3 * v3)
+        for g in range(group):
             for t in range(whole, count):
                 p = scratch[g, t]
                 for d in range(value_dim):
@@ -252,11 +298,11 @@ def _decode_items(
 
 
 def supports_attention(dtype: torch.dtype, shape: AttentionShape, page_size: int) -> bool:
-    """Say whether `decode_attention` serves a cache of this dtype and shape."""
+    """Say whether `store` and `decode` serve a cache of this dtype and shape."""
     return dtype in DTYPES and shape.key_dim % UNROLL == 0 and page_size == PAGE_SIZE
 
 
-def decode_attention(
+def decode(
     query: Tensor,
     keys: Tensor,
     values: Tensor,
@@ -309,11 +355,40 @@ def _norm_rows(x: Any, weight: Any, eps: Any, out: Any) -> None:
 @numba.njit(  # type: ignore[untyped-decorator]
     parallel=True, fastmath=True, nogil=True, cache=True, error_model="numpy"
 )
-def _gate_rows(gate: Any, up: Any, out: Any) -> None:
-    for row in numba.prange(gate.shape[0]):
-        for i in range(gate.shape[1]):
-            g = widen(gate[row, i])
-            out[row, i] = narrow(g * sigmoid(g) * widen(up[row, i]), gate[row, i])
+def _gate_rows(both: Any, out: Any) -> None:
+    width = out.shape[1]
+    for row in numba.prange(out.shape[0]):
+        for i in range(width):
+            g = widen(both[row, i])
+            out[row, i] = narrow(g * sigmoid(g) * widen(both[row, width + i]), both[row, i])
+
+
+@numba.njit(  # type: ignore[untyped-decorator]
+    parallel=True, fastmath=True, nogil=True, cache=True, error_model="numpy"
+)
+def _store_tokens(keys: Any, values: Any, key: Any, value: Any, pages: Any, offsets: Any) -> None:
+    for token in numba.prange(pages.shape[0]):
+        page, offset = pages[token], offsets[token]
+        for head in range(key.shape[1]):
+            for d in range(key.shape[2]):
+                keys[page, head, d, offset] = key[token, head, d]
+            for d in range(value.shape[2]):
+                values[page, head, offset, d] = value[token, head, d]
+
+
+def store(keys: Tensor, values: Tensor, key: Tensor, value: Tensor, step: PackedStep) -> None:
+    """Write the step's `key [T, Hkv, Dk]` and `value [T, Hkv, Dv]` to their slots.
+
+    The reference is `attention.store`.
+    """
+    _store_tokens(
+        elements(keys),
+        elements(values),
+        elements(key.contiguous()),
+        elements(value.contiguous()),
+        step.token_pages.numpy(),
+        step.token_offsets.numpy(),
+    )
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -324,12 +399,9 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     return out.view(x.shape)
 
 
-def silu_mul(gate: Tensor, up: Tensor) -> Tensor:
-    """Return silu(gate) · up: `[…, I]` twice, contiguous → `[…, I]`."""
-    width = gate.shape[-1]
-    # Not in place: an output that may alias an input keeps the loop from vectorising.
-    out = torch.empty_like(gate)
-    _gate_rows(
-        elements(gate.view(-1, width)), elements(up.view(-1, width)), elements(out.view(-1, width))
-    )
-    return out
+def silu_mul(both: Tensor) -> Tensor:
+    """Return silu(gate) · up of gate and up side by side: `both […, 2·I]` → `[…, I]`."""
+    flat = both.reshape(-1, both.shape[-1])
+    out = torch.empty(flat.shape[0], flat.shape[1] // 2, dtype=both.dtype)
+    _gate_rows(elements(flat), elements(out))
+    return out.view(*both.shape[:-1], -1)

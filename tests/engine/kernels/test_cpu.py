@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from engine.kernels import attention, cpu
-from engine.kernels.attention import AttentionShape
+from engine.kernels.attention import AttentionShape, PackedStep
 from engine.kernels.cpu import PAGE_SIZE
 from tests.engine.kernels.paged import Paged, Sequences
 
@@ -28,7 +28,7 @@ TOLERANCE = {torch.float32: 2e-6, torch.bfloat16: 2**-8}
 
 def decoded(sequences: Sequences, paged: Paged) -> torch.Tensor:
     """Run the kernel on the last token of each sequence."""
-    return cpu.decode_attention(
+    return cpu.decode(
         torch.stack([query[-1] for query in sequences.queries]),
         paged.keys,
         paged.values,
@@ -145,11 +145,39 @@ def test_what_is_not_finite_in_a_sequence_shows_in_its_row_alone(
     assert finite.all()
 
 
+@pytest.mark.parametrize("dtype", cpu.DTYPES, ids=str)
+def test_tokens_are_stored_where_the_reference_stores_them(dtype: torch.dtype) -> None:
+    """Keys as the model hands them, transposed, and values; every other slot stays as it was."""
+    generator = torch.Generator().manual_seed(4)
+    slots = torch.randperm(6 * PAGE_SIZE, generator=generator)[:40]
+    step = PackedStep(
+        num_decodes=0,
+        token_pages=slots // PAGE_SIZE,
+        token_offsets=slots % PAGE_SIZE,
+        decode_pages=torch.zeros(0, 0, dtype=torch.int32),
+        decode_lengths=torch.zeros(0, dtype=torch.int32),
+        chunks=(),
+    )
+    key = torch.randn(2, 40, 8, generator=generator).to(dtype).transpose(0, 1)
+    value = torch.randn(40, 2, 12, generator=generator).to(dtype)
+    caches = [
+        (
+            torch.full((6, 2, 8, PAGE_SIZE), 7, dtype=dtype),
+            torch.full((6, 2, PAGE_SIZE, 12), 7, dtype=dtype),
+        )
+        for _ in range(2)
+    ]
+    cpu.store(*caches[0], key, value, step)
+    attention.store(*caches[1], key, value, step)
+    assert torch.equal(caches[0][0], caches[1][0])
+    assert torch.equal(caches[0][1], caches[1][1])
+
+
 def test_what_the_kernel_does_not_fit_is_left_to_the_reference() -> None:
     """Odd widths of keys, dtypes that numba cannot widen, and pages of another size."""
     assert cpu.supports_attention(torch.float32, GROUPED, PAGE_SIZE)
     assert cpu.supports_attention(torch.bfloat16, GROUPED, PAGE_SIZE)
-    assert not cpu.supports_attention(torch.float32, replace(GROUPED, key_dim=12), PAGE_SIZE)
+    assert not cpu.supports_attention(torch.float32, replace(GROUPED, key_dim=10), PAGE_SIZE)
     assert not cpu.supports_attention(torch.float16, GROUPED, PAGE_SIZE)
     assert not cpu.supports_attention(torch.float32, GROUPED, 2 * PAGE_SIZE)
 
@@ -193,7 +221,7 @@ def test_the_gate_is_that_of_torch(dtype: torch.dtype, rows: int) -> None:
     generator = torch.Generator().manual_seed(rows)
     gate = (torch.randn(1, rows, 96, generator=generator) * 12).to(dtype)
     up = torch.randn(1, rows, 96, generator=generator).to(dtype)
-    out = cpu.silu_mul(gate, up)
+    out = cpu.silu_mul(torch.cat([gate, up], dim=-1))
     expected = torch.nn.functional.silu(gate.double()) * up.double()
     assert out.dtype == dtype
     tolerance = 1e-6 if dtype == torch.float32 else 2**-8
@@ -204,7 +232,7 @@ def test_the_gate_is_that_of_torch(dtype: torch.dtype, rows: int) -> None:
 def test_the_gate_is_closed_and_open_at_its_ends(dtype: torch.dtype) -> None:
     """Nothing overflows far out, and what is not finite stays so."""
     gate = torch.tensor([[-1e30, -300.0, 0.0, 300.0, 1e30, torch.nan]], dtype=dtype)
-    out = cpu.silu_mul(gate, torch.ones_like(gate))[0]
+    out = cpu.silu_mul(torch.cat([gate, torch.ones_like(gate)], dim=-1))[0]
     assert out[:3].abs().max() < 1e-6
     torch.testing.assert_close(out[3:5], gate[0, 3:5], rtol=2e-7, atol=0)
     assert out[5].isnan()
@@ -215,4 +243,5 @@ def test_bfloat16_is_rounded_as_torch_rounds_it() -> None:
     weight = torch.tensor([1 + 2**-8, 1 + 3 * 2**-8, 2 - 2**-8, 1 + 2**-8 + 2**-20, -3.3896e38])
     normed = cpu.rms_norm(torch.ones(1, 5, dtype=torch.bfloat16), weight, 0.0)
     assert torch.equal(normed[0], weight.bfloat16())
-    assert not cpu.silu_mul(torch.full_like(normed, 64.0), normed)[0, 4].isfinite()
+    both = torch.cat([torch.full_like(normed, 64.0), normed], dim=-1)
+    assert not cpu.silu_mul(both)[0, 4].isfinite()
