@@ -6,7 +6,9 @@ import asyncio
 import logging
 import queue
 import threading
+from collections.abc import Callable
 from collections.abc import Sequence as Requests
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 
 from engine.core import Core, result
@@ -33,14 +35,20 @@ class _Group:
 class Engine:
     """Runs sequences for any number of asyncio callers until `close`."""
 
-    def __init__(self, core: Core) -> None:
-        self._core = core
+    def __init__(self, make_core: Callable[[], Core]) -> None:
+        """Build the core in the engine's thread, wait for it, and raise what it raised."""
         self._inbox: queue.SimpleQueue[_Group | None] = queue.SimpleQueue()
         self._group_of: dict[Sequence, _Group] = {}
         self._is_closed = False
         self._has_cancelled = False
-        self._thread = threading.Thread(target=self._work, name="tidemill-engine", daemon=True)
+        # Loading runs in the thread that runs steps: OpenMP keeps workers for each thread that ever
+        # computed, and with more of them than cores they sleep between operations instead of spin.
+        made: Future[Core] = Future()
+        self._thread = threading.Thread(
+            target=self._run, args=(make_core, made), name="tidemill-engine", daemon=True
+        )
         self._thread.start()
+        self._core = made.result()
 
     async def generate(self, requests: Requests[SequenceRequest]) -> list[SequenceResult]:
         """Generate all `requests` and return their results in the same order.
@@ -69,6 +77,15 @@ class Engine:
         self._is_closed = True
         self._inbox.put(None)
         self._thread.join()
+
+    def _run(self, make_core: Callable[[], Core], made: Future[Core]) -> None:
+        try:
+            self._core = make_core()
+        except BaseException as exc:  # noqa: BLE001 - raised again where the engine was asked for
+            made.set_exception(exc)
+            return
+        made.set_result(self._core)
+        self._work()
 
     def _work(self) -> None:
         reason = "the engine was closed"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from concurrent.futures import Future
 from typing import Any
 
 from engine.attention import KVCache
@@ -9,7 +10,7 @@ from engine.config import EngineConfig
 from engine.core import Core
 from engine.endpoints import text_endpoints
 from engine.engine import Engine
-from engine.memory import count_pages
+from engine.memory import count_pages, share_one_heap
 from engine.model import LoadedModel, load_model
 from engine.pages import PagePool
 from engine.responder import Reply
@@ -54,27 +55,37 @@ def load_responder(
     `chat_template` is a template's text or the path of a file that holds it. `created` (seconds
     since the epoch) is what every response says. Raises `EngineError` for what cannot be loaded.
     """
+    share_one_heap()
     template = None if chat_template is None else read_chat_template(chat_template)
-    model = load_model(config)
-    text = load_text_model(config.model, model, template, created)
-    engine = start_engine(model, config)
+    loaded: Future[LoadedModel] = Future()
+
+    def make() -> Core:
+        model = load_model(config)
+        loaded.set_result(model)
+        return make_core(model, config)
+
+    engine = Engine(make)
+    try:
+        text = load_text_model(config.model, loaded.result(), template, created)
+    except BaseException:
+        engine.close()
+        raise
     endpoints = text_endpoints(text, engine, created=created, seed=config.seed)
     return ServedEngine(Service(endpoints, model_names=served_names or (config.model,)), engine)
 
 
-def start_engine(model: LoadedModel, config: EngineConfig) -> Engine:
-    """Give a loaded model its cache and start its thread."""
+def make_core(model: LoadedModel, config: EngineConfig) -> Core:
+    """Give a loaded model its cache, table and scheduler."""
     num_pages = count_pages(model, config)
     cache = KVCache(model.shapes, num_pages, config.page_size, model.dtype, model.device)
     table = SequenceTable(config.max_num_seqs, model.max_model_len, config.page_size)
-    core = Core(
+    return Core(
         table,
         PagePool(num_pages),
         Runner(model, cache, table),
         config.max_num_batched_tokens,
         model.vocab_size,
     )
-    return Engine(core)
 
 
 def load_text_model(name: str, model: LoadedModel, template: str | None, created: int) -> TextModel:

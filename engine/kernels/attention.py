@@ -14,6 +14,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+# Up to here two matrix products beat torch's CPU flash kernel: 0.35 against 0.56 ms at 165 tokens.
+SHORT_LENGTH = 256
+
 
 @dataclass(frozen=True, slots=True)
 class AttentionShape:
@@ -137,13 +140,15 @@ def prefill(
 ) -> Tensor:
     """Attend one chunk to its context and itself: `query [t, Hq, Dk]` → `[t, Hq, Dv]`.
 
-    Plain causal attention goes through torch's flash kernel; a softcap, sinks, or keys and values
-    of unequal width take the reference.
+    Plain causal attention goes through torch's flash kernel, or what is faster for a short one; a
+    softcap, sinks, or keys and values of unequal width take the reference.
     """
     length = chunk.context + query.shape[0]
     key, value = gather(keys, values, chunk.pages, length)
     if shape.softcap or sinks is not None or shape.key_dim != shape.value_dim:
         return attend(query, key, value, shape, sinks)
+    if query.device.type == "cpu" and length <= SHORT_LENGTH:
+        return _attend_short(query, key, value, shape)
     causal = chunk.context == 0 and not (shape.window and shape.window < length)
     mask = None if causal else visible(query.shape[0], length, shape.window, query.device)
     out = torch.nn.functional.scaled_dot_product_attention(
@@ -156,3 +161,17 @@ def prefill(
         enable_gqa=shape.num_query_heads != shape.num_kv_heads,
     )
     return out[0].transpose(0, 1)
+
+
+def _attend_short(query: Tensor, key: Tensor, value: Tensor, shape: AttentionShape) -> Tensor:
+    """Do what `attend` does for plain attention, with products in the model's dtype."""
+    tokens, length = query.shape[0], key.shape[1]
+    heads = shape.num_kv_heads
+    folded = query.view(tokens, heads, -1, shape.key_dim).permute(1, 2, 0, 3)  # [Hkv, G, t, Dk]
+    scores = (folded.reshape(heads, -1, shape.key_dim) @ key.transpose(-1, -2)).float()
+    scores = scores.mul_(shape.scaling).view(heads, -1, tokens, length)
+    hidden = ~visible(tokens, length, shape.window, query.device)
+    weights = scores.masked_fill_(hidden, float("-inf")).softmax(dim=-1).to(value.dtype)
+    mixed = weights.view(heads, -1, length) @ value  # [Hkv, G·t, Dv]
+    mixed = mixed.view(heads, -1, tokens, shape.value_dim).permute(2, 0, 1, 3)
+    return mixed.reshape(tokens, shape.num_query_heads, shape.value_dim)

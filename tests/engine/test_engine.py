@@ -10,8 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from engine.core import Core
 from engine.engine import Engine
-from engine.errors import EngineClosed
+from engine.errors import EngineClosed, ModelRefused
 from engine.protocol.errors import InternalError, RequestError
 from engine.sequence import Sampling, SequenceRequest, SequenceResult
 from engine.table import Sequence
@@ -53,7 +54,7 @@ class Stage:
         self.rig = Rig(logits_of)
         self.model = self.rig.model
         self.model.fails = self._wait
-        self.engine = Engine(self.rig.core)
+        self.engine = Engine(lambda: self.rig.core)
         self.in_step = threading.Event()
         self._may_go = threading.Event()
         self._may_go.set()
@@ -324,7 +325,7 @@ async def test_a_request_that_leaves_midway_frees_room_for_one_that_waits() -> N
         return logits_of(tokens)
 
     rig = Rig(slow, num_pages=6, max_num_seqs=1, max_model_len=24)
-    engine = Engine(rig.core)
+    engine = Engine(lambda: rig.core)
     first = asyncio.create_task(engine.generate([request(5, 21)]))
     second = asyncio.create_task(engine.generate([request(1, 8)]))
     await until(lambda: engine.stats().running > 0)
@@ -334,3 +335,13 @@ async def test_a_request_that_leaves_midway_frees_room_for_one_that_waits() -> N
     assert (await answered(second))[0].token_ids == greedy(1)
     assert rig.pool.num_free == 6
     engine.close()
+
+
+def test_a_core_that_cannot_be_made_says_so_where_the_engine_was_asked_for() -> None:
+    """The model loads in the engine's thread; its refusal must not die there."""
+
+    def refuse() -> Core:
+        raise ModelRefused("no such model")
+
+    with pytest.raises(ModelRefused, match="no such model"):
+        Engine(refuse)
