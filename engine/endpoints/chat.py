@@ -7,10 +7,10 @@ from typing import Any
 from engine.endpoints.generation import Generated, Terms, TextGeneration, usage_of
 from engine.endpoints.logprobs import chat_logprobs, prompt_logprobs
 from engine.endpoints.route import Route
-from engine.protocol.chat import ChatCompletionRequest, chat_choice, chat_completion
+from engine.protocol.chat import ChatCompletionRequest, chat_choice
 from engine.protocol.errors import RequestError
 from engine.protocol.unsupported import refuse_unsupported
-from engine.protocol.usage import response_id, usage_body
+from engine.protocol.usage import completion_body, response_id, usage_body
 from engine.protocol.validation import parse
 from engine.responder import Reply
 
@@ -40,7 +40,8 @@ class ChatCompletions:
             [prompt_ids], request, _terms(request), request_id=request_id
         )
         usage = usage_of([prompt_ids], [choices])
-        answer = chat_completion(
+        answer = completion_body(
+            "chat.completion",
             response_id("chatcmpl", request_id),
             created=self._created,
             model=model,

@@ -13,10 +13,9 @@ from engine.protocol.completions import (
     CompletionRequest,
     Prompt,
     completion_choice,
-    text_completion,
 )
 from engine.protocol.unsupported import refuse_unsupported
-from engine.protocol.usage import response_id, usage_body
+from engine.protocol.usage import completion_body, response_id, usage_body
 from engine.protocol.validation import parse
 from engine.responder import Reply
 from engine.sequence import TokenLogprob
@@ -62,7 +61,8 @@ class Completions:
                 for i, result in enumerate(results)
             ]
         usage = usage_of(prompts, generated)
-        answer = text_completion(
+        answer = completion_body(
+            "text_completion",
             response_id("cmpl", request_id),
             created=self._created,
             model=model,

@@ -157,23 +157,3 @@ def chat_choice(
         "finish_reason": finish_reason,
         "stop_reason": stop_reason,
     }
-
-
-def chat_completion(
-    response_id: str,
-    *,
-    created: int,
-    model: str,
-    choices: list[dict[str, Any]],
-    usage: dict[str, int],
-) -> dict[str, Any]:
-    """Return the body of a chat completion; `created` is in seconds since the epoch."""
-    return {
-        "id": response_id,
-        "object": "chat.completion",
-        "created": created,
-        "model": model,
-        "choices": choices,
-        "usage": usage,
-        "system_fingerprint": None,
-    }

@@ -85,23 +85,3 @@ def completion_choice(
         "finish_reason": finish_reason,
         "stop_reason": stop_reason,
     }
-
-
-def text_completion(
-    response_id: str,
-    *,
-    created: int,
-    model: str,
-    choices: list[dict[str, Any]],
-    usage: dict[str, int],
-) -> dict[str, Any]:
-    """Return the body of a text completion; `created` is in seconds since the epoch."""
-    return {
-        "id": response_id,
-        "object": "text_completion",
-        "created": created,
-        "model": model,
-        "choices": choices,
-        "usage": usage,
-        "system_fingerprint": None,
-    }

@@ -1,6 +1,8 @@
-"""What every response body shares: an id that its line alone decides, and the usage object."""
+"""What response bodies share: their frame, an id that the line alone decides, and the usage."""
 
 from __future__ import annotations
+
+from typing import Any, Literal
 
 
 def response_id(prefix: str, request_id: str) -> str:
@@ -18,4 +20,25 @@ def usage_body(prompt_tokens: int, completion_tokens: int) -> dict[str, int]:
         "prompt_tokens": prompt_tokens,
         "completion_tokens": completion_tokens,
         "total_tokens": prompt_tokens + completion_tokens,
+    }
+
+
+def completion_body(
+    kind: Literal["chat.completion", "text_completion"],
+    body_id: str,
+    *,
+    created: int,
+    model: str,
+    choices: list[dict[str, Any]],
+    usage: dict[str, int],
+) -> dict[str, Any]:
+    """Return a response body of either endpoint; `created` is in seconds since the epoch."""
+    return {
+        "id": body_id,
+        "object": kind,
+        "created": created,
+        "model": model,
+        "choices": choices,
+        "usage": usage,
+        "system_fingerprint": None,
     }
