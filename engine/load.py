@@ -10,7 +10,7 @@ from engine.config import EngineConfig
 from engine.core import Core
 from engine.endpoints import text_endpoints
 from engine.engine import Engine
-from engine.memory import count_pages, share_one_heap
+from engine.memory import count_pages
 from engine.model import LoadedModel, load_model
 from engine.pages import PagePool
 from engine.responder import Reply
@@ -55,7 +55,6 @@ def load_responder(
     `chat_template` is a template's text or the path of a file that holds it. `created` (seconds
     since the epoch) is what every response says. Raises `EngineError` for what cannot be loaded.
     """
-    share_one_heap()
     template = None if chat_template is None else read_chat_template(chat_template)
     loaded: Future[LoadedModel] = Future()
 

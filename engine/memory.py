@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import ctypes
 import os
-from contextlib import suppress
 from pathlib import Path
 
 import torch
@@ -44,17 +42,6 @@ def free_bytes(device: torch.device) -> int:
     limits = [_meminfo_available()]
     limits += [left for left in (_cgroup_left("memory.max", "memory.current"),) if left is not None]
     return min(limits)
-
-
-def share_one_heap() -> None:
-    """Make glibc serve all threads from one heap; call it before torch starts any.
-
-    A thread's own heap maps and unmaps every large tensor anew, and each fresh page costs a fault:
-    6 % of a run of a 46M model. Elsewhere than on glibc this does nothing.
-    """
-    m_arena_max = -8
-    with suppress(AttributeError, OSError):
-        ctypes.CDLL(None).mallopt(m_arena_max, 1)
 
 
 def _activation_bytes(model: LoadedModel, settings: EngineConfig) -> int:
