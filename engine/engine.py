@@ -43,12 +43,12 @@ class Engine:
         self._has_cancelled = False
         # Loading runs in the thread that runs steps: OpenMP keeps workers for each thread that ever
         # computed, and with more of them than cores they sleep between operations instead of spin.
-        made: Future[Core] = Future()
+        made: Future[None] = Future()
         self._thread = threading.Thread(
             target=self._run, args=(make_core, made), name="tidemill-engine", daemon=True
         )
         self._thread.start()
-        self._core = made.result()
+        made.result()
 
     async def generate(self, requests: Requests[SequenceRequest]) -> list[SequenceResult]:
         """Generate all `requests` and return their results in the same order.
@@ -78,13 +78,13 @@ class Engine:
         self._inbox.put(None)
         self._thread.join()
 
-    def _run(self, make_core: Callable[[], Core], made: Future[Core]) -> None:
+    def _run(self, make_core: Callable[[], Core], made: Future[None]) -> None:
         try:
             self._core = make_core()
         except BaseException as exc:  # noqa: BLE001 - raised again where the engine was asked for
             made.set_exception(exc)
             return
-        made.set_result(self._core)
+        made.set_result(None)
         self._work()
 
     def _work(self) -> None:

@@ -39,9 +39,8 @@ def free_bytes(device: torch.device) -> int:
     """Return the bytes that this process could still take on `device`, by its own account."""
     if device.type == "cuda":
         return torch.cuda.mem_get_info(device)[0]
-    limits = [_meminfo_available()]
-    limits += [left for left in (_cgroup_left("memory.max", "memory.current"),) if left is not None]
-    return min(limits)
+    left = _cgroup_left()
+    return _meminfo_available() if left is None else min(left, _meminfo_available())
 
 
 def _activation_bytes(model: LoadedModel, settings: EngineConfig) -> int:
@@ -64,9 +63,10 @@ def _meminfo_available() -> int:
     return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2
 
 
-def _cgroup_left(limit: str, used: str) -> int | None:
+def _cgroup_left() -> int | None:
     try:
-        most = (CGROUP / limit).read_text(encoding="ascii").strip()
-        return None if most == "max" else int(most) - int((CGROUP / used).read_text("ascii"))
+        most = (CGROUP / "memory.max").read_text(encoding="ascii").strip()
+        used = (CGROUP / "memory.current").read_text(encoding="ascii")
+        return None if most == "max" else int(most) - int(used)
     except (OSError, ValueError):
         return None

@@ -81,7 +81,7 @@ def load_model(settings: EngineConfig) -> LoadedModel:
     network = network.eval().requires_grad_(requires_grad=False).to(device)
     try:
         return prepare(network, settings, dtype, device)
-    except (TypeError, ValueError, RuntimeError, NotImplementedError) as exc:
+    except (TypeError, ValueError, RuntimeError) as exc:
         name = type(network).__name__
         raise ModelRefused(f"{settings.model}: {name} cannot run here: {_first_line(exc)}") from exc
 
