@@ -13,15 +13,19 @@ PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check 
 INSTALLED_VENV := $(VENV)/.installed-venv
 INSTALLED_ENGINE := $(VENV)/.installed-engine
 INSTALLED_DEV := $(VENV)/.installed-dev
+# The AWS emulator; an environment of its own, because it needs another botocore than ours.
+MINISTACK_VENV := .venv-ministack
+INSTALLED_MINISTACK := $(MINISTACK_VENV)/.installed
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
-.PHONY: help demo test check format demo-model bench bench-host bench-models clean
+.PHONY: help demo test chaos check format demo-model bench bench-host bench-models clean
 
 help:
 	@echo "make demo          install into $(VENV) and run the example file on the demo model"
 	@echo "make test          install and run all tests"
+	@echo "make chaos         the chaos suite with all of its seeds (make test runs a few)"
 	@echo "make check         formatting, ruff, mypy and import rules (CI runs: make check test)"
 	@echo "make format        format the code and mend what ruff can mend"
 	@echo "make demo-model    train the demo model again (at most 20 minutes on two cores)"
@@ -46,16 +50,25 @@ $(INSTALLED_ENGINE): pyproject.toml constraints.txt | $(INSTALLED_VENV)
 
 $(INSTALLED_DEV): pyproject.toml constraints.txt | $(INSTALLED_VENV)
 	@echo "Installing the engine and the tools of development into $(VENV)."
-	@$(PIP_INSTALL) -e '.[engine,dev]'
+	@$(PIP_INSTALL) -e '.[engine,cloud,dev]'
 	@touch $(INSTALLED_ENGINE) $@
+
+$(INSTALLED_MINISTACK): localstack/requirements.txt | $(INSTALLED_VENV)
+	@$(BIN)/python -m venv $(MINISTACK_VENV)
+	@$(MINISTACK_VENV)/bin/python -m pip install --quiet --disable-pip-version-check -r $<
+	@touch $@
 
 demo: $(INSTALLED_ENGINE)
 	@mkdir -p $(OUT)
 	$(BIN)/tidemill run -i examples/demo.jsonl -o $(OUT)/demo.jsonl
 	@$(BIN)/python examples/show.py examples/demo.jsonl $(OUT)/demo.jsonl
 
-test: $(INSTALLED_DEV)
+test: $(INSTALLED_DEV) $(INSTALLED_MINISTACK)
 	$(BIN)/python -m pytest
+
+# All seeds; a few of them run with `make test`.
+chaos: $(INSTALLED_DEV) $(INSTALLED_MINISTACK)
+	TIDEMILL_CHAOS_SEEDS=all $(BIN)/python -m pytest tests/chaos
 
 check: $(INSTALLED_DEV)
 	$(BIN)/ruff format --check .
@@ -92,6 +105,6 @@ bench-host: $(INSTALLED_ENGINE)
 	$(BIN)/python -m bench.host_path
 
 clean:
-	rm -rf $(VENV) $(OUT) build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis \
+	rm -rf $(VENV) $(MINISTACK_VENV) $(OUT) build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis \
 	  .import_linter_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -24,6 +24,18 @@ MODEL_LIBRARIES = {
 MAY_IMPORT = {
     "engine/protocol": {"engine.protocol", "pydantic", "pydantic_core"},
     "engine": MODEL_LIBRARIES | {"engine", "jinja2", "pydantic", "pydantic_core"},
+    "handler": {
+        "aiobotocore",
+        "aiohttp",
+        "aws_lambda_powertools",
+        "boto3",
+        "botocore",
+        "engine.protocol",
+        "handler",
+        "httpx",
+        "pydantic",
+        "pydantic_core",
+    },
 }
 
 

@@ -1,0 +1,1 @@
+"""Events in, batches out: everything that runs beside the engine in the cloud."""

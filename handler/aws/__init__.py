@@ -1,0 +1,1 @@
+"""Table, bucket, queues and events: the only place that speaks to AWS."""

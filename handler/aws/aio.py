@@ -1,0 +1,74 @@
+"""Drives operations with aiobotocore: what the worker uses."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import AsyncExitStack
+from types import TracebackType
+from typing import Any, Self
+
+from aiobotocore.config import AioConfig
+from aiobotocore.session import get_session
+from aiohttp import ClientError as HttpError
+from botocore.exceptions import BotoCoreError, ClientError
+
+from handler.aws.calls import SERVICES, Call, Operation, Service, T, translate
+from handler.errors import AwsError
+
+CONFIG = AioConfig(
+    connect_timeout=5,
+    read_timeout=20,
+    retries={"mode": "standard", "total_max_attempts": 6},
+    max_pool_connections=32,
+)
+
+
+class AioAws:
+    """Runs operations concurrently in one event loop; a context manager that owns its clients."""
+
+    def __init__(self) -> None:
+        self._stack = AsyncExitStack()
+        self._clients: Mapping[Service, Any] = {}
+
+    async def __aenter__(self) -> Self:
+        session = get_session()
+        self._clients = {
+            service: await self._stack.enter_async_context(
+                session.create_client(service, config=CONFIG)
+            )
+            for service in SERVICES
+        }
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        value: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        await self._stack.aclose()
+
+    async def run(self, operation: Operation[T]) -> T:
+        """Return the operation's result; raises AwsError for what it does not handle itself."""
+        try:
+            call = next(operation)
+            while True:
+                try:
+                    response = await self._send(call)
+                except (ClientError, BotoCoreError) as exc:
+                    call = operation.throw(translate(exc, call))
+                except (HttpError, TimeoutError, OSError) as exc:
+                    # A body that broke off: botocore does not see it, so it is not retried there.
+                    call = operation.throw(AwsError(f"{call.service} {call.method}: {exc!r}"))
+                else:
+                    call = operation.send(response)
+        except StopIteration as stop:
+            result: T = stop.value
+            return result
+
+    async def _send(self, call: Call) -> Any:
+        response = await getattr(self._clients[call.service], call.method)(**call.arguments)
+        if "Body" in response:
+            async with response["Body"] as body:
+                response["Body"] = await body.read()
+        return response

@@ -1,0 +1,72 @@
+"""Operations without I/O: written once, driven by boto3 in a Lambda and by aiobotocore in a worker.
+
+An operation is a generator. It yields a `Call`, is sent the response, and returns its result; what
+AWS refuses is thrown into it as one of this package's exceptions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, TypeVar
+
+from botocore.exceptions import BotoCoreError, ClientError
+
+from handler.aws.items import from_item
+from handler.errors import AwsError, ConditionFailed, NotThere, ObjectChanged
+
+Service = Literal["dynamodb", "s3", "sqs", "events"]
+SERVICES: tuple[Service, ...] = ("dynamodb", "s3", "sqs", "events")
+T = TypeVar("T")
+
+_CONDITION = "ConditionalCheckFailed"
+_NOT_THERE = frozenset(
+    {
+        "404",
+        "AWS.SimpleQueueService.NonExistentQueue",
+        "InvalidParameterValue",
+        "NoSuchKey",
+        "NoSuchUpload",
+        "NoSuchVersion",
+        "QueueDoesNotExist",
+        "ReceiptHandleIsInvalid",
+    }
+)
+_CHANGED = frozenset({"412", "PreconditionFailed"})
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One request to AWS: a client's method and its arguments.
+
+    The `Body` of a response is read whole before it is sent back.
+    """
+
+    service: Service
+    method: str
+    arguments: Mapping[str, Any]
+
+
+Operation = Generator[Call, Any, T]
+
+
+def translate(error: ClientError | BotoCoreError, call: Call) -> AwsError:
+    """Return what a client's exception means to an operation."""
+    what = f"{call.service} {call.method}"
+    if isinstance(error, BotoCoreError):
+        return AwsError(f"{what}: {error}", aws_code=type(error).__name__)
+    response: Mapping[str, Any] = error.response
+    code = str(response.get("Error", {}).get("Code", ""))
+    message = f"{what}: {error}"
+    if code == f"{_CONDITION}Exception":
+        item = response.get("Item")
+        return ConditionFailed(message, item=from_item(item) if item else None)
+    if code == "TransactionCanceledException":
+        reasons = response.get("CancellationReasons") or ()
+        if any(reason.get("Code") == _CONDITION for reason in reasons) or _CONDITION in message:
+            return ConditionFailed(message)
+    if code in _NOT_THERE:
+        return NotThere(message, aws_code=code)
+    if code in _CHANGED:
+        return ObjectChanged(message, aws_code=code)
+    return AwsError(message, aws_code=code)

@@ -1,0 +1,33 @@
+"""Status changes on EventBridge, so that others need not poll."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from pydantic_core import to_json
+
+from handler.aws.calls import Call, Operation
+from handler.errors import AwsError
+
+SOURCE = "tidemill"
+DETAIL_TYPE = "Batch Status Change"
+
+
+@dataclass(frozen=True, slots=True)
+class EventBus:
+    """Makes the operations on one event bus."""
+
+    name: str
+
+    def publish(self, detail: dict[str, Any]) -> Operation[None]:
+        """Publish one status change; raises AwsError when the bus refuses it."""
+        entry = {
+            "Source": SOURCE,
+            "DetailType": DETAIL_TYPE,
+            "Detail": to_json(detail).decode(),
+            "EventBusName": self.name,
+        }
+        response = yield Call("events", "put_events", {"Entries": [entry]})
+        if response.get("FailedEntryCount"):
+            raise AwsError(f"events put_events: {response['Entries'][0]}")

@@ -1,0 +1,130 @@
+"""The queues' operations. Messages are doorbells: losing or repeating one changes no result."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from pydantic_core import from_json, to_json
+
+from handler.aws.calls import Call, Operation
+from handler.errors import AwsError, NotThere
+
+_MAX_ENTRIES = 10
+MAX_DELAY_SECONDS = 900
+
+
+class Message(NamedTuple):
+    """A received message: `receipt` stands for it until its visibility ends."""
+
+    body: str
+    receipt: str
+
+
+@dataclass(frozen=True, slots=True)
+class Queue:
+    """Makes the operations on one SQS queue."""
+
+    url: str
+
+    def send(self, body: dict[str, object], *, delay_seconds: float = 0) -> Operation[None]:
+        """Send one message, to be seen after a delay of at most 15 minutes."""
+        arguments: dict[str, Any] = {"QueueUrl": self.url, "MessageBody": to_json(body).decode()}
+        if delay_seconds > 0:
+            arguments["DelaySeconds"] = min(MAX_DELAY_SECONDS, max(1, round(delay_seconds)))
+        yield Call("sqs", "send_message", arguments)
+
+    def send_all(self, bodies: Sequence[dict[str, object]]) -> Operation[None]:
+        """Send at most ten messages at once; raises AwsError when one is refused twice."""
+        entries = [
+            {"Id": str(number), "MessageBody": to_json(body).decode()}
+            for number, body in enumerate(bodies)
+        ]
+        for is_last in (False, True):
+            response = yield Call(
+                "sqs", "send_message_batch", {"QueueUrl": self.url, "Entries": entries}
+            )
+            failed = {entry["Id"] for entry in response.get("Failed", ())}
+            entries = [entry for entry in entries if entry["Id"] in failed]
+            if not entries:
+                return
+            if is_last:
+                raise AwsError(f"sqs send_message_batch: {response['Failed'][0]}")
+
+    def receive(
+        self, *, max_messages: int = 1, wait_seconds: int = 20, visibility_seconds: int
+    ) -> Operation[list[Message]]:
+        """Return at most `max_messages`, hidden from others for a while."""
+        response = yield Call(
+            "sqs",
+            "receive_message",
+            {
+                "QueueUrl": self.url,
+                "MaxNumberOfMessages": min(_MAX_ENTRIES, max_messages),
+                "WaitTimeSeconds": wait_seconds,
+                "VisibilityTimeout": visibility_seconds,
+            },
+        )
+        return [
+            Message(message["Body"], message["ReceiptHandle"])
+            for message in response.get("Messages", ())
+        ]
+
+    def hide(self, message: Message, seconds: int) -> Operation[bool]:
+        """Keep a message hidden for so long from now; False when it is no longer ours."""
+        try:
+            yield Call(
+                "sqs",
+                "change_message_visibility",
+                {
+                    "QueueUrl": self.url,
+                    "ReceiptHandle": message.receipt,
+                    "VisibilityTimeout": seconds,
+                },
+            )
+        except NotThere:
+            return False
+        return True
+
+    def delete(self, message: Message) -> Operation[None]:
+        """Take a message off the queue; one that is gone already is no error."""
+        try:
+            yield Call(
+                "sqs",
+                "delete_message",
+                {"QueueUrl": self.url, "ReceiptHandle": message.receipt},
+            )
+        except NotThere:
+            return
+
+
+def shard_message(batch_id: str, shard: int) -> dict[str, object]:
+    """Return the message that rings for a shard."""
+    return {"batch_id": batch_id, "shard": shard}
+
+
+def advance_message(batch_id: str) -> dict[str, object]:
+    """Return the message that rings for a batch: look at it and do what comes next."""
+    return {"kind": "advance", "batch_id": batch_id}
+
+
+def parse_message(body: str) -> dict[str, Any] | None:
+    """Return a message's fields, or None for one that is no JSON object."""
+    try:
+        fields = from_json(body)
+    except ValueError:
+        return None
+    return fields if isinstance(fields, dict) else None
+
+
+def tens(bodies: Iterable[dict[str, object]]) -> Iterable[list[dict[str, object]]]:
+    """Yield the messages ten at a time, as many as SQS takes at once."""
+    batch: list[dict[str, object]] = []
+    for body in bodies:
+        batch.append(body)
+        if len(batch) == _MAX_ENTRIES:
+            yield batch
+            batch = []
+    if batch:
+        yield batch

@@ -1,0 +1,61 @@
+"""Drives operations with boto3: what Lambdas use."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import IO, Any
+
+import boto3
+from botocore.config import Config
+from botocore.exceptions import BotoCoreError, ClientError
+
+from handler.aws.calls import SERVICES, Call, Operation, Service, T, translate
+
+CONFIG = Config(
+    connect_timeout=5,
+    read_timeout=20,
+    retries={"mode": "standard", "total_max_attempts": 6},
+    max_pool_connections=32,
+)
+
+
+class Aws:
+    """Runs operations one call after another; may be used by several threads at once."""
+
+    def __init__(self, make_client: Callable[..., Any] = boto3.client) -> None:
+        self.clients: Mapping[Service, Any] = {
+            service: make_client(service, config=CONFIG) for service in SERVICES
+        }
+
+    def run(self, operation: Operation[T]) -> T:
+        """Return the operation's result; raises AwsError for what it does not handle itself."""
+        try:
+            call = next(operation)
+            while True:
+                try:
+                    response = self._send(call)
+                except (ClientError, BotoCoreError) as exc:
+                    call = operation.throw(translate(exc, call))
+                else:
+                    call = operation.send(response)
+        except StopIteration as stop:
+            result: T = stop.value
+            return result
+
+    def open(self, **pin: Any) -> IO[bytes]:
+        """Return the body of an object as a stream; `pin` is what `get_object` takes.
+
+        Raises AwsError; errors in the middle of the stream are botocore's own.
+        """
+        call = Call("s3", "get_object", pin)
+        try:
+            body: IO[bytes] = self.clients["s3"].get_object(**pin)["Body"]
+        except (ClientError, BotoCoreError) as exc:
+            raise translate(exc, call) from exc
+        return body
+
+    def _send(self, call: Call) -> Any:
+        response = getattr(self.clients[call.service], call.method)(**call.arguments)
+        if "Body" in response:
+            response["Body"] = response["Body"].read()
+        return response

@@ -1,0 +1,441 @@
+"""The table's operations: the truth about batches and shards, moved by conditional writes only.
+
+Any write may have happened although its answer was lost, and is then sent again: where that makes
+its own condition fail, the operation looks at what is there and takes its own work for success.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
+
+from handler.aws.calls import Call, Operation
+from handler.aws.items import dump, from_item, load, to_item, to_value
+from handler.batch.model import Batch, File, Progress, Shard, ShardStatus
+from handler.batch.states import Status, sources_of
+from handler.errors import ConditionFailed, LeaseLost
+
+META = "META"
+_ACTIVE = "ACTIVE"
+
+
+class Moved(NamedTuple):
+    """The batch as it is now, and whether it has the status that was asked for."""
+
+    batch: Batch | None
+    is_there: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """Makes the operations on one DynamoDB table."""
+
+    name: str
+
+    # Batches
+
+    def get_batch(self, batch_id: str) -> Operation[Batch | None]:
+        """Return the batch as it is now, or None when there is none of this id."""
+        fields = yield from self._get(_batch_key(batch_id))
+        return load(Batch, fields) if fields else None
+
+    def create_batch(self, batch: Batch) -> Operation[Batch]:
+        """Record a new batch, or return the one that has its id already."""
+        try:
+            yield self._transact(*self._creation(batch))
+        except ConditionFailed:
+            existing = yield from self.get_batch(batch.id)
+            if existing is None:
+                raise
+            return existing
+        return batch
+
+    def create_drop(self, batch: Batch, sequencer: str) -> Operation[Batch | None]:
+        """Record the batch of an upload, or return the one it made before.
+
+        `sequencer` orders the uploads of one key; None is returned for one that a newer upload has
+        overtaken. The batch that this one replaces becomes its `predecessor`.
+        """
+        key = {"pk": f"DROP#{batch.source.bucket}/{batch.source.key}", "sk": META}
+        while True:
+            newest = yield from self._get(key)
+            if newest and newest["batch_id"] == batch.id:
+                return (yield from self.get_batch(batch.id))
+            if newest and _rank(newest["sequencer"]) >= _rank(sequencer):
+                return None
+            follower = replace(batch, predecessor=newest["batch_id"] if newest else None)
+            newest_put = {
+                "Put": {
+                    "TableName": self.name,
+                    "Item": to_item({**key, "batch_id": batch.id, "sequencer": sequencer}),
+                    **_condition(
+                        "batch_id = :known" if newest else "attribute_not_exists(pk)",
+                        {":known": newest["batch_id"]} if newest else {},
+                    ),
+                }
+            }
+            try:
+                yield self._transact(*self._creation(follower), newest_put)
+            except ConditionFailed:
+                continue
+            return follower
+
+    def move_batch(
+        self, batch_id: str, status: Status, now: int, **changes: object
+    ) -> Operation[Moved]:
+        """Move a batch to a status and set `changes`, if its present status allows that.
+
+        When it has the status already nothing is changed and `is_there` says so.
+        """
+        allowed = sources_of(status)
+        names = {f":from{number}": str(source) for number, source in enumerate(allowed)}
+        fields = {"status": str(status), f"{status}_at": now, **changes}
+        try:
+            fields = yield from self._update(
+                _batch_key(batch_id), fields, f"#status IN ({', '.join(names)})", names
+            )
+        except ConditionFailed as exc:
+            batch = load(Batch, exc.item) if exc.item else None
+            return Moved(batch, batch is not None and batch.status is status)
+        return Moved(load(Batch, fields), is_there=True)
+
+    def change_batch(
+        self, batch_id: str, expected: Status, **changes: object
+    ) -> Operation[Batch | None]:
+        """Set fields of a batch while it has the expected status; None when it has another."""
+        try:
+            fields = yield from self._update(
+                _batch_key(batch_id), changes, "#status = :expected", {":expected": str(expected)}
+            )
+        except ConditionFailed:
+            return None
+        return load(Batch, fields)
+
+    def set_once(self, batch_id: str, field: str, value: object) -> Operation[Any]:
+        """Set a field that has no value yet; return the one that it has then."""
+        try:
+            yield from self._update(
+                _batch_key(batch_id), {field: value}, f"attribute_not_exists(#{field})", {}
+            )
+        except ConditionFailed as exc:
+            return (exc.item or {}).get(field)
+        return value
+
+    def list_active(self) -> Operation[list[str]]:
+        """Return the ids of the batches that are not terminal and announced yet."""
+        fields = yield from self._query(_ACTIVE, "BATCH#")
+        return [str(item["sk"]).removeprefix("BATCH#") for item in fields]
+
+    def forget_active(self, batch_id: str) -> Operation[None]:
+        """Take a batch off the list of active ones."""
+        key = to_item(_active_key(batch_id))
+        yield Call("dynamodb", "delete_item", {"TableName": self.name, "Key": key})
+
+    # Shards
+
+    def put_shard(self, shard: Shard) -> Operation[None]:
+        """Record a planned shard; one that is there already stays as it is."""
+        arguments = {
+            "TableName": self.name,
+            "Item": to_item(_shard_key(shard) | dump(shard)),
+            **_condition("attribute_not_exists(pk)", {}),
+        }
+        try:
+            yield Call("dynamodb", "put_item", arguments)
+        except ConditionFailed:
+            return
+
+    def get_shard(self, batch_id: str, number: int) -> Operation[Shard | None]:
+        """Return the shard as it is now, or None."""
+        fields = yield from self._get(_shard_key_of(batch_id, number))
+        return load(Shard, fields) if fields else None
+
+    def list_shards(self, batch_id: str) -> Operation[list[Shard]]:
+        """Return all shards of a batch in their order."""
+        fields = yield from self._query(f"BATCH#{batch_id}", "SHARD#")
+        return [load(Shard, item) for item in fields]
+
+    def sum_progress(self, batch_id: str) -> Operation[Progress]:
+        """Return the sum of the shards' absolute counts: it never falls while a batch runs."""
+        fields = yield from self._query(f"BATCH#{batch_id}", "SHARD#", only="progress")
+        return sum((load(Progress, item["progress"]) for item in fields), start=Progress())
+
+    def claim(
+        self,
+        batch_id: str,
+        number: int,
+        *,
+        owner: str,
+        now: float,
+        lease_seconds: float,
+        steal: bool = False,
+    ) -> Operation[Shard]:
+        """Take the right to run a shard: a new fence, and a lease that ends after a while.
+
+        `owner` is unique to this claim. With `steal` another's lease counts for nothing. Raises
+        ConditionFailed, whose item is the shard, when it is done, leased or not there.
+        """
+        free = "" if steal else " AND (attribute_not_exists(#owner) OR #lease_until < :now)"
+        try:
+            fields = yield from self._update(
+                _shard_key_of(batch_id, number),
+                {"owner": owner, "lease_until": now + lease_seconds},
+                f"#status = :pending{free}",
+                {":pending": str(ShardStatus.PENDING)} | ({} if steal else {":now": now}),
+                increments={"fence": 1, "attempts": 1},
+            )
+        except ConditionFailed as exc:
+            if exc.item and exc.item.get("owner") == owner:
+                return load(Shard, exc.item)
+            raise
+        return load(Shard, fields)
+
+    def renew(
+        self, shard: Shard, *, lease_until: float, progress: Progress, attempts: int
+    ) -> Operation[None]:
+        """Keep a shard and tell how far it is; raises LeaseLost when another owner has it."""
+        yield from self._update_own(
+            shard,
+            {"lease_until": lease_until, "progress": dump(progress), "attempts": attempts},
+        )
+
+    def release(
+        self,
+        shard: Shard,
+        *,
+        progress: Progress,
+        suspects: Sequence[Sequence[int]],
+        quarantined: Sequence[int],
+        attempts: int,
+    ) -> Operation[None]:
+        """Give a shard back, with what is known of its lines; LeaseLost as with `renew`."""
+        changes = {
+            "progress": dump(progress),
+            "suspects": suspects,
+            "quarantined": quarantined,
+            "attempts": attempts,
+        }
+        yield from self._update_own(shard, changes, removed=("owner", "lease_until"))
+
+    def abandon(self, batch_id: str, number: int, reason: str) -> Operation[None]:
+        """Give up the lines of a shard that have no row; a shard that is done stays as it is."""
+        try:
+            yield from self._update(
+                _shard_key_of(batch_id, number),
+                {"abandoned": reason},
+                "#status = :pending",
+                {":pending": str(ShardStatus.PENDING)},
+            )
+        except ConditionFailed:
+            return
+
+    def commit(
+        self,
+        shard: Shard,
+        *,
+        progress: Progress,
+        output_sizes: Sequence[int],
+        error_sizes: Sequence[int],
+    ) -> Operation[None]:
+        """Make the segments under the shard's fence its rows, and count it off in its batch.
+
+        Both happen or none. Raises LeaseLost when another owner has the shard.
+        """
+        fields = {
+            "status": str(ShardStatus.DONE),
+            "progress": dump(progress),
+            "output_sizes": output_sizes,
+            "error_sizes": error_sizes,
+        }
+        own = "#status = :pending AND #fence = :fence"
+        values = {":pending": str(ShardStatus.PENDING), ":fence": shard.fence}
+        done = {
+            "TableName": self.name,
+            "Key": to_item(_shard_key(shard)),
+            **_expression(fields, removed=("owner", "lease_until"), condition=own, values=values),
+        }
+        counted = {
+            "TableName": self.name,
+            "Key": to_item(_batch_key(shard.batch_id)),
+            **_expression({}, increments={"shards_left": -1}),
+        }
+        try:
+            yield self._transact({"Update": done}, {"Update": counted})
+        except ConditionFailed as exc:
+            now = yield from self.get_shard(shard.batch_id, shard.number)
+            if now is None or now.status is not ShardStatus.DONE or now.fence != shard.fence:
+                raise LeaseLost(f"shard {shard.number} of {shard.batch_id}") from exc
+
+    # Files
+
+    def put_file(self, file: File) -> Operation[None]:
+        """Record a file; writing it again changes nothing."""
+        item = to_item({"pk": f"FILE#{file.id}", "sk": META} | dump(file))
+        yield Call("dynamodb", "put_item", {"TableName": self.name, "Item": item})
+
+    def get_file(self, file_id: str) -> Operation[File | None]:
+        """Return the file of this id, or None."""
+        fields = yield from self._get({"pk": f"FILE#{file_id}", "sk": META})
+        return load(File, fields) if fields else None
+
+    # What they are made of
+
+    def _get(self, key: Mapping[str, object]) -> Operation[dict[str, Any] | None]:
+        response = yield Call(
+            "dynamodb",
+            "get_item",
+            {"TableName": self.name, "Key": to_item(key), "ConsistentRead": True},
+        )
+        item = response.get("Item")
+        return from_item(item) if item else None
+
+    def _query(
+        self, partition: str, prefix: str, only: str | None = None
+    ) -> Operation[list[dict[str, Any]]]:
+        arguments: dict[str, Any] = {
+            "TableName": self.name,
+            "KeyConditionExpression": "pk = :pk AND begins_with(sk, :prefix)",
+            "ExpressionAttributeValues": to_item({":pk": partition, ":prefix": prefix}),
+            "ConsistentRead": True,
+        }
+        if only is not None:
+            arguments |= {
+                "ProjectionExpression": "#only",
+                "ExpressionAttributeNames": {"#only": only},
+            }
+        found: list[dict[str, Any]] = []
+        while True:
+            response = yield Call("dynamodb", "query", arguments)
+            found += [from_item(item) for item in response["Items"]]
+            last = response.get("LastEvaluatedKey")
+            if not last:
+                return found
+            arguments["ExclusiveStartKey"] = last
+
+    def _update(
+        self,
+        key: Mapping[str, object],
+        fields: Mapping[str, object],
+        condition: str,
+        values: Mapping[str, object],
+        *,
+        increments: Mapping[str, int] | None = None,
+        removed: Sequence[str] = (),
+    ) -> Operation[dict[str, Any]]:
+        arguments = {
+            "TableName": self.name,
+            "Key": to_item(key),
+            "ReturnValues": "ALL_NEW",
+            "ReturnValuesOnConditionCheckFailure": "ALL_OLD",
+            **_expression(
+                fields,
+                increments=increments or {},
+                removed=removed,
+                condition=condition,
+                values=values,
+            ),
+        }
+        response = yield Call("dynamodb", "update_item", arguments)
+        return from_item(response["Attributes"])
+
+    def _update_own(
+        self, shard: Shard, fields: Mapping[str, object], removed: Sequence[str] = ()
+    ) -> Operation[None]:
+        try:
+            yield from self._update(
+                _shard_key(shard),
+                fields,
+                "#status = :pending AND #fence = :fence AND #owner = :owner",
+                {
+                    ":pending": str(ShardStatus.PENDING),
+                    ":fence": shard.fence,
+                    ":owner": shard.owner,
+                },
+                removed=removed,
+            )
+        except ConditionFailed as exc:
+            raise LeaseLost(f"shard {shard.number} of {shard.batch_id}") from exc
+
+    def _creation(self, batch: Batch) -> tuple[dict[str, Any], ...]:
+        listed = {"tenant": batch.tenant, "created_id": f"{batch.created_at:012}#{batch.id}"}
+        meta = {
+            "TableName": self.name,
+            "Item": to_item(_batch_key(batch.id) | dump(batch) | listed),
+            **_condition("attribute_not_exists(pk)", {}),
+        }
+        active = {"TableName": self.name, "Item": to_item(_active_key(batch.id))}
+        return {"Put": meta}, {"Put": active}
+
+    def _transact(self, *writes: Mapping[str, Any]) -> Call:
+        return Call("dynamodb", "transact_write_items", {"TransactItems": list(writes)})
+
+
+def _batch_key(batch_id: str) -> dict[str, object]:
+    return {"pk": f"BATCH#{batch_id}", "sk": META}
+
+
+def _active_key(batch_id: str) -> dict[str, object]:
+    return {"pk": _ACTIVE, "sk": f"BATCH#{batch_id}"}
+
+
+def _shard_key(shard: Shard) -> dict[str, object]:
+    return _shard_key_of(shard.batch_id, shard.number)
+
+
+def _shard_key_of(batch_id: str, number: int) -> dict[str, object]:
+    return {"pk": f"BATCH#{batch_id}", "sk": f"SHARD#{number:07}"}
+
+
+def _rank(sequencer: str) -> str:
+    """S3's sequencers are hexadecimal and of unequal length: padded on the right they compare."""
+    return sequencer.upper().ljust(64, "0")
+
+
+def _condition(expression: str, values: Mapping[str, object]) -> dict[str, Any]:
+    if not values:
+        return {"ConditionExpression": expression}
+    return {"ConditionExpression": expression, "ExpressionAttributeValues": to_item(values)}
+
+
+def _names_in(expression: str) -> Iterator[str]:
+    for word in expression.replace("(", " ").replace(")", " ").split():
+        if word.startswith("#"):
+            yield word[1:]
+
+
+def _expression(
+    fields: Mapping[str, object],
+    *,
+    increments: Mapping[str, int] | None = None,
+    removed: Sequence[str] = (),
+    condition: str | None = None,
+    values: Mapping[str, object] | None = None,
+) -> dict[str, Any]:
+    """Return the arguments of an update; `#name` in a condition means the attribute of that name.
+
+    A field that is None is removed.
+    """
+    increments = increments or {}
+    sets = {name: value for name, value in fields.items() if value is not None}
+    gone = [*removed, *(name for name, value in fields.items() if value is None)]
+    clauses = []
+    assignments = [f"#{name} = :set_{name}" for name in sets]
+    assignments += [f"#{name} = #{name} + :add_{name}" for name in increments]
+    if assignments:
+        clauses.append(f"SET {', '.join(assignments)}")
+    if gone:
+        clauses.append(f"REMOVE {', '.join(f'#{name}' for name in gone)}")
+    names = {*sets, *increments, *gone, *_names_in(condition or "")}
+    placed = {f":set_{name}": to_value(value) for name, value in sets.items()}
+    placed |= {f":add_{name}": to_value(value) for name, value in increments.items()}
+    placed |= {name: to_value(value) for name, value in (values or {}).items()}
+    arguments: dict[str, Any] = {
+        "UpdateExpression": " ".join(clauses),
+        "ExpressionAttributeNames": {f"#{name}": name for name in sorted(names)},
+    }
+    if placed:
+        arguments["ExpressionAttributeValues"] = placed
+    if condition:
+        arguments["ConditionExpression"] = condition
+    return arguments

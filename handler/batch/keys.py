@@ -1,0 +1,81 @@
+"""Object keys, all built here: no part of a request ever becomes a path as it stands."""
+
+from __future__ import annotations
+
+from hashlib import blake2b
+
+from handler.batch.model import Outputs
+
+INPUT_PREFIX = "input/"
+_OUTPUT_PREFIX = "output/"
+_SUFFIX = ".jsonl"
+_MAX_KEY_BYTES = 1024
+
+
+def batch_id_of_drop(bucket: str, key: str, sequencer: str) -> str:
+    """Return the id of the batch that one upload makes: the same for a repeated event."""
+    return f"batch_{_digest(bucket, key, sequencer)}"
+
+
+def batch_id_of_request(tenant: str, idempotency_key: str) -> str:
+    """Return the id of the batch that one API request makes: the same when it is repeated."""
+    return f"batch_{_digest('api', tenant, idempotency_key)}"
+
+
+def outputs_of_drop(key: str) -> Outputs | None:
+    """Return where the results of `input/<path>.jsonl` go, or None for a key that is no drop.
+
+    A key whose results' names would be longer than S3's 1,024 bytes is no drop either.
+    """
+    if not (key.startswith(INPUT_PREFIX) and key.endswith(_SUFFIX)):
+        return None
+    stem = key[len(INPUT_PREFIX) : -len(_SUFFIX)]
+    outputs = _outputs(f"{_OUTPUT_PREFIX}{stem}")
+    is_short = max(len(name.encode()) for name in _names(outputs)) <= _MAX_KEY_BYTES
+    return outputs if stem and is_short else None
+
+
+def outputs_of_request(batch_id: str) -> Outputs:
+    """Return where the results of a batch go that the API made."""
+    return _outputs(f"files/{batch_id}")
+
+
+def work_prefix(batch_id: str) -> str:
+    """Return the prefix of everything in flight of a batch."""
+    return f"work/{batch_id}/"
+
+
+def ids_key(batch_id: str, offset: int) -> str:
+    """Return where intake keeps the custom ids it has seen up to a byte of the input."""
+    return f"{work_prefix(batch_id)}ids/{offset:015}"
+
+
+def part_prefix(batch_id: str, shard: int) -> str:
+    """Return the prefix of the parts of a shard; they list in the order of fence and number."""
+    return f"{work_prefix(batch_id)}{shard:07}/part-"
+
+
+def part_key(batch_id: str, shard: int, fence: int, number: int) -> str:
+    """Return the key of a part: the `number`th (from 0) that the owner with this fence wrote."""
+    return f"{part_prefix(batch_id, shard)}{fence:06}-{number:06}"
+
+
+def segment_key(batch_id: str, shard: int, fence: int, kind: str, number: int) -> str:
+    """Return the key of a sealed segment; `kind` is `output` or `errors`, `number` from 0."""
+    return f"{work_prefix(batch_id)}{shard:07}/{kind}-{fence:06}-{number:04}"
+
+
+def _outputs(stem: str) -> Outputs:
+    return Outputs(f"{stem}.jsonl", f"{stem}.errors.jsonl", f"{stem}.batch.json")
+
+
+def _names(outputs: Outputs) -> tuple[str, ...]:
+    return outputs.output_key, outputs.error_key, outputs.report_key
+
+
+def _digest(*parts: str) -> str:
+    digest = blake2b(digest_size=16)
+    for part in parts:
+        data = part.encode("utf-8", "surrogatepass")
+        digest.update(len(data).to_bytes(4, "little") + data)
+    return digest.hexdigest()

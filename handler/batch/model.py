@@ -1,0 +1,205 @@
+"""The values of the domain: a batch, its shards, and what they have cost so far."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
+from typing import Any, Literal
+
+from handler.batch.states import TERMINAL, Status, check_move
+
+OnInvalidLine = Literal["fail", "skip"]
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """The input object, pinned: `version_id` where the bucket keeps versions, the ETag always."""
+
+    bucket: str
+    key: str
+    etag: str
+    num_bytes: int
+    version_id: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class BatchError:
+    """One entry of a Batch's `errors`; `line` counts from 1 with blank lines."""
+
+    code: str
+    message: str
+    param: str | None = None
+    line: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """What a client may ask of a batch beside its lines."""
+
+    completion_window: str = "24h"
+    output_url: str | None = None
+    error_url: str | None = None
+    on_invalid_line: OnInvalidLine = "fail"
+    metadata: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Outputs:
+    """Where a batch's objects go, all in its own bucket."""
+
+    output_key: str
+    error_key: str
+    report_key: str
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """Rows, tokens and time, as absolute counts: of a shard, or summed over shards.
+
+    Rows are durable ones only. `rows_per_second` is the recent rate; a sum adds them up.
+    """
+
+    completed: int = 0
+    failed: int = 0
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    completion_tokens: int = 0
+    gpu_seconds: float = 0.0
+    rows_per_second: float = 0.0
+
+    def __add__(self, other: Progress) -> Progress:
+        """Return the sum, field by field."""
+        return Progress(
+            self.completed + other.completed,
+            self.failed + other.failed,
+            self.prompt_tokens + other.prompt_tokens,
+            self.cached_tokens + other.cached_tokens,
+            self.completion_tokens + other.completion_tokens,
+            self.gpu_seconds + other.gpu_seconds,
+            self.rows_per_second + other.rows_per_second,
+        )
+
+    @property
+    def num_rows(self) -> int:
+        """Rows that are durable, good or bad."""
+        return self.completed + self.failed
+
+
+@dataclass(frozen=True, slots=True)
+class EngineInfo:
+    """What computed the rows, for the report."""
+
+    model_revision: str | None = None
+    engine_version: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """One file being run. Changed by `moved` and by conditional writes only.
+
+    Times are Unix seconds. `outcome` is what `finalizing` ends in. `checkpoint` and `upload` are
+    how far intake and finalize have come, so that another run can go on. `predecessor` is the
+    batch of the same key that this one replaced: its output is published first.
+    """
+
+    id: str
+    tenant: str
+    source: Source
+    input_file_id: str
+    options: Options
+    outputs: Outputs
+    created_at: int
+    expires_at: int
+    status: Status = Status.VALIDATING
+    endpoint: str = "/v1/chat/completions"
+    model: str | None = None
+    in_progress_at: int | None = None
+    finalizing_at: int | None = None
+    completed_at: int | None = None
+    failed_at: int | None = None
+    expired_at: int | None = None
+    cancelling_at: int | None = None
+    cancelled_at: int | None = None
+    outcome: Status | None = None
+    errors: tuple[BatchError, ...] = ()
+    num_errors: int = 0
+    num_rows: int = 0
+    num_shards: int = 0
+    shards_left: int = 0
+    shards_rung: int = 0
+    predecessor: str | None = None
+    checkpoint: str | None = None
+    output_upload: str | None = None
+    error_upload: str | None = None
+    output_file_id: str | None = None
+    error_file_id: str | None = None
+    output_delivery: str | None = None
+    error_delivery: str | None = None
+    final: Progress | None = None
+    engine: EngineInfo = EngineInfo()
+    announced: Status | None = None
+
+    @property
+    def is_terminal(self) -> bool:
+        """Say whether the batch has come to its end."""
+        return self.status in TERMINAL
+
+    def moved(self, status: Status, now: int) -> Batch:
+        """Return the batch in another status; raises InvalidMove when it cannot be."""
+        check_move(self.status, status)
+        changes: dict[str, Any] = {"status": status, f"{status}_at": now}
+        return replace(self, **changes)
+
+
+class ShardStatus(StrEnum):
+    """`done` shards are sealed and never change; the lease says whether a pending one is run."""
+
+    PENDING = "pending"
+    DONE = "done"
+
+
+@dataclass(frozen=True, slots=True)
+class Shard:
+    """A contiguous range of lines, bytes `start` to `end` (exclusive) of the input.
+
+    `first_line` is the number of the line at `start`, blank ones counted; `num_rows` of the lines
+    are not blank. `attempts` counts claims since rows were last made durable. `suspects` are groups
+    of lines that ran when an engine died, `quarantined` those that killed it once more alone.
+    `output_sizes` and `error_sizes` are the bytes of the segments sealed under `fence`.
+    `abandoned` is why the rest of the lines is given up.
+    """
+
+    batch_id: str
+    number: int
+    first_line: int
+    num_rows: int
+    start: int
+    end: int
+    status: ShardStatus = ShardStatus.PENDING
+    owner: str | None = None
+    lease_until: float = 0.0
+    fence: int = 0
+    attempts: int = 0
+    progress: Progress = Progress()
+    suspects: tuple[tuple[int, ...], ...] = ()
+    quarantined: tuple[int, ...] = ()
+    output_sizes: tuple[int, ...] = ()
+    error_sizes: tuple[int, ...] = ()
+    abandoned: str | None = None
+
+    def is_leased(self, now: float) -> bool:
+        """Say whether somebody has the right to run it."""
+        return self.owner is not None and self.lease_until >= now
+
+
+@dataclass(frozen=True, slots=True)
+class File:
+    """An object that clients know by an id of OpenAI's Files API."""
+
+    id: str
+    tenant: str
+    key: str
+    num_bytes: int
+    created_at: int
+    filename: str
+    purpose: str

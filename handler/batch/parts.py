@@ -1,0 +1,161 @@
+"""Parts and segments: how finished rows of a shard become durable, and how they are put in order.
+
+A part is one object: a line of JSON that lists its rows, then the rows. Parts of one shard may
+overlap when an owner that had lost its lease wrote late; the first in the order of keys counts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from pydantic_core import from_json, to_json
+
+from handler.batch.model import Progress
+from handler.errors import BadPart
+
+SEGMENT_BYTES = 16 * 2**20
+_FORMAT = 1
+
+
+class FinishedRow(NamedTuple):
+    """The row of one line, newline included, and what it cost."""
+
+    line: int
+    row: bytes
+    is_success: bool
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    completion_tokens: int = 0
+
+
+class Slice(NamedTuple):
+    """Bytes `start` to `end` (exclusive) of a part."""
+
+    key: str
+    start: int
+    end: int
+
+
+class RowPlace(NamedTuple):
+    """Where the row of a line stands in a part, and what it cost."""
+
+    line: int
+    start: int
+    end: int
+    is_success: bool
+    prompt_tokens: int
+    cached_tokens: int
+    completion_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """Rows of one kind that become one object, as slices of parts in the order of lines."""
+
+    slices: tuple[Slice, ...]
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of the object."""
+        return sum(piece.end - piece.start for piece in self.slices)
+
+
+@dataclass(frozen=True, slots=True)
+class Seal:
+    """All rows of a shard in order: successes and the others apart."""
+
+    output: tuple[Segment, ...]
+    errors: tuple[Segment, ...]
+
+
+def encode_part(rows: Iterable[FinishedRow]) -> bytes:
+    """Return the object that holds these rows, in the order of their lines."""
+    ordered = sorted(rows, key=lambda row: row.line)
+    listed = [
+        [row.line, len(row.row), int(row.is_success), *row[3:]]  # what `decode_index` reads
+        for row in ordered
+    ]
+    head = to_json({"format": _FORMAT, "rows": listed})
+    return b"\n".join((head, b"".join(row.row for row in ordered)))
+
+
+def decode_index(data: bytes) -> tuple[RowPlace, ...]:
+    """Return where each row stands in a part; raises BadPart when it is none."""
+    head, newline, _ = data.partition(b"\n")
+    try:
+        listed = from_json(head)["rows"]
+        position = len(head) + len(newline)
+        places = []
+        for line, num_bytes, is_success, *tokens in listed:
+            end = position + num_bytes
+            places.append(RowPlace(line, position, end, bool(is_success), *tokens))
+            position = end
+    except (ValueError, KeyError, TypeError) as exc:
+        raise BadPart(f"this is no part: {exc}") from exc
+    if position != len(data):
+        raise BadPart(f"the part has {len(data):,} bytes where its rows end at {position:,}")
+    return tuple(places)
+
+
+class PartIndex:
+    """Which lines of a shard have a durable row, and where; grows part by part."""
+
+    def __init__(self) -> None:
+        self._places: dict[int, tuple[str, RowPlace]] = {}
+
+    def add(self, key: str, places: Iterable[RowPlace]) -> None:
+        """Take the rows of one part; a line that has a row already keeps it."""
+        for place in places:
+            self._places.setdefault(place.line, (key, place))
+
+    def __contains__(self, line: int) -> bool:
+        return line in self._places
+
+    def __len__(self) -> int:
+        return len(self._places)
+
+    @property
+    def lines(self) -> frozenset[int]:
+        """The numbers of the lines that have a durable row."""
+        return frozenset(self._places)
+
+    def progress(self) -> Progress:
+        """Return the sums over the rows; time and rate are not known here."""
+        places = [place for _, place in self._places.values()]
+        completed = sum(place.is_success for place in places)
+        return Progress(
+            completed,
+            len(places) - completed,
+            sum(place.prompt_tokens for place in places),
+            sum(place.cached_tokens for place in places),
+            sum(place.completion_tokens for place in places),
+        )
+
+    def seal(self, segment_bytes: int = SEGMENT_BYTES) -> Seal:
+        """Return the segments that hold all rows, each of about `segment_bytes` but the last."""
+        ordered = [self._places[line] for line in sorted(self._places)]
+        return Seal(
+            _cut([found for found in ordered if found[1].is_success], segment_bytes),
+            _cut([found for found in ordered if not found[1].is_success], segment_bytes),
+        )
+
+
+def _cut(found: Sequence[tuple[str, RowPlace]], segment_bytes: int) -> tuple[Segment, ...]:
+    segments: list[Segment] = []
+    slices: list[Slice] = []
+    num_bytes = 0
+    for key, place in found:
+        last = slices[-1] if slices else None
+        if last is not None and last.key == key and last.end == place.start:
+            slices[-1] = Slice(key, last.start, place.end)
+        else:
+            slices.append(Slice(key, place.start, place.end))
+        num_bytes += place.end - place.start
+        if num_bytes >= segment_bytes:
+            segments.append(Segment(tuple(slices)))
+            slices, num_bytes = [], 0
+    if slices:
+        segments.append(Segment(tuple(slices)))
+    return tuple(segments)

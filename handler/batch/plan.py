@@ -1,0 +1,54 @@
+"""Cutting a file into shards, at line boundaries and by limits on lines and bytes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from handler.batch.model import Shard
+
+MAX_SHARD_LINES = 4096
+MAX_SHARD_BYTES = 16 * 2**20
+
+
+@dataclass(frozen=True, slots=True)
+class ShardLimits:
+    """A shard ends before it would pass either limit; one line alone may pass the second."""
+
+    max_lines: int = MAX_SHARD_LINES
+    max_bytes: int = MAX_SHARD_BYTES
+
+
+@dataclass(slots=True)
+class ShardCutter:
+    """Takes the lines of a file one after another and tells when a shard is full.
+
+    Its fields are all that it knows, so that another run can go on where it stood.
+    """
+
+    batch_id: str
+    limits: ShardLimits
+    number: int = 0
+    first_line: int = 1
+    start: int = 0
+    num_rows: int = 0
+
+    def add(self, line: int, start: int, end: int) -> Shard | None:
+        """Take the line in bytes `start` to `end`; return the shard that ended before it."""
+        is_full = self.num_rows > 0 and (
+            self.num_rows >= self.limits.max_lines or end - self.start > self.limits.max_bytes
+        )
+        shard = self._close(start) if is_full else None
+        if self.num_rows == 0:
+            self.first_line, self.start = line, start
+        self.num_rows += 1
+        return shard
+
+    def finish(self, end: int) -> Shard | None:
+        """Return the last shard, or None when every line is in one already."""
+        return self._close(end) if self.num_rows else None
+
+    def _close(self, end: int) -> Shard:
+        shard = Shard(self.batch_id, self.number, self.first_line, self.num_rows, self.start, end)
+        self.number += 1
+        self.num_rows = 0
+        return shard

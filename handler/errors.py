@@ -1,0 +1,73 @@
+"""The exception tree of this package; each `code` is what the API, a Batch or a log line shows."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+
+class HandlerError(Exception):
+    """Something that ends one operation; the message is for the user or the operator."""
+
+    code: str = "handler_error"
+
+
+class InvalidMove(HandlerError):
+    """A status that cannot follow the one a batch has."""
+
+    code = "invalid_move"
+
+
+class InvalidOption(HandlerError):
+    """A parameter of a batch that cannot be; `param` names it."""
+
+    code = "invalid_option"
+
+    def __init__(self, message: str, *, param: str) -> None:
+        super().__init__(message)
+        self.message = message
+        self.param = param
+
+
+class BadPart(HandlerError):
+    """Bytes under `work/` that are no part of ours."""
+
+    code = "bad_part"
+
+
+class AwsError(HandlerError):
+    """A service refused or could not be reached, after the client's own retries."""
+
+    code = "aws_error"
+
+    def __init__(self, message: str, *, aws_code: str = "") -> None:
+        super().__init__(message)
+        self.aws_code = aws_code
+
+
+class ConditionFailed(AwsError):
+    """A conditional write found another state; `item` is what is there, where it was told."""
+
+    code = "condition_failed"
+
+    def __init__(self, message: str, *, item: Mapping[str, Any] | None = None) -> None:
+        super().__init__(message, aws_code="ConditionalCheckFailedException")
+        self.item = item
+
+
+class NotThere(AwsError):
+    """An object, upload, message or queue that does not exist, or no longer."""
+
+    code = "not_there"
+
+
+class ObjectChanged(AwsError):
+    """An object is no longer the one that was pinned."""
+
+    code = "input_changed"
+
+
+class LeaseLost(HandlerError):
+    """Another owner has the shard: nothing may be written for it any more."""
+
+    code = "lease_lost"

@@ -1,0 +1,1 @@
+"""From sealed shards to output objects and a terminal batch."""

@@ -1,0 +1,1 @@
+"""From an uploaded file to shards on the work queue."""

@@ -1,0 +1,1 @@
+"""Lambda handlers: each parses its event, makes one call and returns."""

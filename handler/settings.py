@@ -1,0 +1,72 @@
+"""What a deployment tells its processes, by environment variables that begin with `TIDEMILL_`."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from functools import cache
+
+from pydantic import BaseModel, ConfigDict, Field, Json, PositiveFloat, PositiveInt
+
+from handler.aws.bucket import Bucket
+from handler.aws.events import EventBus
+from handler.aws.queues import Queue
+from handler.aws.table import Table
+from handler.batch.plan import MAX_SHARD_BYTES, MAX_SHARD_LINES, ShardLimits
+
+_PREFIX = "TIDEMILL_"
+
+
+class Settings(BaseModel):
+    """The names of a deployment's resources, and its limits.
+
+    `work_queues` maps the name of each served model to the url of its queue; `gpu_hour_prices`
+    maps names of models to the price of a GPU-hour, where the report shall tell prices.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+    table: str
+    bucket: str
+    control_queue: str
+    work_queues: Json[dict[str, str]] = Field(default_factory=dict)
+    event_bus: str = "default"
+    shard_lines: PositiveInt = MAX_SHARD_LINES
+    shard_bytes: PositiveInt = MAX_SHARD_BYTES
+    gpu_hour_prices: Json[dict[str, PositiveFloat]] = Field(default_factory=dict)
+    strict_endpoint: bool = False
+    max_attempts: PositiveInt = 5
+
+    @property
+    def limits(self) -> ShardLimits:
+        """Return how files are cut."""
+        return ShardLimits(self.shard_lines, self.shard_bytes)
+
+
+class Deployment:
+    """The resources of one deployment, as makers of operations."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+        self.table = Table(settings.table)
+        self.bucket = Bucket(settings.bucket)
+        self.control = Queue(settings.control_queue)
+        self.work = {model: Queue(url) for model, url in settings.work_queues.items()}
+        self.events = EventBus(settings.event_bus)
+
+
+def read_settings(environment: Mapping[str, str]) -> Settings:
+    """Return the settings that an environment holds; raises pydantic's ValidationError."""
+    return Settings.model_validate(
+        {
+            name.removeprefix(_PREFIX).lower(): value
+            for name, value in environment.items()
+            if name.startswith(_PREFIX)
+        }
+    )
+
+
+@cache
+def deployment() -> Deployment:
+    """Return the deployment that this process belongs to."""
+    return Deployment(read_settings(os.environ))

@@ -1,0 +1,1 @@
+"""The shard runner: claims shards, feeds the engine, makes rows durable."""

@@ -1,0 +1,1 @@
+"""The whole cloud on one machine, without an account."""
