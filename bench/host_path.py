@@ -22,8 +22,8 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from engine.config import EngineConfig
-    from engine.responder import Reply
-    from engine.stats import EngineStats
+    from engine.protocol.reply import Reply
+    from engine.protocol.stats import EngineStats
 
 DEFAULT_LINES = (10_000, 1_000_000)
 _MIB = 2**20
@@ -46,11 +46,11 @@ class Measured:
 class NullEngine:
     """Answers every request at once with the same short completion."""
 
-    async def respond(self, url: str, body: dict[str, Any], request_id: str) -> Reply:
+    async def respond(self, url: str, body: dict[str, Any], request_id: str, created: int) -> Reply:
         """Answer without looking."""
-        from engine.responder import Reply, Usage
+        from engine.protocol.reply import Reply, Usage
 
-        del url
+        del url, created
         choice = {"index": 0, "message": {"role": "assistant", "content": "Paris."}}
         reply = {
             "id": f"chatcmpl-{request_id}",
@@ -64,7 +64,7 @@ class NullEngine:
 
     def stats(self) -> EngineStats:
         """Nothing ever runs."""
-        from engine.stats import EngineStats
+        from engine.protocol.stats import EngineStats
 
         return EngineStats()
 

@@ -81,9 +81,7 @@ def run_job(
         tally.kept, tally.kept_ok = kept.num_rows, kept.num_ok
         run = _Run(options, config, source, outputs, kept, live, signals)
         if kept.num_rows < tally.num_rows:
-            created = source.created if kept.created is None else kept.created
-            names = served_names(options)
-            with _loaded(load, config, names, template, created) as served:
+            with _loaded(load, config, served_names(options), template) as served:
                 live.served = served
                 is_done = run.answer(served)
             if not is_done:
@@ -146,12 +144,12 @@ def _max_line_bytes(options: RunOptions) -> int:
 
 @contextmanager
 def _loaded(
-    load: Load, config: EngineConfig, names: tuple[str, ...], template: str | None, created: int
+    load: Load, config: EngineConfig, names: tuple[str, ...], template: str | None
 ) -> Iterator[Served]:
     say(f"loading {config.model}")
     started = time.monotonic()
     try:
-        served = load(config, served_names=names, chat_template=template, created=created)
+        served = load(config, served_names=names, chat_template=template)
     except EngineError as exc:
         raise EngineFailed(str(exc)) from exc
     with closing(served):
@@ -209,6 +207,7 @@ class _Run:
             served,
             RowWriter(self.outputs.output, self.outputs.errors),
             tally,
+            created=self.source.created if self.kept.created is None else self.kept.created,
             window=Window(max_inflight),
             dialect=self.options.dialect,
         )

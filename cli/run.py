@@ -7,16 +7,9 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Literal
 
-from cli.sizes import port_number, positive_int, seed_number, size_in_bytes
+from cli.engine_options import EngineOptions, add_engine_flags, engine_fields
+from cli.sizes import port_number, positive_int, size_in_bytes
 
-_DTYPES = {
-    "auto": "auto",
-    "float32": "float32",
-    "bfloat16": "bfloat16",
-    "float16": "float16",
-    "float": "float32",
-    "half": "float16",
-}
 _EPILOG = """\
 examples:
   tidemill run -i in.jsonl -o out.jsonl
@@ -26,7 +19,7 @@ examples:
 
 
 @dataclass(frozen=True, slots=True)
-class RunOptions:
+class RunOptions(EngineOptions):
     """All that a person can ask of one run. Sizes are bytes; None leaves it to the engine."""
 
     input_file: str
@@ -41,16 +34,6 @@ class RunOptions:
     enable_metrics: bool = False
     host: str = "127.0.0.1"
     port: int = 8000
-    model: str | None = None
-    served_model_names: tuple[str, ...] = ()
-    chat_template: str | None = None
-    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
-    device: Literal["auto", "cpu", "cuda"] = "auto"
-    max_model_len: int | None = None
-    max_num_seqs: int | None = None
-    max_num_batched_tokens: int | None = None
-    kv_cache_memory: int | None = None
-    seed: int = 0
 
 
 def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -65,7 +48,7 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
         allow_abbrev=False,
     )
     _add_file_flags(parser.add_argument_group("files"))
-    _add_model_flags(parser.add_argument_group("model and engine"))
+    add_engine_flags(parser)
     _add_metrics_flags(parser.add_argument_group("metrics"))
     parser.set_defaults(command=command)
 
@@ -118,36 +101,6 @@ def _add_file_flags(group: argparse._ArgumentGroup) -> None:
     )
 
 
-def _add_model_flags(group: argparse._ArgumentGroup) -> None:
-    add = group.add_argument
-    add("--model", metavar="MODEL", help="a folder or a hub id (default: the demo model)")
-    add(
-        "--served-model-name",
-        nargs="+",
-        default=(),
-        dest="served_model_names",
-        metavar="NAME",
-        help="what the lines call the model (default: what --model says)",
-    )
-    add(
-        "--chat-template",
-        metavar="FILE",
-        help="a Jinja file, or the template itself, instead of the tokenizer's",
-    )
-    add("--dtype", choices=tuple(_DTYPES), default="auto", help="of the weights (default: auto)")
-    add("--device", choices=("auto", "cpu", "cuda"), default="auto", help="(default: auto)")
-    add("--max-model-len", type=positive_int, metavar="N", help="tokens of prompt and output")
-    add("--max-num-seqs", type=positive_int, metavar="N", help="sequences in one step")
-    add("--max-num-batched-tokens", type=positive_int, metavar="N", help="tokens in one step")
-    add(
-        "--kv-cache-memory",
-        type=size_in_bytes,
-        metavar="SIZE",
-        help="memory for the KV cache, such as 512M or 4G (default: what is free)",
-    )
-    add("--seed", type=seed_number, default=0, metavar="N", help="(default: 0)")
-
-
 def _add_metrics_flags(group: argparse._ArgumentGroup) -> None:
     add = group.add_argument
     add("--enable-metrics", action="store_true", help="serve Prometheus metrics at /metrics")
@@ -157,11 +110,8 @@ def _add_metrics_flags(group: argparse._ArgumentGroup) -> None:
 
 def options_from(arguments: argparse.Namespace) -> RunOptions:
     """Return the options that the parsed arguments ask for."""
-    given = vars(arguments)
-    given = {field.name: given[field.name] for field in fields(RunOptions)}
-    given["served_model_names"] = tuple(given["served_model_names"])
-    given["dtype"] = _DTYPES[given["dtype"]]
-    return RunOptions(**given)
+    given = {field.name: getattr(arguments, field.name) for field in fields(RunOptions)}
+    return RunOptions(**given | engine_fields(arguments))
 
 
 def command(arguments: argparse.Namespace) -> int:

@@ -9,16 +9,17 @@ from cli.errors import EngineFailed, Refused
 from cli.terminal import say
 
 if TYPE_CHECKING:
-    from cli.run import RunOptions
+    from cli.engine_options import EngineOptions
     from engine.config import EngineConfig
-    from engine.responder import Reply
-    from engine.stats import EngineStats
+    from engine.load import ServedEngine
+    from engine.protocol.reply import Reply
+    from engine.protocol.stats import EngineStats
 
 
 class Served(Protocol):
     """A loaded engine behind its endpoints, or a scripted stand-in."""
 
-    async def respond(self, url: str, body: dict[str, Any], request_id: str) -> Reply:
+    async def respond(self, url: str, body: dict[str, Any], request_id: str, created: int) -> Reply:
         """Answer one request; raises EngineError only when nothing can be answered any more."""
 
     def stats(self) -> EngineStats:
@@ -37,14 +38,13 @@ class Load(Protocol):
         *,
         served_names: tuple[str, ...],
         chat_template: str | None,
-        created: int,
     ) -> Served:
-        """Load the model; `created` (Unix seconds) is what every reply of the job carries."""
+        """Load the model and serve it under these names."""
 
 
 def load_engine(
-    config: EngineConfig, *, served_names: tuple[str, ...], chat_template: str | None, created: int
-) -> Served:
+    config: EngineConfig, *, served_names: tuple[str, ...], chat_template: str | None
+) -> ServedEngine:
     """Load the real engine; only here is a model library imported."""
     try:
         from engine.load import load_responder
@@ -52,12 +52,10 @@ def load_engine(
         raise EngineFailed(
             f"the engine needs {exc.name}, which is not installed: pip install 'tidemill[engine]'"
         ) from exc
-    return load_responder(
-        config, served_names=served_names, chat_template=chat_template, created=created
-    )
+    return load_responder(config, served_names=served_names, chat_template=chat_template)
 
 
-def engine_config(options: RunOptions) -> EngineConfig:
+def engine_config(options: EngineOptions) -> EngineConfig:
     """Return the settings that the options ask for; raises Refused when no engine could have them.
 
     Without a model the demo model is taken, with a word that says so.
@@ -81,7 +79,7 @@ def engine_config(options: RunOptions) -> EngineConfig:
         raise Refused(str(exc)) from exc
 
 
-def served_names(options: RunOptions) -> tuple[str, ...]:
+def served_names(options: EngineOptions) -> tuple[str, ...]:
     """Return what lines may call the model."""
     if options.served_model_names:
         return options.served_model_names
@@ -92,7 +90,7 @@ def served_names(options: RunOptions) -> tuple[str, ...]:
     return (options.model,)
 
 
-def chat_template(options: RunOptions) -> str | None:
+def chat_template(options: EngineOptions) -> str | None:
     """Return the template itself, read from its file unless it was typed; raises Refused."""
     given = options.chat_template
     if given is None or "{{" in given or "{%" in given:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from engine.responder import Usage
+    from engine.protocol.reply import Usage
 
 
 @dataclass(slots=True)

@@ -1,7 +1,8 @@
 """One model working through its sequences, step by step; no threads and no I/O.
 
 A failed step costs no other request: all sequences of the step start over, one alone at a time
-until a step of its own went well, and only one that fails alone gets the error.
+until a step of its own went well, and only one that fails alone gets the error. A step that does
+not fit into memory is followed by smaller ones, for as long as needed.
 """
 
 from __future__ import annotations
@@ -9,15 +10,16 @@ from __future__ import annotations
 import logging
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from engine.pages import PagePool
 from engine.protocol.errors import InternalError, RequestError
+from engine.protocol.stats import EngineStats
 from engine.runner import Runner, StepLogits
 from engine.sampler import Sampled, Sampler
 from engine.scheduler import Scheduler, StepPlan
 from engine.sequence import SequenceRequest, SequenceResult, TokenLogprob
-from engine.stats import EngineStats
 from engine.table import Sequence, SequenceTable
 
 logger = logging.getLogger(__name__)
@@ -78,12 +80,16 @@ class Core:
         if plan is None:
             return None
         self._num_steps += 1
+        sampled: Sampled | None
         try:
-            logits = self._runner.run(plan)
-            sampled = self._sampler.choose(plan.sampled, logits.sampled)
-            self._keep_scores(plan, logits, sampled)
+            sampled = self._compute(plan)
+        except torch.OutOfMemoryError:
+            sampled = None
         except Exception as exc:  # noqa: BLE001 - whatever one request does, the others go on
             return self._recover(plan, exc)
+        if sampled is None:  # seen to only here, where no frame of the exception holds a tensor
+            return self._make_room(plan)
+        self._scheduler.bound.note_fit()
         self._scheduler.advance(plan, sampled.token_ids)
         finished = self._collect(plan.sampled, sampled)
         self._acquit(plan)
@@ -112,6 +118,12 @@ class Core:
             preemptions=self._scheduler.num_preemptions,
             steps=self._num_steps,
         )
+
+    def _compute(self, plan: StepPlan) -> Sampled:
+        logits = self._runner.run(plan)
+        sampled = self._sampler.choose(plan.sampled, logits.sampled)
+        self._keep_scores(plan, logits, sampled)
+        return sampled
 
     def _keep_scores(self, plan: StepPlan, logits: StepLogits, sampled: Sampled) -> None:
         slots = plan.sampled
@@ -193,6 +205,31 @@ class Core:
             sequence.num_failures += 1
             self._scheduler.preempt(slot)
             del sequence.logprobs[len(sequence.generated) :]
+        return []
+
+    def _make_room(self, plan: StepPlan) -> list[Sequence]:
+        """Let smaller steps follow one that did not fit; fail a sequence that never fits."""
+        running = self._table.running.tolist()
+        self._runner.free_memory()
+        self._pool.forget_all()
+        if len(running) == 1 and plan.num_tokens == 1:
+            self._scheduler.bound.restore()
+            sequence = self._scheduler.finish(running[0])
+            sequence.error = InternalError(
+                "The engine is out of memory for this request, even when it runs alone.",
+                code="out_of_memory",
+            )
+            return [sequence]
+        for slot in running:
+            del self._table.sequence(slot).logprobs[len(self._table.generated(slot)) :]
+        for sequence in self._scheduler.make_room(plan):
+            sequence.num_failures += 1
+            sequence.is_suspect |= sequence.num_failures >= MAX_FAILURES_IN_COMPANY
+        logger.warning(
+            "a step of %d tokens did not fit into memory: at most %d from now on",
+            plan.num_tokens,
+            self._scheduler.bound.tokens,
+        )
         return []
 
     def _acquit(self, plan: StepPlan) -> None:

@@ -14,8 +14,8 @@ from dataclasses import dataclass, field
 from engine.core import Core, result
 from engine.errors import EngineClosed
 from engine.protocol.errors import InternalError, RequestError
+from engine.protocol.stats import EngineStats
 from engine.sequence import SequenceRequest, SequenceResult
-from engine.stats import EngineStats
 from engine.table import Sequence
 
 logger = logging.getLogger(__name__)

@@ -1,12 +1,10 @@
-"""The engine's exception tree; what a single request can do wrong is `protocol.errors`."""
+"""What can end an engine; what a single request can do wrong is `protocol.errors`."""
 
 from __future__ import annotations
 
+from engine.protocol.errors import EngineError
 
-class EngineError(Exception):
-    """The engine cannot be built or cannot go on; the message is for the user."""
-
-    code: str = "engine_error"
+__all__ = ["EngineClosed", "EngineError", "ModelRefused", "OutOfCacheMemory"]
 
 
 class ModelRefused(EngineError):

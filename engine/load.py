@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from concurrent.futures import Future
+from importlib import metadata
 from typing import Any
+
+import torch
 
 from engine.attention import KVCache
 from engine.config import EngineConfig
@@ -13,10 +16,10 @@ from engine.engine import Engine
 from engine.memory import count_pages
 from engine.model import LoadedModel, load_model
 from engine.pages import PagePool
-from engine.responder import Reply
+from engine.protocol.reply import Reply
+from engine.protocol.stats import EngineInfo, EngineStats
 from engine.runner import Runner
 from engine.service import Service
-from engine.stats import EngineStats
 from engine.table import SequenceTable
 from engine.text.chat_template import ChatTemplate, read_chat_template
 from engine.text.model import SamplingDefaults, TextModel, eos_ids, read_generation_config
@@ -26,13 +29,18 @@ from engine.text.tokenizer import Tokenizer, load_pretrained_tokenizer
 class ServedEngine:
     """An engine behind its endpoints; a `Responder` that can tell how it does and be closed."""
 
-    def __init__(self, service: Service, engine: Engine) -> None:
+    def __init__(self, service: Service, engine: Engine, info: EngineInfo) -> None:
         self._service = service
         self._engine = engine
+        self._info = info
 
-    async def respond(self, url: str, body: dict[str, Any], request_id: str) -> Reply:
+    async def respond(self, url: str, body: dict[str, Any], request_id: str, created: int) -> Reply:
         """Answer one request; see `Service.respond`."""
-        return await self._service.respond(url, body, request_id)
+        return await self._service.respond(url, body, request_id, created)
+
+    def info(self) -> EngineInfo:
+        """Return what runs here, and on what."""
+        return self._info
 
     def stats(self) -> EngineStats:
         """Return a snapshot of the work; callable from any thread."""
@@ -48,12 +56,11 @@ def load_responder(
     *,
     served_names: tuple[str, ...] = (),
     chat_template: str | None = None,
-    created: int = 0,
 ) -> ServedEngine:
     """Load `config.model` and serve it under `served_names` (default: the model's own name).
 
-    `chat_template` is a template's text or the path of a file that holds it. `created` (seconds
-    since the epoch) is what every response says. Raises `EngineError` for what cannot be loaded.
+    `chat_template` is a template's text or the path of a file that holds it.
+    Raises `EngineError` for what cannot be loaded.
     """
     template = None if chat_template is None else read_chat_template(chat_template)
     loaded: Future[LoadedModel] = Future()
@@ -65,12 +72,13 @@ def load_responder(
 
     engine = Engine(make)
     try:
-        text = load_text_model(config.model, loaded.result(), template, created)
+        text = load_text_model(config.model, loaded.result(), template)
     except BaseException:
         engine.close()
         raise
-    endpoints = text_endpoints(text, engine, created=created, seed=config.seed)
-    return ServedEngine(Service(endpoints, model_names=served_names or (config.model,)), engine)
+    endpoints = text_endpoints(text, engine, seed=config.seed)
+    service = Service(endpoints, model_names=served_names or (config.model,))
+    return ServedEngine(service, engine, _info(loaded.result(), config))
 
 
 def make_core(model: LoadedModel, config: EngineConfig) -> Core:
@@ -87,7 +95,7 @@ def make_core(model: LoadedModel, config: EngineConfig) -> Core:
     )
 
 
-def load_text_model(name: str, model: LoadedModel, template: str | None, created: int) -> TextModel:
+def load_text_model(name: str, model: LoadedModel, template: str | None) -> TextModel:
     """Load what the endpoints know of a model: tokenizer, template, defaults, stop tokens."""
     pretrained = load_pretrained_tokenizer(name)
     tokenizer = Tokenizer(pretrained)
@@ -96,11 +104,25 @@ def load_text_model(name: str, model: LoadedModel, template: str | None, created
     config: Any = model.network.config
     return TextModel(
         tokenizer=tokenizer,
-        chat_template=ChatTemplate(pretrained, source=template, created=created)
-        if has_template
-        else None,
+        chat_template=ChatTemplate(pretrained, source=template) if has_template else None,
         max_model_len=model.max_model_len,
         vocab_size=model.vocab_size,
         eos_token_ids=eos_ids(generation, config.eos_token_id, tokenizer),
         defaults=SamplingDefaults.from_generation_config(generation),
+    )
+
+
+def _info(model: LoadedModel, config: EngineConfig) -> EngineInfo:
+    is_gpu = model.device.type == "cuda"
+    try:
+        version = metadata.version("tidemill")
+    except metadata.PackageNotFoundError:
+        version = "unknown"
+    return EngineInfo(
+        model=config.model,
+        revision=getattr(model.network.config, "_commit_hash", None),  # hub models have one
+        engine_version=version,
+        device=torch.cuda.get_device_name(model.device) if is_gpu else model.device.type,
+        num_gpus=int(is_gpu),
+        max_num_seqs=config.max_num_seqs,
     )

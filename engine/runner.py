@@ -47,6 +47,11 @@ class Runner:
         parts = torch.split(logits[num_sampled:], [chunk.stop - chunk.start for chunk in scored])
         return StepLogits(logits[:num_sampled], list(zip(scored, parts, strict=True)))
 
+    def free_memory(self) -> None:
+        """Give back what the device's allocator keeps for later: it may lie in pieces too small."""
+        if self._model.device.type == "cuda":
+            torch.cuda.empty_cache()
+
     def _positions(self, plan: StepPlan) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Lay the packed tokens out: each one's slot and position, `[T]` both."""
         table = self._table

@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from engine.pages import ROOT, PagePool, page_digest
+from engine.step_bound import StepBound
 from engine.table import Sequence, SequenceTable
 
 # Scoring a prompt takes the logits of all its tokens: [chunk, vocabulary] must stay small.
@@ -33,10 +34,14 @@ class PromptChunk(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class StepPlan:
-    """One step: `decodes [N]` slots compute their last token; `chunks` parts of prompts."""
+    """One step: `decodes [N]` slots compute their last token; `chunks` parts of prompts.
+
+    `started` are the slots that were taken for this step: what they share, it may yet compute.
+    """
 
     decodes: NDArray[np.int64]
     chunks: tuple[PromptChunk, ...]
+    started: frozenset[int]
 
     @property
     def sampled(self) -> NDArray[np.int64]:
@@ -49,6 +54,11 @@ class StepPlan:
         """All slots of the step."""
         return [*self.decodes.tolist(), *(chunk.slot for chunk in self.chunks)]
 
+    @property
+    def num_tokens(self) -> int:
+        """Tokens that the step computes."""
+        return len(self.decodes) + sum(chunk.stop - chunk.start for chunk in self.chunks)
+
 
 class Scheduler:
     """Plans steps over one table and one pool; `add` from anywhere between steps."""
@@ -58,8 +68,8 @@ class Scheduler:
         self.pool = pool
         self.waiting: deque[Sequence] = deque()
         self.num_preemptions = 0
+        self.bound = StepBound(max_num_batched_tokens)
         self._page_size = table.page_size
-        self._max_num_batched_tokens = max_num_batched_tokens
 
     def can_ever_fit(self, num_tokens: int) -> bool:
         """Say whether a sequence that grows to `num_tokens` fits the pool when it is alone."""
@@ -72,7 +82,7 @@ class Scheduler:
     def plan(self) -> StepPlan | None:
         """Return the next step, or None when nothing runs and nothing waits."""
         decodes = self._plan_decodes()
-        budget = self._max_num_batched_tokens - len(decodes)
+        budget = self.bound.tokens - len(decodes)
         chunks = self._continue_prompts(budget)
         budget -= sum(chunk.stop - chunk.start for chunk in chunks)
         single, more = self._admit(budget)
@@ -80,7 +90,9 @@ class Scheduler:
         chunks += more
         if not len(decodes) and not chunks:
             return None
-        return StepPlan(decodes, tuple(chunks))
+        return StepPlan(
+            decodes, tuple(chunks), frozenset([*single, *(chunk.slot for chunk in more)])
+        )
 
     def advance(self, plan: StepPlan, token_ids: NDArray[np.int64]) -> None:
         """Record a run step: `token_ids` are the new tokens of `plan.sampled`, in order."""
@@ -106,6 +118,22 @@ class Scheduler:
         sequence.num_preemptions += 1
         self.num_preemptions += 1
         self.waiting.appendleft(sequence)
+
+    def make_room(self, plan: StepPlan) -> list[Sequence]:
+        """After a step that did not fit into memory, let fewer tokens and sequences run.
+
+        The bound on tokens is halved, and the newest half of the running sequences wait for their
+        turn; they are returned. So do those that started with the step, whose shared pages may
+        never have been computed; the others lose nothing.
+        """
+        self.bound.lower(plan.num_tokens)
+        running = self.table.running.tolist()
+        num_kept = max(1, min(len(running) // 2, self.bound.tokens))
+        newest = [self.table.sequence(slot) for slot in running[num_kept:]]
+        for place, slot in reversed(list(enumerate(running))):
+            if place >= num_kept or slot in plan.started:
+                self.preempt(slot)
+        return newest
 
     def stand_behind_suspects(self, slot: int) -> None:
         """Send a running sequence back into the queue, behind the suspects that each run alone."""

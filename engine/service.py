@@ -6,23 +6,21 @@ import logging
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from engine.endpoints import Endpoint, find_route
+from engine.endpoints import Endpoint
 from engine.errors import EngineError
 from engine.protocol.errors import InternalError, ModelNotFound, RequestError
+from engine.protocol.reply import Reply
+from engine.protocol.routes import find_route
 from engine.protocol.rows import error_body
+from engine.protocol.stream import STREAM_NOT_SUPPORTED, refuse_stream
 from engine.protocol.validation import printable, shown
-from engine.responder import Reply
 
 _logger = logging.getLogger(__name__)
 
 _MAX_NAME_CHARS = 200
 _UNKNOWN_URL = "invalid_url"
-_STREAM = "stream_not_supported"
 # The failures that vLLM's dialect prints as a plain message.
-_BARE_CODES = frozenset({_UNKNOWN_URL, _STREAM})
-# What vLLM's validation takes for true and false; a JSON boolean is what clients should send.
-_TRUE_WORDS = frozenset({"true", "t", "yes", "y", "on", "1"})
-_FALSE_WORDS = frozenset({"false", "f", "no", "n", "off", "0"})
+_BARE_CODES = frozenset({_UNKNOWN_URL, STREAM_NOT_SUPPORTED})
 
 
 class Service:
@@ -37,7 +35,7 @@ class Service:
         self._endpoints = {endpoint.route.name: endpoint for endpoint in endpoints}
         self._model_names = tuple(model_names)
 
-    async def respond(self, url: str, body: dict[str, Any], request_id: str) -> Reply:
+    async def respond(self, url: str, body: dict[str, Any], request_id: str, created: int) -> Reply:
         """Answer one request; never raises for what the request holds.
 
         Raises `EngineError` only when the engine is gone and nothing can be answered any more.
@@ -46,9 +44,9 @@ class Service:
         """
         try:
             endpoint = self._endpoint(url)
-            _refuse_stream(body)
+            refuse_stream(body)
             model = self._model(body)
-            return await endpoint.respond(body, model=model, request_id=request_id)
+            return await endpoint.respond(body, model=model, request_id=request_id, created=created)
         except RequestError as error:
             return _failed(error)
         except EngineError:
@@ -85,17 +83,6 @@ class Service:
         if name not in self._model_names:
             raise ModelNotFound(printable(name, _MAX_NAME_CHARS))
         return name
-
-
-def _refuse_stream(body: dict[str, Any]) -> None:
-    """Raise `RequestError` for a body that asks for a stream, in any word that means yes."""
-    value = body.get("stream")
-    word = str(value).lower() if isinstance(value, (bool, str, int)) else None
-    if value is None or word in _FALSE_WORDS:
-        return
-    if word in _TRUE_WORDS:
-        raise RequestError("Request must not be sent in stream mode", param="stream", code=_STREAM)
-    raise RequestError(f"`stream` must be false; got {shown(value)}.", param="stream")
 
 
 def _failed(error: RequestError) -> Reply:

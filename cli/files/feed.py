@@ -9,15 +9,15 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from cli.files.resume import ROWS_PER_WRITE
-from engine.errors import EngineError
-from engine.protocol.errors import InternalError, LineError
-from engine.protocol.lines import Line, RawLine, parse_line
-from engine.protocol.rows import Dialect, RowError, error_body, print_malformed, print_reply
+from engine.protocol.answer import Answer, answer
+from engine.protocol.errors import EngineError
+from engine.protocol.lines import RawLine
+from engine.protocol.rows import Dialect
 
 if TYPE_CHECKING:
     from cli.files.output import RowWriter
     from cli.tally import Tally
-    from engine.responder import Responder, Usage
+    from engine.protocol.reply import Responder
 
 MAX_HELD_BYTES = 64 * 2**20
 
@@ -52,8 +52,9 @@ class _Slot:
 class Feed:
     """Runs lines through a responder. Made for one run, inside the event loop.
 
-    An exception of one request becomes its 500 row. EngineError, which says that nothing can be
-    answered any more, and errors of the output end the run.
+    Every reply carries `created` (seconds since the epoch). An exception of one request becomes its
+    500 row; EngineError, which says that nothing can be answered any more, and errors of the output
+    end the run.
     """
 
     def __init__(
@@ -62,12 +63,14 @@ class Feed:
         writer: RowWriter,
         tally: Tally,
         *,
+        created: int,
         window: Window,
         dialect: Dialect = "openai",
     ) -> None:
         self._responder = responder
         self._writer = writer
         self._tally = tally
+        self._created = created
         self._window = window
         self._dialect = dialect
         self._loop = asyncio.get_running_loop()
@@ -125,53 +128,27 @@ class Feed:
         self._slots.append(slot)
         self._held_bytes += slot.held_bytes
         self._num_inflight += 1
-        try:
-            line = parse_line(raw)
-        except LineError as exc:
-            self._finish(slot, print_malformed(raw.digest, exc), is_success=False)
-        else:
-            slot.task = self._loop.create_task(self._answer(slot, line))
+        slot.task = self._loop.create_task(self._answer(slot, raw))
 
-    async def _answer(self, slot: _Slot, line: Line) -> None:
-        usage: Usage | None = None
+    async def _answer(self, slot: _Slot, raw: RawLine) -> None:
         try:
-            reply = await self._responder.respond(line.url, line.body, line.request_id)
-            row = print_reply(
-                line,
-                reply.status_code,
-                reply.body,
-                dialect=self._dialect,
-                bare_message=reply.bare_message,
+            answered = await answer(
+                raw, self._responder, created=self._created, dialect=self._dialect
             )
-            is_success = reply.status_code == 200
-            usage = reply.usage
         except EngineError as exc:
             self._fatal = self._fatal or exc
             self._wake()
-            return
-        except (Exception, asyncio.CancelledError) as exc:
-            if isinstance(exc, asyncio.CancelledError) and slot.task and slot.task.cancelling():
-                raise
-            row, is_success = self._print_failure(line, exc), False
-        self._finish(slot, row, is_success=is_success, usage=usage)
+        else:
+            self._finish(slot, answered)
 
-    def _print_failure(self, line: Line, exc: BaseException) -> bytes:
-        words = str(exc) if isinstance(exc, RowError) else f"{type(exc).__name__}: {exc}"
-        # An exception may quote a lone surrogate, which no row can hold.
-        words = words.encode("utf-8", "replace").decode()
-        error = InternalError(f"The engine failed on this request: {words}")
-        return print_reply(line, error.status_code, error_body(error), dialect=self._dialect)
-
-    def _finish(
-        self, slot: _Slot, row: bytes, *, is_success: bool, usage: Usage | None = None
-    ) -> None:
-        self._held_bytes += len(row) - slot.held_bytes
-        slot.held_bytes = len(row)
-        slot.row = row
-        slot.is_success = is_success
+    def _finish(self, slot: _Slot, answered: Answer) -> None:
+        self._held_bytes += len(answered.row) - slot.held_bytes
+        slot.held_bytes = len(answered.row)
+        slot.row = answered.row
+        slot.is_success = answered.is_success
         slot.task = None
         self._num_inflight -= 1
-        self._tally.count(is_success=is_success, usage=usage)
+        self._tally.count(is_success=answered.is_success, usage=answered.usage)
         self._wake()
 
     def _wake(self) -> None:

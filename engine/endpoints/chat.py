@@ -6,35 +6,33 @@ from typing import Any
 
 from engine.endpoints.generation import Generated, Terms, TextGeneration, usage_of
 from engine.endpoints.logprobs import chat_logprobs, prompt_logprobs
-from engine.endpoints.route import Route
 from engine.protocol.chat import ChatCompletionRequest, chat_choice
 from engine.protocol.errors import RequestError
+from engine.protocol.reply import Reply
+from engine.protocol.routes import CHAT_COMPLETIONS
 from engine.protocol.unsupported import refuse_unsupported
 from engine.protocol.usage import completion_body, response_id, usage_body
 from engine.protocol.validation import parse
-from engine.responder import Reply
-
-ROUTE = Route(
-    "/v1/chat/completions", exact=frozenset({"/v1/chat/completions", "/chat/completions"})
-)
 
 
 class ChatCompletions:
-    """The endpoint of a chat model; `created` is what every response body says."""
+    """The endpoint of a chat model."""
 
-    route = ROUTE
+    route = CHAT_COMPLETIONS
 
-    def __init__(self, generation: TextGeneration, *, created: int) -> None:
+    def __init__(self, generation: TextGeneration) -> None:
         self._generation = generation
-        self._created = created
 
-    async def respond(self, body: dict[str, Any], *, model: str, request_id: str) -> Reply:
+    async def respond(
+        self, body: dict[str, Any], *, model: str, request_id: str, created: int
+    ) -> Reply:
         """Answer a chat body; raises `RequestError` for what is wrong in it."""
         refuse_unsupported(body)
         request = parse(ChatCompletionRequest, body)
         # Templates write the tokens that open a text themselves, so none are added by default.
         prompt_ids = await self._generation.tokenize(
-            self._prompt_text(request), add_special_tokens=bool(request.add_special_tokens)
+            self._prompt_text(request, created),
+            add_special_tokens=bool(request.add_special_tokens),
         )
         [choices] = await self._generation.run(
             [prompt_ids], request, _terms(request), request_id=request_id
@@ -43,7 +41,7 @@ class ChatCompletions:
         answer = completion_body(
             "chat.completion",
             response_id("chatcmpl", request_id),
-            created=self._created,
+            created=created,
             model=model,
             choices=[self._choice(i, choice, request) for i, choice in enumerate(choices)],
             usage=usage_body(usage.prompt_tokens, usage.completion_tokens),
@@ -55,7 +53,7 @@ class ChatCompletions:
             answer["prompt_logprobs"] = prompt_logprobs(entries, self._generation.model.tokenizer)
         return Reply(200, answer, usage)
 
-    def _prompt_text(self, request: ChatCompletionRequest) -> str:
+    def _prompt_text(self, request: ChatCompletionRequest, created: int) -> str:
         template = self._generation.model.chat_template
         if template is None:
             raise RequestError(
@@ -71,6 +69,7 @@ class ChatCompletions:
         opens = not goes_on and request.add_generation_prompt is not False
         return template.render(
             request.messages,
+            created=created,
             add_generation_prompt=opens,
             continue_final_message=goes_on,
             documents=request.documents,

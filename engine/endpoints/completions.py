@@ -7,20 +7,18 @@ from typing import Any
 
 from engine.endpoints.generation import Generated, Terms, TextGeneration, usage_of
 from engine.endpoints.logprobs import completion_logprobs, prompt_logprobs, text_offsets
-from engine.endpoints.route import Route
 from engine.protocol.completions import (
     DEFAULT_MAX_TOKENS,
     CompletionRequest,
     Prompt,
     completion_choice,
 )
+from engine.protocol.reply import Reply
+from engine.protocol.routes import COMPLETIONS
 from engine.protocol.unsupported import refuse_unsupported
 from engine.protocol.usage import completion_body, response_id, usage_body
 from engine.protocol.validation import parse
-from engine.responder import Reply
 from engine.sequence import TokenLogprob
-
-ROUTE = Route("/v1/completions", exact=frozenset({"/v1/completions", "/completions"}))
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,16 +34,17 @@ class _Echo:
 
 
 class Completions:
-    """The endpoint of any text model; `created` is what every response body says."""
+    """The endpoint of any text model."""
 
-    route = ROUTE
+    route = COMPLETIONS
 
-    def __init__(self, generation: TextGeneration, *, created: int) -> None:
+    def __init__(self, generation: TextGeneration) -> None:
         self._generation = generation
         self._tokenizer = generation.model.tokenizer
-        self._created = created
 
-    async def respond(self, body: dict[str, Any], *, model: str, request_id: str) -> Reply:
+    async def respond(
+        self, body: dict[str, Any], *, model: str, request_id: str, created: int
+    ) -> Reply:
         """Answer a completion body; raises `RequestError` for what is wrong in it."""
         refuse_unsupported(body)
         request = parse(CompletionRequest, body)
@@ -64,7 +63,7 @@ class Completions:
         answer = completion_body(
             "text_completion",
             response_id("cmpl", request_id),
-            created=self._created,
+            created=created,
             model=model,
             choices=choices,
             usage=usage_body(usage.prompt_tokens, usage.completion_tokens),

@@ -10,7 +10,7 @@ from typing import TypeVar
 from engine.generator import Generator
 from engine.protocol.errors import RequestError
 from engine.protocol.fields import GenerationRequest
-from engine.responder import Usage
+from engine.protocol.reply import Usage
 from engine.seeds import seed_of_choice
 from engine.sequence import Sampling, SequenceRequest, SequenceResult
 from engine.text.model import TextModel

@@ -15,13 +15,14 @@ from hashlib import blake2b
 from itertools import islice
 from pathlib import Path
 from types import TracebackType
-from typing import IO, NamedTuple, Self
+from typing import IO, NamedTuple, Protocol, Self
 
 _NUM_PARTITIONS = 256
 _HASH_BYTES = 10
 _NUMBER_BYTES = 6
 _RECORD_BYTES = _HASH_BYTES + _NUMBER_BYTES
 _BLOCK_BYTES = 256 * _RECORD_BYTES
+_LENGTH_BYTES = 8
 
 
 class Duplicate(NamedTuple):
@@ -37,6 +38,13 @@ class Duplicates:
 
     count: int
     first: tuple[Duplicate, ...]
+
+
+class ByteReader(Protocol):
+    """A stream of bytes; an open file is one."""
+
+    def read(self, size: int, /) -> bytes:
+        """Return at most `size` bytes, none only at the end."""
 
 
 class DuplicateFinder:
@@ -85,6 +93,33 @@ class DuplicateFinder:
         self._blocks[partition].append(self._num_blocks)
         self._num_blocks += 1
 
+    def save(self, stream: IO[bytes]) -> None:
+        """Write all ids, for `load` of another finder: the bytes of each partition, then theirs."""
+        for partition in range(_NUM_PARTITIONS):
+            num_bytes = len(self._blocks[partition]) * _BLOCK_BYTES + len(self._tails[partition])
+            stream.write(num_bytes.to_bytes(_LENGTH_BYTES, "little"))
+        for partition in range(_NUM_PARTITIONS):
+            for block in self._read_blocks(partition):
+                stream.write(block)
+
+    def load(self, stream: ByteReader) -> None:
+        """Take the ids that `save` wrote, all of lines after those that are here already.
+
+        Raises ValueError when they are not complete.
+        """
+        lengths = _read_exactly(stream, _NUM_PARTITIONS * _LENGTH_BYTES)
+        for partition in range(_NUM_PARTITIONS):
+            start = partition * _LENGTH_BYTES
+            left = int.from_bytes(lengths[start : start + _LENGTH_BYTES], "little")
+            tail = self._tails[partition]
+            while left:
+                # What was a block there need not be one here: the tail may be begun.
+                piece = _read_exactly(stream, min(left, _BLOCK_BYTES - len(tail)))
+                tail += piece
+                left -= len(piece)
+                if len(tail) == _BLOCK_BYTES:
+                    self._spill(partition)
+
     def find(self, limit: int = 100) -> Duplicates:
         """Return the number of lines that repeat an id, and the first `limit` of them."""
         count = 0
@@ -114,3 +149,14 @@ class DuplicateFinder:
                 yield self._file.read(_BLOCK_BYTES)
             self._file.seek(self._num_blocks * _BLOCK_BYTES)
         yield bytes(self._tails[partition])
+
+
+def _read_exactly(stream: ByteReader, num_bytes: int) -> bytes:
+    pieces = []
+    while num_bytes:
+        piece = stream.read(num_bytes)
+        if not piece:
+            raise ValueError(f"the saved ids end {num_bytes:,} bytes too early")
+        pieces.append(piece)
+        num_bytes -= len(piece)
+    return b"".join(pieces)

@@ -1,6 +1,15 @@
-"""The errors that a client sees: those of one request, and those of one line of a file."""
+"""What can go wrong: with one request, with one line of a file, or with the whole engine."""
 
 from __future__ import annotations
+
+
+class EngineError(Exception):
+    """The engine cannot be built or cannot go on; the message is for the user.
+
+    It stands here, not in `engine.errors`, for those who answer lines without loading a model.
+    """
+
+    code: str = "engine_error"
 
 
 class ProtocolError(Exception):
@@ -48,8 +57,8 @@ class ModelNotFound(RequestError):
 class InternalError(RequestError):
     """A failure of ours inside one request; the others go on."""
 
-    def __init__(self, message: str) -> None:
-        super().__init__(message, code="internal_error", status_code=500, type="server_error")
+    def __init__(self, message: str, *, code: str = "internal_error") -> None:
+        super().__init__(message, code=code, status_code=500, type="server_error")
 
 
 class LineError(ProtocolError):

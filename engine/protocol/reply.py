@@ -1,4 +1,4 @@
-"""The seam between a file and an engine: a request in, a reply out."""
+"""The seam between lines and an engine: a request in, a reply out."""
 
 from __future__ import annotations
 
@@ -32,9 +32,10 @@ class Reply:
 class Responder(Protocol):
     """Anything that answers requests: the engine behind its endpoints, or a scripted stand-in."""
 
-    async def respond(self, url: str, body: dict[str, Any], request_id: str) -> Reply:
+    async def respond(self, url: str, body: dict[str, Any], request_id: str, created: int) -> Reply:
         """Answer one request; never raises for what the request holds.
 
         Raises `EngineError` when nothing can be answered any more.
-        `request_id` also keys the randomness of a request that names no seed.
+        `request_id` also keys the randomness of a request that names no seed. `created` (seconds
+        since the epoch) is the time that the reply carries and that a template may ask for.
         """

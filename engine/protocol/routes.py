@@ -1,11 +1,12 @@
-"""What an endpoint is: a rule for urls, and something that answers their bodies."""
+"""Which urls mean which endpoint, whatever model is served.
+
+A url that stands in the table but that the model cannot serve is told apart from one that nobody
+knows.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Protocol
-
-from engine.responder import Reply
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,12 +25,22 @@ class Route:
         return url in self.exact or (self.suffix is not None and url.endswith(self.suffix))
 
 
-class Endpoint(Protocol):
-    """Turns one kind of body into sequences, and their results into the response's body."""
+CHAT_COMPLETIONS = Route(
+    "/v1/chat/completions", exact=frozenset({"/v1/chat/completions", "/chat/completions"})
+)
+COMPLETIONS = Route("/v1/completions", exact=frozenset({"/v1/completions", "/completions"}))
 
-    @property
-    def route(self) -> Route:
-        """Return the urls that this endpoint answers."""
+ROUTES: tuple[Route, ...] = (
+    CHAT_COMPLETIONS,
+    COMPLETIONS,
+    Route("/v1/embeddings", exact=frozenset({"/v1/embeddings", "/embeddings"})),
+    Route("/v1/score", suffix="/score"),
+    Route("/v1/rerank", suffix="/rerank"),
+    Route("/v1/audio/transcriptions", exact=frozenset({"/v1/audio/transcriptions"})),
+    Route("/v1/audio/translations", exact=frozenset({"/v1/audio/translations"})),
+)
 
-    async def respond(self, body: dict[str, Any], *, model: str, request_id: str) -> Reply:
-        """Answer a body that asks for `model`; raises `RequestError` for what is wrong in it."""
+
+def find_route(url: str) -> Route | None:
+    """Return the route of the table that answers a url, or None for a url that nobody knows."""
+    return next((route for route in ROUTES if route.matches(url)), None)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from datetime import UTC, datetime
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -36,18 +37,17 @@ def read_chat_template(argument: str) -> str:
 class ChatTemplate:
     """A compiled chat template. `pretrained` is transformers' tokenizer, whose sandbox renders it.
 
-    `source` replaces the model's own template. A template that asks for today's date gets that of
-    `created` (seconds since the epoch, UTC): a resumed job must render what the first run did.
-    Raises `EngineError` when there is no template or it is no Jinja.
+    `source` replaces the model's own template. Raises `EngineError` when there is none or it is no
+    Jinja.
     """
 
-    def __init__(self, pretrained: Any, *, source: str | None = None, created: int = 0) -> None:
+    def __init__(self, pretrained: Any, *, source: str | None = None) -> None:
         self._pretrained = pretrained
         try:
             template: str = pretrained.get_chat_template(source, None)
         except ValueError as exc:
             raise EngineError(f"the model has no chat template of its own: {exc}") from exc
-        self._source = _with_date(template, datetime.fromtimestamp(created, UTC))
+        self._source = template
         self._knows_developer = "developer" in self._source
         self._takes_parts = self._needs_parts()
 
@@ -55,6 +55,7 @@ class ChatTemplate:
         self,
         messages: Sequence[Message],
         *,
+        created: int,
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
         documents: list[dict[str, Any]] | None = None,
@@ -63,20 +64,25 @@ class ChatTemplate:
         """Return the prompt's text; raises `RequestError` when the template refuses the messages.
 
         Text parts are joined by a newline unless the template can read only parts. `developer` is
-        called `system` for a template that does not know it.
+        called `system` for a template that does not know it. A template that asks for today's date
+        gets that of `created` (seconds since the epoch, UTC): a line must render alike on any day.
         """
         return self._rendered(
             [self._as_template_reads(message) for message in messages],
+            created,
             add_generation_prompt=add_generation_prompt,
             continue_final_message=continue_final_message,
             documents=documents,
             **(variables or {}),
         )
 
-    def _rendered(self, messages: list[dict[str, Any]], **options: Any) -> str:
+    def _rendered(self, messages: list[dict[str, Any]], created: int, /, **options: Any) -> str:
         try:
             text: str = self._pretrained.apply_chat_template(
-                messages, chat_template=self._source, tokenize=False, **options
+                messages,
+                chat_template=_with_date(self._source, created),
+                tokenize=False,
+                **options,
             )
         except Exception as exc:  # a template may fail in any way that Python code may
             reason = printable(str(exc), _MAX_REASON_CHARS) or type(exc).__name__
@@ -104,7 +110,7 @@ class ChatTemplate:
         as_parts = [{"type": "text", "text": _PROBE}]
         for content, takes_parts in ((_PROBE, False), (as_parts, True)):
             try:
-                text = self._rendered([{"role": "user", "content": content}])
+                text = self._rendered([{"role": "user", "content": content}], 0)
             except RequestError as exc:
                 if isinstance(exc.__cause__, TemplateSyntaxError):
                     raise EngineError(f"the chat template is no Jinja: {exc.__cause__}") from exc
@@ -114,8 +120,10 @@ class ChatTemplate:
         return False
 
 
-def _with_date(template: str, now: datetime) -> str:
+@lru_cache(maxsize=64)
+def _with_date(template: str, created: int) -> str:
     """Return the template with each date that it asks for by a literal format filled in."""
+    now = datetime.fromtimestamp(created, UTC)
     return _DATE_CALL.sub(
         lambda call: '"' + now.strftime(call[1] or call[2] or "").replace('"', "") + '"', template
     )

@@ -65,7 +65,7 @@ class Runner:
     def _load(self, config: EngineConfig, **given: Any) -> ScriptedEngine:
         self.configs.append(config)
         self.loaded_with = given
-        self.engine = ScriptedEngine(given["created"], speed=self.speed)
+        self.engine = ScriptedEngine(speed=self.speed)
         return self.engine
 
 

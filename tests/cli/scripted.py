@@ -23,15 +23,14 @@ from cli.main import exit_status_of, make_parser
 from cli.run import options_from
 from engine.config import EngineConfig
 from engine.errors import EngineError
-from engine.responder import Reply, Usage
-from engine.stats import EngineStats
+from engine.protocol.reply import Reply, Usage
+from engine.protocol.stats import EngineStats
 
 
 class ScriptedEngine:
     """Does what each body says; the reply depends on nothing but line and `created`."""
 
-    def __init__(self, created: int, close_seconds: float = 0, speed: float = 1) -> None:
-        self.created = created
+    def __init__(self, close_seconds: float = 0, speed: float = 1) -> None:
         self.close_seconds = close_seconds
         self.speed = speed
         self.asked = 0
@@ -39,7 +38,7 @@ class ScriptedEngine:
         self.most_running = 0
         self.is_closed = False
 
-    async def respond(self, url: str, body: dict[str, Any], request_id: str) -> Reply:
+    async def respond(self, url: str, body: dict[str, Any], request_id: str, created: int) -> Reply:
         """Follow the script in the body."""
         self.asked += 1
         if "print" in body:
@@ -63,7 +62,7 @@ class ScriptedEngine:
         if (status := body.get("status", 200)) != 200:
             error = {"message": f"No {url}.", "type": "t", "param": None, "code": "c"}
             return Reply(status, {"error": error}, bare_message=body.get("bare", False))
-        reply = {"id": request_id, "created": self.created, "text": body.get("say", "hello")}
+        reply = {"id": request_id, "created": created, "text": body.get("say", "hello")}
         return Reply(200, reply, Usage(10, 4, 3))
 
     def stats(self) -> EngineStats:
@@ -86,10 +85,10 @@ def main() -> int:
     if script.file_bytes is not None:
         resource.setrlimit(resource.RLIMIT_FSIZE, (script.file_bytes, script.file_bytes))
 
-    def load(config: EngineConfig, *, created: int, **_: object) -> ScriptedEngine:
+    def load(config: EngineConfig, **_: object) -> ScriptedEngine:
         del config
         time.sleep(script.load_seconds)
-        return ScriptedEngine(created, script.close_seconds)
+        return ScriptedEngine(script.close_seconds)
 
     # A shell that starts pytest in the background makes its children ignore SIGINT.
     signal.signal(signal.SIGINT, signal.default_int_handler)

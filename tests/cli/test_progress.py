@@ -13,7 +13,7 @@ import pytest
 from cli import progress
 from cli.progress import duration, progress_line, summary
 from cli.tally import Tally
-from engine.stats import EngineStats
+from engine.protocol.stats import EngineStats
 from tests.cli.given import line
 
 Write = Callable[..., Path]

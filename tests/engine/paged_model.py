@@ -67,9 +67,14 @@ class PagedModel:
     ) -> None:
         self.fails = fails
         self.plans: list[StepPlan] = []
+        self.num_memory_freed = 0
         self._table = table
         self._logits_of = logits_of
         self._memory = PageMemory(table)
+
+    def free_memory(self) -> None:
+        """Count the calls."""
+        self.num_memory_freed += 1
 
     def run(self, plan: StepPlan) -> StepLogits:
         """Compute a plan as `Runner.run` does."""

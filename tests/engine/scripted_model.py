@@ -85,7 +85,7 @@ def text_model_of(
     """Return the text side of a model with this tokenizer and `MAX_MODEL_LEN` tokens of context."""
     return TextModel(
         tokenizer=Tokenizer(pretrained),
-        chat_template=ChatTemplate(pretrained, created=CREATED) if has_template else None,
+        chat_template=ChatTemplate(pretrained) if has_template else None,
         max_model_len=MAX_MODEL_LEN,
         vocab_size=len(pretrained),
         eos_token_ids=frozenset({pretrained.eos_token_id}),
@@ -160,7 +160,7 @@ class Scene:
         self.tokenizer = self.model.tokenizer
         ids = self.tokenizer.encode(answer, add_special_tokens=False)
         self.generator = ScriptedGenerator([*ids, *self.model.eos_token_ids])
-        endpoints = text_endpoints(self.model, self.generator, created=CREATED, seed=7)
+        endpoints = text_endpoints(self.model, self.generator, seed=7)
         self.service = Service(endpoints, model_names=["tiny", "tiny-alias"])
 
     async def chat(self, content: object = "Hi", **fields: object) -> dict[str, Any]:
@@ -174,13 +174,13 @@ class Scene:
 
     async def ok(self, url: str, body: dict[str, Any]) -> dict[str, Any]:
         """Return the body of a reply whose status is 200."""
-        reply = await self.service.respond(url, body, "req_0123")
+        reply = await self.service.respond(url, body, "req_0123", CREATED)
         assert reply.status_code == 200, reply.body
         return reply.body
 
     async def fault(self, url: str, body: dict[str, Any]) -> dict[str, Any]:
         """Return the error object of a reply whose status is 400."""
-        reply = await self.service.respond(url, body, "req_0123")
+        reply = await self.service.respond(url, body, "req_0123", CREATED)
         assert reply.status_code == 400, reply.body
         error: dict[str, Any] = reply.body["error"]
         return error

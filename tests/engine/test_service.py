@@ -15,8 +15,8 @@ from engine.endpoints import text_endpoints
 from engine.protocol.chat import ChatCompletionRequest
 from engine.protocol.completions import CompletionRequest
 from engine.protocol.errors import RequestError
+from engine.protocol.reply import Reply
 from engine.protocol.unsupported import _NEUTRAL
-from engine.responder import Reply
 from engine.service import Service
 from tests.engine.scripted_model import Scene, text_model
 
@@ -26,7 +26,7 @@ CHAT = "/v1/chat/completions"
 
 async def reply_to(url: str, body: dict[str, Any]) -> Reply:
     """Return the reply of a fresh service."""
-    return await Scene().service.respond(url, body, "req_1")
+    return await Scene().service.respond(url, body, "req_1", 0)
 
 
 async def test_an_unknown_url_is_told_every_supported_endpoint() -> None:
@@ -86,6 +86,15 @@ async def test_the_reply_names_the_model_that_was_asked_for(asked: str | None, t
     assert reply.body["model"] == told
 
 
+async def test_the_reply_says_when_it_was_asked_for_in_every_request() -> None:
+    """One service answers the lines of many batches, each with a time of its own."""
+    service = Scene().service
+    for url, body in ((CHAT, {"messages": MESSAGES}), ("/v1/completions", {"prompt": "Hi"})):
+        replies = [await service.respond(url, body, "req_1", created) for created in (7, 8, 7)]
+        assert [reply.body["created"] for reply in replies] == [7, 8, 7]
+        assert replies[0] == replies[2]
+
+
 async def test_a_model_that_is_no_name_is_refused() -> None:
     """A number is no model."""
     reply = await reply_to(CHAT, {"model": 5, "messages": MESSAGES})
@@ -105,7 +114,7 @@ async def test_what_the_generator_refuses_is_the_requests_fault() -> None:
     """A request that can never fit the cache gets its own error, with its own status."""
     scene = Scene()
     scene.generator.failure = RequestError("needs more KV cache than there is", code="too_large")
-    reply = await scene.service.respond(CHAT, {"messages": MESSAGES}, "req_1")
+    reply = await scene.service.respond(CHAT, {"messages": MESSAGES}, "req_1", 0)
     assert (reply.status_code, reply.body["error"]["code"]) == (400, "too_large")
 
 
@@ -116,7 +125,7 @@ async def test_a_fault_of_ours_is_a_500_with_its_traceback_in_the_log(
     scene = Scene()
     scene.generator.failure = ZeroDivisionError("inside the engine")
     with caplog.at_level(logging.ERROR):
-        reply = await scene.service.respond(CHAT, {"messages": MESSAGES}, "req_7")
+        reply = await scene.service.respond(CHAT, {"messages": MESSAGES}, "req_7", 0)
     error = reply.body["error"]
     assert reply.status_code == 500
     assert (error["type"], error["code"]) == ("server_error", "internal_error")
@@ -124,7 +133,9 @@ async def test_a_fault_of_ours_is_a_500_with_its_traceback_in_the_log(
     assert "req_7" in caplog.text
     assert "inside the engine" in caplog.text
     scene.generator.failure = None
-    assert (await scene.service.respond(CHAT, {"messages": MESSAGES}, "req_8")).status_code == 200
+    assert (
+        await scene.service.respond(CHAT, {"messages": MESSAGES}, "req_8", 0)
+    ).status_code == 200
 
 
 async def test_cancelling_a_request_is_no_failure() -> None:
@@ -139,9 +150,9 @@ async def test_cancelling_a_request_is_no_failure() -> None:
             await asyncio.Event().wait()
             return []
 
-    endpoints = text_endpoints(text_model(), Endless(), created=0, seed=0)
+    endpoints = text_endpoints(text_model(), Endless(), seed=0)
     service = Service(endpoints, model_names=["tiny"])
-    task = asyncio.create_task(service.respond(CHAT, {"messages": MESSAGES}, "req_1"))
+    task = asyncio.create_task(service.respond(CHAT, {"messages": MESSAGES}, "req_1", 0))
     await asyncio.sleep(0)
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
@@ -236,7 +247,7 @@ def bodies(draw: st.DrawFn) -> dict[str, Any]:
 @given(url=st.sampled_from([CHAT, "/v1/completions"]), body=bodies())
 def test_no_body_breaks_the_service(url: str, body: dict[str, Any]) -> None:
     """Any JSON gets 200 or a 4xx in OpenAI's form that any row can hold, and never a 500."""
-    reply = asyncio.run(SCENE.service.respond(url, body, "req_1"))
+    reply = asyncio.run(SCENE.service.respond(url, body, "req_1", 0))
     text = json.dumps(reply.body, ensure_ascii=False, allow_nan=False)
     assert text.encode()
     if reply.status_code != 200:

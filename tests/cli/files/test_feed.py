@@ -16,7 +16,7 @@ from cli.files.feed import Feed, Window
 from cli.files.output import RowWriter
 from cli.tally import Tally
 from engine.protocol.lines import RawLine
-from engine.responder import Reply
+from engine.protocol.reply import Reply
 
 
 class MemoryOutput:
@@ -44,9 +44,9 @@ class Turns:
         self.most_running = 0
         self.cancelled = 0
 
-    async def respond(self, url: str, body: dict[str, Any], request_id: str) -> Reply:
+    async def respond(self, url: str, body: dict[str, Any], request_id: str, created: int) -> Reply:
         """Wait, then echo."""
-        del url, request_id
+        del url, request_id, created
         self.running += 1
         self.most_running = max(self.most_running, self.running)
         try:
@@ -91,7 +91,7 @@ def feed(
     tally = Tally()
 
     async def run() -> bool:
-        one = Feed(engine, RowWriter(output, None), tally, window=window)
+        one = Feed(engine, RowWriter(output, None), tally, created=0, window=window)
         if stop_after is not None:
             stopping = asyncio.create_task(stop(one))
             done = await one.run(lines(bodies))
@@ -158,16 +158,20 @@ def test_bytes_of_requests_and_waiting_rows_are_bounded() -> None:
     held: list[int] = []
 
     class Watching(Turns):
-        async def respond(self, url: str, body: dict[str, Any], request_id: str) -> Reply:
+        async def respond(
+            self, url: str, body: dict[str, Any], request_id: str, created: int
+        ) -> Reply:
             held.append(one._held_bytes)
-            return await super().respond(url, body, request_id)
+            return await super().respond(url, body, request_id, created)
 
     bodies = [{"turns": 300}, *[{"turns": 1, "size": 900}] * 100]
     output = MemoryOutput()
 
     async def run() -> bool:
         nonlocal one
-        one = Feed(Watching(), RowWriter(output, None), Tally(), window=Window(3, 10_000))
+        one = Feed(
+            Watching(), RowWriter(output, None), Tally(), created=0, window=Window(3, 10_000)
+        )
         return await one.run(lines(bodies))
 
     one: Any = None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from engine.endpoints import ROUTES, find_route
+from engine.protocol.routes import ROUTES, find_route
 
 
 @pytest.mark.parametrize(

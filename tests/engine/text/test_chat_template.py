@@ -22,7 +22,12 @@ CREATED = 1_700_000_000  # 14 November 2023
 
 def template(source: str | None = None) -> ChatTemplate:
     """Return the tiny model's template, or another in its place."""
-    return ChatTemplate(pretrained_tokenizer(), source=source, created=CREATED)
+    return ChatTemplate(pretrained_tokenizer(), source=source)
+
+
+def render(messages: list[Message], source: str | None = None, **options: Any) -> str:
+    """Return what a template makes of messages that were created at `CREATED`."""
+    return template(source).render(messages, **{"created": CREATED} | options)
 
 
 def message(role: str, content: object, **others: object) -> Message:
@@ -33,7 +38,7 @@ def message(role: str, content: object, **others: object) -> Message:
 def test_a_conversation_of_many_turns_is_rendered() -> None:
     """The prompt ends by opening the assistant's turn."""
     turns = [message("system", "s"), message("user", "u"), message("assistant", "a")]
-    assert template().render([*turns, message("user", "v")]) == (
+    assert render([*turns, message("user", "v")]) == (
         "<|im_start|>system\ns<|im_end|>\n<|im_start|>user\nu<|im_end|>\n"
         "<|im_start|>assistant\na<|im_end|>\n<|im_start|>user\nv<|im_end|>\n"
         "<|im_start|>assistant\n"
@@ -42,30 +47,28 @@ def test_a_conversation_of_many_turns_is_rendered() -> None:
 
 def test_the_assistants_turn_may_be_left_closed() -> None:
     """`add_generation_prompt: false` ends with the last message."""
-    text = template().render([message("user", "u")], add_generation_prompt=False)
+    text = render([message("user", "u")], add_generation_prompt=False)
     assert text == "<|im_start|>user\nu<|im_end|>\n"
 
 
 def test_the_last_message_may_be_gone_on_with() -> None:
     """`continue_final_message` leaves the last turn open, to the letter."""
     turns = [message("user", "u"), message("assistant", "The answer is ")]
-    text = template().render(turns, add_generation_prompt=False, continue_final_message=True)
+    text = render(turns, add_generation_prompt=False, continue_final_message=True)
     assert text == "<|im_start|>user\nu<|im_end|>\n<|im_start|>assistant\nThe answer is "
 
 
 def test_text_parts_are_joined_by_newlines_for_a_template_of_strings() -> None:
     """As vLLM joins them."""
     parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
-    text = template().render([message("user", parts)], add_generation_prompt=False)
+    text = render([message("user", parts)], add_generation_prompt=False)
     assert text == "<|im_start|>user\na\nb<|im_end|>\n"
 
 
 def test_a_template_of_parts_gets_parts() -> None:
     """Content that is a string is one part for it."""
     parts = [{"type": "text", "text": "b"}, {"type": "text", "text": "c"}]
-    assert template(PARTS_ONLY).render([message("user", "a"), message("user", parts)]) == (
-        "(a)(b)(c)"
-    )
+    assert render([message("user", "a"), message("user", parts)], PARTS_ONLY) == ("(a)(b)(c)")
 
 
 @pytest.mark.parametrize(
@@ -74,24 +77,39 @@ def test_a_template_of_parts_gets_parts() -> None:
 )
 def test_developer_is_called_system_where_it_is_unknown(source: str, role: str) -> None:
     """OpenAI's newer name for the system message works with every template."""
-    assert template(source).render([message("developer", "x")]) == role
+    assert render([message("developer", "x")], source) == role
 
 
 def test_variables_and_documents_reach_the_template() -> None:
     """`chat_template_kwargs` switch what a template offers; fields of messages come along."""
     source = "{{ mode }} {{ documents[0].text }} {{ messages[0].name }}"
-    text = template(source).render(
+    text = render(
         [message("user", "u", name="n")],
+        source,
         documents=[{"text": "d"}],
         variables={"mode": "fast"},
     )
     assert text == "fast d n"
 
 
-def test_a_template_that_asks_for_the_date_gets_the_jobs() -> None:
-    """A job resumed on another day renders the same prompts."""
-    source = "{{ strftime_now('%d %b %Y') }}|{{ strftime_now(\"%Y\") }}"
-    assert template(source).render([message("user", "u")]) == "14 Nov 2023|2023"
+def test_a_variable_may_have_any_name_that_is_free() -> None:
+    """Also that of what this side of the template calls its own."""
+    text = render(
+        [message("user", "u")], "{{ created }} {{ now }}", variables={"created": 1, "now": 2}
+    )
+    assert text == "1 2"
+
+
+def test_a_template_that_asks_for_the_date_gets_the_requests() -> None:
+    """A line that runs again on another day renders the same prompt; each batch has its own."""
+    dated = template("{{ strftime_now('%d %b %Y') }}|{{ strftime_now(\"%Y\") }}")
+    created = [CREATED, 0, CREATED + 86_400, CREATED]
+    assert [dated.render([message("user", "u")], created=one) for one in created] == [
+        "14 Nov 2023|2023",
+        "01 Jan 1970|1970",
+        "15 Nov 2023|2023",
+        "14 Nov 2023|2023",
+    ]
 
 
 @pytest.mark.parametrize(
@@ -107,7 +125,7 @@ def test_a_template_that_asks_for_the_date_gets_the_jobs() -> None:
 def test_a_template_that_fails_is_a_fault_of_the_messages(source: str) -> None:
     """Its own words are shown; the sandbox keeps it from the interpreter."""
     with pytest.raises(RequestError) as caught:
-        template(source).render([message("user", "u")])
+        render([message("user", "u")], source)
     assert caught.value.param == "messages"
     assert caught.value.code == "chat_template_error"
 
@@ -115,9 +133,9 @@ def test_a_template_that_fails_is_a_fault_of_the_messages(source: str) -> None:
 def test_what_a_template_says_is_shown() -> None:
     """The client reads why, in a message of bounded length."""
     with pytest.raises(RequestError, match="no system role, please"):
-        template("{{ raise_exception('no system role, please') }}").render([message("user", "u")])
+        render([message("user", "u")], "{{ raise_exception('no system role, please') }}")
     with pytest.raises(RequestError) as caught:
-        template("{{ raise_exception(messages[0].content) }}").render([message("user", "u" * 9999)])
+        render([message("user", "u" * 9999)], "{{ raise_exception(messages[0].content) }}")
     assert len(caught.value.message) < 1000
 
 
@@ -127,7 +145,7 @@ def test_deep_nesting_in_variables_is_a_fault_of_the_request() -> None:
     for _ in range(100_000):
         deep = [deep]
     with pytest.raises(RequestError):
-        template().render([message("user", "u")], variables={"deep": deep})
+        render([message("user", "u")], variables={"deep": deep})
 
 
 def test_what_is_no_jinja_is_refused_at_once() -> None:

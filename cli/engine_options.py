@@ -1,0 +1,85 @@
+"""What a person can ask of an engine: the same flags for every command that has one."""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import dataclass, fields
+from typing import Any, Literal
+
+from cli.sizes import positive_int, seed_number, size_in_bytes
+
+_DTYPES = {
+    "auto": "auto",
+    "float32": "float32",
+    "bfloat16": "bfloat16",
+    "float16": "float16",
+    "float": "float32",
+    "half": "float16",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineOptions:
+    """Which model, and how it runs. Sizes are bytes; None leaves it to the engine."""
+
+    model: str | None = None
+    served_model_names: tuple[str, ...] = ()
+    chat_template: str | None = None
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    max_model_len: int | None = None
+    max_num_seqs: int | None = None
+    max_num_batched_tokens: int | None = None
+    kv_cache_memory: int | None = None
+    seed: int = 0
+
+
+def add_engine_flags(parser: argparse.ArgumentParser) -> None:
+    """Add the flags of `EngineOptions`, as a group of their own."""
+    add = parser.add_argument_group("model and engine").add_argument
+    add("--model", metavar="MODEL", help="a folder or a hub id (default: the demo model)")
+    add(
+        "--served-model-name",
+        nargs="+",
+        default=(),
+        dest="served_model_names",
+        metavar="NAME",
+        help="what the lines call the model (default: what --model says)",
+    )
+    add(
+        "--chat-template",
+        metavar="FILE",
+        help="a Jinja file, or the template itself, instead of the tokenizer's",
+    )
+    add("--dtype", choices=tuple(_DTYPES), default="auto", help="of the weights (default: auto)")
+    add("--device", choices=("auto", "cpu", "cuda"), default="auto", help="(default: auto)")
+    add("--max-model-len", type=positive_int, metavar="N", help="tokens of prompt and output")
+    add("--max-num-seqs", type=positive_int, metavar="N", help="sequences in one step")
+    add("--max-num-batched-tokens", type=positive_int, metavar="N", help="tokens in one step")
+    add(
+        "--kv-cache-memory",
+        type=size_in_bytes,
+        metavar="SIZE",
+        help="memory for the KV cache, such as 512M or 4G (default: what is free)",
+    )
+    add("--seed", type=seed_number, default=0, metavar="N", help="(default: 0)")
+
+
+def engine_fields(arguments: argparse.Namespace) -> dict[str, Any]:
+    """Return what the parsed arguments say for each field of `EngineOptions`."""
+    given = {field.name: getattr(arguments, field.name) for field in fields(EngineOptions)}
+    given["served_model_names"] = tuple(given["served_model_names"])
+    given["dtype"] = _DTYPES[given["dtype"]]
+    return given
+
+
+def engine_arguments(options: EngineOptions) -> list[str]:
+    """Return the flags that ask for the same, for another process to be started with."""
+    arguments = []
+    for field in fields(EngineOptions):
+        value = getattr(options, field.name)
+        if field.name == "served_model_names":
+            arguments += ["--served-model-name", *value] if value else []
+        elif value is not None:
+            arguments.append(f"--{field.name.replace('_', '-')}={value}")
+    return arguments

@@ -1,0 +1,51 @@
+"""`python -m cli.engine_process`: an engine as a process of its own, which a worker starts.
+
+The worker survives it: an engine may be killed by a request, by the system or by a driver.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, NoReturn
+
+from cli.engine_options import EngineOptions, add_engine_flags, engine_fields
+from cli.errors import CliError
+from cli.serving import chat_template, engine_config, load_engine, served_names
+from engine.errors import EngineError
+from engine.process import serve
+
+if TYPE_CHECKING:
+    from engine.load import ServedEngine
+
+
+def make_parser() -> argparse.ArgumentParser:
+    """Return the parser: the flags of the engine, and the pipes that this process inherits."""
+    parser = argparse.ArgumentParser(prog="python -m cli.engine_process", allow_abbrev=False)
+    parser.add_argument("--reader-fd", type=int, required=True, metavar="N")
+    parser.add_argument("--writer-fd", type=int, required=True, metavar="N")
+    add_engine_flags(parser)
+    return parser
+
+
+def load(options: EngineOptions) -> ServedEngine:
+    """Load the engine that the options ask for; raises EngineError when there can be none."""
+    try:
+        return load_engine(
+            engine_config(options),
+            served_names=served_names(options),
+            chat_template=chat_template(options),
+        )
+    except CliError as exc:
+        raise EngineError(str(exc)) from exc
+
+
+def main(arguments: Sequence[str] | None = None) -> NoReturn:
+    """Serve until the worker has gone or the engine cannot go on."""
+    parsed = make_parser().parse_args(arguments)
+    options = EngineOptions(**engine_fields(parsed))
+    serve(lambda: load(options), reader_fd=parsed.reader_fd, writer_fd=parsed.writer_fd)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,24 @@
+"""What an endpoint is: something that answers the bodies of one route."""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+from engine.protocol.reply import Reply
+from engine.protocol.routes import Route
+
+
+class Endpoint(Protocol):
+    """Turns one kind of body into sequences, and their results into the response's body."""
+
+    @property
+    def route(self) -> Route:
+        """Return the urls that this endpoint answers."""
+
+    async def respond(
+        self, body: dict[str, Any], *, model: str, request_id: str, created: int
+    ) -> Reply:
+        """Answer a body that asks for `model`; raises `RequestError` for what is wrong in it.
+
+        `created` (seconds since the epoch) is what the response body says.
+        """

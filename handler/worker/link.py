@@ -1,0 +1,254 @@
+"""A worker's hold on its engine: a process of its own, whose death is told and survived.
+
+The child's half is `engine.process`; what passes between them is `engine.protocol.frames`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import Sequence
+from contextlib import suppress
+from itertools import count
+
+from engine.protocol.frames import (
+    Abort,
+    Failed,
+    Frame,
+    FrameError,
+    Ready,
+    Row,
+    Run,
+    Stats,
+    encode_frame,
+    open_wire,
+    read_frame,
+)
+from engine.protocol.stats import EngineInfo, EngineStats
+from handler.errors import HandlerError
+
+_CLOSE_SECONDS = 8.0
+_EXIT_SECONDS = 5.0
+_DRAIN_BYTES = 2**16
+
+
+class EngineFailed(HandlerError):
+    """The engine could not be started; `code` is its own, where it said one."""
+
+    def __init__(self, message: str, *, code: str) -> None:
+        super().__init__(message)
+        self.code = code
+
+
+class EngineDied(HandlerError):
+    """The engine's process has ended, or was ended because it hung: `stalled`.
+
+    The requests that were in flight have no row, and one of them may be why.
+    """
+
+    code = "engine_died"
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(reason)
+        self.reason = reason
+
+
+class EngineLink:
+    """One engine process, from `start` to its death or `close`; another life needs another link.
+
+    `command` starts it; `--reader-fd` and `--writer-fd` are added. Start it from a thread that
+    lives as long as the process should: on Linux the engine dies with that thread.
+    """
+
+    def __init__(
+        self, command: Sequence[str], *, stall_seconds: float, start_seconds: float
+    ) -> None:
+        self._command = command
+        self._stall_seconds = stall_seconds
+        self._start_seconds = start_seconds
+        self._stats = EngineStats()
+        self._progress = 0  # grows with each sign of work
+        self._tickets = count(1)
+        self._pending: dict[int, asyncio.Future[Row]] = {}
+        self._reason: str | None = None  # why the process was ended by us
+        self._failed: Failed | None = None  # why it ended itself
+        self._death: str | None = None
+        self._listening: asyncio.Task[None] | None = None
+        self._watching: asyncio.Task[None] | None = None
+
+    @property
+    def stats(self) -> EngineStats:
+        """Return what the engine last said of its work."""
+        return self._stats
+
+    @property
+    def inflight(self) -> int:
+        """Return how many requests are with the engine."""
+        return len(self._pending)
+
+    async def start(self) -> EngineInfo:
+        """Start the process and return what it runs once the model is loaded.
+
+        Raises EngineFailed when it cannot be loaded, dies or takes longer than `start_seconds`.
+        """
+        try:
+            await self._spawn()
+        except OSError as exc:
+            raise EngineFailed(f"cannot be started: {exc}", code="engine_not_started") from exc
+        try:
+            async with asyncio.timeout(self._start_seconds):
+                info = await self._ready
+        except TimeoutError as exc:
+            raise EngineFailed(
+                f"the model was not loaded after {self._start_seconds:g} s",
+                code="engine_start_timeout",
+            ) from exc
+        else:
+            self._watching = asyncio.create_task(self._watch())
+            return info
+        finally:
+            if self._watching is None:
+                self._kill("not loaded")
+                await self.close()
+
+    async def answer(self, number: int, created: int, data: bytes) -> Row:
+        """Return the row of the line `number` with these bytes; called by many tasks at once.
+
+        Cancelling the call takes the request back. Raises EngineDied when there will be no row,
+        FrameError for a line too long to be sent.
+        """
+        if self._death is not None:
+            raise EngineDied(self._death)
+        ticket = next(self._tickets)
+        answered: asyncio.Future[Row] = asyncio.get_running_loop().create_future()
+        self._pending[ticket] = answered
+        try:
+            self._writer.write(encode_frame(Run(ticket, number, created, data)))
+            with suppress(ConnectionError):  # `answered` will tell why
+                await self._writer.drain()
+            return await answered
+        except asyncio.CancelledError:
+            self._writer.write(encode_frame(Abort(ticket)))
+            raise
+        finally:
+            del self._pending[ticket]
+
+    async def close(self) -> None:
+        """End the process, by force if it does not go by itself. Idempotent."""
+        if self._listening is None:
+            return
+        self._reason = self._reason or "closed"
+        self._writer.close()
+        await asyncio.wait([self._listening], timeout=_CLOSE_SECONDS)
+        self._kill("closed")
+        await self._listening
+
+    async def _spawn(self) -> None:
+        child_reader, writer = os.pipe()
+        reader, child_writer = os.pipe()
+        wire, self._writer = await open_wire(reader, writer)
+        try:
+            self._process = await asyncio.create_subprocess_exec(
+                *self._command,
+                f"--reader-fd={child_reader}",
+                f"--writer-fd={child_writer}",
+                pass_fds=(child_reader, child_writer),
+                stdin=asyncio.subprocess.DEVNULL,
+                # A process group of its own: signals for the worker do not reach it, ours also
+                # reach what it has started.
+                start_new_session=True,
+            )
+        except BaseException:
+            self._writer.close()
+            raise
+        finally:
+            os.close(child_reader)
+            os.close(child_writer)
+        self._ready: asyncio.Future[EngineInfo] = asyncio.get_running_loop().create_future()
+        self._listening = asyncio.create_task(self._listen(wire))
+
+    async def _listen(self, wire: asyncio.StreamReader) -> None:
+        """Take in what the engine says until its process has ended, then tell all who wait."""
+        reading = asyncio.create_task(self._take_all(wire))
+        exiting = asyncio.create_task(self._process.wait())
+        both = [reading, exiting]
+        await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
+        self._writer.close()
+        _, undone = await asyncio.wait(both, timeout=_EXIT_SECONDS)
+        if undone:  # it goes on without its pipe, or has left a process that holds the pipe
+            self._kill("closed its pipe" if exiting in undone else None)
+            await asyncio.wait(both)
+        status = exiting.result()
+        if self._failed is not None:
+            own_words = self._failed.message
+        elif status < 0:
+            own_words = f"killed by {signal.Signals(-status).name}"
+        else:
+            own_words = f"exited with status {status}"
+        self._end(self._reason or own_words)
+
+    async def _take_all(self, wire: asyncio.StreamReader) -> None:
+        try:
+            while (frame := await read_frame(wire)) is not None:
+                self._take(frame)
+        except FrameError as exc:
+            if wire.at_eof():  # whoever killed it tore its last frame
+                return
+            self._kill(f"broken wire: {exc}")
+            while await wire.read(_DRAIN_BYTES):
+                pass  # to the end of the pipe, which closes it
+
+    def _take(self, frame: Frame) -> None:
+        match frame:
+            case Row():
+                self._progress += 1
+                answered = self._pending.get(frame.ticket)
+                if answered is not None and not answered.done():
+                    answered.set_result(frame)
+            case Stats():
+                self._progress += frame.stats.steps != self._stats.steps
+                self._stats = frame.stats
+            case Ready():
+                if not self._ready.done():
+                    self._ready.set_result(frame.info)
+            case Failed():
+                self._failed = frame
+            case _:
+                raise FrameError(f"a {type(frame).__name__} frame is none for a worker")
+
+    def _end(self, reason: str) -> None:
+        self._death = reason
+        if self._watching is not None:
+            self._watching.cancel()
+        if not self._ready.done():
+            code = self._failed.code if self._failed else EngineDied.code
+            self._ready.set_exception(EngineFailed(reason, code=code))
+        for answered in self._pending.values():
+            if not answered.done():
+                answered.set_exception(EngineDied(reason))
+
+    async def _watch(self) -> None:
+        """Kill an engine that has requests and shows no sign of work for `stall_seconds`.
+
+        Time is counted in ticks, not read from a clock: while this process itself is stopped, or
+        too busy to listen, the engine is not to blame.
+        """
+        tick = min(1.0, self._stall_seconds / 4)
+        quiet, seen = 0.0, self._progress
+        while True:
+            await asyncio.sleep(tick)
+            quiet += tick
+            if not self._pending or self._progress != seen:
+                quiet, seen = 0.0, self._progress
+            elif quiet > self._stall_seconds:
+                self._kill("stalled")
+                return
+
+    def _kill(self, reason: str | None) -> None:
+        """End the process and all that it started; `reason` is None when it ended by itself."""
+        if self._listening is None or self._listening.done():
+            return
+        self._reason = self._reason or reason
+        with suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)

@@ -1,0 +1,51 @@
+"""The engine's flags: the same for each command, and said again to the process of an engine."""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cli.engine_options import EngineOptions, add_engine_flags, engine_arguments, engine_fields
+
+NUMBERS = st.integers(1, 2**40)
+WORDS = st.text(min_size=1, max_size=12).filter(lambda word: not word.startswith("-"))
+
+
+def parsed(arguments: list[str]) -> EngineOptions:
+    """Return what a command understands."""
+    parser = argparse.ArgumentParser(allow_abbrev=False)
+    add_engine_flags(parser)
+    return EngineOptions(**engine_fields(parser.parse_args(arguments)))
+
+
+def test_nothing_said_leaves_all_to_the_engine() -> None:
+    """The flags' defaults are those of the options."""
+    assert parsed([]) == EngineOptions()
+
+
+@given(
+    st.fixed_dictionaries(
+        {},
+        optional={
+            "model": st.text(),
+            "served_model_names": st.lists(WORDS, min_size=1, max_size=3).map(tuple),
+            "chat_template": st.text(),
+            "dtype": st.sampled_from(["auto", "float32", "bfloat16", "float16"]),
+            "device": st.sampled_from(["auto", "cpu", "cuda"]),
+            "max_model_len": NUMBERS,
+            "max_num_seqs": NUMBERS,
+            "max_num_batched_tokens": NUMBERS,
+            "kv_cache_memory": NUMBERS,
+            "seed": st.integers(0, 2**63 - 1),
+        },
+    )
+)
+def test_options_said_again_are_understood_as_they_were_meant(
+    given_options: dict[str, Any],
+) -> None:
+    """A template may hold anything, a model's name nearly so."""
+    options = EngineOptions(**given_options)
+    assert parsed(engine_arguments(options)) == options

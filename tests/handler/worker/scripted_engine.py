@@ -1,0 +1,165 @@
+"""An engine process without a model: what a request's body says is what it does.
+
+    python tests/handler/worker/scripted_engine.py --reader-fd N --writer-fd M
+
+| key of the body | what happens |
+|---|---|
+| `wait` | so many seconds pass first |
+| `status` | the reply is an error with this status |
+| `raise` | the request raises a ValueError with this message |
+| `fail` | the whole engine says with this message that it cannot go on |
+| `die` | the process kills itself, as a fault in a kernel or the system would |
+| `hang` | no request is answered any more and no step counted, but the process listens and talks |
+| `freeze` | the process stops, as under SIGSTOP |
+
+Any other body is answered with `{"id", "created", "echo": body}` and a usage of 10 prompt tokens, 4
+of them cached, and 3 of completion.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import os
+import signal
+import sys
+import time
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parents[3]))
+
+from engine.process import serve
+from engine.protocol.errors import EngineError
+from engine.protocol.reply import Reply, Usage
+from engine.protocol.stats import EngineInfo, EngineStats
+
+MAX_NUM_SEQS = 64
+USAGE = Usage(prompt_tokens=10, cached_tokens=4, completion_tokens=3)
+
+
+@dataclass
+class Journal:
+    """Appends what happens to a file that any number of processes may share."""
+
+    fd: int
+
+    def note(self, name: str, event: str) -> None:
+        """Append one line in one write, so that lines of many writers never mix."""
+        os.write(self.fd, f"{name}\t{event}\t{time.time():.6f}\n".encode())
+
+
+@dataclass
+class ScriptedEngine:
+    """Follows the scripts, `slots` requests at a time for `service_seconds` each, like a GPU.
+
+    `slots` None sets no limit.
+    """
+
+    service_seconds: float = 0
+    slots: int | None = None
+    journal: Journal | None = None
+    steps: int = 0
+    running: int = 0
+    is_hung: bool = False
+    free: asyncio.Semaphore | None = field(init=False)
+
+    def __post_init__(self) -> None:
+        """Make the slots."""
+        self.free = None if self.slots is None else asyncio.Semaphore(self.slots)
+
+    async def respond(self, url: str, body: dict[str, Any], request_id: str, created: int) -> Reply:
+        """Do as the body says, and note when it began and ended."""
+        del url
+        name = body.get("custom_id", request_id)
+        async with AsyncExitStack() as stack:
+            if self.free is not None:
+                await stack.enter_async_context(self.free)
+            self._note(name, "started")
+            self.running += 1
+            stack.callback(self._leave)
+            if seconds := self.service_seconds + body.get("wait", 0):
+                await asyncio.sleep(seconds)
+            reply = self._act(body, request_id, created)
+            if self.is_hung:
+                await asyncio.Event().wait()
+            self.steps += 1
+            self._note(name, "finished")
+        return reply
+
+    def info(self) -> EngineInfo:
+        """A model without weights."""
+        return EngineInfo("scripted", "r1", "test", "cpu", 0, self.slots or MAX_NUM_SEQS)
+
+    def stats(self) -> EngineStats:
+        """Count one more step as long as anything runs, as a model that generates would."""
+        if self.running and not self.is_hung:
+            self.steps += 1
+        return EngineStats(running=self.running, steps=self.steps)
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+    def _act(self, body: dict[str, Any], request_id: str, created: int) -> Reply:
+        if "die" in body:
+            os.kill(os.getpid(), signal.SIGKILL)
+        if "freeze" in body:
+            os.kill(os.getpid(), signal.SIGSTOP)
+        if "hang" in body:
+            self.is_hung = True
+        if "fail" in body:
+            raise EngineError(body["fail"])
+        if "raise" in body:
+            raise ValueError(body["raise"])
+        if (status := body.get("status", 200)) != 200:
+            error = {"message": "As told.", "type": "t", "param": None, "code": "c"}
+            return Reply(status, {"error": error})
+        return Reply(200, {"id": request_id, "created": created, "echo": body}, USAGE)
+
+    def _leave(self) -> None:
+        self.running -= 1
+
+    def _note(self, name: str, event: str) -> None:
+        if self.journal is not None:
+            self.journal.note(name, event)
+
+
+def main() -> None:
+    """Serve until the other side has gone."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--reader-fd", type=int, required=True)
+    parser.add_argument("--writer-fd", type=int, required=True)
+    parser.add_argument("--log", type=Path, help="note each request's beginning and end here")
+    parser.add_argument("--service-seconds", type=float, default=0, help="what each request takes")
+    parser.add_argument("--slots", type=int, help="requests served at once")
+    parser.add_argument("--load-seconds", type=float, default=0, help="what loading takes")
+    parser.add_argument("--stats-seconds", type=float, default=1, help="between statistics")
+    parser.add_argument("--refuse", metavar="WORDS", help="refuse to load, with these words")
+    parser.add_argument("--say", metavar="WORDS", help="print this to both standard streams")
+    options, _ = parser.parse_known_args()
+
+    def load() -> ScriptedEngine:
+        time.sleep(options.load_seconds)
+        if options.refuse is not None:
+            raise EngineError(options.refuse)
+        if options.say is not None:
+            sys.stdout.write(options.say)
+            sys.stderr.write(options.say)
+        journal = None
+        if options.log is not None:
+            flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND
+            journal = Journal(os.open(options.log, flags, 0o644))
+        return ScriptedEngine(options.service_seconds, options.slots, journal)
+
+    serve(
+        load,
+        reader_fd=options.reader_fd,
+        writer_fd=options.writer_fd,
+        stats_seconds=options.stats_seconds,
+    )
+
+
+if __name__ == "__main__":
+    main()
