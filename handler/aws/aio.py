@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping
 from contextlib import AsyncExitStack
 from types import TracebackType
@@ -12,7 +13,16 @@ from aiobotocore.session import get_session
 from aiohttp import ClientError as HttpError
 from botocore.exceptions import BotoCoreError, ClientError
 
-from handler.aws.calls import SERVICES, Call, Operation, Service, T, translate
+from handler.aws.calls import (
+    CONFLICT_DELAYS_SECONDS,
+    SERVICES,
+    Call,
+    Operation,
+    Service,
+    T,
+    is_conflict,
+    translate,
+)
 from handler.errors import AwsError
 
 CONFIG = AioConfig(
@@ -67,7 +77,17 @@ class AioAws:
             return result
 
     async def _send(self, call: Call) -> Any:
-        response = await getattr(self._clients[call.service], call.method)(**call.arguments)
+        send = getattr(self._clients[call.service], call.method)
+        for delay_seconds in CONFLICT_DELAYS_SECONDS:
+            try:
+                response = await send(**call.arguments)
+                break
+            except ClientError as exc:
+                if not is_conflict(exc):
+                    raise
+            await asyncio.sleep(delay_seconds)
+        else:
+            response = await send(**call.arguments)
         if "Body" in response:
             async with response["Body"] as body:
                 response["Body"] = await body.read()

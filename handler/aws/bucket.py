@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import IO, Any
 
 from handler.aws.calls import Call, Operation
 from handler.batch.keys import part_key, part_prefix, segment_key
 from handler.batch.model import Shard, Source
 from handler.batch.parts import PartIndex, Seal, Segment, decode_index
-from handler.errors import NotThere
+from handler.errors import NotThere, ObjectChanged
 
 _CACHED_PART_BYTES = 64 * 2**20
 
@@ -28,11 +28,18 @@ def read_range(source: Source, start: int, end: int) -> Operation[bytes]:
     """
     if end <= start:
         return b""
-    response = yield Call(
-        "s3", "get_object", pinned(source) | {"Range": f"bytes={start}-{end - 1}"}
-    )
+    wanted = {"Range": f"bytes={start}-{end - 1}"}
+    try:
+        # Without the version, while that is the newest: MiniStack knows no ranges of versions.
+        newest = pinned(replace(source, version_id=None))
+        response = yield Call("s3", "get_object", newest | wanted)
+    except (ObjectChanged, NotThere):
+        if source.version_id is None:
+            raise
+        response = yield Call("s3", "get_object", pinned(source) | wanted)
     body: bytes = response["Body"]
-    return body
+    # A server may answer with the whole object.
+    return body if "ContentRange" in response else body[start:end]
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +66,7 @@ class Bucket:
         return body
 
     def put(
-        self, key: str, body: bytes, content_type: str = "application/x-ndjson"
+        self, key: str, body: bytes | IO[bytes], content_type: str = "application/x-ndjson"
     ) -> Operation[None]:
         """Write an object whole, over one that is there."""
         yield Call(
@@ -78,6 +85,70 @@ class Bucket:
             if not response.get("IsTruncated"):
                 return keys
             arguments["ContinuationToken"] = response["NextContinuationToken"]
+
+    def delete(self, key: str) -> Operation[None]:
+        """Take an object away; where the bucket keeps versions it can be had back."""
+        yield Call("s3", "delete_object", {"Bucket": self.name, "Key": key})
+
+    # Multipart uploads
+
+    def create_upload(self, key: str, metadata: Mapping[str, str]) -> Operation[str]:
+        """Begin an object of many parts; return the id of the upload."""
+        response = yield Call(
+            "s3",
+            "create_multipart_upload",
+            {
+                "Bucket": self.name,
+                "Key": key,
+                "Metadata": dict(metadata),
+                "ContentType": "application/x-ndjson",
+            },
+        )
+        upload_id: str = response["UploadId"]
+        return upload_id
+
+    def list_uploaded(self, key: str, upload_id: str) -> Operation[dict[int, tuple[str, int]]]:
+        """Return ETag and bytes of each part that is there; raises NotThere after the end."""
+        arguments = {"Bucket": self.name, "Key": key, "UploadId": upload_id}
+        found: dict[int, tuple[str, int]] = {}
+        while True:
+            response = yield Call("s3", "list_parts", arguments)
+            for part in response.get("Parts", ()):
+                found[part["PartNumber"]] = (part["ETag"], part["Size"])
+            if not response.get("IsTruncated"):
+                return found
+            arguments["PartNumberMarker"] = response["NextPartNumberMarker"]
+
+    def upload_part(self, key: str, upload_id: str, number: int, body: IO[bytes]) -> Operation[str]:
+        """Write one part from a stream that can be sought; return its ETag."""
+        where = {"Bucket": self.name, "Key": key, "UploadId": upload_id, "PartNumber": number}
+        response = yield Call("s3", "upload_part", where | {"Body": body})
+        etag: str = response["ETag"]
+        return etag
+
+    def copy_part(self, key: str, upload_id: str, number: int, source_key: str) -> Operation[str]:
+        """Copy a whole object of this bucket as one part; return the part's ETag."""
+        where = {"Bucket": self.name, "Key": key, "UploadId": upload_id, "PartNumber": number}
+        source = {"Bucket": self.name, "Key": source_key}
+        response = yield Call("s3", "upload_part_copy", where | {"CopySource": source})
+        etag: str = response["CopyPartResult"]["ETag"]
+        return etag
+
+    def complete_upload(
+        self, key: str, upload_id: str, etags: Mapping[int, str]
+    ) -> Operation[None]:
+        """Make the parts the object; raises NotThere when that is done, or the upload gone."""
+        parts = [{"PartNumber": number, "ETag": etags[number]} for number in sorted(etags)]
+        where = {"Bucket": self.name, "Key": key, "UploadId": upload_id}
+        yield Call("s3", "complete_multipart_upload", where | {"MultipartUpload": {"Parts": parts}})
+
+    def abort_upload(self, key: str, upload_id: str) -> Operation[None]:
+        """Give an upload up; one that is gone is no error."""
+        where = {"Bucket": self.name, "Key": key, "UploadId": upload_id}
+        try:
+            yield Call("s3", "abort_multipart_upload", where)
+        except NotThere:
+            return
 
     # Parts of a shard
 

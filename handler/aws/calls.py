@@ -49,6 +49,17 @@ class Call:
 
 Operation = Generator[Call, Any, T]
 
+# Two transactions met on one item: nothing was done, and the clients do not try again themselves.
+CONFLICT_DELAYS_SECONDS = (0.05, 0.1, 0.2, 0.4, 0.8, 1.6)
+
+
+def is_conflict(error: ClientError | BotoCoreError) -> bool:
+    """Say whether a transaction met another one and should simply be sent again."""
+    if not isinstance(error, ClientError):
+        return False
+    reasons = [reason.get("Code") for reason in error.response.get("CancellationReasons") or ()]
+    return "TransactionConflict" in reasons and _CONDITION not in reasons
+
 
 def translate(error: ClientError | BotoCoreError, call: Call) -> AwsError:
     """Return what a client's exception means to an operation."""

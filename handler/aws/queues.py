@@ -13,6 +13,11 @@ from handler.errors import AwsError, NotThere
 
 _MAX_ENTRIES = 10
 MAX_DELAY_SECONDS = 900
+_COUNTS = [
+    "ApproximateNumberOfMessages",
+    "ApproximateNumberOfMessagesDelayed",
+    "ApproximateNumberOfMessagesNotVisible",
+]
 
 
 class Message(NamedTuple):
@@ -70,6 +75,13 @@ class Queue:
             Message(message["Body"], message["ReceiptHandle"])
             for message in response.get("Messages", ())
         ]
+
+    def count(self) -> Operation[int]:
+        """Return about how many messages there are: waiting, delayed or in somebody's hands."""
+        response = yield Call(
+            "sqs", "get_queue_attributes", {"QueueUrl": self.url, "AttributeNames": _COUNTS}
+        )
+        return sum(int(response["Attributes"].get(name, 0)) for name in _COUNTS)
 
     def hide(self, message: Message, seconds: int) -> Operation[bool]:
         """Keep a message hidden for so long from now; False when it is no longer ours."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping
 from typing import IO, Any
 
@@ -9,7 +10,16 @@ import boto3
 from botocore.config import Config
 from botocore.exceptions import BotoCoreError, ClientError
 
-from handler.aws.calls import SERVICES, Call, Operation, Service, T, translate
+from handler.aws.calls import (
+    CONFLICT_DELAYS_SECONDS,
+    SERVICES,
+    Call,
+    Operation,
+    Service,
+    T,
+    is_conflict,
+    translate,
+)
 
 CONFIG = Config(
     connect_timeout=5,
@@ -55,7 +65,17 @@ class Aws:
         return body
 
     def _send(self, call: Call) -> Any:
-        response = getattr(self.clients[call.service], call.method)(**call.arguments)
+        send = getattr(self.clients[call.service], call.method)
+        for delay_seconds in CONFLICT_DELAYS_SECONDS:
+            try:
+                response = send(**call.arguments)
+                break
+            except ClientError as exc:
+                if not is_conflict(exc):
+                    raise
+            time.sleep(delay_seconds)
+        else:
+            response = send(**call.arguments)
         if "Body" in response:
             response["Body"] = response["Body"].read()
         return response

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from handler.aws.calls import Call, Operation
 from handler.aws.items import dump, from_item, load, to_item, to_value
-from handler.batch.model import Batch, File, Progress, Shard, ShardStatus
+from handler.batch.model import Batch, File, Progress, Shard, ShardStatus, Source
 from handler.batch.states import Status, sources_of
 from handler.errors import ConditionFailed, LeaseLost
 
@@ -57,7 +57,7 @@ class Table:
         `sequencer` orders the uploads of one key; None is returned for one that a newer upload has
         overtaken. The batch that this one replaces becomes its `predecessor`.
         """
-        key = {"pk": f"DROP#{batch.source.bucket}/{batch.source.key}", "sk": META}
+        key = _drop_key(batch.source)
         while True:
             newest = yield from self._get(key)
             if newest and newest["batch_id"] == batch.id:
@@ -121,6 +121,38 @@ class Table:
         except ConditionFailed as exc:
             return (exc.item or {}).get(field)
         return value
+
+    def take_turn(self, batch_id: str, owner: str, *, now: float, until: float) -> Operation[bool]:
+        """Take or keep the turn to finalize a batch; False while another run has it."""
+        try:
+            yield from self._update(
+                _batch_key(batch_id),
+                {"turn": owner, "turn_until": until},
+                "attribute_exists(pk) AND (attribute_not_exists(#turn) OR #turn = :owner"
+                " OR #turn_until < :now)",
+                {":owner": owner, ":now": now},
+            )
+        except ConditionFailed:
+            return False
+        return True
+
+    def give_turn(self, batch_id: str, owner: str) -> Operation[None]:
+        """Give the turn back unless another run has it by now; `turn_until` tells of it still."""
+        try:
+            yield from self._update(
+                _batch_key(batch_id),
+                {},
+                "#turn = :owner",
+                {":owner": owner},
+                removed=("turn",),
+            )
+        except ConditionFailed:
+            return
+
+    def newest_drop(self, source: Source) -> Operation[str | None]:
+        """Return the id of the batch that the newest upload of a key made, or None."""
+        fields = yield from self._get(_drop_key(source))
+        return str(fields["batch_id"]) if fields else None
 
     def list_active(self) -> Operation[list[str]]:
         """Return the ids of the batches that are not terminal and announced yet."""
@@ -373,6 +405,10 @@ class Table:
 
 def _batch_key(batch_id: str) -> dict[str, object]:
     return {"pk": f"BATCH#{batch_id}", "sk": META}
+
+
+def _drop_key(source: Source) -> dict[str, object]:
+    return {"pk": f"DROP#{source.bucket}/{source.key}", "sk": META}
 
 
 def _active_key(batch_id: str) -> dict[str, object]:

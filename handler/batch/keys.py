@@ -65,6 +65,16 @@ def segment_key(batch_id: str, shard: int, fence: int, kind: str, number: int) -
     return f"{work_prefix(batch_id)}{shard:07}/{kind}-{fence:06}-{number:04}"
 
 
+def fill_key(batch_id: str, shard: int, fence: int) -> str:
+    """Return the key of the rows of lines that were never run; it lists as no part."""
+    return f"{work_prefix(batch_id)}{shard:07}/fill-{fence:06}"
+
+
+def result_file_id(batch_id: str, kind: str) -> str:
+    """Return the id under which clients find a batch's `output` or `error` object."""
+    return f"file-{_digest('result', batch_id, kind)}"
+
+
 def _outputs(stem: str) -> Outputs:
     return Outputs(f"{stem}.jsonl", f"{stem}.errors.jsonl", f"{stem}.batch.json")
 

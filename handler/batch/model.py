@@ -99,7 +99,10 @@ class Batch:
 
     Times are Unix seconds. `outcome` is what `finalizing` ends in. `checkpoint` and `upload` are
     how far intake and finalize have come, so that another run can go on. `predecessor` is the
-    batch of the same key that this one replaced: its output is published first.
+    batch of the same key that this one replaced: its output is published first. Deliveries to urls
+    are `delivered` or `failed`, after so many tries. `turn` is the run that finalizes, `turn_until`
+    when the newest one had ended or must have; `ended_at` is the end that was chosen. `seen` is
+    what the reaper saw, and `seen_at` since when that is so.
     """
 
     id: str
@@ -135,9 +138,16 @@ class Batch:
     error_file_id: str | None = None
     output_delivery: str | None = None
     error_delivery: str | None = None
+    output_tries: int = 0
+    error_tries: int = 0
     final: Progress | None = None
+    ended_at: int | None = None
     engine: EngineInfo = EngineInfo()
     announced: Status | None = None
+    turn: str | None = None
+    turn_until: float = 0.0
+    seen: str | None = None
+    seen_at: int | None = None
 
     @property
     def is_terminal(self) -> bool:

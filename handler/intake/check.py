@@ -1,0 +1,209 @@
+"""What is wrong with a file: each of its lines, and the file as a whole.
+
+No I/O, and all that is known of the lines so far stands in `Findings`, so that another run can go
+on with it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, field
+from functools import lru_cache
+
+from engine.protocol.duplicates import Duplicates
+from engine.protocol.errors import LineError
+from engine.protocol.lines import Line, RawLine, parse_line
+from engine.protocol.routes import ROUTES, find_route
+from engine.protocol.stream import STREAM_NOT_SUPPORTED, is_stream
+from handler.batch.model import BatchError, OnInvalidLine
+from handler.batch.wire import MAX_LISTED_ERRORS
+
+NOT_JSON = "invalid_json_line"
+_MAX_SHOWN_CHARS = 100
+_WHITE_SPACE = b" \t\r\n"
+
+_find_route = lru_cache(maxsize=64)(find_route)
+
+
+@dataclass(slots=True)
+class Findings:
+    """What the lines so far have shown: rows to come, the file's model, and what is wrong.
+
+    `model` and `endpoint` are those of the first line that has one which is served. `errors` are
+    the first ones; all are counted.
+    """
+
+    num_rows: int = 0
+    model: str | None = None
+    endpoint: str | None = None
+    num_errors: int = 0
+    errors: list[BatchError] = field(default_factory=list)
+
+
+class LineChecker:
+    """Looks at the lines of a file one after another and writes down what it finds.
+
+    `models` are those that are served; `endpoint` is what every line must be for, if that matters;
+    `add_id` is told the custom id of each line that has one.
+    """
+
+    def __init__(
+        self,
+        findings: Findings,
+        *,
+        models: Collection[str],
+        endpoint: str | None,
+        add_id: Callable[[str, int], None],
+    ) -> None:
+        self._findings = findings
+        self._models = frozenset(models)
+        self._endpoint = endpoint
+        self._add_id = add_id
+
+    def check(self, raw: RawLine) -> None:
+        """Look at the next line that is not blank."""
+        self._findings.num_rows += 1
+        try:
+            line = parse_line(raw)
+            custom_id: str | None = line.custom_id
+            self._check_url(line)
+            self._check_model(line)
+            if is_stream(line.body):
+                raise _wrong(
+                    line, STREAM_NOT_SUPPORTED, "body.stream", "`stream` must be false in a batch"
+                )
+        except LineError as exc:
+            custom_id = exc.custom_id
+            self._note(exc)
+        if custom_id is not None:
+            self._add_id(custom_id, raw.number)
+
+    def _check_url(self, line: Line) -> None:
+        route = _find_route(line.url)
+        if route is None:
+            supported = ", ".join(route.name for route in ROUTES)
+            message = f"`url` is {_shown(line.url)}, which is not supported; what is: {supported}"
+            raise _wrong(line, "invalid_url", "url", message)
+        if self._findings.endpoint is None:
+            self._findings.endpoint = route.name
+        if self._endpoint not in {None, route.name}:
+            message = f"`url` is {_shown(line.url)}, but the batch is for {self._endpoint}"
+            raise _wrong(line, "url_mismatch", "url", message)
+
+    def _check_model(self, line: Line) -> None:
+        model = line.body.get("model")
+        if model is None and len(self._models) == 1:
+            model = next(iter(self._models))
+        elif not isinstance(model, str):
+            words = "is missing" if model is None else "must be a string"
+            message = f"`model` {words}: {self._served()}"
+            raise _wrong(line, "missing_required_parameter", "body.model", message)
+        if model not in self._models:
+            message = f"the model {_shown(model)} does not exist here: {self._served()}"
+            raise _wrong(line, "model_not_found", "body.model", message)
+        if self._findings.model is None:
+            self._findings.model = model
+        if model != self._findings.model:
+            message = (
+                f"the model is {_shown(model)}, but the file began with "
+                f"{_shown(self._findings.model)}: make a file for each model"
+            )
+            raise _wrong(line, "model_mismatch", "body.model", message)
+
+    def _served(self) -> str:
+        names = ", ".join(sorted(self._models))
+        return f"served are {names}" if names else "no model is served"
+
+    def _note(self, error: LineError) -> None:
+        self._findings.num_errors += 1
+        if len(self._findings.errors) < MAX_LISTED_ERRORS:
+            self._findings.errors.append(
+                BatchError(error.code, error.message, error.param, error.line)
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What a whole file comes to: nothing wrong, or `num_errors` errors of which some are listed.
+
+    Errors come in the order of lines; when they are not all listed, the last entry says so.
+    """
+
+    num_errors: int = 0
+    errors: tuple[BatchError, ...] = ()
+
+
+def judge(
+    findings: Findings,
+    duplicates: Duplicates,
+    *,
+    mistake: str | None,
+    on_invalid_line: OnInvalidLine,
+) -> Verdict:
+    """Return what a file comes to whose lines have all been looked at.
+
+    `mistake` is what its beginning looks like, told when no line is a request. With `skip` only
+    repeated ids count, unless there is no line that a model could run.
+    """
+    if findings.num_rows == 0:
+        return refuse("empty_file", "The file has no lines: write one request a line.")
+    if findings.endpoint is None and mistake is not None:
+        return refuse(NOT_JSON, mistake, findings.num_errors)
+    if on_invalid_line == "fail" or findings.model is None:
+        listed, num_errors = list(findings.errors), findings.num_errors
+    else:
+        listed, num_errors = [], 0
+    listed += [
+        BatchError(
+            "duplicate_custom_id",
+            f"`custom_id` is that of line {repeated.first_line:,} too",
+            "custom_id",
+            repeated.line,
+        )
+        for repeated in duplicates.first
+    ]
+    num_errors += duplicates.count
+    listed = sorted(listed, key=lambda error: error.line or 0)[:MAX_LISTED_ERRORS]
+    if num_errors > len(listed):
+        message = f"There are {num_errors - len(listed):,} more errors."
+        listed.append(BatchError("more_errors", message))
+    return Verdict(num_errors, tuple(listed))
+
+
+def refuse(code: str, message: str, num_errors: int = 1) -> Verdict:
+    """Return the verdict on a file that is wrong as a whole."""
+    return Verdict(num_errors, (BatchError(code, message),))
+
+
+def recognise_binary(head: bytes) -> str | None:
+    """Return what to do about a file that is no UTF-8 text at all, by its first bytes."""
+    if head.startswith(b"\x1f\x8b"):
+        return "The file is compressed with gzip: upload it uncompressed, as plain JSONL."
+    if head.startswith((b"PK\x03\x04", b"\x28\xb5\x2f\xfd", b"BZh", b"\xfd7zXZ")):
+        return "The file is an archive: upload what is in it, as plain JSONL."
+    if head.startswith((b"\xff\xfe", b"\xfe\xff")) or head[:2] in {b"{\0", b"\0{"}:
+        return "The file is UTF-16: save it as UTF-8."
+    return None
+
+
+def recognise_text(head: bytes) -> str | None:
+    """Return what a file without one good line looks like, by its first bytes, and what to do."""
+    text = head.removeprefix(b"\xef\xbb\xbf").strip(_WHITE_SPACE)
+    first_line = text.split(b"\n", 1)[0].strip(_WHITE_SPACE)
+    if b"\0" in head:
+        return "The file has NUL bytes, so it is no text: upload plain JSONL."
+    if text.startswith(b"["):
+        return "This looks like one JSON array: write one object a line, without commas between."
+    if first_line in {b"{", b'{"'} or (text.startswith(b"{") and first_line.endswith((b"{", b","))):
+        return "This looks like JSON over several lines: write each object on one line."
+    if not text.startswith(b"{") and b"," in first_line:
+        return "This looks like CSV: write one JSON object a line."
+    return None
+
+
+def _wrong(line: Line, code: str, param: str, message: str) -> LineError:
+    return LineError(message, line=line.number, code=code, param=param, custom_id=line.custom_id)
+
+
+def _shown(value: str) -> str:
+    return repr(value[:_MAX_SHOWN_CHARS])

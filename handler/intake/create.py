@@ -1,0 +1,181 @@
+"""New batches: of an upload to the bucket, or of a request to the API."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+from uuid import uuid4
+
+from engine.protocol.routes import ROUTES, find_route
+from handler.announce import announce
+from handler.aws.calls import Operation
+from handler.aws.queues import advance_message
+from handler.batch.keys import (
+    INPUT_PREFIX,
+    batch_id_of_drop,
+    batch_id_of_request,
+    outputs_of_drop,
+    outputs_of_request,
+)
+from handler.batch.model import Batch, BatchError, Options, Source
+from handler.batch.options import options_of_request, parse_options, window_seconds
+from handler.cancel import NotCancellable, cancel
+from handler.errors import InvalidOption
+from handler.intake.events import Drop
+from handler.log import logger
+from handler.settings import Deployment
+
+# Who drops into the bucket is whoever may write there: they are all one tenant.
+DROP_TENANT = "default"
+
+_S3 = "s3://"
+
+
+def take_drop(deployment: Deployment, drop: Drop, now: int) -> Operation[Batch | None]:
+    """Return the batch that an upload makes, or has made when its event comes again.
+
+    None for an upload that makes none: it is of another bucket or a key that is no drop, it has
+    been deleted, or a newer one of its key is known. The batch it replaces is cancelled.
+    """
+    outputs = outputs_of_drop(drop.key)
+    if drop.bucket != deployment.bucket.name or outputs is None:
+        logger.warning("upload left alone", bucket=drop.bucket, key=drop.key)
+        return None
+    batch_id = batch_id_of_drop(drop.bucket, drop.key, drop.sequencer)
+    found = yield from deployment.bucket.head(drop.key, drop.version_id)
+    if found is None:
+        known = yield from deployment.table.get_batch(batch_id)
+        if known is None:
+            logger.warning("upload gone", batch_id=batch_id, key=drop.key)
+        return known
+    options, errors = _options_of_drop(found.get("Metadata", {}))
+    batch = Batch(
+        id=batch_id,
+        tenant=DROP_TENANT,
+        source=_source(deployment, drop.key, found, drop.version_id),
+        input_file_id=f"{_S3}{drop.bucket}/{drop.key}",
+        options=options,
+        outputs=outputs,
+        created_at=now,
+        expires_at=now + window_seconds(options.completion_window),
+        errors=errors,
+        num_errors=len(errors),
+    )
+    made = yield from deployment.table.create_drop(batch, drop.sequencer)
+    if made is None:
+        # Overtaken: perhaps after a run that made it and died before it could cancel the older one.
+        made = yield from deployment.table.get_batch(batch_id)
+    if made is None:
+        logger.info("upload overtaken by a newer one", batch_id=batch_id, key=drop.key)
+        return None
+    logger.info("upload", batch_id=batch_id, key=drop.key, num_bytes=batch.source.num_bytes)
+    if made.predecessor is not None:
+        yield from _replace(deployment, made, made.predecessor, now)
+    yield from announce(deployment, made)
+    return made
+
+
+def create_batch(
+    deployment: Deployment, tenant: str, request: Mapping[str, Any], now: int
+) -> Operation[Batch]:
+    """Return the batch that an API request makes, or has made when it is repeated.
+
+    `request` has the fields of `POST /v1/batches` and ours. Raises InvalidOption for a wrong one;
+    what is wrong with the file is seen later and stands in the batch.
+    """
+    options = options_of_request(request)
+    endpoint = _check_endpoint(request.get("endpoint"))
+    idempotency_key = _check_idempotency_key(request.get("idempotency_key"))
+    input_file_id = request.get("input_file_id")
+    source = yield from _find_input(deployment, tenant, input_file_id)
+    batch_id = batch_id_of_request(tenant, idempotency_key or uuid4().hex)
+    batch = Batch(
+        id=batch_id,
+        tenant=tenant,
+        source=source,
+        input_file_id=str(input_file_id),
+        options=options,
+        outputs=outputs_of_request(batch_id),
+        created_at=now,
+        expires_at=now + window_seconds(options.completion_window),
+        endpoint=endpoint,
+    )
+    made = yield from deployment.table.create_batch(batch)
+    if made.input_file_id != batch.input_file_id:
+        raise InvalidOption(
+            "This `idempotency_key` has made a batch of another file: use a new one.",
+            param="idempotency_key",
+        )
+    yield from announce(deployment, made)
+    yield from deployment.control.send(advance_message(made.id))
+    return made
+
+
+def _options_of_drop(user_metadata: Mapping[str, str]) -> tuple[Options, tuple[BatchError, ...]]:
+    """Return the options, or the defaults and the error with which the batch will fail."""
+    try:
+        return parse_options(user_metadata), ()
+    except InvalidOption as exc:
+        return Options(), (BatchError(exc.code, exc.message, exc.param),)
+
+
+def _replace(deployment: Deployment, batch: Batch, older_id: str, now: int) -> Operation[None]:
+    try:
+        yield from cancel(deployment, older_id, now)
+    except NotCancellable:
+        return
+    logger.info("older batch of the key cancelled", batch_id=older_id, newer=batch.id)
+
+
+def _source(
+    deployment: Deployment, key: str, found: Mapping[str, Any], version_id: str | None = None
+) -> Source:
+    """Pin the object that S3 has told of."""
+    version_id = version_id or found.get("VersionId")
+    return Source(
+        bucket=deployment.bucket.name,
+        key=key,
+        etag=found["ETag"],
+        num_bytes=found["ContentLength"],
+        version_id=None if version_id == "null" else version_id,
+    )
+
+
+def _find_input(deployment: Deployment, tenant: str, input_file_id: object) -> Operation[Source]:
+    """Return the object that an API request names, pinned; raises InvalidOption."""
+    if not isinstance(input_file_id, str) or not input_file_id:
+        raise _bad_input("must be the id of a file, or s3:// with bucket and key")
+    if input_file_id.startswith(_S3):
+        bucket, _, key = input_file_id.removeprefix(_S3).partition("/")
+        if bucket != deployment.bucket.name or not key.startswith(INPUT_PREFIX):
+            place = f"{_S3}{deployment.bucket.name}/{INPUT_PREFIX}"
+            raise _bad_input(f"may name objects under {place} only")
+    else:
+        file = yield from deployment.table.get_file(input_file_id)
+        if file is None or file.tenant != tenant:
+            raise _bad_input("names no file that is there")
+        key = file.key
+    found = yield from deployment.bucket.head(key)
+    if found is None:
+        raise _bad_input("names no object that is there")
+    return _source(deployment, key, found)
+
+
+def _check_endpoint(endpoint: object) -> str:
+    route = find_route(endpoint) if isinstance(endpoint, str) else None
+    if route is None:
+        supported = ", ".join(known.name for known in ROUTES)
+        raise InvalidOption(f"`endpoint` must be one of {supported}.", param="endpoint")
+    return route.name
+
+
+def _check_idempotency_key(key: object) -> str | None:
+    if key is None or (isinstance(key, str) and 0 < len(key) <= 255):
+        return key
+    raise InvalidOption(
+        "`idempotency_key` must be a string of 1 to 255 characters.", param="idempotency_key"
+    )
+
+
+def _bad_input(words: str) -> InvalidOption:
+    return InvalidOption(f"`input_file_id` {words}.", param="input_file_id")

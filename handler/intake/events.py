@@ -1,0 +1,108 @@
+"""What a message on the control queue asks for: uploads to take in, or a batch to look at.
+
+Read leniently, by a model of our own: emulators and older versions of S3's events leave fields out,
+and a message that nobody understands must end here, not in a crash loop.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import unquote_plus
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from handler.aws.queues import parse_message
+
+_CREATED = "ObjectCreated:"
+_TEST_EVENT = "s3:TestEvent"
+
+
+@dataclass(frozen=True, slots=True)
+class Drop:
+    """One upload. `sequencer` orders the uploads of a key and tells a repeated event."""
+
+    bucket: str
+    key: str
+    sequencer: str
+    version_id: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Advance:
+    """A batch that somebody should look at."""
+
+    batch_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class Ignored:
+    """Something that asks for nothing, and why; `is_expected` unless somebody has erred."""
+
+    reason: str
+    is_expected: bool = False
+
+
+Request = Drop | Advance | Ignored
+
+
+class _Model(BaseModel):
+    model_config = ConfigDict(extra="ignore", frozen=True)
+
+
+class _Bucket(_Model):
+    name: str = Field(min_length=1)
+
+
+class _Object(_Model):
+    key: str = Field(min_length=1)
+    sequencer: str | None = None
+    version_id: str | None = Field(default=None, alias="versionId")
+    etag: str | None = Field(default=None, alias="eTag")
+
+
+class _Stored(_Model):
+    bucket: _Bucket
+    object: _Object
+
+
+class _Record(_Model):
+    name: str = Field(alias="eventName")
+    time: str | None = Field(default=None, alias="eventTime")
+    s3: _Stored
+
+
+def parse_control(body: str) -> list[Request]:
+    """Return what a message asks for, in its order; what cannot be understood comes as Ignored."""
+    fields = parse_message(body)
+    if fields is None:
+        return [Ignored("no JSON object")]
+    if fields.get("Event") == _TEST_EVENT:
+        return [Ignored("S3's test event", is_expected=True)]
+    records = fields.get("Records")
+    if isinstance(records, list):
+        return [_parse_record(record) for record in records]
+    batch_id = fields.get("batch_id")
+    if fields.get("kind") == "advance" and isinstance(batch_id, str) and batch_id:
+        return [Advance(batch_id)]
+    return [Ignored("neither an event of S3 nor a message of ours")]
+
+
+def _parse_record(fields: Any) -> Request:
+    try:
+        record = _Record.model_validate(fields)
+    except ValidationError as exc:
+        first = exc.errors(include_input=False, include_url=False)[0]
+        where = ".".join(str(step) for step in first["loc"])
+        return Ignored(f"no record of S3: {where}: {first['msg']}")
+    if _CREATED not in record.name:
+        return Ignored(f"a record of {record.name[:80]!r}", is_expected=True)
+    stored = record.s3.object
+    try:
+        key = unquote_plus(stored.key, errors="strict")
+    except UnicodeDecodeError:
+        return Ignored(f"a key that is not UTF-8: {stored.key[:80]!r}")
+    version_id = stored.version_id if stored.version_id not in ("", "null") else None
+    # Without a sequencer the time orders, and version or ETag tell two uploads of one time apart.
+    sequencer = stored.sequencer or f"{record.time or ''}#{version_id or stored.etag or ''}"
+    return Drop(record.s3.bucket.name, key, sequencer, version_id)

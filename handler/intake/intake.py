@@ -1,0 +1,342 @@
+"""From an object to shards that can be run, in one run or in many.
+
+The whole file is looked at before anything of it runs. What is remembered between two runs has a
+fixed size, but for the custom ids, which go to the bucket. A shard is recorded as soon as it is
+cut; it is rung for only when the file has been found good.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from contextlib import closing
+from dataclasses import dataclass, field
+from tempfile import TemporaryFile
+
+from engine.protocol.duplicates import DuplicateFinder, Duplicates
+from engine.protocol.lines import read_lines
+from handler.announce import announce
+from handler.aws.bucket import read_range
+from handler.aws.queues import advance_message
+from handler.aws.sync import Aws
+from handler.batch.keys import ids_key, outputs_of_drop
+from handler.batch.model import Batch, Shard, Source
+from handler.batch.plan import ShardCutter
+from handler.batch.states import Status
+from handler.batch.wire import MAX_LISTED_ERRORS
+from handler.errors import HandlerError, NotThere, ObjectChanged
+from handler.finalize.end import end_batch
+from handler.finalize.run import RESERVE_SECONDS, TURN_SECONDS, ComeBack, Run, TurnLost
+from handler.intake.check import (
+    NOT_JSON,
+    LineChecker,
+    Verdict,
+    judge,
+    recognise_binary,
+    recognise_text,
+    refuse,
+)
+from handler.intake.checkpoint import Checkpoint, dump_checkpoint, load_checkpoint
+from handler.intake.shards import ShardWriter
+from handler.intake.stream import CHUNK_BYTES, LineStream, ObjectStream
+from handler.log import logger
+from handler.settings import Deployment
+
+# Above it a line is not even skipped: this is no JSONL, and a run must come to the end of a line.
+MAX_SKIPPED_BYTES = 2**30
+
+_HEAD_BYTES = 1024
+_LOOK_SECONDS = 5.0
+_AFTER_SECONDS = TURN_SECONDS + 5
+# What the custom ids of so many lines take at the end of a run, and at the end of the file.
+_SAVED_PER_SECOND = 1_000_000
+_SEARCHED_PER_SECOND = 300_000
+
+
+class FileRefused(HandlerError):
+    """The file cannot be run, whatever else stands in it."""
+
+    code = "file_refused"
+
+    def __init__(self, verdict: Verdict) -> None:
+        super().__init__(verdict.errors[0].message)
+        self.verdict = verdict
+
+
+def take_in(
+    aws: Aws,
+    deployment: Deployment,
+    batch: Batch,
+    time_left: Callable[[], float],
+    *,
+    now: Callable[[], float] = time.time,
+    chunk_bytes: int = CHUNK_BYTES,
+) -> None:
+    """Bring a batch that is validating to `in_progress` or `failed`, or as far as the time allows.
+
+    `time_left` gives the seconds until the run must have ended. Returns when that is done, or when
+    a message is on its way that goes on with it.
+    """
+    run = Run(aws, deployment, batch, time_left, now)
+    if not run.take_turn():
+        logger.info("another run has the batch", batch_id=batch.id)
+        # It may have died: somebody must come when its turn has ended.
+        aws.run(deployment.control.send(advance_message(batch.id), delay_seconds=_AFTER_SECONDS))
+        return
+    is_unfinished = False
+    try:
+        _go_on(run, chunk_bytes)
+    except ComeBack:
+        is_unfinished = True
+    except TurnLost as exc:
+        logger.info("intake stops", batch_id=batch.id, reason=str(exc))
+        is_unfinished = True
+    finally:
+        run.give_turn()
+    # Only now: whoever hears it must find the turn free.
+    if is_unfinished:
+        aws.run(deployment.control.send(advance_message(batch.id)))
+
+
+def _go_on(run: Run, chunk_bytes: int) -> None:
+    batch = run.aws.run(run.deployment.table.get_batch(run.batch.id))
+    if batch is None or batch.status is not Status.VALIDATING:
+        return
+    run.batch = batch
+    if batch.errors:
+        _fail(run, Verdict(batch.num_errors, batch.errors))
+        return
+    try:
+        checkpoint = _begin(run)
+        verdict = _look_at_file(run, checkpoint, chunk_bytes)
+    except FileRefused as exc:
+        _fail(run, exc.verdict)
+        return
+    if verdict.num_errors:
+        _fail(run, verdict)
+    else:
+        _pass(run, checkpoint)
+
+
+def _begin(run: Run) -> Checkpoint:
+    """Return where the run before stopped, or the beginning: limits hold for the whole file."""
+    batch = run.batch
+    if batch.checkpoint is not None:
+        return load_checkpoint(batch.checkpoint)
+    try:
+        head = run.aws.run(read_range(batch.source, 0, min(_HEAD_BYTES, batch.source.num_bytes)))
+    except (ObjectChanged, NotThere) as exc:
+        raise _unreadable(exc) from exc
+    if mistake := recognise_binary(head):
+        raise FileRefused(refuse(NOT_JSON, mistake))
+    first = Checkpoint(
+        ShardCutter(batch.id, run.deployment.settings.limits), mistake=recognise_text(head)
+    )
+    text = dump_checkpoint(first)
+    chosen = run.aws.run(run.deployment.table.set_once(batch.id, "checkpoint", text))
+    return load_checkpoint(chosen)
+
+
+def _unreadable(cause: HandlerError) -> FileRefused:
+    if isinstance(cause, NotThere):
+        return FileRefused(refuse("input_gone", "The input was deleted before it was read."))
+    return FileRefused(refuse(ObjectChanged.code, "The input was changed while it was read."))
+
+
+def _look_at_file(run: Run, checkpoint: Checkpoint, chunk_bytes: int) -> Verdict:
+    with DuplicateFinder() as finder:
+        _Reading(run, checkpoint, finder, chunk_bytes).read()
+        duplicates = _find_duplicates(run, checkpoint, finder)
+    return judge(
+        checkpoint.findings,
+        duplicates,
+        mistake=checkpoint.mistake,
+        on_invalid_line=run.batch.options.on_invalid_line,
+    )
+
+
+@dataclass(slots=True)
+class _Reading:
+    """One run over the file, from the checkpoint on."""
+
+    run: Run
+    checkpoint: Checkpoint
+    finder: DuplicateFinder
+    chunk_bytes: int
+    lines: LineStream = field(init=False)
+    _rows_before: int = field(init=False)
+    _looked_at: float = field(init=False)
+
+    def read(self) -> None:
+        """Read to the end of the file and record its shards; raises ComeBack, with a checkpoint."""
+        checkpoint, source = self.checkpoint, self.run.batch.source
+        stream = ObjectStream(self.run.aws, source, checkpoint.offset)
+        self.lines = LineStream(
+            stream,
+            start=checkpoint.offset,
+            num_lines=checkpoint.num_lines,
+            look=self._look,
+            chunk_bytes=self.chunk_bytes,
+        )
+        self._rows_before = checkpoint.findings.num_rows
+        self._looked_at = self.run.now()
+        with ShardWriter(self._put_shard) as writer:
+            try:
+                self._read_lines(writer)
+            except ComeBack:
+                writer.drain()
+                self._stop_at(self.lines.end)
+                raise
+            except (ObjectChanged, NotThere) as exc:
+                raise _unreadable(exc) from exc
+            finally:
+                stream.close()
+            writer.drain()
+        if checkpoint.offset < source.num_bytes:
+            self._end()
+
+    def _read_lines(self, writer: ShardWriter) -> None:
+        batch, lines = self.run.batch, self.lines
+        findings, cutter = self.checkpoint.findings, self.checkpoint.cutter
+        checker = LineChecker(
+            findings,
+            models=self.run.deployment.work,
+            endpoint=_endpoint_of_all(self.run),
+            add_id=self.finder.add,
+        )
+
+        def write(shard: Shard | None) -> None:
+            # The shards of a file that is known to be wrong will never be run.
+            is_refused = findings.num_errors and batch.options.on_invalid_line == "fail"
+            if shard is not None and not is_refused:
+                writer.write(shard)
+
+        for raw in read_lines(lines, first_number=lines.num_lines + 1):
+            checker.check(raw)
+            write(cutter.add(raw.number, lines.line_start, lines.tell()))
+        write(cutter.finish(batch.source.num_bytes))
+
+    def _put_shard(self, shard: Shard) -> None:
+        self.run.aws.run(self.run.deployment.table.put_shard(shard))
+
+    def _look(self) -> None:
+        """See, before each chunk, whether to go on; every run gets at least one line further."""
+        run, lines = self.run, self.lines
+        if run.now() - self._looked_at >= _LOOK_SECONDS:
+            self._looked_at = run.now()
+            run.keep_turn()
+            _check_status(run)
+        if lines.tell() - lines.end > MAX_SKIPPED_BYTES:
+            message = f"Line {lines.num_lines + 1:,} is longer than a file of requests can have."
+            raise FileRefused(refuse(NOT_JSON, message))
+        num_new = self.checkpoint.findings.num_rows - self._rows_before
+        is_late = run.time_left() < RESERVE_SECONDS + num_new / _SAVED_PER_SECOND
+        if is_late and lines.end > self.checkpoint.offset:
+            raise ComeBack
+
+    def _end(self) -> None:
+        """Decide whether this run may look for repeated ids, and has them all at hand."""
+        run, checkpoint = self.run, self.checkpoint
+        search_seconds = checkpoint.findings.num_rows / _SEARCHED_PER_SECOND
+        is_late = run.time_left() < RESERVE_SECONDS + search_seconds
+        if is_late or checkpoint.ids:
+            self._stop_at(run.batch.source.num_bytes)
+        if is_late:
+            raise ComeBack
+
+    def _stop_at(self, offset: int) -> None:
+        """Record that all before a byte of the file has been looked at."""
+        run, checkpoint = self.run, self.checkpoint
+        with TemporaryFile() as saved:
+            self.finder.save(saved)
+            saved.seek(0)
+            run.aws.run(run.deployment.bucket.put(ids_key(run.batch.id, offset), saved))
+        checkpoint.ids.append(offset)
+        checkpoint.offset, checkpoint.num_lines = offset, self.lines.num_lines
+        run.change(checkpoint=dump_checkpoint(checkpoint))
+        logger.info(
+            "intake has come so far",
+            batch_id=run.batch.id,
+            num_rows=checkpoint.findings.num_rows,
+            offset=offset,
+            num_bytes=run.batch.source.num_bytes,
+        )
+
+
+def _endpoint_of_all(run: Run) -> str | None:
+    """Return what the urls of all lines must mean, if anything: an upload does not say."""
+    is_drop = outputs_of_drop(run.batch.source.key) == run.batch.outputs
+    is_strict = run.deployment.settings.strict_endpoint and not is_drop
+    return run.batch.endpoint if is_strict else None
+
+
+def _check_status(run: Run) -> None:
+    """Raise TurnLost when the batch has been cancelled or its window has ended."""
+    batch = run.aws.run(run.deployment.table.get_batch(run.batch.id))
+    if batch is None or batch.status is not Status.VALIDATING:
+        raise TurnLost(f"{run.batch.id} is no longer validating")
+    if batch.expires_at <= run.now():
+        raise TurnLost(f"the window of {run.batch.id} has ended")
+
+
+def _find_duplicates(run: Run, checkpoint: Checkpoint, finder: DuplicateFinder) -> Duplicates:
+    """Look for repeated ids: in those of this run if it was the only one, else in all runs'."""
+    if not checkpoint.ids:
+        return finder.find(MAX_LISTED_ERRORS)
+    with DuplicateFinder() as finder_of_all:
+        for offset in checkpoint.ids:
+            with closing(_open_ids(run, offset)) as saved:
+                finder_of_all.load(saved)
+        return finder_of_all.find(MAX_LISTED_ERRORS)
+
+
+def _open_ids(run: Run, offset: int) -> ObjectStream:
+    key = ids_key(run.batch.id, offset)
+    found = run.aws.run(run.deployment.bucket.head(key))
+    if found is None:
+        raise HandlerError(f"{key} is gone")
+    bucket = run.deployment.bucket.name
+    return ObjectStream(run.aws, Source(bucket, key, found["ETag"], found["ContentLength"]))
+
+
+def _fail(run: Run, verdict: Verdict) -> None:
+    logger.info("file refused", batch_id=run.batch.id, num_errors=verdict.num_errors)
+    end_batch(
+        run.aws,
+        run.deployment,
+        run.batch.id,
+        Status.FAILED,
+        int(run.now()),
+        errors=verdict.errors,
+        num_errors=verdict.num_errors,
+        checkpoint=None,
+    )
+
+
+def _pass(run: Run, checkpoint: Checkpoint) -> None:
+    """Let the shards be run, unless the batch has been cancelled or has expired meanwhile."""
+    batch, findings = run.batch, checkpoint.findings
+    is_drop = outputs_of_drop(batch.source.key) == batch.outputs
+    moved = run.aws.run(
+        run.deployment.table.move_batch(
+            batch.id,
+            Status.IN_PROGRESS,
+            int(run.now()),
+            model=findings.model,
+            endpoint=findings.endpoint if is_drop else batch.endpoint,
+            num_rows=findings.num_rows,
+            num_shards=checkpoint.cutter.number,
+            shards_left=checkpoint.cutter.number,
+            checkpoint=None,
+        )
+    )
+    if not moved.is_there or moved.batch is None:
+        raise TurnLost(f"{batch.id} is no longer validating")
+    logger.info(
+        "file taken in",
+        batch_id=batch.id,
+        model=findings.model,
+        num_rows=findings.num_rows,
+        num_shards=checkpoint.cutter.number,
+    )
+    run.aws.run(announce(run.deployment, moved.batch))

@@ -1,0 +1,63 @@
+"""The Lambda on the control queue: uploads, and messages about batches."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+from aws_lambda_powertools.utilities.batch import (
+    BatchProcessor,
+    EventType,
+    process_partial_response,
+)
+from aws_lambda_powertools.utilities.data_classes.sqs_event import SQSRecord
+from aws_lambda_powertools.utilities.typing import LambdaContext
+
+from handler.advance import advance
+from handler.aws.sync import Aws
+from handler.errors import AwsError
+from handler.intake.create import take_drop
+from handler.intake.events import Advance, Drop, Ignored, parse_control
+from handler.log import logger
+from handler.settings import Deployment, deployment
+
+_aws = cache(Aws)
+_processor = BatchProcessor(event_type=EventType.SQS, raise_on_entire_batch_failure=False)
+
+
+@logger.inject_lambda_context
+def handler(event: dict[str, Any], context: LambdaContext) -> Any:
+    """Deal with the messages of an SQS event; return those that must come again."""
+
+    def time_left() -> float:
+        return context.get_remaining_time_in_millis() / 1000
+
+    def deal_with(record: SQSRecord) -> None:
+        try:
+            answer(_aws(), deployment(), record.body, time_left)
+        except AwsError as exc:
+            logger.warning("message must come again", message_id=record.message_id, reason=str(exc))
+            raise
+        except Exception:
+            logger.exception("message not dealt with", message_id=record.message_id)
+            raise
+
+    return process_partial_response(event, deal_with, _processor, context)
+
+
+def answer(aws: Aws, deployment: Deployment, body: str, time_left: Callable[[], float]) -> None:
+    """Do what one message asks for; one that asks for nothing is logged and dropped."""
+    for request in parse_control(body):
+        match request:
+            case Drop():
+                batch = aws.run(take_drop(deployment, request, int(time.time())))
+                if batch is not None:
+                    advance(aws, deployment, batch.id, time_left)
+            case Advance():
+                advance(aws, deployment, request.batch_id, time_left)
+            case Ignored():
+                log = logger.info if request.is_expected else logger.warning
+                log("message dropped", reason=request.reason)
+
