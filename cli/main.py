@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable, Sequence
 from importlib import metadata
 
-from cli import run
+from cli import run, worker
 from cli.errors import CliError, Stopped
 from cli.terminal import say
 
@@ -35,6 +35,7 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action=_Version, nargs=0, help="print the version and exit")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
     run.add_command(commands)
+    worker.add_command(commands)
     return parser
 
 

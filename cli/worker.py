@@ -1,0 +1,202 @@
+"""`tidemill worker`: takes shards of batches off a queue and runs them, beside a bucket."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from cli.engine_options import EngineOptions, add_engine_flags, engine_arguments, engine_fields
+from cli.errors import CliError, Refused
+from cli.sizes import positive_int, size_in_bytes
+
+if TYPE_CHECKING:
+    from handler.settings import Settings
+    from handler.worker.config import WorkerConfig
+
+_EPILOG = """\
+Every flag of the first three groups can be set by an environment variable: --lease-seconds is
+TIDEMILL_LEASE_SECONDS. A flag wins. SIGTERM gives unfinished work back and ends with 0.
+"""
+_ENGINE_COMMAND = "TIDEMILL_ENGINE_COMMAND"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerOptions(EngineOptions):
+    """All that a person can ask of one worker; `given` are the fields of its settings."""
+
+    given: Mapping[str, Any] = field(default_factory=dict)
+
+
+def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add `worker` to the command line."""
+    parser = commands.add_parser(
+        "worker",
+        help="run batches of the cloud",
+        description="Takes shards of batches off a queue, runs their lines through a model and "
+        "writes the rows to the bucket.",
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    groups = [parser.add_argument_group(name) for name in ("resources", "work", "times")]
+    for group, add_flags in zip(groups, (_add_resources, _add_work, _add_times), strict=True):
+        add_flags(group)
+    settings = [action.dest for group in groups for action in group._group_actions]  # noqa: SLF001
+    add_engine_flags(parser)
+    parser.set_defaults(command=command, settings=settings)
+
+
+def _add_resources(group: argparse._ArgumentGroup) -> None:
+    add = group.add_argument
+    add("--queue", metavar="URL", help="the work queue (default: that of the served model)")
+    add("--control-queue", metavar="URL", help="the queue that rings for batches")
+    add("--table", metavar="NAME", help="the DynamoDB table")
+    add("--bucket", metavar="NAME", help="the bucket")
+
+
+def _add_work(group: argparse._ArgumentGroup) -> None:
+    add = group.add_argument
+    add(
+        "--max-inflight",
+        type=positive_int,
+        metavar="N",
+        help="requests in the engine at once (default: 4 times --max-num-seqs)",
+    )
+    add(
+        "--max-held-bytes",
+        type=size_in_bytes,
+        metavar="SIZE",
+        help="memory for requests and rows on their way (default: 64M)",
+    )
+    add(
+        "--flush-bytes",
+        type=size_in_bytes,
+        metavar="SIZE",
+        help="rows that become durable at once (default: 8M)",
+    )
+    add(
+        "--max-attempts",
+        type=positive_int,
+        metavar="N",
+        help="claims of a shard without a new row before it is given up (default: 5)",
+    )
+
+
+def _add_times(group: argparse._ArgumentGroup) -> None:
+    for flag, words in (
+        ("--flush-seconds", "the oldest finished row becomes durable after (default: 8)"),
+        ("--lease-seconds", "a shard is another worker's if not renewed for (default: 30)"),
+        ("--visibility-seconds", "a message comes again if not renewed for (default: 60)"),
+        ("--wait-seconds", "one look at an empty queue takes (default: 10)"),
+        ("--stall-seconds", "an engine is killed that does nothing for (default: 120)"),
+        ("--start-seconds", "an engine may load for (default: 1800)"),
+        ("--grace-seconds", "at SIGTERM, requests may go on for (default: 20)"),
+    ):
+        group.add_argument(flag, metavar="SECONDS", help=words)
+    group.add_argument(
+        "--exit-when-idle",
+        dest="exit_when_idle_seconds",
+        metavar="SECONDS",
+        help="end when there was no work for (default: never)",
+    )
+
+
+def options_from(arguments: argparse.Namespace) -> WorkerOptions:
+    """Return the options that the parsed arguments ask for."""
+    given = {name: getattr(arguments, name) for name in arguments.settings}
+    given = {name: value for name, value in given.items() if value is not None}
+    return WorkerOptions(**engine_fields(arguments), given=given)
+
+
+def command(arguments: argparse.Namespace) -> int:
+    """Run the worker until it is stopped and return the exit status."""
+    options = options_from(arguments)
+    try:
+        settings, config = _read(options, os.environ)
+        return _run(settings, config, _engine_command(options, os.environ))
+    except ModuleNotFoundError as exc:
+        raise CliError(
+            f"a worker needs {exc.name}, which is not installed: "
+            "pip install 'tidemill[cloud,engine]'"
+        ) from exc
+
+
+def _read(options: WorkerOptions, environment: Mapping[str, str]) -> tuple[Settings, WorkerConfig]:
+    """Return what the environment says, and the flags over it; raises Refused."""
+    from pydantic import ValidationError
+
+    from cli.serving import served_names
+    from handler.settings import read_settings
+    from handler.worker.config import read_config
+
+    given = dict(options.given)
+    flags = {f"TIDEMILL_{name.upper()}": str(value) for name, value in given.items()}
+    try:
+        settings = read_settings({**environment, **flags})
+        if "queue" not in given and "TIDEMILL_QUEUE" not in environment:
+            names = served_names(options)
+            queues = [queue for name in names if (queue := settings.work_queues.get(name))]
+            if not queues:
+                raise Refused(f"there is no work queue for {names[0]}: name one by --queue")
+            given["queue"] = queues[0]
+        return settings, read_config(environment, given)
+    except ValidationError as exc:
+        raise Refused("\n".join(_complaints(exc.errors()))) from exc
+
+
+def _complaints(errors: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Return what is wrong with each setting, as someone who has set it knows it."""
+    complaints = []
+    for error in errors:
+        name = ".".join(str(part) for part in error["loc"])
+        complaints.append(f"--{name.replace('_', '-')} or TIDEMILL_{name.upper()}: {error['msg']}")
+    return complaints
+
+
+def _engine_command(options: EngineOptions, environment: Mapping[str, str]) -> list[str]:
+    """Return what starts the engine; tests put another one in its place."""
+    if (other := environment.get(_ENGINE_COMMAND)) is not None:
+        return [str(word) for word in json.loads(other)]
+    return [sys.executable, "-m", "cli.engine_process", *engine_arguments(options)]
+
+
+def _run(settings: Settings, config: WorkerConfig, engine_command: Sequence[str]) -> int:
+    import asyncio
+
+    from botocore.exceptions import BotoCoreError
+
+    from cli.signals import StopSignals
+    from handler.aws.aio import AioAws
+    from handler.aws.queues import Queue
+    from handler.settings import Deployment
+    from handler.worker.link import EngineLink
+    from handler.worker.protection import Protection
+    from handler.worker.site import Site
+    from handler.worker.worker import Worker
+
+    def make_link() -> EngineLink:
+        return EngineLink(
+            engine_command,
+            stall_seconds=config.stall_seconds,
+            start_seconds=config.start_seconds,
+        )
+
+    async def work(signals: StopSignals) -> int:
+        loop = asyncio.get_running_loop()
+        async with AioAws() as aws:
+            site = Site(aws, Deployment(settings), Queue(config.queue), config)
+            protection = Protection(os.environ.get("ECS_AGENT_URI"))
+            worker = Worker(site, make_link, protection)
+            with signals.heard_by(lambda: loop.call_soon_threadsafe(worker.stop)):
+                return await worker.run()
+
+    try:
+        with StopSignals() as signals:
+            return asyncio.run(work(signals))
+    except BotoCoreError as exc:
+        raise CliError(f"AWS cannot be used: {exc}") from exc

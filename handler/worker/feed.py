@@ -1,0 +1,129 @@
+"""Lines of the owned shards into the engine, the oldest claim first, as many as it takes."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import Protocol
+
+from engine.protocol.frames import Row
+from engine.protocol.lines import RawLine
+from handler.worker.link import EngineDied
+from handler.worker.shard_run import ShardRun
+
+MAX_OWNED = 3
+
+
+class Engine(Protocol):
+    """What answers lines; `link.EngineLink` does."""
+
+    async def answer(self, number: int, created: int, data: bytes) -> Row:
+        """Return the row of a line; raises EngineDied when there will be none."""
+
+
+class Feed:
+    """Keeps one engine full, for as long as it lives. `runs` is shared with its owner.
+
+    `died` gets the reason once the engine has died, `hungry` is set while another shard is wanted.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        runs: Sequence[ShardRun],
+        *,
+        max_inflight: int,
+        max_held_bytes: int,
+    ) -> None:
+        self._engine = engine
+        self._runs = runs
+        self._max_inflight = max_inflight
+        self._max_held_bytes = max_held_bytes
+        self.num_answered = 0
+        self._is_open = True
+        self._num_inflight = 0
+        self._inflight_bytes = 0
+        self._idle = asyncio.Event()
+        self._idle.set()
+        self.died: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        self.hungry = asyncio.Event()
+        self.hungry.set()
+
+    def admit(self) -> None:
+        """Give the engine what it may have now; called whenever something has changed."""
+        while self._is_open and self._has_room():
+            run = self._next_run()
+            line = run.agenda.take() if run is not None else None
+            if run is None or line is None:
+                break
+            self._send(run, line)
+        if self._wants_more():
+            self.hungry.set()
+        else:
+            self.hungry.clear()
+
+    @property
+    def death(self) -> str | None:
+        """Return why the engine has died, or None."""
+        is_told = self.died.done() and self.died.exception() is None
+        return self.died.result() if is_told else None
+
+    def close(self) -> None:
+        """Admit nothing more."""
+        self._is_open = False
+
+    async def drained(self) -> None:
+        """Wait until no request is with the engine."""
+        await self._idle.wait()
+
+    def _has_room(self) -> bool:
+        held_bytes = self._inflight_bytes + sum(run.num_held_bytes for run in self._runs)
+        return self._num_inflight < self._max_inflight and (
+            held_bytes < self._max_held_bytes or not self._num_inflight
+        )
+
+    def _wants_more(self) -> bool:
+        """One shard more when lines could become short, but none beside suspects."""
+        return (
+            self._is_open
+            and len(self._runs) < MAX_OWNED
+            and sum(run.num_waiting for run in self._runs) < self._max_inflight
+            and not any(run.agenda.is_exclusive for run in self._runs)
+        )
+
+    def _next_run(self) -> ShardRun | None:
+        """Return the run whose line is next; suspects wait until nothing else is in the engine."""
+        ready = [run for run in self._runs if run.is_open and not run.is_ending]
+        for run in ready:
+            if run.agenda.is_exclusive:
+                return run if run.agenda.num_inflight == self._num_inflight else None
+        return next((run for run in ready if run.agenda.num_waiting), None)
+
+    def _send(self, run: ShardRun, line: RawLine) -> None:
+        self._num_inflight += 1
+        self._inflight_bytes += len(line.data)
+        self._idle.clear()
+        request = asyncio.create_task(self._answer(run, line))
+        run.requests.add(request)
+        request.add_done_callback(lambda task: self._done(run, line, task))
+
+    async def _answer(self, run: ShardRun, line: RawLine) -> None:
+        row = await self._engine.answer(line.number, run.batch.created_at, line.data)
+        self.num_answered += 1
+        run.finish(line, row)
+
+    def _done(self, run: ShardRun, line: RawLine, task: asyncio.Task[None]) -> None:
+        run.requests.discard(task)
+        self._num_inflight -= 1
+        self._inflight_bytes -= len(line.data)
+        failure = None if task.cancelled() else task.exception()
+        if isinstance(failure, EngineDied):
+            self.close()
+            if not self.died.done():
+                self.died.set_result(failure.reason)
+        elif failure is not None and not self.died.done():
+            self.close()
+            self.died.set_exception(failure)
+        if not self._num_inflight:
+            self._idle.set()
+        self.admit()

@@ -1,0 +1,72 @@
+"""Finished rows on their way to a part, and the rows that a worker prints without its engine."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from engine.protocol.errors import LineError, RequestError
+from engine.protocol.lines import RawLine, parse_line
+from engine.protocol.rows import error_body, print_malformed, print_reply
+from handler.batch.parts import FinishedRow
+
+KILLED_MESSAGE = "The engine died of this request, each time that it was run; it was given up."
+
+
+class Unflushed:
+    """Rows that are finished and not durable; `oldest_at` is since when (None: there are none)."""
+
+    def __init__(self) -> None:
+        self.rows: list[FinishedRow] = []
+        self.num_bytes = 0
+        self.oldest_at: float | None = None
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def add(self, row: FinishedRow, now: float) -> None:
+        """Take a row that was finished now."""
+        self.rows.append(row)
+        self.num_bytes += len(row.row)
+        if self.oldest_at is None:
+            self.oldest_at = now
+
+    def drop(self, count: int, taken_at: float) -> None:
+        """Forget the first `count` rows, which were all at this time and are durable since."""
+        self.num_bytes -= sum(len(row.row) for row in self.rows[:count])
+        del self.rows[:count]
+        self.oldest_at = taken_at if self.rows else None
+
+    def due_in(self, now: float, *, flush_seconds: float, flush_bytes: int) -> float | None:
+        """Return in how many seconds the rows must become durable; None when there are none."""
+        if self.oldest_at is None:
+            return None
+        if self.num_bytes >= flush_bytes:
+            return 0.0
+        return max(0.0, self.oldest_at + flush_seconds - now)
+
+
+def print_unrun(raw: RawLine, *, is_quarantined: bool) -> FinishedRow | None:
+    """Return the row of a line that must not be given to the engine; None for any other.
+
+    That is one that has killed it, and one whose bytes were too long to be kept.
+    """
+    if not is_quarantined and raw.overlong is None:
+        return None
+    try:
+        line = parse_line(raw)
+    except LineError as exc:
+        return FinishedRow(raw.number, print_malformed(raw.digest, exc), is_success=False)
+    error = RequestError(KILLED_MESSAGE, code="engine_killed", status_code=500, type="server_error")
+    row = print_reply(line, error.status_code, error_body(error))
+    return FinishedRow(raw.number, row, is_success=False)
+
+
+def compact(lines: Iterable[int]) -> str:
+    """Return line numbers as a log shows them: `1-5,7`."""
+    runs: list[list[int]] = []
+    for number in sorted(lines):
+        if runs and runs[-1][1] == number - 1:
+            runs[-1][1] = number
+        else:
+            runs.append([number, number])
+    return ",".join(str(a) if a == b else f"{a}-{b}" for a, b in runs)

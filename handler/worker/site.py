@@ -1,0 +1,55 @@
+"""What every part of a worker works with: AWS, the deployment's resources, settings and clocks."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+from handler.aws.calls import Operation, T
+from handler.aws.queues import Queue
+from handler.errors import AwsError, NotThere, ObjectChanged
+from handler.log import logger
+from handler.settings import Deployment
+from handler.worker.config import WorkerConfig
+
+RETRY_SECONDS = 1.0
+PATIENCE_SECONDS = 60.0
+
+
+class Runs(Protocol):
+    """Drives operations; `aio.AioAws` does."""
+
+    async def run(self, operation: Operation[T]) -> T:
+        """Return the operation's result; raises AwsError for what it does not handle itself."""
+
+
+@dataclass(frozen=True, slots=True)
+class Site:
+    """Where a worker works. `wall` is Unix time, `clock` one that is never set."""
+
+    aws: Runs
+    deployment: Deployment
+    queue: Queue
+    config: WorkerConfig
+    wall: Callable[[], float] = time.time
+    clock: Callable[[], float] = time.monotonic
+
+    async def insist(self, make: Callable[[], Operation[T]]) -> T:
+        """Run an operation again while AWS fails, for a minute; raises what it fails with then.
+
+        What a repetition cannot mend is raised at once.
+        """
+        give_up_at = self.clock() + PATIENCE_SECONDS
+        while True:
+            try:
+                return await self.aws.run(make())
+            except (NotThere, ObjectChanged):
+                raise
+            except AwsError as exc:
+                if self.clock() >= give_up_at:
+                    raise
+                logger.warning("tried again", reason=str(exc))
+            await asyncio.sleep(RETRY_SECONDS)
