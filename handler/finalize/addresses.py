@@ -1,0 +1,90 @@
+"""Which hosts a client may make us speak to: public ones, found out once and dialled as found.
+
+`ipaddress.is_global` alone is not enough: it holds for the metadata address behind NAT64, for
+multicast and for site-local addresses.
+"""
+
+from __future__ import annotations
+
+import re
+import socket
+from collections.abc import Callable
+from ipaddress import IPv6Address, ip_address, ip_network
+from typing import NamedTuple
+from urllib.parse import urlsplit
+
+from handler.errors import HandlerError
+
+Resolve = Callable[[str, int], list[str]]
+
+_DENIED = tuple(
+    ip_network(network)
+    for network in (
+        "0.0.0.0/8 10.0.0.0/8 100.64.0.0/10 127.0.0.0/8 169.254.0.0/16 172.16.0.0/12 192.0.0.0/24 "
+        "192.168.0.0/16 198.18.0.0/15 224.0.0.0/4 240.0.0.0/4 "
+        # The unspecified address, loopback and IPv4 in IPv6 are all in ::/96 and ::ffff:0:0/96.
+        "::/96 ::ffff:0:0/96 64:ff9b::/96 64:ff9b:1::/48 2002::/16 2001::/32 "
+        "fc00::/7 fe80::/10 fec0::/10 ff00::/8"
+    ).split()
+)
+# No white space, no backslash, nothing beyond ASCII: what parsers disagree about.
+_URL = re.compile(r"[!-\[\]-~]+")
+_HOST = re.compile(r"[A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\]")
+
+
+class UrlRefused(HandlerError):
+    """A url that must not be spoken to; the message says why and does not hold the url."""
+
+    code = "url_refused"
+
+
+class Target(NamedTuple):
+    """A checked https url: `path` with its query, and the public addresses of `host`."""
+
+    host: str
+    port: int
+    path: str
+    addresses: tuple[str, ...]
+
+
+def resolve(host: str, port: int) -> list[str]:
+    """Return the addresses of a host; raises OSError when it has none."""
+    found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    return [str(address[0]) for *_, address in found]
+
+
+def find_target(url: str, resolve: Resolve = resolve) -> Target:
+    """Return where to dial for an https url; raises UrlRefused, and OSError from `resolve`."""
+    if not _URL.fullmatch(url):
+        raise UrlRefused("the url holds characters that no url may hold")
+    try:
+        parts = urlsplit(url)
+        port = 443 if parts.port is None else parts.port
+    except ValueError as exc:
+        raise UrlRefused(f"the url cannot be read: {exc}") from exc
+    if parts.scheme != "https":
+        raise UrlRefused("the url must begin with https://")
+    if "@" in parts.netloc:
+        raise UrlRefused("the url must not hold a user name or password")
+    host = parts.netloc.removesuffix(f":{parts.port}") if parts.port is not None else parts.netloc
+    if not _HOST.fullmatch(host) or port == 0:
+        raise UrlRefused("the url names no host")
+    host = host.strip("[]")
+    addresses = tuple(dict.fromkeys(resolve(host, port)))
+    if not addresses or not all(map(is_public, addresses)):
+        raise UrlRefused(f"{host} is not a public host")
+    path = f"{parts.path or '/'}?{parts.query}" if parts.query else parts.path or "/"
+    return Target(host, port, path, addresses)
+
+
+def is_public(address: str) -> bool:
+    """Say whether an address may be dialled on behalf of a client."""
+    try:
+        parsed = ip_address(address)
+    except ValueError:
+        return False
+    if isinstance(parsed, IPv6Address) and parsed.scope_id is not None:
+        return False
+    return parsed.is_global and not any(
+        parsed in network for network in _DENIED if network.version == parsed.version
+    )

@@ -1,0 +1,245 @@
+"""Sealing the shards that no worker will finish, so that every line has its row.
+
+A shard is claimed like a worker claims it, so a worker that still runs it can commit no more. Rows
+that are durable are kept. What the others get depends on why they were not run: `batch_expired`
+when the window has ended, `shard_failed` when the shard was given up; nothing when the batch was
+cancelled or has failed.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from io import BytesIO
+from itertools import islice
+from uuid import uuid4
+
+from engine.protocol.errors import LineError
+from engine.protocol.lines import RawLine, parse_line, read_lines
+from engine.protocol.rows import print_malformed, print_not_run
+from handler.aws.bucket import read_range
+from handler.aws.queues import advance_message
+from handler.aws.sync import Aws
+from handler.batch.keys import fill_key, part_prefix
+from handler.batch.model import Batch, Progress, Shard, ShardStatus
+from handler.batch.parts import FinishedRow, PartIndex, decode_index, encode_part
+from handler.batch.states import Status
+from handler.errors import BadPart, ConditionFailed, LeaseLost, NotThere, ObjectChanged
+from handler.finalize.run import RESERVE_SECONDS, ComeBack, Run
+from handler.log import logger
+from handler.settings import Deployment
+
+# How long workers may take to notice that the batch winds up; then their leases count for nothing.
+PATIENCE_SECONDS = 8.0
+_WAIT_SECONDS = 1.0
+_LEASE_SECONDS = 60.0
+# Each holds the input and the parts of one shard.
+_NUM_THREADS = 4
+_NUM_AT_ONCE = 4 * _NUM_THREADS
+
+EXPIRED_MESSAGE = "The completion window of the batch ended before this line was run."
+_UNREADABLE = "The input can no longer be read, so lines that were not run have no row"
+
+
+@dataclass(frozen=True, slots=True)
+class NotRun:
+    """What the row of a line says that was not run, and whether it counts as failed."""
+
+    code: str
+    message: str
+    is_failure: bool
+
+
+def why_not_run(batch: Batch, shard: Shard) -> NotRun | None:
+    """Return what the shard's lines without a row get; None when they get nothing."""
+    if batch.status is Status.CANCELLING or batch.outcome is Status.FAILED:
+        return None
+    if batch.outcome is Status.EXPIRED and shard.abandoned is None:
+        return NotRun("batch_expired", EXPIRED_MESSAGE, is_failure=False)
+    return NotRun("shard_failed", shard.abandoned or "It was given up.", is_failure=True)
+
+
+def close_shards(run: Run) -> list[Shard]:
+    """Return all shards of a batch that winds up, each sealed or without a row.
+
+    Raises ComeBack while workers may still hand in rows, and when the time is over.
+    """
+    table = run.deployment.table
+    shards = run.aws.run(table.list_shards(run.batch.id))
+    closing = [shard for shard in shards if _is_to_close(run.batch, shard)]
+    if not closing:
+        return shards
+    began_at = run.batch.finalizing_at or run.batch.cancelling_at or 0
+    steal = run.now() - began_at > PATIENCE_SECONDS
+    if not _close_all(
+        run.aws, run.deployment, run.batch, closing, now=run.now, steal=steal, check=run.check
+    ):
+        raise ComeBack(_WAIT_SECONDS)
+    return run.aws.run(table.list_shards(run.batch.id))
+
+
+def close_abandoned(
+    aws: Aws,
+    deployment: Deployment,
+    batch: Batch,
+    time_left: Callable[[], float],
+    now: Callable[[], float] = time.time,
+) -> None:
+    """Seal the shards of a running batch that were given up, and ring for the batch if there were.
+
+    One that somebody still holds is looked at again when its lease has ended.
+    """
+    shards = aws.run(deployment.table.list_shards(batch.id))
+    closing = [shard for shard in shards if shard.abandoned and shard.status is ShardStatus.PENDING]
+    if not closing:
+        return
+
+    def check() -> None:
+        if time_left() < RESERVE_SECONDS:
+            raise ComeBack
+
+    delay_seconds = 0.0
+    try:
+        if not _close_all(aws, deployment, batch, closing, now=now, steal=False, check=check):
+            leased = [shard.lease_until for shard in closing if shard.is_leased(now())]
+            delay_seconds = max(_WAIT_SECONDS, min(leased, default=0.0) + 1 - now())
+    except ComeBack:
+        logger.info("closing goes on in another run", batch_id=batch.id)
+    aws.run(deployment.control.send(advance_message(batch.id), delay_seconds=delay_seconds))
+
+
+def _is_to_close(batch: Batch, shard: Shard) -> bool:
+    """A shard that nobody ever claimed has no rows; if it needs none it stays as it is."""
+    is_pending = shard.status is ShardStatus.PENDING
+    return is_pending and (shard.fence > 0 or why_not_run(batch, shard) is not None)
+
+
+def _close_all(
+    aws: Aws,
+    deployment: Deployment,
+    batch: Batch,
+    shards: Sequence[Shard],
+    *,
+    now: Callable[[], float],
+    steal: bool,
+    check: Callable[[], None],
+) -> bool:
+    """Close them a few at once, with a check before each few; False when one is still held."""
+    rest = iter(shards)
+    are_closed = True
+    with ThreadPoolExecutor(_NUM_THREADS) as pool:
+        while some := list(islice(rest, _NUM_AT_ONCE)):
+            check()
+            closed = pool.map(
+                lambda shard: _close(aws, deployment, batch, shard, now=now(), steal=steal), some
+            )
+            are_closed = all(list(closed)) and are_closed
+    return are_closed
+
+
+def _close(
+    aws: Aws, deployment: Deployment, batch: Batch, shard: Shard, *, now: float, steal: bool
+) -> bool:
+    """Claim, fill, seal and commit one shard; False when somebody else has it."""
+    table = deployment.table
+    try:
+        mine = aws.run(
+            table.claim(
+                batch.id,
+                shard.number,
+                owner=f"finalize-{uuid4().hex}",
+                now=now,
+                lease_seconds=_LEASE_SECONDS,
+                steal=steal,
+            )
+        )
+    except ConditionFailed as exc:
+        return exc.item is not None and exc.item["status"] == ShardStatus.DONE
+    index = _index_parts(aws, deployment, mine)
+    progress = index.progress()
+    num_failures = _fill(aws, deployment, batch, mine, index)
+    seal = index.seal()
+    aws.run(deployment.bucket.put_segments(mine, seal))
+    try:
+        aws.run(
+            table.commit(
+                mine,
+                progress=replace(
+                    progress,
+                    failed=progress.failed + num_failures,
+                    gpu_seconds=mine.progress.gpu_seconds,
+                ),
+                output_sizes=[segment.num_bytes for segment in seal.output],
+                error_sizes=[segment.num_bytes for segment in seal.errors],
+            )
+        )
+    except LeaseLost:
+        return False
+    logger.info(
+        "shard closed",
+        batch_id=batch.id,
+        shard=shard.number,
+        fence=mine.fence,
+        kept_lines=progress.num_rows,
+        filled_lines=len(index) - progress.num_rows,
+    )
+    return True
+
+
+def _index_parts(aws: Aws, deployment: Deployment, shard: Shard) -> PartIndex:
+    """Return the durable rows; a part that cannot be read counts as if it were not there."""
+    bucket = deployment.bucket
+    index = PartIndex()
+    for key in aws.run(bucket.list_keys(part_prefix(shard.batch_id, shard.number))):
+        try:
+            index.add(key, decode_index(aws.run(bucket.get(key))))
+        except (BadPart, NotThere) as exc:
+            logger.error("part left out", batch_id=shard.batch_id, key=key, reason=str(exc))
+    return index
+
+
+def _fill(aws: Aws, deployment: Deployment, batch: Batch, shard: Shard, index: PartIndex) -> int:
+    """Give every line without a row the one it is due; return how many of them are failures.
+
+    These rows are no part of the shard: should this run die, the next must be able to tell them
+    from real failures.
+    """
+    reason = why_not_run(batch, shard)
+    if reason is None or len(index) == shard.num_rows:
+        return 0
+    try:
+        data = aws.run(read_range(batch.source, shard.start, shard.end))
+    except (NotThere, ObjectChanged):
+        if shard.abandoned is None:
+            aws.run(deployment.table.abandon(batch.id, shard.number, _UNREADABLE))
+        return 0
+    lines = read_lines(BytesIO(data), first_number=shard.first_line)
+    filled = list(_rows_of((line for line in lines if line.number not in index), reason))
+    key = fill_key(batch.id, shard.number, shard.fence)
+    part = encode_part(row for row, _ in filled)
+    aws.run(deployment.bucket.put(key, part))
+    index.add(key, decode_index(part))
+    return sum(is_failure for _, is_failure in filled)
+
+
+def _rows_of(lines: Iterator[RawLine], reason: NotRun) -> Iterator[tuple[FinishedRow, bool]]:
+    """Yield each line's row and whether it is a failure; a line that is no request is one."""
+    for raw in lines:
+        is_failure = reason.is_failure
+        try:
+            line = parse_line(raw)
+        except LineError as exc:
+            row, is_failure = print_malformed(raw.digest, exc), True
+        else:
+            row = print_not_run(
+                line.digest, line.custom_id, code=reason.code, message=reason.message
+            )
+        yield FinishedRow(raw.number, row, is_success=False), is_failure
+
+
+def progress_of(shards: Sequence[Shard]) -> Progress:
+    """Return the sums over closed shards; a rate means nothing any more."""
+    total = sum((shard.progress for shard in shards), start=Progress())
+    return replace(total, rows_per_second=0.0)

@@ -1,0 +1,141 @@
+"""Putting a batch's objects where its client asked: uploaded once, retried, and told when not.
+
+Tries are counted in the batch before they begin, and the wait between them is a queue's delay: no
+run sleeps, and one that dies takes its try with it. The rows stay in the bucket in any case.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import closing
+from dataclasses import replace
+from http.client import HTTPException
+from typing import IO
+from urllib.parse import unquote
+
+from botocore.exceptions import BotoCoreError
+
+from handler.aws.items import dump
+from handler.batch.model import BatchError
+from handler.errors import HandlerError, NotThere
+from handler.finalize.addresses import Target, UrlRefused, find_target
+from handler.finalize.kinds import KINDS, Kind
+from handler.finalize.run import RESERVE_SECONDS, ComeBack, Run
+from handler.finalize.transfer import Answer, Network, put_stream
+from handler.log import logger
+
+MAX_TRIES = 5
+DELIVERED, FAILED = "delivered", "failed"
+
+_FIRST_DELAY_SECONDS = 2.0
+_CHUNK_BYTES = 2**16
+_MAX_TEXT_CHARS = 500
+_MIN_SECRET_CHARS = 12
+
+
+class TryFailed(HandlerError):
+    """One try of a delivery that came to nothing; `is_final` when no other would do better."""
+
+    code = "output_delivery_failed"
+
+    def __init__(self, message: str, *, is_final: bool = False) -> None:
+        super().__init__(message)
+        self.is_final = is_final
+
+
+def deliver(run: Run, network: Network | None = None) -> None:
+    """Put output and errors to the urls of the batch; raises ComeBack before another try."""
+    for kind in KINDS:
+        url = kind.url_of(run.batch)
+        is_made = kind.field(run.batch, "file_id") is not None
+        if url and is_made and kind.field(run.batch, "delivery") is None:
+            _deliver(run, kind, url, network or Network())
+
+
+def _deliver(run: Run, kind: Kind, url: str, network: Network) -> None:
+    tries = kind.field(run.batch, "tries")
+    if tries >= MAX_TRIES:
+        _give_up(run, kind, "the last try did not come to its end")
+        return
+    run.check()
+    run.change(**kind.fields(tries=tries + 1))
+    try:
+        _put(run, kind, url, network, tries)
+    except TryFailed as exc:
+        logger.warning(
+            "delivery failed",
+            batch_id=run.batch.id,
+            kind=kind.name,
+            tries=tries + 1,
+            reason=str(exc),
+        )
+        if not exc.is_final and tries + 1 < MAX_TRIES:
+            raise ComeBack(_FIRST_DELAY_SECONDS * 2**tries) from exc
+        _give_up(run, kind, str(exc))
+    else:
+        run.change(**kind.fields(delivery=DELIVERED))
+        logger.info("delivered", batch_id=run.batch.id, kind=kind.name)
+
+
+def _put(run: Run, kind: Kind, url: str, network: Network, tries: int) -> None:
+    """Upload the object once; raises TryFailed unless it was taken."""
+    try:
+        target = find_target(url, network.resolve)
+    except UrlRefused as exc:
+        raise TryFailed(str(exc), is_final=True) from exc
+    except OSError as exc:
+        raise TryFailed(f"the host was not found: {exc}") from exc
+    try:
+        answer = _send(run, kind, target, network, tries)
+    except (OSError, HTTPException, BotoCoreError) as exc:
+        raise TryFailed(f"{type(exc).__name__}: {exc}") from exc
+    if not answer.is_success:
+        text = _without_secrets(answer.text, target)[:_MAX_TEXT_CHARS]
+        told = "redirects are not followed" if 300 <= answer.status < 400 else text
+        raise TryFailed(f"answered {answer.status}: {told}", is_final=not answer.may_change)
+
+
+def _send(run: Run, kind: Kind, target: Target, network: Network, tries: int) -> Answer:
+    bucket, key = run.deployment.bucket, kind.key_of(run.batch)
+    found = run.aws.run(bucket.head(key))
+    if found is None:
+        raise NotThere(f"{key} has gone")
+    stall_seconds = min(network.stall_seconds, max(1.0, run.time_left() - RESERVE_SECONDS))
+    # The turn must outlast a stall.
+    run.turn_seconds += stall_seconds
+    run.keep_turn()
+    with closing(run.aws.open(Bucket=bucket.name, Key=key, IfMatch=found["ETag"])) as stream:
+        return put_stream(
+            replace(network, stall_seconds=stall_seconds),
+            target,
+            target.addresses[tries % len(target.addresses)],
+            _chunks(run, stream),
+            found["ContentLength"],
+        )
+
+
+def _chunks(run: Run, stream: IO[bytes]) -> Iterator[bytes]:
+    while chunk := stream.read(_CHUNK_BYTES):
+        run.check()
+        yield chunk
+
+
+def _without_secrets(text: str, target: Target) -> str:
+    """Return a server's words without what the url holds that is a secret: its long parameters."""
+    for pair in target.path.partition("?")[2].split("&"):
+        value = pair.partition("=")[2]
+        for secret in (value, unquote(value)):
+            if len(secret) >= _MIN_SECRET_CHARS:
+                text = text.replace(secret, "…")
+    return text
+
+
+def _give_up(run: Run, kind: Kind, reason: str) -> None:
+    param = f"{kind.name}_url"
+    error = BatchError(
+        TryFailed.code,
+        f"The PUT to `{param}` failed: {reason}. The rows are kept as {kind.key_of(run.batch)}.",
+        param=param,
+    )
+    errors = [dump(each) for each in (*run.batch.errors, error)]
+    run.change(errors=errors, **kind.fields(delivery=FAILED))

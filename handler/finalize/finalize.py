@@ -1,0 +1,69 @@
+"""What happens to a batch that winds up: close its shards, publish, deliver, report, end.
+
+Every step looks first at what is done, so a run may die anywhere, and a message may come twice: the
+next run ends in the same state. A run whose time is over rings for the next one.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from handler.aws.queues import advance_message
+from handler.aws.sync import Aws
+from handler.batch.model import Batch
+from handler.batch.states import Status
+from handler.finalize.close import close_shards
+from handler.finalize.deliver import deliver
+from handler.finalize.end import end_batch
+from handler.finalize.publish import choose_end, publish
+from handler.finalize.run import ComeBack, Run, TurnLost
+from handler.finalize.transfer import Network
+from handler.log import logger
+from handler.settings import Deployment
+
+
+def finalize(
+    aws: Aws,
+    deployment: Deployment,
+    batch: Batch,
+    time_left: Callable[[], float],
+    *,
+    now: Callable[[], float] = time.time,
+    network: Network | None = None,
+) -> None:
+    """Bring a batch that is `finalizing` or `cancelling` as far as the time allows.
+
+    `time_left` gives the seconds until the run must have ended. Returns when the batch is terminal,
+    when a message is on its way that goes on with it, or when another run has it: that one rings.
+    """
+    run = Run(aws, deployment, batch, time_left, now)
+    if not run.take_turn():
+        logger.info("another run has the batch", batch_id=batch.id)
+        return
+    delay_seconds: float | None = None
+    try:
+        _go_on(run, network)
+    except ComeBack as pause:
+        delay_seconds = pause.delay_seconds
+    except TurnLost as exc:
+        logger.info("another run has the batch now", batch_id=batch.id, reason=str(exc))
+    finally:
+        run.give_turn()
+    # Only now: whoever hears it must find the turn free.
+    if delay_seconds is not None:
+        aws.run(deployment.control.send(advance_message(batch.id), delay_seconds=delay_seconds))
+
+
+def _go_on(run: Run, network: Network | None) -> None:
+    batch = run.aws.run(run.deployment.table.get_batch(run.batch.id))
+    if batch is None or batch.status not in {Status.FINALIZING, Status.CANCELLING}:
+        return
+    run.batch = batch
+    if batch.final is None:
+        publish(run, close_shards(run))
+    deliver(run, network)
+    outcome = run.batch.outcome or Status.COMPLETED
+    status = Status.CANCELLED if batch.status is Status.CANCELLING else outcome
+    run.keep_turn()
+    end_batch(run.aws, run.deployment, batch.id, status, choose_end(run))

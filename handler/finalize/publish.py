@@ -1,0 +1,194 @@
+"""Output and error objects: the sealed segments in the order of lines, each object made once.
+
+Every object is a multipart upload, however small: an upload can be completed only once, so a run
+that was held up for long cannot write over what came later. The id of the upload stands in the
+batch and S3 lists which parts are there, so any run can go on where another one stopped.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from typing import NamedTuple
+
+from handler.aws.items import dump
+from handler.batch.model import BatchError, File, Shard
+from handler.batch.upload import UploadPart, plan_upload
+from handler.batch.wire import MAX_LISTED_ERRORS
+from handler.errors import HandlerError, NotThere
+from handler.finalize.close import progress_of
+from handler.finalize.joined import open_joined
+from handler.finalize.kinds import KINDS, Kind, SealedSegment
+from handler.finalize.run import ComeBack, Run, TurnLost
+from handler.log import logger
+
+BATCH_ID = "batch-id"
+
+# Each holds at most one segment of about 16 MiB.
+_NUM_THREADS = 8
+_GONE = "NoSuchUpload"
+_MIN_WAIT_SECONDS, _MAX_WAIT_SECONDS = 1.0, 60.0
+
+
+def publish(run: Run, shards: Sequence[Shard]) -> None:
+    """Make the objects of a batch whose shards are closed and record them; raises ComeBack."""
+    _wait_for_predecessor(run)
+    results = {kind: kind.segments_of(shards) for kind in KINDS}
+    sizes = {kind: sum(segment.num_bytes for segment in results[kind]) for kind in KINDS}
+    for kind, segments in results.items():
+        if segments:
+            _make_object(run, kind, segments, sizes[kind])
+        elif any(sizes.values()):
+            # Errors of an older upload must not stand beside a newer output.
+            _remove_stale(run, kind)
+    ended_at = choose_end(run)
+    changes: dict[str, object] = {}
+    for kind, num_bytes in sizes.items():
+        if num_bytes:
+            _record_file(run, kind, num_bytes, ended_at)
+            changes |= kind.fields(file_id=kind.file_id_of(run.batch))
+    batch = run.batch
+    errors = (*batch.errors, *_errors_of(shards))[:MAX_LISTED_ERRORS]
+    run.change(final=dump(progress_of(shards)), errors=[dump(error) for error in errors], **changes)
+
+
+def choose_end(run: Run) -> int:
+    """Return the time at which the batch ends: the first run's choice holds for all."""
+    chosen = run.aws.run(run.deployment.table.set_once(run.batch.id, "ended_at", int(run.now())))
+    return int(chosen)
+
+
+def _wait_for_predecessor(run: Run) -> None:
+    """Let the batch that this one replaced publish first; look the rarer the longer it takes."""
+    if run.batch.predecessor is None:
+        return
+    predecessor = run.aws.run(run.deployment.table.get_batch(run.batch.predecessor))
+    if predecessor is not None and not predecessor.is_terminal:
+        began_at = run.batch.finalizing_at or run.batch.cancelling_at or 0
+        waited_seconds = run.now() - began_at
+        raise ComeBack(min(_MAX_WAIT_SECONDS, max(_MIN_WAIT_SECONDS, waited_seconds / 8)))
+
+
+def _errors_of(shards: Sequence[Shard]) -> list[BatchError]:
+    return [
+        BatchError("shard_failed", shard.abandoned, line=shard.first_line)
+        for shard in shards
+        if shard.abandoned
+    ]
+
+
+def _record_file(run: Run, kind: Kind, num_bytes: int, created_at: int) -> None:
+    key = kind.key_of(run.batch)
+    file = File(
+        id=kind.file_id_of(run.batch),
+        tenant=run.batch.tenant,
+        key=key,
+        num_bytes=num_bytes,
+        created_at=created_at,
+        filename=key.rpartition("/")[2],
+        purpose="batch_output",
+    )
+    run.aws.run(run.deployment.table.put_file(file))
+
+
+def _remove_stale(run: Run, kind: Kind) -> None:
+    bucket, key = run.deployment.bucket, kind.key_of(run.batch)
+    if run.aws.run(bucket.head(key)) is not None:
+        run.keep_turn()
+        run.aws.run(bucket.delete(key))
+
+
+class _Upload(NamedTuple):
+    """One object in the making: its key, the upload's id, and what it is made of."""
+
+    key: str
+    id: str
+    segments: Sequence[SealedSegment]
+
+
+def _make_object(run: Run, kind: Kind, segments: Sequence[SealedSegment], num_bytes: int) -> None:
+    key = kind.key_of(run.batch)
+    if _is_made(run, key, num_bytes):
+        return
+    bucket = run.deployment.bucket
+    upload = _Upload(key, _begin(run, kind), segments)
+    try:
+        there = run.aws.run(bucket.list_uploaded(key, upload.id))
+        plan = plan_upload([segment.num_bytes for segment in segments])
+        etags = {
+            part.number: there[part.number][0]
+            for part in plan
+            if part.number in there and there[part.number][1] == part.num_bytes
+        }
+        etags |= _send(run, upload, [part for part in plan if part.number not in etags])
+        run.keep_turn()
+        run.aws.run(bucket.complete_upload(key, upload.id, etags))
+    except NotThere as exc:
+        if _is_made(run, key, num_bytes):
+            return
+        if exc.aws_code != _GONE:
+            raise
+        _begin_anew(run, kind, upload, exc)
+    if not _is_made(run, key, num_bytes):
+        raise HandlerError(f"{key} is not what was uploaded")
+    logger.info("published", batch_id=run.batch.id, key=key, num_bytes=num_bytes)
+
+
+def _is_made(run: Run, key: str, num_bytes: int) -> bool:
+    found = run.aws.run(run.deployment.bucket.head(key))
+    return (
+        found is not None
+        and found["Metadata"].get(BATCH_ID) == run.batch.id
+        and found["ContentLength"] == num_bytes
+    )
+
+
+def _begin(run: Run, kind: Kind) -> str:
+    """Return the id of the batch's upload; of two that begin one the second gives its own up."""
+    if known := kind.field(run.batch, "upload"):
+        return str(known)
+    bucket, key = run.deployment.bucket, kind.key_of(run.batch)
+    mine = run.aws.run(bucket.create_upload(key, {BATCH_ID: run.batch.id}))
+    chosen = run.aws.run(run.deployment.table.set_once(run.batch.id, f"{kind.name}_upload", mine))
+    if chosen != mine:
+        run.aws.run(bucket.abort_upload(key, mine))
+    return str(chosen)
+
+
+def _begin_anew(run: Run, kind: Kind, upload: _Upload, cause: NotThere) -> None:
+    """Forget an upload that somebody has aborted, a lifecycle rule for instance."""
+    logger.warning("upload gone", batch_id=run.batch.id, key=upload.key, reason=str(cause))
+    batch = run.aws.run(run.deployment.table.get_batch(run.batch.id))
+    if batch is None or batch.is_terminal:
+        raise TurnLost(f"{run.batch.id} has ended") from cause
+    run.change(**kind.fields(upload=None))
+    raise ComeBack(_MIN_WAIT_SECONDS) from cause
+
+
+def _send(run: Run, upload: _Upload, parts: Sequence[UploadPart]) -> dict[int, str]:
+    """Upload parts, a few at once, and return their ETags; raises ComeBack when time is over."""
+    etags: dict[int, str] = {}
+    in_flight: dict[Future[str], UploadPart] = {}
+
+    def collect(limit: int) -> None:
+        while len(in_flight) > limit:
+            for future in wait(in_flight, return_when=FIRST_COMPLETED).done:
+                etags[in_flight.pop(future).number] = future.result()
+
+    with ThreadPoolExecutor(_NUM_THREADS) as pool:
+        for part in parts:
+            run.check()
+            in_flight[pool.submit(_send_part, run, upload, part)] = part
+            collect(_NUM_THREADS - 1)
+        collect(0)
+    return etags
+
+
+def _send_part(run: Run, upload: _Upload, part: UploadPart) -> str:
+    bucket = run.deployment.bucket
+    segments = upload.segments[part.first : part.end]
+    if part.is_copy:
+        copy = bucket.copy_part(upload.key, upload.id, part.number, segments[0].key)
+        return run.aws.run(copy)
+    with open_joined(segments, lambda key: run.aws.run(bucket.get(key))) as body:
+        return run.aws.run(bucket.upload_part(upload.key, upload.id, part.number, body))

@@ -1,0 +1,87 @@
+"""One run of finalize: one at a time has the turn with a batch, and each knows when to stop."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from uuid import uuid4
+
+from handler.aws.sync import Aws
+from handler.batch.model import Batch
+from handler.errors import HandlerError
+from handler.settings import Deployment
+
+# What a run keeps back for what it has begun when its time is nearly over.
+RESERVE_SECONDS = 8.0
+# Many doorbells may ring for one batch; a run that died holds the others off for this long.
+TURN_SECONDS = 20.0
+_KEEP_EVERY_SECONDS = 5.0
+
+
+class ComeBack(HandlerError):
+    """There is more to do, in another run that begins after a delay."""
+
+    code = "come_back"
+
+    def __init__(self, delay_seconds: float = 0.0) -> None:
+        super().__init__(f"in {delay_seconds:.0f} s")
+        self.delay_seconds = delay_seconds
+
+
+class TurnLost(HandlerError):
+    """Another run has the batch: nothing may be published for it any more."""
+
+    code = "turn_lost"
+
+
+@dataclass(slots=True)
+class Run:
+    """What the steps of finalize share: the batch, the means, the turn and the time that is left.
+
+    `now` gives Unix seconds, `time_left` the seconds until this run must have ended.
+    """
+
+    aws: Aws
+    deployment: Deployment
+    batch: Batch
+    time_left: Callable[[], float]
+    now: Callable[[], float] = time.time
+    turn_seconds: float = TURN_SECONDS
+    owner: str = field(default_factory=lambda: uuid4().hex)
+    _kept_at: float = 0.0
+
+    def take_turn(self) -> bool:
+        """Take the turn, or keep it; False while another run has it."""
+        now = self.now()
+        self._kept_at = now
+        return self.aws.run(
+            self.deployment.table.take_turn(
+                self.batch.id, self.owner, now=now, until=now + self.turn_seconds
+            )
+        )
+
+    def keep_turn(self) -> None:
+        """Make sure that the turn is still ours; raises TurnLost."""
+        if not self.take_turn():
+            raise TurnLost(f"the turn with {self.batch.id}")
+
+    def check(self) -> None:
+        """Keep the turn if that is due; raises ComeBack when the time is nearly over, TurnLost."""
+        if self.time_left() < RESERVE_SECONDS:
+            raise ComeBack
+        if self.now() - self._kept_at > _KEEP_EVERY_SECONDS:
+            self.keep_turn()
+
+    def give_turn(self) -> None:
+        """Let another run go on."""
+        self.aws.run(self.deployment.table.give_turn(self.batch.id, self.owner))
+
+    def change(self, **changes: object) -> None:
+        """Set fields of the batch; raises TurnLost when its status is no longer what it was."""
+        changed = self.aws.run(
+            self.deployment.table.change_batch(self.batch.id, self.batch.status, **changes)
+        )
+        if changed is None:
+            raise TurnLost(f"{self.batch.id} is no longer {self.batch.status}")
+        self.batch = changed

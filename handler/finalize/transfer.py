@@ -1,0 +1,89 @@
+"""One PUT of a stream to a checked address, without redirects."""
+
+from __future__ import annotations
+
+import socket
+import ssl
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from http.client import HTTPException, HTTPSConnection
+from typing import NamedTuple
+
+from handler.finalize.addresses import Resolve, Target, resolve
+
+_MAX_TEXT_BYTES = 64 * 2**10
+
+
+@dataclass(frozen=True, slots=True)
+class Network:
+    """How hosts are reached: names to addresses, addresses to connections, and whom to trust.
+
+    After `stall_seconds` without any progress a transfer is given up.
+    """
+
+    resolve: Resolve = resolve
+    connect: Callable[[tuple[str, int], float], socket.socket] = socket.create_connection
+    context: ssl.SSLContext = field(default_factory=ssl.create_default_context)
+    stall_seconds: float = 30.0
+
+
+class Answer(NamedTuple):
+    """What a server said to a PUT."""
+
+    status: int
+    text: str
+
+    @property
+    def is_success(self) -> bool:
+        """Say whether the object has been taken."""
+        return 200 <= self.status < 300
+
+    @property
+    def may_change(self) -> bool:
+        """Say whether the same PUT may be answered otherwise later."""
+        return self.status >= 500 or self.status in {408, 429}
+
+
+class _PinnedConnection(HTTPSConnection):
+    """Dials an address that was checked before; Host, SNI and certificate are the host's."""
+
+    def __init__(self, target: Target, address: str, network: Network) -> None:
+        super().__init__(target.host, target.port, context=network.context)
+        self._place = (address, target.port)
+        self._network = network
+
+    def connect(self) -> None:
+        plain = self._network.connect(self._place, self._network.stall_seconds)
+        try:
+            self.sock = self._network.context.wrap_socket(plain, server_hostname=self.host)
+        except BaseException:
+            plain.close()
+            raise
+
+
+def put_stream(
+    network: Network, target: Target, address: str, body: Iterable[bytes], num_bytes: int
+) -> Answer:
+    """Return the answer to a PUT of `num_bytes`; raises OSError or HTTPException without one.
+
+    A redirect is an answer like any other.
+    """
+    connection = _PinnedConnection(target, address, network)
+    headers = {"Content-Length": str(num_bytes), "Content-Type": "application/x-ndjson"}
+    broken: OSError | None = None
+    try:
+        try:
+            connection.request("PUT", target.path, body=body, headers=headers)
+        except (BrokenPipeError, ConnectionResetError, ssl.SSLError) as exc:
+            if connection.sock is None:
+                raise
+            # A server that refuses before it has read all may have said why.
+            broken = exc
+        response = connection.getresponse()
+        return Answer(response.status, response.read(_MAX_TEXT_BYTES).decode(errors="replace"))
+    except (HTTPException, OSError):
+        if broken is not None:
+            raise broken from None
+        raise
+    finally:
+        connection.close()

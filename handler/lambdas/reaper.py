@@ -1,0 +1,22 @@
+"""The schedule: every few minutes all active batches are looked at."""
+
+from __future__ import annotations
+
+import time
+from functools import cache
+from typing import Any
+
+from aws_lambda_powertools.utilities.typing import LambdaContext
+
+from handler.aws.sync import Aws
+from handler.log import logger
+from handler.reap import reap
+from handler.settings import deployment
+
+_aws = cache(Aws)
+
+
+@logger.inject_lambda_context
+def handler(event: dict[str, Any], context: LambdaContext) -> None:  # noqa: ARG001 - Lambda's form
+    """Mend what is amiss with any batch."""
+    reap(_aws(), deployment(), int(time.time()))
