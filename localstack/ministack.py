@@ -1,0 +1,125 @@
+"""MiniStack, an AWS emulator without Docker, as a child process of whoever needs it."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from urllib.error import URLError
+from urllib.request import urlopen
+
+_ROOT = Path(__file__).parent.parent
+_START_SECONDS = 60
+
+
+class EmulatorMissing(Exception):
+    """MiniStack is not installed; the message says how to mend that."""
+
+
+def find_ministack() -> Path:
+    """Return the executable: `MINISTACK` names it, or the checkout's own environment has it."""
+    found = os.environ.get("MINISTACK") or shutil.which(
+        "ministack", path=str(_ROOT / ".venv-ministack/bin")
+    )
+    if found is None:
+        raise EmulatorMissing(
+            "MiniStack is not installed: `make test` installs it into .venv-ministack, "
+            "or name its executable in MINISTACK"
+        )
+    return Path(found)
+
+
+def free_port() -> int:
+    """Return a port of the loopback address that nobody listens on now."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def environment_for(endpoint_url: str) -> dict[str, str]:
+    """Return the variables that send every AWS client of a process to an emulator."""
+    return {
+        "AWS_ENDPOINT_URL": endpoint_url,
+        "AWS_ENDPOINT_URL_S3": endpoint_url,
+        "AWS_DEFAULT_REGION": "us-east-1",
+        "AWS_REGION": "us-east-1",
+        "AWS_ACCESS_KEY_ID": "test",
+        "AWS_SECRET_ACCESS_KEY": "test",
+        "AWS_EC2_METADATA_DISABLED": "true",
+    }
+
+
+@contextmanager
+def running_server(
+    command: list[str], endpoint_url: str, environment: Mapping[str, str], folder: Path
+) -> Iterator[None]:
+    """Run a server until the block is left; raises RuntimeError when it does not answer."""
+    with (folder / "server.log").open("wb") as log:
+        process = subprocess.Popen(  # noqa: S603 - our own command
+            command,
+            cwd=folder,
+            env={**os.environ, **environment},
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+        )
+        try:
+            _wait_for(endpoint_url, process)
+            yield
+        finally:
+            process.terminate()
+            try:
+                process.wait(10)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+
+
+@contextmanager
+def running_ministack(folder: Path, port: int | None = None) -> Iterator[str]:
+    """Run MiniStack on the loopback address and yield its endpoint; `folder` holds its state."""
+    port = port or free_port()
+    endpoint_url = f"http://127.0.0.1:{port}"
+    environment = {
+        "BIND_HOST": "127.0.0.1",
+        "GATEWAY_PORT": str(port),
+        "IOT_MTLS_ENABLED": "0",
+        "SFTP_ENABLED": "0",
+        "TMPDIR": str(folder),
+    }
+    with running_server([str(find_ministack())], endpoint_url, environment, folder):
+        yield endpoint_url
+
+
+@contextmanager
+def running_moto(folder: Path) -> Iterator[str]:
+    """Run moto's server, which checks other things than MiniStack does, and yield its endpoint."""
+    port = free_port()
+    endpoint_url = f"http://127.0.0.1:{port}"
+    server = str(Path(sys.executable).parent / "moto_server")
+    with running_server([server, "-H", "127.0.0.1", "-p", str(port)], endpoint_url, {}, folder):
+        yield endpoint_url
+
+
+def _wait_for(endpoint_url: str, process: subprocess.Popen[bytes]) -> None:
+    deadline = time.monotonic() + _START_SECONDS
+    while time.monotonic() < deadline:
+        if process.poll() is not None:
+            raise RuntimeError(f"the emulator ended with status {process.returncode}")
+        try:
+            with urlopen(endpoint_url, timeout=2):  # noqa: S310 - our own loopback address
+                return
+        except URLError as exc:
+            if not isinstance(exc.reason, (ConnectionError, TimeoutError)):
+                return  # it answers, if only with an error
+        except (ConnectionError, TimeoutError):
+            pass
+        time.sleep(0.05)
+    raise RuntimeError(f"the emulator did not answer within {_START_SECONDS} s")

@@ -1,0 +1,128 @@
+"""What a deployment needs of AWS, made on an emulator: bucket, table, queues, notifications.
+
+The same names and shapes as the CDK app will give them; for tests and for the local cloud.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import boto3
+
+MAX_RECEIVES = 5
+
+
+@dataclass(frozen=True, slots=True)
+class Resources:
+    """One deployment on an emulator; queue fields are urls, `work` maps models to them."""
+
+    bucket: str
+    table: str
+    control: str
+    dead_letters: str
+    work: Mapping[str, str]
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """Return the variables that `handler.settings` reads."""
+        return {
+            "TIDEMILL_BUCKET": self.bucket,
+            "TIDEMILL_TABLE": self.table,
+            "TIDEMILL_CONTROL_QUEUE": self.control,
+            "TIDEMILL_WORK_QUEUES": json.dumps(dict(self.work)),
+        }
+
+
+def create_resources(
+    endpoint_url: str,
+    *,
+    prefix: str,
+    models: Sequence[str],
+    control_visibility_seconds: int = 60,
+    work_visibility_seconds: int = 60,
+) -> Resources:
+    """Make the resources, or find those that are there under the same prefix."""
+
+    def client(service: str) -> Any:
+        return boto3.client(
+            service,
+            endpoint_url=endpoint_url,
+            region_name="us-east-1",
+            aws_access_key_id="test",
+            aws_secret_access_key="test",
+        )
+
+    sqs, s3 = client("sqs"), client("s3")
+    dead_letters = _create_queue(sqs, f"{prefix}-dead-letters", {"VisibilityTimeout": "60"})
+    redrive = json.dumps(
+        {"deadLetterTargetArn": _arn(sqs, dead_letters), "maxReceiveCount": MAX_RECEIVES}
+    )
+
+    def queue(name: str, visibility_seconds: int) -> str:
+        attributes = {"VisibilityTimeout": str(visibility_seconds), "RedrivePolicy": redrive}
+        return _create_queue(sqs, f"{prefix}-{name}", attributes)
+
+    control = queue("control", control_visibility_seconds)
+    work = {model: queue(f"work-{model}", work_visibility_seconds) for model in models}
+    _create_table(client("dynamodb"), prefix)
+    s3.create_bucket(Bucket=prefix)
+    s3.put_bucket_versioning(Bucket=prefix, VersioningConfiguration={"Status": "Enabled"})
+    s3.put_bucket_notification_configuration(
+        Bucket=prefix, NotificationConfiguration=_notifications(_arn(sqs, control))
+    )
+    return Resources(prefix, prefix, control, dead_letters, work)
+
+
+def _create_queue(sqs: Any, name: str, attributes: Mapping[str, str]) -> str:
+    url: str = sqs.create_queue(QueueName=name, Attributes=attributes)["QueueUrl"]
+    return url
+
+
+def _arn(sqs: Any, url: str) -> str:
+    found = sqs.get_queue_attributes(QueueUrl=url, AttributeNames=["QueueArn"])
+    arn: str = found["Attributes"]["QueueArn"]
+    return arn
+
+
+def _create_table(dynamodb: Any, name: str) -> None:
+    strings = ("pk", "sk", "tenant", "created_id")
+    try:
+        dynamodb.create_table(
+            TableName=name,
+            BillingMode="PAY_PER_REQUEST",
+            AttributeDefinitions=[
+                {"AttributeName": field, "AttributeType": "S"} for field in strings
+            ],
+            KeySchema=[
+                {"AttributeName": "pk", "KeyType": "HASH"},
+                {"AttributeName": "sk", "KeyType": "RANGE"},
+            ],
+            GlobalSecondaryIndexes=[
+                {
+                    "IndexName": "by_tenant",
+                    "KeySchema": [
+                        {"AttributeName": "tenant", "KeyType": "HASH"},
+                        {"AttributeName": "created_id", "KeyType": "RANGE"},
+                    ],
+                    "Projection": {"ProjectionType": "ALL"},
+                }
+            ],
+        )
+    except dynamodb.exceptions.ResourceInUseException:
+        return
+
+
+def _notifications(queue_arn: str) -> dict[str, Any]:
+    rules = [{"Name": "prefix", "Value": "input/"}, {"Name": "suffix", "Value": ".jsonl"}]
+    return {
+        "QueueConfigurations": [
+            {
+                "QueueArn": queue_arn,
+                "Events": ["s3:ObjectCreated:*"],
+                "Filter": {"Key": {"FilterRules": rules}},
+            }
+        ]
+    }

@@ -1,0 +1,146 @@
+"""What happens to the processes of a cloud, drawn from one seed: the same seed, the same faults."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from handler.aws.queues import advance_message, shard_message
+from localstack.cloud import Cloud
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """One thing that happened; `at` is Unix seconds."""
+
+    at: float
+    kind: str
+    name: str
+
+
+class Faults:
+    """Does harm to a cloud until told to leave it alone, and keeps a list of what it did.
+
+    `restart` starts a process of this name anew. SIGSTOP lasts `stop_seconds`, longer than a lease,
+    and stops a worker with its engine, as a machine that stands still does.
+    """
+
+    def __init__(
+        self,
+        cloud: Cloud,
+        sqs: Any,
+        *,
+        seed: int,
+        workers: list[str],
+        num_shards: int,
+        stop_seconds: float,
+        restart: Callable[[str], None],
+    ) -> None:
+        self.done: list[Fault] = []
+        self._cloud = cloud
+        self._sqs = sqs
+        self._random = random.Random(seed)
+        self._workers = workers
+        self._num_shards = num_shards
+        self._stop_seconds = stop_seconds
+        self._restart = restart
+        self._sleeping: dict[str, float] = {}
+        self._acts = [
+            self._kill_worker,
+            self._kill_worker,
+            self._terminate_worker,
+            self._freeze_worker,
+            self._kill_pump,
+            self._repeat_messages,
+            self._repeat_messages,
+        ]
+
+    def do_harm(self, seconds: float, batch_id: str) -> None:
+        """Do something every half second or so, for a while, then mend all processes."""
+        deadline = time.monotonic() + seconds
+        while time.monotonic() < deadline:
+            time.sleep(self._random.uniform(0.2, 0.8))
+            self._wake_sleepers()
+            self._random.choice(self._acts)(batch_id)
+            self._restart_the_dead()
+        for name in list(self._sleeping):
+            self._continue(name)
+        self._restart_the_dead()
+
+    def _kill_worker(self, _batch_id: str) -> None:
+        name = self._random.choice(self._workers)
+        self._signal(name, signal.SIGKILL)
+        self._cloud.processes[name].wait()
+
+    def _terminate_worker(self, _batch_id: str) -> None:
+        name = self._random.choice(self._workers)
+        self._signal(name, signal.SIGTERM)
+
+    def _freeze_worker(self, _batch_id: str) -> None:
+        name = self._random.choice(self._workers)
+        if name not in self._sleeping:
+            self._sleeping[name] = time.monotonic() + self._stop_seconds
+            for child in _children_of(self._cloud.processes[name].pid):
+                with suppress(ProcessLookupError):
+                    os.kill(child, signal.SIGSTOP)
+            self._signal(name, signal.SIGSTOP)
+
+    def _kill_pump(self, _batch_id: str) -> None:
+        self._signal("pump", signal.SIGKILL)
+        self._cloud.processes["pump"].wait()
+
+    def _repeat_messages(self, batch_id: str) -> None:
+        """Ring again for shards in any order, and for the batch: doorbells come more than once."""
+        numbers = self._random.sample(range(self._num_shards), 3)
+        self._note("repeat", str(numbers))
+        [work] = self._cloud.resources.work.values()
+        for number in numbers:
+            self._send(work, shard_message(batch_id, number))
+        self._send(self._cloud.resources.control, advance_message(batch_id))
+
+    def _send(self, queue_url: str, body: dict[str, object]) -> None:
+        self._sqs.send_message(QueueUrl=queue_url, MessageBody=json.dumps(body))
+
+    def _signal(self, name: str, number: signal.Signals) -> None:
+        process = self._cloud.processes[name]
+        if process.poll() is None:
+            self._note(number.name, name)
+            process.send_signal(number)
+
+    def _note(self, kind: str, name: str) -> None:
+        self.done.append(Fault(time.time(), kind, name))
+
+    def _wake_sleepers(self) -> None:
+        for name, until in list(self._sleeping.items()):
+            if time.monotonic() >= until:
+                self._continue(name)
+
+    def _continue(self, name: str) -> None:
+        del self._sleeping[name]
+        self._signal(name, signal.SIGCONT)
+        for child in _children_of(self._cloud.processes[name].pid):
+            with suppress(ProcessLookupError):
+                os.kill(child, signal.SIGCONT)
+
+    def _restart_the_dead(self) -> None:
+        for name, process in list(self._cloud.processes.items()):
+            if name in {*self._workers, "pump"} and process.poll() is not None:
+                self._sleeping.pop(name, None)
+                self._restart(name)
+
+
+def _children_of(pid: int) -> list[int]:
+    try:
+        return [
+            int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+        ]
+    except FileNotFoundError:
+        return []

@@ -1,0 +1,29 @@
+"""Fixtures that several packages' tests share."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from tests.emulators import NAMES, Emulator, running
+
+
+@pytest.fixture(scope="session")
+def ministack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Emulator]:
+    """MiniStack, for tests of the whole: it sends events from the bucket to the queue."""
+    with running("ministack", tmp_path_factory.mktemp("ministack")) as emulator:
+        yield emulator
+
+
+@pytest.fixture(scope="session", params=NAMES)
+def emulator(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Emulator]:
+    """Each emulator in turn, for contract tests."""
+    name = request.param
+    if name == "ministack":
+        yield request.getfixturevalue("ministack")
+        return
+    with running(name, tmp_path_factory.mktemp(name)) as found:
+        yield found

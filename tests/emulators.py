@@ -1,0 +1,81 @@
+"""The emulators that adapters are tested on: no single one is trusted."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+from uuid import uuid4
+
+import boto3
+from pytest_localstack.session import RunningSession
+
+from handler.aws.sync import CONFIG
+from handler.settings import Deployment, read_settings
+from localstack.ministack import environment_for, running_ministack, running_moto
+from localstack.resources import Resources, create_resources
+
+MODEL = "tidemill-demo"
+SERVICES = ("s3", "sqs", "dynamodb", "events")
+# A third one where Docker or an account of LocalStack exists.
+NAMES = ("ministack", "moto", *(["localstack"] if "AWS_ENDPOINT_URL" in os.environ else []))
+
+
+@dataclass(frozen=True, slots=True)
+class Emulator:
+    """A server that answers as AWS does."""
+
+    name: str
+    endpoint_url: str
+
+    def client(self, service: str, **_: object) -> Any:
+        """Return a boto3 client of it, as `sync.Aws` takes them."""
+        return boto3.client(
+            service,
+            endpoint_url=self.endpoint_url,
+            region_name="us-east-1",
+            aws_access_key_id="test",
+            aws_secret_access_key="test",
+            config=CONFIG,
+        )
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """Return the variables for a process that uses it."""
+        return environment_for(self.endpoint_url)
+
+    def create(self, *models: str, **visibility: int) -> Resources:
+        """Return a deployment of its own, for one test."""
+        prefix = f"tidemill-{uuid4().hex[:10]}"
+        return create_resources(
+            self.endpoint_url, prefix=prefix, models=models or (MODEL,), **visibility
+        )
+
+
+def deployment_of(resources: Resources, **settings: str) -> Deployment:
+    """Return the makers of operations on these resources."""
+    more = {f"TIDEMILL_{name.upper()}": value for name, value in settings.items()}
+    return Deployment(read_settings(resources.environment | more))
+
+
+@contextmanager
+def running(name: str, folder: Path) -> Iterator[Emulator]:
+    """Run the emulator of this name, or find the one that `AWS_ENDPOINT_URL` names."""
+    with ExitStack() as stack:
+        if name == "localstack":
+            url = os.environ["AWS_ENDPOINT_URL"]
+        else:
+            url = stack.enter_context(
+                running_ministack(folder) if name == "ministack" else running_moto(folder)
+            )
+        address = urlsplit(url)
+        services = dict.fromkeys(SERVICES, address.port)
+        # Asks each service whether it is up.
+        stack.enter_context(
+            RunningSession(address.hostname, services=services, region_name="us-east-1")
+        )
+        yield Emulator(name, url)
