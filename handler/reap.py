@@ -71,7 +71,7 @@ def look(deployment: Deployment, batch_id: str, now: int) -> Operation[None]:
 
 
 def _mend(deployment: Deployment, batch: Batch, now: int) -> Operation[None]:
-    winds_up_since = batch.finalizing_at or batch.cancelling_at
+    winds_up_since = batch.winds_up_since
     is_expired = batch.expires_at <= now
     if now - max(batch.expires_at, winds_up_since or 0) > OVERDUE_SECONDS:
         yield from _give_up(deployment, batch, now)

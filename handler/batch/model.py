@@ -154,6 +154,11 @@ class Batch:
         """Say whether the batch has come to its end."""
         return self.status in TERMINAL
 
+    @property
+    def winds_up_since(self) -> int | None:
+        """Since when it has been finalizing or cancelling, None before."""
+        return self.finalizing_at or self.cancelling_at
+
     def moved(self, status: Status, now: int) -> Batch:
         """Return the batch in another status; raises InvalidMove when it cannot be."""
         check_move(self.status, status)

@@ -71,8 +71,7 @@ def close_shards(run: Run) -> list[Shard]:
     closing = [shard for shard in shards if _is_to_close(run.batch, shard)]
     if not closing:
         return shards
-    began_at = run.batch.finalizing_at or run.batch.cancelling_at or 0
-    steal = run.now() - began_at > PATIENCE_SECONDS
+    steal = run.now() - (run.batch.winds_up_since or 0) > PATIENCE_SECONDS
     if not _close_all(
         run.aws, run.deployment, run.batch, closing, now=run.now, steal=steal, check=run.check
     ):

@@ -16,7 +16,7 @@ from handler.batch.states import Status
 from handler.finalize.close import close_shards
 from handler.finalize.deliver import deliver
 from handler.finalize.end import end_batch
-from handler.finalize.publish import choose_end, publish
+from handler.finalize.publish import publish
 from handler.finalize.run import ComeBack, Run, TurnLost
 from handler.finalize.transfer import Network
 from handler.log import logger
@@ -66,4 +66,4 @@ def _go_on(run: Run, network: Network | None) -> None:
     outcome = run.batch.outcome or Status.COMPLETED
     status = Status.CANCELLED if batch.status is Status.CANCELLING else outcome
     run.keep_turn()
-    end_batch(run.aws, run.deployment, batch.id, status, choose_end(run))
+    end_batch(run.aws, run.deployment, batch.id, status, int(run.now()))

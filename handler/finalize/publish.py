@@ -19,7 +19,7 @@ from handler.errors import HandlerError, NotThere
 from handler.finalize.close import progress_of
 from handler.finalize.joined import open_joined
 from handler.finalize.kinds import KINDS, Kind, SealedSegment
-from handler.finalize.run import ComeBack, Run, TurnLost
+from handler.finalize.run import ComeBack, Run
 from handler.log import logger
 
 BATCH_ID = "batch-id"
@@ -41,21 +41,14 @@ def publish(run: Run, shards: Sequence[Shard]) -> None:
         elif any(sizes.values()):
             # Errors of an older upload must not stand beside a newer output.
             _remove_stale(run, kind)
-    ended_at = choose_end(run)
     changes: dict[str, object] = {}
     for kind, num_bytes in sizes.items():
         if num_bytes:
-            _record_file(run, kind, num_bytes, ended_at)
+            _record_file(run, kind, num_bytes)
             changes |= kind.fields(file_id=kind.file_id_of(run.batch))
     batch = run.batch
     errors = (*batch.errors, *_errors_of(shards))[:MAX_LISTED_ERRORS]
     run.change(final=dump(progress_of(shards)), errors=[dump(error) for error in errors], **changes)
-
-
-def choose_end(run: Run) -> int:
-    """Return the time at which the batch ends: the first run's choice holds for all."""
-    chosen = run.aws.run(run.deployment.table.set_once(run.batch.id, "ended_at", int(run.now())))
-    return int(chosen)
 
 
 def _wait_for_predecessor(run: Run) -> None:
@@ -64,8 +57,7 @@ def _wait_for_predecessor(run: Run) -> None:
         return
     predecessor = run.aws.run(run.deployment.table.get_batch(run.batch.predecessor))
     if predecessor is not None and not predecessor.is_terminal:
-        began_at = run.batch.finalizing_at or run.batch.cancelling_at or 0
-        waited_seconds = run.now() - began_at
+        waited_seconds = run.now() - (run.batch.winds_up_since or 0)
         raise ComeBack(min(_MAX_WAIT_SECONDS, max(_MIN_WAIT_SECONDS, waited_seconds / 8)))
 
 
@@ -77,14 +69,14 @@ def _errors_of(shards: Sequence[Shard]) -> list[BatchError]:
     ]
 
 
-def _record_file(run: Run, kind: Kind, num_bytes: int, created_at: int) -> None:
+def _record_file(run: Run, kind: Kind, num_bytes: int) -> None:
     key = kind.key_of(run.batch)
     file = File(
         id=kind.file_id_of(run.batch),
         tenant=run.batch.tenant,
         key=key,
         num_bytes=num_bytes,
-        created_at=created_at,
+        created_at=run.batch.winds_up_since or run.batch.created_at,
         filename=key.rpartition("/")[2],
         purpose="batch_output",
     )
@@ -158,9 +150,7 @@ def _begin(run: Run, kind: Kind) -> str:
 def _begin_anew(run: Run, kind: Kind, upload: _Upload, cause: NotThere) -> None:
     """Forget an upload that somebody has aborted, a lifecycle rule for instance."""
     logger.warning("upload gone", batch_id=run.batch.id, key=upload.key, reason=str(cause))
-    batch = run.aws.run(run.deployment.table.get_batch(run.batch.id))
-    if batch is None or batch.is_terminal:
-        raise TurnLost(f"{run.batch.id} has ended") from cause
+    run.keep_turn()
     run.change(**kind.fields(upload=None))
     raise ComeBack(_MIN_WAIT_SECONDS) from cause
 

@@ -247,6 +247,8 @@ class _Reading:
     def _stop_at(self, offset: int) -> None:
         """Record that all before a byte of the file has been looked at."""
         run, checkpoint = self.run, self.checkpoint
+        # A run that was held up for long must not write over the ids of the one that came after it.
+        run.keep_turn()
         with TemporaryFile() as saved:
             self.finder.save(saved)
             saved.seek(0)

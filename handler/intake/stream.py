@@ -57,7 +57,12 @@ class ObjectStream:
         left = self._source.num_bytes - self._position
         if left <= 0:
             return b""
+        reason = ""
         for failure in range(_NUM_TRIES):
+            if failure:
+                logger.warning("connection broken", key=self._source.key, reason=reason)
+                self.close()
+                self._sleep(_FIRST_DELAY_SECONDS * 2 ** (failure - 1))
             try:
                 if self._body is None:
                     self._body = self._open()
@@ -69,9 +74,6 @@ class ObjectStream:
                     self._position += len(data)
                     return data
                 reason = "it ended too early"
-            logger.warning("connection broken", key=self._source.key, reason=reason)
-            self.close()
-            self._sleep(_FIRST_DELAY_SECONDS * 2**failure)
         raise AwsError(f"{self._source.key} cannot be read at byte {self._position:,}: {reason}")
 
     def close(self) -> None:

@@ -60,4 +60,3 @@ def answer(aws: Aws, deployment: Deployment, body: str, time_left: Callable[[], 
             case Ignored():
                 log = logger.info if request.is_expected else logger.warning
                 log("message dropped", reason=request.reason)
-

@@ -39,18 +39,16 @@ async def claim_shard(site: Site, doorbell: Doorbell, *, owner: str) -> Claim | 
         logger.warning("message dropped", reason="it names no shard")
         await doorbell.dismiss()
         return None
+    table, lease_seconds = site.deployment.table, site.config.lease_seconds
     sent_at = site.clock()
-    lease_seconds = site.config.lease_seconds
     try:
-        shard = await site.aws.run(
-            site.deployment.table.claim(
-                *target, owner=owner, now=site.wall(), lease_seconds=lease_seconds
-            )
+        shard = await site.insist(
+            lambda: table.claim(*target, owner=owner, now=site.wall(), lease_seconds=lease_seconds)
         )
     except ConditionFailed as exc:
         await _answer_refusal(site, doorbell, target, exc.item)
         return None
-    batch = await site.aws.run(site.deployment.table.get_batch(target.batch_id))
+    batch = await site.insist(lambda: table.get_batch(target.batch_id))
     reason = why_not_run(batch, shard, site.wall(), site.deployment.settings.max_attempts)
     if batch is not None and reason is None:
         return Claim(shard, batch, doorbell, sent_at)

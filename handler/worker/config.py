@@ -41,7 +41,7 @@ class WorkerConfig:
     @property
     def tick_seconds(self) -> float:
         """Return how often leases, messages and batches are looked at."""
-        return min(_MAX_TICK_SECONDS, self.lease_seconds / 10)
+        return min(_MAX_TICK_SECONDS, self.lease_seconds / 10, self.visibility_seconds / 10)
 
     def inflight_for(self, max_num_seqs: int) -> int:
         """Return how many requests an engine with so many sequences a step gets at once."""

@@ -70,6 +70,8 @@ class Heartbeat:
                 await doing
         except (AwsError, TimeoutError) as exc:
             logger.warning("heartbeat failed", reason=repr(exc))
+        except Exception:  # noqa: BLE001 - an error of ours in one thing must not stop the others
+            logger.exception("heartbeat failed")
 
     async def _renew(self, run: ShardRun) -> None:
         sent_at = self._site.clock()

@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 import httpx
 
+from handler.aws.queues import parse_message
 from handler.log import logger
 
 _EXPIRES_MINUTES = 60
@@ -48,7 +49,8 @@ class Protection:
         except httpx.HTTPError as exc:
             logger.warning("scale-in protection not changed", reason=repr(exc))
             return False
-        if not response.is_success or response.json().get("failure"):
+        answer = parse_message(response.text)
+        if not response.is_success or answer is None or answer.get("failure"):
             logger.warning("scale-in protection not changed", reason=response.text[:500])
             return False
         return True

@@ -10,7 +10,7 @@ from typing import Protocol
 
 from handler.aws.calls import Operation, T
 from handler.aws.queues import Queue
-from handler.errors import AwsError, NotThere, ObjectChanged
+from handler.errors import AwsError, ConditionFailed, NotThere, ObjectChanged
 from handler.log import logger
 from handler.settings import Deployment
 from handler.worker.config import WorkerConfig
@@ -46,7 +46,7 @@ class Site:
         while True:
             try:
                 return await self.aws.run(make())
-            except (NotThere, ObjectChanged):
+            except (ConditionFailed, NotThere, ObjectChanged):
                 raise
             except AwsError as exc:
                 if self.clock() >= give_up_at:

@@ -59,7 +59,7 @@ class Worker:
         self._stopped = asyncio.Event()
         self._taking = asyncio.Lock()
         self._polling: asyncio.Task[list[Message]] | None = None
-        self._returning: asyncio.Task[None] | None = None
+        self._returning: set[asyncio.Task[None]] = set()
         self._busy_at = site.clock()
         self._name = f"{socket.gethostname()}-{os.getpid()}"
         self._num_barren_lives = 0
@@ -88,8 +88,10 @@ class Worker:
                     return 1
         finally:
             await _cancel(beating)
-            if self._returning is not None:
-                await self._returning
+            if self._returning:
+                limit = self._site.config.wait_seconds + _TAKING_SECONDS
+                _, late = await asyncio.wait(self._returning, timeout=limit)
+                await _cancel(*late)
             await self._protection.keep(is_busy=False)
 
     async def _live(self, link: Link, beating: asyncio.Task[None]) -> bool:
@@ -121,9 +123,9 @@ class Worker:
         try:
             await _first(receiving, stopped, feed.died, beating)
         finally:
+            feed.close()
             await self._stop_receiving(receiving)
             await _cancel(stopped)
-            feed.close()
             if not feed.died.done():
                 with suppress(TimeoutError):
                     await asyncio.wait_for(feed.drained(), config.grace_seconds)
@@ -151,6 +153,7 @@ class Worker:
                         await self._take(feed, info, Doorbell(self._site, message))
                 num_failures = 0
             except AwsError as exc:
+                self._polling = None
                 num_failures += 1
                 logger.warning("receiving failed", reason=str(exc))
                 await asyncio.sleep(min(_MAX_BACKOFF_SECONDS, 2.0 ** (num_failures - 1)))
@@ -199,7 +202,9 @@ class Worker:
         await _cancel(receiving)
         polling, self._polling = self._polling, None
         if polling is not None:
-            self._returning = asyncio.create_task(self._put_back(polling))
+            returning = asyncio.create_task(self._put_back(polling))
+            self._returning.add(returning)
+            returning.add_done_callback(self._returning.discard)
 
     async def _put_back(self, polling: asyncio.Task[list[Message]]) -> None:
         """Put fresh messages in the place of those that come too late to be answered."""

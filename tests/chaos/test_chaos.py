@@ -124,7 +124,7 @@ def test_every_line_gets_its_row_once_and_in_order(
         ministack.endpoint_url,
         prefix=f"chaos-{seed}-{os.getpid()}",
         models=[MODEL],
-        control_visibility_seconds=5,
+        control_visibility_seconds=25,
         work_visibility_seconds=4,
     )
     aws, deployment = Aws(ministack.client), deployment_of(resources)
@@ -147,7 +147,7 @@ def test_every_line_gets_its_row_once_and_in_order(
         cloud.drop("x", request_lines())
         batch_id = wait_for_batch(cloud, aws, deployment)
         faults.do_harm(HARM_SECONDS, batch_id)
-        report = cloud.wait("x")
+        report = cloud.wait("x", 240)
     bucket = Cloud(resources, environment_for(ministack.endpoint_url), tmp_path)
     rows, errors = bucket.rows("x"), bucket.rows("x", ".errors")
     expected = [f"line-{number}" for number in range(1, NUM_LINES + 1)]

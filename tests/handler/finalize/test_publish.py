@@ -1,0 +1,178 @@
+"""Output and error objects: made once, part by part, by as many runs as it takes."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from pydantic_core import from_json
+
+from handler.batch.states import Status
+from handler.errors import NotThere
+from handler.finalize.close import close_shards
+from handler.finalize.kinds import OUTPUT
+from handler.finalize.publish import publish
+from handler.finalize.run import ComeBack, Run, TurnLost
+from tests.handler.finalize.rig import Cloud, Drop, plenty, row_of
+
+MIB = 2**20
+
+
+def spy(cloud: Cloud) -> Counter[str]:
+    """Count the requests to S3 by name."""
+    counts: Counter[str] = Counter()
+
+    class Counting:
+        def __init__(self, client: Any) -> None:
+            self._client = client
+
+        def __getattr__(self, name: str) -> Any:
+            counts[name] += 1
+            return getattr(self._client, name)
+
+    cloud.aws.clients = {**cloud.aws.clients, "s3": Counting(cloud.aws.clients["s3"])}
+    return counts
+
+
+def large(cloud: Cloud, num_shards: int, *sizes: int) -> Drop:
+    """Return a batch that finalizes, with rows of these sizes in turn, a size a shard."""
+    drop = cloud.drop(4 * num_shards).begin()
+    for number in range(num_shards):
+        drop.run_shard(number, size=sizes[number % len(sizes)])
+    return drop.move(Status.FINALIZING, outcome="completed")
+
+
+def expected(drop: Drop, sizes: tuple[int, ...]) -> bytes:
+    """Return the output object that such a batch must have."""
+    rows = [row_of(n, sizes[(n - 1) // 4 % len(sizes)]) for n in range(1, len(drop.lines) + 1)]
+    return b"".join(row.row for row in rows if row.is_success)
+
+
+def ticks(number: int) -> Callable[[], float]:
+    """Return a clock on which the time is over after a number of looks."""
+    rest = iter(range(number, 0, -1))
+    return lambda: 100.0 if next(rest, 0) else 0.0
+
+
+def test_large_segments_are_copied_and_small_ones_joined(cloud: Cloud) -> None:
+    """The object is the segments in order, whatever parts they came in."""
+    sizes = (3 * MIB, 10, 2 * MIB, MIB)
+    drop = large(cloud, 6, *sizes)
+    counts = spy(cloud)
+    drop.finish()
+    output = cloud.read(drop.batch.outputs.output_key)
+    assert output == expected(drop, sizes)
+    # Output: 9 MiB; a few bytes, 6 and 3 MiB; 9 MiB; a few bytes. Errors: 9 MiB of five; a few.
+    assert counts["upload_part_copy"] == 3 + 1
+    assert counts["upload_part"] == 1 + 1
+    head = cloud.run(cloud.deployment.bucket.head(drop.batch.outputs.output_key))
+    assert head["ETag"].strip('"').endswith("-4")
+    assert head["Metadata"] == {"batch-id": drop.id}
+
+
+def test_another_run_goes_on_with_the_parts_that_are_there(mini: Cloud) -> None:
+    """However often the time ends in between, every part is sent once."""
+    drop = large(mini, 12, 3 * MIB)
+    counts = spy(mini)
+    num_runs = 0
+    while not drop.batch.is_terminal:
+        drop.finalize(ticks(3))
+        num_runs += 1
+    assert num_runs > 3
+    assert counts["create_multipart_upload"] == 2
+    # Of the errors, 3 MiB a shard, three make a part.
+    assert (counts["upload_part_copy"], counts["upload_part"]) == (12, 4)
+    assert counts["complete_multipart_upload"] == 2
+    assert mini.read(drop.batch.outputs.output_key) == expected(drop, (3 * MIB,))
+
+
+def test_an_older_object_of_the_same_size_is_not_taken_for_ours(mini: Cloud) -> None:
+    """The object tells whose it is: a newer upload's output takes the place of an equal one."""
+    for number in (1, 2):
+        drop = large(mini, 1, 10)
+        drop.finish()
+        key = drop.batch.outputs.output_key
+        assert mini.run(mini.deployment.bucket.head(key))["Metadata"] == {"batch-id": drop.id}
+        assert mini.versions(key) == number
+
+
+def test_an_upload_that_somebody_aborted_is_begun_anew(mini: Cloud) -> None:
+    """A lifecycle rule may take a slow upload away; the object is made all the same."""
+    drop = large(mini, 4, 3 * MIB)
+    drop.finalize(ticks(3))
+    upload_id = drop.batch.output_upload
+    assert upload_id is not None
+    key = drop.batch.outputs.output_key
+    mini.run(mini.deployment.bucket.abort_upload(key, upload_id))
+    drop.finish()
+    assert drop.batch.output_upload != upload_id
+    assert mini.read(key) == expected(drop, (3 * MIB,))
+    assert mini.versions(key) == 1
+
+
+def test_of_two_uploads_one_is_given_up(cloud: Cloud) -> None:
+    """A run that finds another's upload in the batch aborts its own and goes on with that one."""
+    drop = large(cloud, 2, 100)
+    stale = Run(cloud.aws, cloud.deployment, drop.batch, plenty)
+    key = drop.batch.outputs.output_key
+    first = cloud.run(cloud.deployment.bucket.create_upload(key, {"batch-id": drop.id}))
+    cloud.run(cloud.deployment.table.set_once(drop.id, "output_upload", first))
+    stale.take_turn()
+    publish(stale, close_shards(stale))
+    stale.give_turn()
+    assert cloud.read(key) == expected(drop, (100,))
+    uploads = cloud.aws.clients["s3"].list_multipart_uploads(Bucket=cloud.deployment.bucket.name)
+    assert uploads.get("Uploads", []) == []
+
+
+def test_a_run_that_was_held_up_writes_over_nothing(mini: Cloud) -> None:
+    """When the batch has ended and a newer one published, an old run finds its upload gone."""
+    older = large(mini, 1, 10)
+    held_up = Run(mini.aws, mini.deployment, older.batch, plenty)
+    shards = close_shards(held_up)
+    older.finish()
+    held_up.batch = replace(held_up.batch, output_upload=older.batch.output_upload)
+    newer = large(mini, 2, 20)
+    newer.finish()
+    with pytest.raises(TurnLost):
+        publish(held_up, shards)
+    assert mini.read(newer.batch.outputs.output_key) == expected(newer, (20,))
+
+
+def test_a_segment_that_has_gone_is_an_error_and_no_endless_loop(mini: Cloud) -> None:
+    """Without its rows nothing is published, and the failure is told to the queue."""
+    drop = large(mini, 2, 10)
+    run = Run(mini.aws, mini.deployment, drop.batch, plenty)
+    shards = close_shards(run)
+    mini.run(mini.deployment.bucket.delete(OUTPUT.segments_of(shards)[0].key))
+    with pytest.raises(NotThere):
+        publish(run, shards)
+    assert drop.result("output") is None
+    assert drop.batch.final is None
+
+
+def test_waiting_for_an_older_batch_grows_longer(mini: Cloud) -> None:
+    """The first looks come soon, later ones once a minute at the latest."""
+    older = mini.drop(4)
+    newer = large(mini, 1, 10)
+    assert newer.batch.predecessor == older.id
+    delays = []
+    for waited_seconds in (0, 80, 3600):
+        now = (newer.batch.finalizing_at or 0) + waited_seconds
+        run = Run(mini.aws, mini.deployment, newer.batch, plenty, now=lambda at=now: float(at))
+        with pytest.raises(ComeBack) as pause:
+            publish(run, [])
+        delays.append(pause.value.delay_seconds)
+    assert delays == [1, 10, 60]
+
+
+def test_rows_are_lines_of_json(cloud: Cloud) -> None:
+    """What is downloaded parses line by line."""
+    drop = large(cloud, 3, 10)
+    drop.finish()
+    data = cloud.read(drop.batch.outputs.output_key) or b""
+    assert data.endswith(b"\n")
+    assert [from_json(line)["status"] for line in data.splitlines()] == [200] * 9

@@ -1,0 +1,155 @@
+"""The Lambda on the control queue, with messages as SQS hands them over."""
+
+from __future__ import annotations
+
+import json
+import logging
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+from aws_lambda_powertools.utilities.typing import LambdaContext
+
+from handler.advance import advance
+from handler.aws.queues import advance_message
+from handler.aws.sync import Aws
+from handler.batch.model import Source
+from handler.batch.states import Status
+from handler.errors import AwsError
+from handler.lambdas import control
+from handler.settings import Deployment
+from handler.settings import deployment as cached_deployment
+from localstack.pump import Context
+from tests.emulators import Emulator
+from tests.handler.intake.rig import Cloud, lines_of
+
+EVENTS = Path(__file__).parents[2] / "events"
+
+
+@pytest.fixture
+def cloud(ministack: Emulator, monkeypatch: pytest.MonkeyPatch) -> Iterator[Cloud]:
+    """Return a deployment that the environment of this process names."""
+    cloud = Cloud.on(ministack, shard_lines="10")
+    for name, value in {**cloud.environment, "TIDEMILL_SHARD_LINES": "10"}.items():
+        monkeypatch.setenv(name, value)
+    cached_deployment.cache_clear()
+    control._aws.cache_clear()
+    yield cloud
+    cached_deployment.cache_clear()
+    control._aws.cache_clear()
+
+
+def record_of(number: int, body: str) -> dict[str, Any]:
+    """Return a message as Lambda gets it."""
+    return {
+        "messageId": f"message-{number}",
+        "receiptHandle": "handle",
+        "body": body,
+        "attributes": {"ApproximateReceiveCount": "1"},
+        "messageAttributes": {},
+        "md5OfBody": "",
+        "eventSource": "aws:sqs",
+        "eventSourceARN": "arn:aws:sqs:us-east-1:000000000000:control",
+        "awsRegion": "us-east-1",
+    }
+
+
+def handle(*bodies: str) -> list[str]:
+    """Hand these messages over and return the numbers of those that must come again."""
+    records = [record_of(number, body) for number, body in enumerate(bodies)]
+    response = control.handler({"Records": records}, cast("LambdaContext", Context("control", 600)))
+    failed = response["batchItemFailures"]
+    return [item["itemIdentifier"].removeprefix("message-") for item in failed]
+
+
+def event_of(cloud: Cloud, key: str, sequencer: str = "01") -> str:
+    """Return the event of an upload, in the form of AWS's documents."""
+    event = json.loads((EVENTS / "aws_put_unversioned.json").read_text())
+    s3 = event["Records"][0]["s3"]
+    s3["bucket"]["name"] = cloud.bucket
+    s3["object"] |= {"key": key, "sequencer": sequencer}
+    return json.dumps(event)
+
+
+def newest(cloud: Cloud, key: str) -> str | None:
+    """Return the id of the batch of a key."""
+    return cloud.run(cloud.deployment.table.newest_drop(Source(cloud.bucket, key, "", 0)))
+
+
+def test_an_upload_becomes_shards_that_are_rung_for(cloud: Cloud) -> None:
+    """The event that the bucket itself has sent, through the handler, to the work queue."""
+    cloud.put(lines_of(25), "input/a b+ü.jsonl")
+    deadline = time.monotonic() + 30
+    bodies: list[str] = []
+    while not any("ObjectCreated" in body for body in bodies) and time.monotonic() < deadline:
+        receive = cloud.deployment.control.receive(
+            max_messages=10, wait_seconds=1, visibility_seconds=60
+        )
+        bodies += [message.body for message in cloud.run(receive)]
+    assert handle(*bodies) == []
+    batch_id = newest(cloud, "input/a b+ü.jsonl")
+    assert batch_id is not None
+    assert cloud.batch(batch_id).status is Status.IN_PROGRESS
+    assert cloud.rung_shards() == [0, 1, 2]
+    assert handle(*bodies) == []
+    assert cloud.rung_shards() == []
+
+
+def test_a_message_of_ours_brings_a_batch_forward(cloud: Cloud) -> None:
+    """As any part of the cloud sends it."""
+    batch = cloud.create(lines_of(5))
+    assert handle(json.dumps(advance_message(batch.id))) == []
+    assert cloud.batch(batch.id).status is Status.IN_PROGRESS
+
+
+def test_what_nobody_understands_does_not_come_again(
+    cloud: Cloud, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It is logged; the test event is no warning, an unknown batch is."""
+    test_event = (EVENTS / "aws_test_event.json").read_text()
+    unknown = json.dumps(advance_message("batch_unknown"))
+    gone = event_of(cloud, "input/gone.jsonl")
+    elsewhere = (EVENTS / "aws_put.json").read_text()
+    with caplog.at_level(logging.INFO, logger="tidemill"):
+        assert handle(test_event, "nonsense", unknown, gone, elsewhere) == []
+    assert [(record.levelname, record.getMessage()) for record in caplog.records] == [
+        ("INFO", "message dropped"),
+        ("WARNING", "message dropped"),
+        ("WARNING", "no such batch"),
+        ("WARNING", "upload gone"),
+        ("WARNING", "upload left alone"),
+    ]
+
+
+@pytest.mark.parametrize("error", [AwsError("busy"), RuntimeError("a mistake of ours")])
+def test_a_message_that_fails_comes_again_and_the_others_do_not(
+    cloud: Cloud, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    """Whatever went wrong with one, the rest of the event is dealt with."""
+
+    def fail_for_bad(aws: Aws, deployment: Deployment, batch_id: str, time_left: Any) -> None:
+        if batch_id == "batch_bad":
+            raise error
+        advance(aws, deployment, batch_id, time_left)
+
+    monkeypatch.setattr(control, "advance", fail_for_bad)
+    batch = cloud.create(lines_of(1))
+    good, bad = (json.dumps(advance_message(name)) for name in (batch.id, "batch_bad"))
+    assert handle(bad, good, bad) == ["0", "2"]
+    assert handle(bad) == ["0"]
+    assert cloud.batch(batch.id).status is Status.IN_PROGRESS
+
+
+@pytest.mark.usefixtures("cloud")
+def test_a_run_knows_its_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What Lambda says is left, in seconds."""
+    seen: list[float] = []
+
+    def note(_aws: Aws, _deployment: Deployment, _batch_id: str, time_left: Any) -> None:
+        seen.append(time_left())
+
+    monkeypatch.setattr(control, "advance", note)
+    assert handle(json.dumps(advance_message("batch_any"))) == []
+    assert 0 < seen[0] <= 600

@@ -1,0 +1,245 @@
+"""The schedule: whatever has been lost, every batch comes to its end."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from handler import reap as reaping
+from handler.aws.bucket import Bucket
+from handler.aws.queues import advance_message, shard_message
+from handler.batch.model import BatchError
+from handler.batch.states import Status
+from handler.finalize.close import close_abandoned
+from handler.lambdas import reaper
+from handler.reap import OVERDUE_SECONDS, SILENT_SECONDS, STUCK_SECONDS, reap
+from handler.settings import deployment
+from localstack.pump import Context
+from tests.emulators import MODEL, Emulator
+from tests.handler.finalize.rig import Cloud, Drop, plenty
+
+
+@pytest.fixture
+def mini(ministack: Emulator) -> Cloud:
+    """Return a deployment of its own."""
+    return Cloud.on(ministack)
+
+
+def look(cloud: Cloud, after_seconds: float = 0) -> list[dict[str, Any]]:
+    """Let the reaper look, as if after a while; return what it rang for on the control queue."""
+    reap(cloud.aws, cloud.deployment, int(time.time() + after_seconds))
+    return cloud.messages()
+
+
+def rung(cloud: Cloud) -> list[dict[str, Any]]:
+    """Return the messages that rang for shards."""
+    return cloud.messages(queue=cloud.deployment.work[MODEL])
+
+
+def active(cloud: Cloud) -> list[str]:
+    """Return the batches that the reaper looks at."""
+    found: list[str] = cloud.run(cloud.deployment.table.list_active())
+    return found
+
+
+def advance(drop: Drop) -> list[dict[str, object]]:
+    """Return what rings once for the batch."""
+    return [advance_message(drop.id)]
+
+
+def test_a_healthy_batch_is_left_alone(mini: Cloud) -> None:
+    """Nothing is rung for a batch whose shards are held or waiting in the queue."""
+    drop = mini.drop(8).begin()
+    drop.claim(0, lease_seconds=60)
+    queue = mini.deployment.work[MODEL]
+    mini.run(queue.send(shard_message(drop.id, 1)))
+    assert look(mini) == []
+    assert mini.run(queue.count()) == 1
+
+
+def test_lost_doorbells_are_rung_again(mini: Cloud) -> None:
+    """With the queue empty, shards that nobody has are rung for once, and no others."""
+    drop = mini.drop(16).begin()
+    drop.run_shard(0)
+    drop.claim(1, lease_seconds=600)
+    drop.claim(2)
+    assert look(mini) == []
+    assert look(mini) == []
+    assert rung(mini) == [shard_message(drop.id, 2), shard_message(drop.id, 3)]
+
+
+def test_a_busy_queue_hides_lost_doorbells_for_a_while_only(mini: Cloud) -> None:
+    """Where other messages wait, a shard is rung for when nothing has moved for long."""
+    drop = mini.drop(4).begin()
+    queue = mini.deployment.work[MODEL]
+    mini.run(queue.send(shard_message("another", 0)))
+    for after_seconds in (0, STUCK_SECONDS - 5, STUCK_SECONDS + 5, STUCK_SECONDS + 65):
+        look(mini, after_seconds)
+        num_rung = mini.run(queue.count()) - 1
+        assert num_rung == int(after_seconds > STUCK_SECONDS)
+    assert shard_message(drop.id, 0) in rung(mini)
+
+
+def test_shards_that_fail_again_and_again_are_given_up(mini: Cloud) -> None:
+    """After as many fruitless claims as are allowed the shard's lines get rows that say so."""
+    drop = mini.drop(4).begin()
+    for _ in range(mini.deployment.settings.max_attempts):
+        assert look(mini) == []
+        drop.claim(0)
+    assert look(mini) == advance(drop)
+    assert "5 runs of it ended without a new row" in (drop.shard(0).abandoned or "")
+    assert look(mini) == advance(drop)
+    close_abandoned(mini.aws, mini.deployment, drop.batch, plenty)
+    mini.messages(wait_seconds=10)
+    assert look(mini) == advance(drop)
+    drop.move(Status.FINALIZING, outcome="completed").finish()
+    assert drop.ids("error") == ["c1", "c2", "c3", "c4"]
+    assert [error.code for error in drop.batch.errors] == ["shard_failed"]
+
+
+def test_the_end_of_the_window_is_noticed(mini: Cloud) -> None:
+    """A running batch is rung for, one that is still being checked expires at once."""
+    running, checked = mini.drop(4).begin(), mini.drop(4, key="input/y.jsonl")
+    assert look(mini, after_seconds=3601) == advance(running)
+    assert running.batch.status is Status.IN_PROGRESS
+    assert checked.batch.status is Status.EXPIRED
+    assert checked.report()["status"] == "expired"
+    assert active(mini) == [running.id]
+
+
+def test_a_batch_whose_shards_are_done_moves_on(mini: Cloud) -> None:
+    """The last doorbell of the last shard may be lost too."""
+    drop = mini.drop(4).begin()
+    drop.run_shard(0)
+    assert look(mini) == advance(drop)
+
+
+@pytest.mark.parametrize("changes", [{}, {"shards_rung": 1, "num_shards": 2, "shards_left": 2}])
+def test_intake_that_went_silent_is_rung_for(mini: Cloud, changes: dict[str, int]) -> None:
+    """Checking or ringing that has not gone on for longer than a run lasts is begun again."""
+    drop = mini.drop(8)
+    if changes:
+        drop.move(Status.IN_PROGRESS, **changes)
+    assert look(mini) == []
+    assert look(mini, STUCK_SECONDS - 5) == []
+    assert look(mini, STUCK_SECONDS + 5) == advance(drop)
+    assert look(mini, STUCK_SECONDS + 300) == []
+    progress = {"checkpoint": "further"} if not changes else {"shards_rung": 2}
+    mini.run(mini.deployment.table.change_batch(drop.id, drop.batch.status, **progress))
+    assert look(mini, 2 * STUCK_SECONDS + 60) == []
+    assert rung(mini) == ([shard_message(drop.id, 0), shard_message(drop.id, 1)] if changes else [])
+
+
+@pytest.mark.parametrize("status", [Status.FINALIZING, Status.CANCELLING])
+def test_finalize_that_went_silent_is_rung_for(mini: Cloud, status: Status) -> None:
+    """Runs that come one after the other are left alone; when none is heard of one is rung for."""
+    drop = mini.drop(4).begin().move(status)
+    assert look(mini) == []
+    assert look(mini, SILENT_SECONDS + 5) == advance(drop)
+    until = time.time() + SILENT_SECONDS
+    mini.run(mini.deployment.table.take_turn(drop.id, "run", now=time.time(), until=until))
+    assert look(mini, SILENT_SECONDS + 5) == []
+    mini.run(mini.deployment.table.give_turn(drop.id, "run"))
+    assert look(mini, SILENT_SECONDS + 5) == []
+    assert look(mini, 2 * SILENT_SECONDS + 5) == advance(drop)
+
+
+@pytest.mark.parametrize(
+    ("status", "last"),
+    [
+        (None, Status.EXPIRED),
+        (Status.IN_PROGRESS, Status.EXPIRED),
+        (Status.FINALIZING, Status.FAILED),
+        (Status.CANCELLING, Status.CANCELLED),
+    ],
+)
+def test_no_batch_stays_for_ever(mini: Cloud, status: Status | None, last: Status) -> None:
+    """A day after everything should have been over the batch ends, and its errors say so."""
+    drop = mini.drop(4)
+    if status is not None:
+        drop.begin()
+        if status is not Status.IN_PROGRESS:
+            drop.move(status)
+    look(mini, 3600 + OVERDUE_SECONDS + 60)
+    assert drop.batch.status is last
+    assert [error.code for error in drop.batch.errors] == ["internal_error"]
+    assert drop.report()["status"] == drop.batch.status
+    assert active(mini) == []
+
+
+def test_even_a_bucket_that_takes_nothing_keeps_no_batch_alive(
+    mini: Cloud, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where the report cannot be written the batch ends without one."""
+    drop = mini.drop(4).begin().move(Status.FINALIZING)
+    monkeypatch.setattr(mini.deployment, "bucket", Bucket("there-is-no-such-bucket"))
+    look(mini, 3600 + OVERDUE_SECONDS + 60)
+    monkeypatch.undo()
+    assert drop.batch.status is Status.FAILED
+    assert drop.report() is None
+    assert active(mini) == []
+
+
+def test_a_status_that_was_not_told_is_told(mini: Cloud) -> None:
+    """A crash between a move and its announcement is mended, and the end leaves the list."""
+    running = mini.drop(4).begin()
+    ended = mini.drop(4, key="input/y.jsonl").move(Status.FAILED)
+    look(mini)
+    assert running.batch.announced is Status.IN_PROGRESS
+    assert ended.batch.announced is Status.FAILED
+    assert active(mini) == [running.id]
+
+
+def test_one_batch_that_cannot_be_mended_does_not_stop_the_others(
+    mini: Cloud, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each batch is looked at by itself."""
+    drops = [mini.drop(4, key=f"input/{number}.jsonl").begin() for number in range(3)]
+    for drop in drops:
+        drop.run_shard(0)
+    real = reaping.announce
+
+    def announce(deployment: Any, batch: Any) -> Iterator[Any]:
+        if batch.id == drops[1].id:
+            raise reaping.AwsError("the bus is full")
+        return real(deployment, batch)
+
+    monkeypatch.setattr(reaping, "announce", announce)
+    assert sorted(str(found["batch_id"]) for found in look(mini)) == sorted(d.id for d in drops)
+    assert [drop.batch.announced is None for drop in drops] == [False, True, False]
+
+
+def test_an_entry_without_a_batch_is_taken_off_the_list(mini: Cloud) -> None:
+    """What does not exist is not looked at for ever."""
+    table = mini.deployment.table.name
+    mini.aws.clients["dynamodb"].put_item(
+        TableName=table, Item={"pk": {"S": "ACTIVE"}, "sk": {"S": "BATCH#batch_x"}}
+    )
+    assert look(mini) == []
+    assert active(mini) == []
+
+
+def test_errors_that_are_known_are_kept(mini: Cloud) -> None:
+    """What a batch was told before it was given up stays in its errors."""
+    known = {"code": "input_changed", "message": "The input has changed."}
+    drop = mini.drop(4).begin().move(Status.FINALIZING, outcome="failed", errors=[known])
+    look(mini, 3600 + OVERDUE_SECONDS + 60)
+    assert drop.batch.errors[0] == BatchError(**known)
+    assert len(drop.batch.errors) == 2
+
+
+def test_the_handler_reads_its_environment(mini: Cloud, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The Lambda handler finds its deployment in the environment and looks at what is active."""
+    drop = mini.drop(4).begin()
+    drop.run_shard(0)
+    for name, value in (mini.emulator.environment | mini.resources.environment).items():
+        monkeypatch.setenv(name, value)
+    deployment.cache_clear()
+    reaper._aws.cache_clear()
+    reaper.handler({"source": "aws.scheduler"}, Context("reaper", 900))
+    deployment.cache_clear()
+    reaper._aws.cache_clear()
+    assert mini.messages(wait_seconds=10) == advance(drop)
