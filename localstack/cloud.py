@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -146,6 +147,7 @@ def main(worker_options: Sequence[str] | None = None) -> int:
     """Run a cloud until it is interrupted or its worker ends."""
     import demo  # the model that answers unless another is named
 
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     options = list(sys.argv[1:] if worker_options is None else worker_options)
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="tidemill-")))
@@ -156,7 +158,9 @@ def main(worker_options: Sequence[str] | None = None) -> int:
             sys.stderr.write(f"{exc}\n")
             return 2
         resources = create_resources(endpoint_url, prefix="tidemill", models=[demo.NAME])
-        cloud = stack.enter_context(Cloud(resources, environment_for(endpoint_url), folder))
+        # A worker that looks at its queue for a second only is stopped as quickly.
+        environment = environment_for(endpoint_url) | {"TIDEMILL_WAIT_SECONDS": "1"}
+        cloud = stack.enter_context(Cloud(resources, environment, folder))
         cloud.start_pump()
         worker = cloud.start_worker(*options)
         where = f"s3://{resources.bucket}"

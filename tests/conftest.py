@@ -5,8 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
+from hypothesis import settings
 
 from tests.emulators import NAMES, Emulator, running
+
+# A busy machine is no reason to fail.
+settings.register_profile("tidemill", deadline=None)
+settings.load_profile("tidemill")
 
 
 @pytest.fixture(scope="session")

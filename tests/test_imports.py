@@ -35,6 +35,8 @@ MAY_IMPORT = {
         "httpx",
         "pydantic",
         "pydantic_core",
+        "typing_extensions",
+        "urllib3",
     },
 }
 

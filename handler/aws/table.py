@@ -123,7 +123,7 @@ class Table:
         return value
 
     def take_turn(self, batch_id: str, owner: str, *, now: float, until: float) -> Operation[bool]:
-        """Take or keep the turn to finalize a batch; False while another run has it."""
+        """Take or keep the turn with a batch; False while another run has it."""
         try:
             yield from self._update(
                 _batch_key(batch_id),

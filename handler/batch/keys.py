@@ -9,6 +9,7 @@ from handler.batch.model import Outputs
 INPUT_PREFIX = "input/"
 _OUTPUT_PREFIX = "output/"
 _SUFFIX = ".jsonl"
+ERRORS_SUFFIX = ".errors.jsonl"
 _MAX_KEY_BYTES = 1024
 
 
@@ -76,7 +77,7 @@ def result_file_id(batch_id: str, kind: str) -> str:
 
 
 def _outputs(stem: str) -> Outputs:
-    return Outputs(f"{stem}.jsonl", f"{stem}.errors.jsonl", f"{stem}.batch.json")
+    return Outputs(f"{stem}.jsonl", f"{stem}{ERRORS_SUFFIX}", f"{stem}.batch.json")
 
 
 def _names(outputs: Outputs) -> tuple[str, ...]:

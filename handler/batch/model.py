@@ -100,9 +100,9 @@ class Batch:
     Times are Unix seconds. `outcome` is what `finalizing` ends in. `checkpoint` and `upload` are
     how far intake and finalize have come, so that another run can go on. `predecessor` is the
     batch of the same key that this one replaced: its output is published first. Deliveries to urls
-    are `delivered` or `failed`, after so many tries. `turn` is the run that finalizes, `turn_until`
-    when the newest one had ended or must have; `ended_at` is the end that was chosen. `seen` is
-    what the reaper saw, and `seen_at` since when that is so.
+    are `delivered` or `failed`, after so many tries. `turn` is the Lambda run that has the batch,
+    `turn_until` when the newest one had ended or must have; `ended_at` is the end that was chosen.
+    `seen` is what the reaper saw, and `seen_at` since when that is so.
     """
 
     id: str

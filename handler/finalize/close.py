@@ -27,8 +27,8 @@ from handler.batch.model import Batch, Progress, Shard, ShardStatus
 from handler.batch.parts import FinishedRow, PartIndex, decode_index, encode_part
 from handler.batch.states import Status
 from handler.errors import BadPart, ConditionFailed, LeaseLost, NotThere, ObjectChanged
-from handler.finalize.run import RESERVE_SECONDS, ComeBack, Run
 from handler.log import logger
+from handler.run import RESERVE_SECONDS, ComeBack, Run
 from handler.settings import Deployment
 
 # How long workers may take to notice that the batch winds up; then their leases count for nothing.

@@ -20,9 +20,9 @@ from handler.batch.model import BatchError
 from handler.errors import HandlerError, NotThere
 from handler.finalize.addresses import Target, UrlRefused, find_target
 from handler.finalize.kinds import KINDS, Kind
-from handler.finalize.run import RESERVE_SECONDS, ComeBack, Run
 from handler.finalize.transfer import Answer, Network, put_stream
 from handler.log import logger
+from handler.run import RESERVE_SECONDS, ComeBack, Run
 
 MAX_TRIES = 5
 DELIVERED, FAILED = "delivered", "failed"

@@ -17,9 +17,9 @@ from handler.finalize.close import close_shards
 from handler.finalize.deliver import deliver
 from handler.finalize.end import end_batch
 from handler.finalize.publish import publish
-from handler.finalize.run import ComeBack, Run, TurnLost
 from handler.finalize.transfer import Network
 from handler.log import logger
+from handler.run import ComeBack, Run, TurnLost
 from handler.settings import Deployment
 
 

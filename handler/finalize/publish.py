@@ -19,8 +19,8 @@ from handler.errors import HandlerError, NotThere
 from handler.finalize.close import progress_of
 from handler.finalize.joined import open_joined
 from handler.finalize.kinds import KINDS, Kind, SealedSegment
-from handler.finalize.run import ComeBack, Run
 from handler.log import logger
+from handler.run import ComeBack, Run
 
 BATCH_ID = "batch-id"
 

@@ -11,6 +11,7 @@ from handler.announce import announce
 from handler.aws.calls import Operation
 from handler.aws.queues import advance_message
 from handler.batch.keys import (
+    ERRORS_SUFFIX,
     INPUT_PREFIX,
     batch_id_of_drop,
     batch_id_of_request,
@@ -29,6 +30,11 @@ from handler.settings import Deployment
 DROP_TENANT = "default"
 
 _S3 = "s3://"
+_NAME_TAKEN = BatchError(
+    InvalidOption.code,
+    f"Names that end in {ERRORS_SUFFIX} are those of error files: give the upload another one.",
+    "key",
+)
 
 
 def take_drop(deployment: Deployment, drop: Drop, now: int) -> Operation[Batch | None]:
@@ -49,6 +55,8 @@ def take_drop(deployment: Deployment, drop: Drop, now: int) -> Operation[Batch |
             logger.warning("upload gone", batch_id=batch_id, key=drop.key)
         return known
     options, errors = _options_of_drop(found.get("Metadata", {}))
+    if drop.key.endswith(ERRORS_SUFFIX):
+        errors = (*errors, _NAME_TAKEN)
     batch = Batch(
         id=batch_id,
         tenant=DROP_TENANT,

@@ -26,7 +26,6 @@ from handler.batch.states import Status
 from handler.batch.wire import MAX_LISTED_ERRORS
 from handler.errors import HandlerError, NotThere, ObjectChanged
 from handler.finalize.end import end_batch
-from handler.finalize.run import RESERVE_SECONDS, TURN_SECONDS, ComeBack, Run, TurnLost
 from handler.intake.check import (
     NOT_JSON,
     LineChecker,
@@ -40,6 +39,7 @@ from handler.intake.checkpoint import Checkpoint, dump_checkpoint, load_checkpoi
 from handler.intake.shards import ShardWriter
 from handler.intake.stream import CHUNK_BYTES, LineStream, ObjectStream
 from handler.log import logger
+from handler.run import RESERVE_SECONDS, TURN_SECONDS, ComeBack, Run, TurnLost
 from handler.settings import Deployment
 
 # Above it a line is not even skipped: this is no JSONL, and a run must come to the end of a line.

@@ -8,8 +8,8 @@ from handler.aws.queues import advance_message, shard_message, tens
 from handler.aws.sync import Aws
 from handler.batch.model import Batch
 from handler.batch.states import Status
-from handler.finalize.run import RESERVE_SECONDS
 from handler.log import logger
+from handler.run import RESERVE_SECONDS
 from handler.settings import Deployment
 
 # How many shards are rung for between two notes of how far it is.

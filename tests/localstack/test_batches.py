@@ -270,6 +270,14 @@ def test_a_bad_option_fails_the_batch(options: dict[str, str], param: str, cloud
     assert param in {error["param"] for error in report["errors"]["data"]}
 
 
+def test_an_upload_is_not_named_like_an_error_file(cloud: Cloud) -> None:
+    """Its output would be the object that another upload's errors go to."""
+    cloud.drop("x.errors", lines(1))
+    report = cloud.wait("x.errors")
+    assert report["status"] == "failed"
+    assert report["errors"]["data"][0]["param"] == "key"
+
+
 def test_an_output_url_that_points_inside_is_not_spoken_to(cloud: Cloud) -> None:
     """The rows are in the bucket, and the errors say why they were not delivered."""
     cloud.drop("inside", lines(2), output_url="https://169.254.169.254/latest/meta-data")

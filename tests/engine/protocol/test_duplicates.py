@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.protocol.duplicates import Duplicate, DuplicateFinder, Duplicates
+from engine.protocol.duplicates import _BLOCK_BYTES, Duplicate, DuplicateFinder, Duplicates
 
 
 @given(st.lists(st.sampled_from(["", "a", "b", "é", "\ud800", "a\0"])))
@@ -86,6 +86,7 @@ def test_saved_ids_may_fill_blocks_that_are_begun() -> None:
                 part.save(saved)
             saved.seek(0)
             joined.load(saved)
+        assert all(len(tail) < _BLOCK_BYTES for tail in joined._tails)
         assert joined.find() == Duplicates(0, ())
         joined.add("id-50000", line + 1)
         assert joined.find().first == (Duplicate(line + 1, 50_000),)

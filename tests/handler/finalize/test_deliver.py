@@ -13,8 +13,8 @@ from handler.finalize import deliver as delivery
 from handler.finalize.close import close_shards
 from handler.finalize.deliver import deliver
 from handler.finalize.publish import publish
-from handler.finalize.run import ComeBack, Run
 from handler.finalize.transfer import Network
+from handler.run import ComeBack, Run
 from tests.handler.finalize.receiver import HOST, PUBLIC, Receiver, Script
 from tests.handler.finalize.rig import Cloud, Drop, plenty
 

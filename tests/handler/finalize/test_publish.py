@@ -15,7 +15,7 @@ from handler.errors import NotThere
 from handler.finalize.close import close_shards
 from handler.finalize.kinds import OUTPUT
 from handler.finalize.publish import publish
-from handler.finalize.run import ComeBack, Run, TurnLost
+from handler.run import ComeBack, Run, TurnLost
 from tests.handler.finalize.rig import Cloud, Drop, plenty, row_of
 
 MIB = 2**20

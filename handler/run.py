@@ -1,4 +1,4 @@
-"""One run of finalize: one at a time has the turn with a batch, and each knows when to stop."""
+"""One run of a Lambda with a batch: one at a time has the turn, and each knows when to stop."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class TurnLost(HandlerError):
 
 @dataclass(slots=True)
 class Run:
-    """What the steps of finalize share: the batch, the means, the turn and the time that is left.
+    """What the steps of intake and finalize share: batch, means, the turn, the time that is left.
 
     `now` gives Unix seconds, `time_left` the seconds until this run must have ended.
     """

@@ -1,0 +1,255 @@
+"""New batches: of uploads, and of requests to the API."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from handler.aws.queues import advance_message
+from handler.batch.keys import batch_id_of_drop
+from handler.batch.model import Batch, File
+from handler.batch.states import Status
+from handler.errors import AwsError, InvalidOption
+from handler.intake import create
+from handler.intake.create import create_batch, take_drop
+from handler.intake.events import Drop
+from tests.handler.intake.rig import Cloud, lines_of
+
+
+def take(cloud: Cloud, drop: Drop) -> Batch | None:
+    """Return what an upload makes, if anything."""
+    return cloud.run(take_drop(cloud.deployment, drop, int(time.time())))
+
+
+def request_batch(cloud: Cloud, now: int = 1_000_000, **changes: Any) -> Batch:
+    """Return the batch of an API request for the file `file-1`."""
+    fields = {"input_file_id": "file-1", "endpoint": "/v1/chat/completions", "metadata": None}
+    return cloud.run(create_batch(cloud.deployment, "tenant", fields | changes, now))
+
+
+def put_file(cloud: Cloud, tenant: str = "tenant") -> Drop:
+    """Upload a file as the API does and record it as `file-1`."""
+    drop = cloud.put(lines_of(2), "files/file-1")
+    cloud.run(
+        cloud.deployment.table.put_file(
+            File("file-1", tenant, drop.key, 10, 1, "lines.jsonl", "batch")
+        )
+    )
+    return drop
+
+
+def test_an_upload_makes_a_batch_of_the_pinned_object(cloud: Cloud) -> None:
+    """Its options come from the metadata, its results go beside it, its window begins now."""
+    data = lines_of(2)
+    metadata = {"completion-window": "30m", "on-invalid-line": "skip", "project": "p"}
+    drop = cloud.put(data, "input/a/ü b+c/../x.jsonl", metadata)
+    batch = take(cloud, drop)
+    assert batch is not None
+    assert batch.id == batch_id_of_drop(cloud.bucket, drop.key, drop.sequencer)
+    assert batch.status is Status.VALIDATING
+    assert batch.source.key == drop.key
+    assert batch.source.num_bytes == len(data)
+    assert batch.source.version_id == drop.version_id
+    assert batch.source.etag.startswith('"')
+    assert batch.input_file_id == f"s3://{cloud.bucket}/{drop.key}"
+    assert batch.outputs.output_key == "output/a/ü b+c/../x.jsonl"
+    assert batch.options.on_invalid_line == "skip"
+    assert batch.options.metadata == {"project": "p"}
+    assert batch.expires_at - batch.created_at == 1800
+    assert cloud.batch(batch.id).announced is Status.VALIDATING
+    assert cloud.run(cloud.deployment.table.list_active()) == [batch.id]
+
+
+def test_an_event_without_a_version_pins_the_one_that_is_there(cloud: Cloud) -> None:
+    """The bucket is asked."""
+    drop = cloud.put(b"x")
+    batch = take(cloud, replace(drop, version_id=None))
+    assert batch is not None
+    assert batch.source.version_id == drop.version_id
+
+
+def test_a_bucket_without_versions_is_pinned_by_etag(cloud: Cloud) -> None:
+    """There is no version to name."""
+    s3 = cloud.aws.clients["s3"]
+    s3.put_bucket_versioning(Bucket=cloud.bucket, VersioningConfiguration={"Status": "Suspended"})
+    s3.put_object(Bucket=cloud.bucket, Key="input/x.jsonl", Body=lines_of(1))
+    batch = take(cloud, Drop(cloud.bucket, "input/x.jsonl", "01"))
+    assert batch is not None
+    assert batch.source.version_id is None
+    assert cloud.take_in(batch).status is Status.IN_PROGRESS
+
+
+def test_an_event_that_comes_again_is_the_same_batch(cloud: Cloud) -> None:
+    """Also when the object has been deleted since."""
+    drop = cloud.put(lines_of(1))
+    first = cloud.take(drop)
+    assert take(cloud, drop) == replace(first, announced=Status.VALIDATING)
+    cloud.aws.clients["s3"].delete_object(
+        Bucket=cloud.bucket, Key=drop.key, VersionId=drop.version_id
+    )
+    again = take(cloud, drop)
+    assert again is not None
+    assert again.id == first.id
+
+
+def test_a_newer_upload_cancels_the_older_batch(cloud: Cloud) -> None:
+    """One that has not begun is over at once; one that runs winds up first."""
+    first = cloud.create(lines_of(1))
+    second = cloud.create(lines_of(12))
+    assert cloud.batch(first.id).status is Status.CANCELLED
+    assert second.predecessor == first.id
+    cloud.take_in(second)
+    cloud.claim(second.id)
+    third = cloud.create(lines_of(1))
+    assert cloud.batch(second.id).status is Status.CANCELLING
+    assert third.predecessor == second.id
+    assert cloud.messages() == [advance_message(second.id)]
+
+
+def test_an_older_event_that_comes_late_makes_nothing(cloud: Cloud) -> None:
+    """The newer upload of the key is known."""
+    older, newer = cloud.put(lines_of(1)), cloud.put(lines_of(2))
+    batch = cloud.take(newer)
+    assert take(cloud, older) is None
+    assert cloud.run(cloud.deployment.table.list_active()) == [batch.id]
+
+
+def test_a_batch_that_has_ended_is_not_disturbed(cloud: Cloud) -> None:
+    """A newer upload of its key simply comes after it."""
+    first = cloud.take_in(cloud.create(b""))
+    assert first.status is Status.FAILED
+    second = cloud.create(lines_of(1))
+    assert second.predecessor == first.id
+    assert cloud.batch(first.id).status is Status.FAILED
+
+
+def test_a_run_that_dies_before_it_cancels_is_done_again(
+    cloud: Cloud, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Even if a third upload has come between: no batch is left over."""
+    first = cloud.create(lines_of(1))
+    drop = cloud.put(lines_of(2))
+
+    def die(*_: object) -> object:
+        raise AwsError("lost")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(create, "cancel", die)
+        with pytest.raises(AwsError):
+            take(cloud, drop)
+    third = cloud.create(lines_of(3))
+    second_id = batch_id_of_drop(cloud.bucket, drop.key, drop.sequencer)
+    assert third.predecessor == second_id
+    assert cloud.batch(first.id).status is Status.VALIDATING
+    second = take(cloud, drop)
+    assert second is not None
+    assert cloud.batch(first.id).status is Status.CANCELLED
+    assert cloud.run(cloud.deployment.table.list_active()) == [third.id]
+
+
+@pytest.mark.parametrize(
+    "key",
+    ["input/x.txt", "output/x.jsonl", "input/.jsonl", "x", "input/" + "k" * 1012 + ".jsonl"],
+)
+def test_what_is_no_drop_is_left_alone(mini: Cloud, key: str) -> None:
+    """Other keys, and those whose results would have no room for their names."""
+    assert take(mini, Drop(mini.bucket, key, "01")) is None
+    assert take(mini, Drop("elsewhere", "input/x.jsonl", "01")) is None
+    assert mini.run(mini.deployment.table.list_active()) == []
+
+
+def test_an_object_that_was_deleted_at_once_makes_nothing(cloud: Cloud) -> None:
+    """There is nothing to run and nobody to tell."""
+    drop = cloud.put(lines_of(1))
+    cloud.aws.clients["s3"].delete_object(
+        Bucket=cloud.bucket, Key=drop.key, VersionId=drop.version_id
+    )
+    assert take(cloud, drop) is None
+    assert take(cloud, replace(drop, key="input/never.jsonl", version_id=None)) is None
+    assert cloud.run(cloud.deployment.table.list_active()) == []
+
+
+def test_options_that_cannot_be_make_a_batch_that_says_so(cloud: Cloud) -> None:
+    """It has the defaults and the error with which it is going to fail."""
+    batch = cloud.create(b"", metadata={"output-url": "http://example.com/secret"})
+    [error] = batch.errors
+    assert (error.code, error.param) == ("invalid_option", "output-url")
+    assert batch.num_errors == 1
+    assert batch.options.output_url is None
+
+
+def test_a_request_makes_a_batch_of_a_file(cloud: Cloud) -> None:
+    """Its results go where no upload can, and a message is on its way."""
+    drop = put_file(cloud)
+    batch = request_batch(cloud, endpoint="/chat/completions", completion_window="2h")
+    assert batch.source.key == drop.key
+    assert batch.source.version_id == drop.version_id
+    assert (batch.tenant, batch.input_file_id) == ("tenant", "file-1")
+    assert batch.endpoint == "/v1/chat/completions"
+    assert batch.outputs.output_key == f"files/{batch.id}.jsonl"
+    assert batch.expires_at == 1_000_000 + 7200
+    assert cloud.messages() == [advance_message(batch.id)]
+
+
+def test_a_request_may_name_an_object(cloud: Cloud) -> None:
+    """One that lies where uploads lie, in our own bucket."""
+    cloud.put(lines_of(1), "input/a b.jsonl")
+    batch = request_batch(cloud, input_file_id=f"s3://{cloud.bucket}/input/a b.jsonl")
+    assert batch.source.key == "input/a b.jsonl"
+
+
+def test_a_request_that_is_repeated_makes_one_batch(cloud: Cloud) -> None:
+    """The key that goes with it tells; without one each is new."""
+    put_file(cloud)
+    cloud.put(lines_of(1))
+    first = request_batch(cloud, idempotency_key="k")
+    assert request_batch(cloud, now=2_000_000, idempotency_key="k").id == first.id
+    with pytest.raises(InvalidOption) as caught:
+        request_batch(
+            cloud, idempotency_key="k", input_file_id=f"s3://{cloud.bucket}/input/x.jsonl"
+        )
+    assert caught.value.param == "idempotency_key"
+    assert len({request_batch(cloud).id for _ in range(3)}) == 3
+
+
+@pytest.mark.parametrize(
+    ("changes", "param"),
+    [
+        ({"endpoint": None}, "endpoint"),
+        ({"endpoint": ["/v1/chat/completions"]}, "endpoint"),
+        ({"endpoint": "/v1/images"}, "endpoint"),
+        ({"input_file_id": None}, "input_file_id"),
+        ({"input_file_id": 5}, "input_file_id"),
+        ({"input_file_id": ""}, "input_file_id"),
+        ({"input_file_id": "file-unknown"}, "input_file_id"),
+        ({"input_file_id": "s3://elsewhere/input/x.jsonl"}, "input_file_id"),
+        ({"input_file_id": "s3://"}, "input_file_id"),
+        ({"completion_window": "1s"}, "completion_window"),
+        ({"metadata": [1]}, "metadata"),
+        ({"on_invalid_line": "maybe"}, "on_invalid_line"),
+        ({"output_url": "https://u:p@example.com/"}, "output_url"),
+        ({"idempotency_key": ""}, "idempotency_key"),
+        ({"idempotency_key": "k" * 256}, "idempotency_key"),
+        ({"idempotency_key": 1}, "idempotency_key"),
+    ],
+)
+def test_a_wrong_parameter_is_named(mini: Cloud, changes: dict[str, Any], param: str) -> None:
+    """No batch is made of it."""
+    put_file(mini)
+    with pytest.raises(InvalidOption) as caught:
+        request_batch(mini, **changes)
+    assert caught.value.param == param
+    assert f"`{param}`" in caught.value.message
+    assert mini.run(mini.deployment.table.list_active()) == []
+
+
+@pytest.mark.parametrize("key", ["files/file-1", "work/x", "output/x.jsonl", "input/none.jsonl"])
+def test_a_request_cannot_name_other_objects(mini: Cloud, key: str) -> None:
+    """Neither another tenant's files, nor work in flight, nor what is not there."""
+    put_file(mini, tenant="somebody else")
+    for name in (f"s3://{mini.bucket}/{key}", "file-1"):
+        with pytest.raises(InvalidOption, match="input_file_id"):
+            request_batch(mini, input_file_id=name)
