@@ -20,7 +20,7 @@ INSTALLED_MINISTACK := $(MINISTACK_VENV)/.installed
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
-.PHONY: help demo test chaos check format demo-model bench bench-host bench-models clean
+.PHONY: help demo test chaos check format demo-model bench bench-host bench-batches bench-models clean
 
 help:
 	@echo "make demo          install into $(VENV) and run the example file on the demo model"
@@ -31,6 +31,7 @@ help:
 	@echo "make demo-model    train the demo model again (at most 20 minutes on two cores)"
 	@echo "make bench         compare with transformers (and vLLM, given VLLM_PYTHON=path)"
 	@echo "make bench-host    lines/s and memory of the host path at 10,000 and 1,000,000 lines"
+	@echo "make bench-batches batches through an emulator: lines/s, memory, and 1, 2, 4 workers"
 	@echo "make bench-models  make the random-weight models and request files of the benchmarks"
 	@echo "make clean         remove $(VENV), $(OUT) and all caches"
 
@@ -103,6 +104,10 @@ bench: $(OUT)/bench/46m/config.json $(BENCH_REQUESTS)
 
 bench-host: $(INSTALLED_ENGINE)
 	$(BIN)/python -m bench.host_path
+
+bench-batches: $(INSTALLED_DEV) $(INSTALLED_MINISTACK)
+	$(BIN)/python -m bench.batches lines 10000 1000000
+	$(BIN)/python -m bench.batches workers 1 2 4
 
 clean:
 	rm -rf $(VENV) $(MINISTACK_VENV) $(OUT) build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis \
