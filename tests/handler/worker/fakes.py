@@ -1,0 +1,139 @@
+"""An engine in the process of a test, and an AWS that fails."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+from engine.protocol.answer import answer
+from engine.protocol.frames import Row
+from engine.protocol.lines import RawLine
+from engine.protocol.reply import Reply, Usage
+from engine.protocol.stats import EngineInfo
+from handler.aws.aio import AioAws
+from handler.aws.calls import Call, Operation
+from handler.errors import HandlerError
+from handler.worker.link import EngineDied, EngineFailed
+from tests.handler.worker.scripted_engine import ScriptedEngine
+
+
+class FakeEngine:
+    """An engine in this process, one link a life.
+
+    `asked` are all requests that it was given, `inside` those that it has, and `company` what it
+    had when each came. After `refuses_after` lives it cannot be started any more.
+    """
+
+    def __init__(
+        self, *, refuses_after: int = 100, max_num_seqs: int = 16, load_seconds: float = 0
+    ) -> None:
+        self.refuses_after = refuses_after
+        self.max_num_seqs = max_num_seqs
+        self.load_seconds = load_seconds
+        self.asked: list[str] = []
+        self.inside: set[str] = set()
+        self.company: list[frozenset[str]] = []
+        self.num_lives = 0
+
+    def new_life(self) -> FakeLink:
+        """Return the link to the next life."""
+        self.num_lives += 1
+        return FakeLink(self)
+
+
+class FakeLink:
+    """One life of a FakeEngine, which `die` in a body ends as it would end a process."""
+
+    def __init__(self, engine: FakeEngine) -> None:
+        self._engine = engine
+        self._script = ScriptedEngine()
+        self._died: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    async def start(self) -> EngineInfo:
+        """Start, unless it refuses."""
+        await asyncio.sleep(self._engine.load_seconds)
+        if self._engine.num_lives > self._engine.refuses_after:
+            raise EngineFailed("no device", code="engine_error")
+        return EngineInfo("scripted", "r1", "test", "cpu", 1, self._engine.max_num_seqs)
+
+    async def close(self) -> None:
+        """Nothing is held."""
+
+    async def answer(self, number: int, created: int, data: bytes) -> Row:
+        """Answer a line, or die of it."""
+        answering = asyncio.ensure_future(answer(RawLine(number, data), self, created=created))
+        try:
+            await asyncio.wait([answering, self._died], return_when=asyncio.FIRST_COMPLETED)
+            if self._died.done():
+                raise EngineDied("killed")
+            done = answering.result()
+        finally:
+            answering.cancel()
+        usage = done.usage or Usage()
+        tokens = (usage.prompt_tokens, usage.cached_tokens, usage.completion_tokens)
+        return Row(0, done.is_success, *tokens, done.row)
+
+    async def respond(self, url: str, body: dict[str, Any], request_id: str, created: int) -> Reply:
+        """Do as the body says, and take note of who asks."""
+        name = body["custom_id"]
+        self._engine.asked.append(name)
+        self._engine.inside.add(name)
+        self._engine.company.append(frozenset(self._engine.inside))
+        try:
+            if "die" not in body:
+                return await self._script.respond(url, body, request_id, created)
+            await asyncio.sleep(body.get("wait", 0))
+            if not self._died.done():
+                self._died.set_result(None)
+            return await asyncio.Future()
+        finally:
+            self._engine.inside.discard(name)
+
+
+class QuickAws(AioAws):
+    """Looks at an empty queue for a moment only, so that a worker that stops does so at once."""
+
+    async def _send(self, call: Call) -> Any:
+        if call.method != "receive_message":
+            return await super()._send(call)
+        arguments = {**call.arguments, "WaitTimeSeconds": 0}
+        response = await super()._send(Call(call.service, call.method, arguments))
+        if not response.get("Messages"):
+            await asyncio.sleep(0.05)
+        return response
+
+
+class FaultyAws:
+    """Drives operations, but what `refuses` says of a call, None or an exception, comes first.
+
+    With `after` the exception takes the place of an answer: the call has been made.
+    """
+
+    def __init__(
+        self, aws: AioAws, refuses: Callable[[Call], Exception | None], *, after: bool = False
+    ) -> None:
+        self._aws = aws
+        self._refuses = refuses
+        self._after = after
+
+    async def run(self, operation: Operation[Any]) -> Any:
+        """Return the operation's result."""
+        return await self._aws.run(self._spoiled(operation))
+
+    def _spoiled(self, operation: Operation[Any]) -> Operation[Any]:
+        try:
+            call = next(operation)
+            while True:
+                failure = self._refuses(call)
+                if failure is not None and not self._after:
+                    call = operation.throw(failure)
+                    continue
+                try:
+                    response = yield call
+                except HandlerError as exc:
+                    call = operation.throw(exc)
+                else:
+                    call = operation.throw(failure) if failure else operation.send(response)
+        except StopIteration as stop:
+            return stop.value

@@ -1,0 +1,217 @@
+"""What is kept alive, how often, and what ends a run."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import pytest_asyncio
+
+from handler.aws.aio import AioAws
+from handler.batch.states import Status
+from handler.worker.claim import claim_shard
+from handler.worker.doorbell import Doorbell
+from handler.worker.heartbeat import Heartbeat, why_end
+from handler.worker.protection import Protection
+from handler.worker.shard_run import ShardRun
+from handler.worker.site import Site
+from tests.handler.worker.rig import NEVER, Rig, until
+
+GOOD: dict[str, Any] = {}
+
+
+class Clock:
+    """A clock that is set by hand."""
+
+    now = 1_000.0
+
+    def __call__(self) -> float:
+        """Return the time."""
+        return self.now
+
+
+@pytest_asyncio.fixture
+async def site(rig: Rig) -> AsyncIterator[Site]:
+    """Return where a worker works."""
+    async with AioAws() as aws:
+        yield Site(aws, rig.deployment, rig.queue, rig.config(lease_seconds=30), clock=Clock())
+
+
+async def claimed(site: Site) -> ShardRun:
+    """Claim the shard of the one message that is there."""
+    [message] = await site.aws.run(site.queue.receive(visibility_seconds=30))
+    claim = await claim_shard(site, Doorbell(site, message), owner="me")
+    assert claim is not None
+    return ShardRun(claim, site, lambda: None)
+
+
+async def done(heartbeat: Heartbeat) -> None:
+    """Beat once and wait for what that has begun."""
+    heartbeat.beat()
+    await until(lambda: not heartbeat._going)
+
+
+async def test_a_lease_is_renewed_before_it_ends_and_not_at_each_beat(rig: Rig, site: Site) -> None:
+    """After a third of it, unless there is progress to tell."""
+    work = rig.batch(GOOD)
+    run = await claimed(site)
+    heartbeat = Heartbeat(site, [run], Protection(None))
+    sent = []
+    for now in (1_000, 1_009, 1_010, 1_019, 1_020):
+        site.clock.now = now  # type: ignore[attr-defined]
+        before = work.shard().lease_until
+        await done(heartbeat)
+        if work.shard().lease_until != before:
+            sent.append(now)
+        assert run.lease.sent_at == max(sent)
+    assert sent == [1_000, 1_010, 1_020]
+
+
+async def test_a_lease_that_ended_is_not_renewed(rig: Rig, site: Site) -> None:
+    """A process that was stopped for long looks at its clock first."""
+    work = rig.batch(GOOD)
+    run = await claimed(site)
+    site.clock.now += 30  # type: ignore[attr-defined]
+    before = work.shard()
+    heartbeat = Heartbeat(site, [run], Protection(None))
+    await done(heartbeat)
+    assert run.is_ending
+    assert work.shard() == before
+
+
+async def test_a_call_that_hangs_holds_nothing_up(rig: Rig, site: Site) -> None:
+    """It is not begun twice, is given up in time for another try, and the others go on."""
+    for _ in range(2):
+        rig.batch(GOOD)
+    hung: list[str] = []
+
+    class Hanging:
+        async def run(self, operation: Any) -> Any:
+            if operation.__name__ == "renew":
+                hung.append("renew")
+                await asyncio.sleep(NEVER)
+            return await site.aws.run(operation)
+
+    quick = replace(site, config=rig.config(lease_seconds=0.6), clock=time.monotonic)
+    runs = [await claimed(quick), await claimed(quick)]
+    hanging = replace(quick, aws=Hanging())
+    heartbeat = Heartbeat(hanging, runs, Protection(None))
+    heartbeat.beat()
+    heartbeat.beat()
+    await until(lambda: len(heartbeat._going) == 2)
+    assert hung == ["renew", "renew"]
+    await until(lambda: not heartbeat._going)
+    heartbeat.beat()
+    await until(lambda: runs[0].is_ending)
+
+
+async def test_the_time_of_the_gpus_is_shared_by_use(rig: Rig, site: Site) -> None:
+    """By the requests in flight; time in which the process was stopped is nobody's."""
+    rig.batch(*[GOOD] * 4)
+    rig.batch(*[GOOD] * 4)
+    runs = [await claimed(site), await claimed(site)]
+    heartbeat = Heartbeat(site, runs, Protection(None))
+    heartbeat.num_gpus = 2
+    for run in runs:
+        run.agenda = type(run.agenda)(await run._read_input())
+    site.clock.now += 1  # type: ignore[attr-defined]
+    await done(heartbeat)
+    assert [run.gpu_seconds for run in runs] == [0, 0]
+    for run in (runs[0], runs[0], runs[0], runs[1]):
+        run.agenda.take()
+    site.clock.now += 1  # type: ignore[attr-defined]
+    await done(heartbeat)
+    assert [run.gpu_seconds for run in runs] == [1.5, 0.5]
+    site.clock.now += 20  # type: ignore[attr-defined]
+    heartbeat.beat()
+    assert sum(run.gpu_seconds for run in runs) == 2 + 2 * 2 * site.config.tick_seconds
+    await until(lambda: not heartbeat._going)
+
+
+def test_why_a_batch_goes_no_further(rig: Rig) -> None:
+    """Its status, its window, or that it is gone."""
+    batch = rig.batch(GOOD, rings=False).batch
+    assert why_end(batch, batch.expires_at - 1) is None
+    assert why_end(batch, batch.expires_at) == "the batch has expired"
+    assert why_end(None, 0) == "the batch is gone"
+    cancelling = batch.moved(Status.CANCELLING, 0)
+    assert why_end(cancelling, 0) == "the batch is cancelling"
+
+
+# Scale-in protection
+
+
+class Agent:
+    """A stand-in for ECS's agent: what it was asked, and what it answers."""
+
+    def __init__(self) -> None:
+        self.asked: list[str] = []
+        self.answer = b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\nconnection: close\r\n\r\n{}"
+
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Answer one request."""
+        head = (await reader.readuntil(b"\r\n\r\n")).decode()
+        length = next(
+            int(line.split(":")[1])
+            for line in head.splitlines()
+            if line.lower().startswith("content-length")
+        )
+        body = (await reader.readexactly(length)).decode()
+        self.asked.append(f"{head.splitlines()[0]} {body}")
+        writer.write(self.answer)
+        writer.close()
+
+
+@pytest_asyncio.fixture
+async def agent() -> AsyncIterator[tuple[Agent, str]]:
+    """Run an agent and return it with its address."""
+    agent = Agent()
+    async with await asyncio.start_server(agent.serve, "127.0.0.1", 0) as server:
+        host, port = server.sockets[0].getsockname()
+        yield agent, f"http://{host}:{port}"
+
+
+async def test_a_busy_task_is_protected(agent: tuple[Agent, str]) -> None:
+    """From its first work on, renewed now and then, until it is idle."""
+    clock = Clock()
+    protection = Protection(agent[1], clock)
+    for now, is_busy in [(0, False), (1, True), (2, True), (902, True), (903, False), (904, False)]:
+        clock.now = now
+        await protection.keep(is_busy=is_busy)
+    taken = (
+        'PUT /task-protection/v1/state HTTP/1.1 {"ProtectionEnabled":true,"ExpiresInMinutes":60}'
+    )
+    dropped = 'PUT /task-protection/v1/state HTTP/1.1 {"ProtectionEnabled":false}'
+    assert agent[0].asked == [taken, taken, dropped]
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        b"HTTP/1.1 500 No\r\ncontent-length: 0\r\nconnection: close\r\n\r\n",
+        b'HTTP/1.1 200 OK\r\ncontent-length: 16\r\nconnection: close\r\n\r\n{"failure":"no"}',
+        b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\nconnection: close\r\n\r\nno",
+        b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\nconnection: close\r\n\r\n[]",
+        b"nonsense\r\n\r\n",
+    ],
+)
+async def test_an_agent_that_refuses_is_asked_again(
+    agent: tuple[Agent, str], answer: bytes
+) -> None:
+    """And never ends the work."""
+    agent[0].answer = answer
+    protection = Protection(agent[1], Clock())
+    for _ in range(2):
+        await protection.keep(is_busy=True)
+    assert len(agent[0].asked) == 2
+
+
+async def test_without_an_agent_nothing_is_asked() -> None:
+    """Outside of ECS there is no such thing."""
+    protection = Protection(None, Clock())
+    await protection.keep(is_busy=True)
+    assert protection._taken_at is None

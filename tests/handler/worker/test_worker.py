@@ -1,0 +1,302 @@
+"""A worker in this process on an emulator: from messages to commits, with all that can go wrong."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from engine.protocol.lines import MAX_LINE_BYTES
+from handler.batch.model import EngineInfo
+from handler.batch.states import Status
+from handler.worker import shard_run
+from handler.worker import worker as worker_module
+from tests.handler.worker.fakes import FakeEngine
+from tests.handler.worker.rig import NEVER, Rig, Work, until
+
+GOOD: dict[str, Any] = {}
+
+
+def advance(work: Work) -> dict[str, Any]:
+    """Return the message that rings for a batch."""
+    return {"kind": "advance", "batch_id": work.id}
+
+
+async def test_every_line_gets_its_row_in_order(rig: Rig) -> None:
+    """However they finish; failures stand apart, blank lines have none, nonsense has one."""
+    bodies: list[Any] = [{"wait": n % 7 / 100, "status": 400 if n == 3 else 200} for n in range(20)]
+    bodies[5:5] = [b"\n", b"  \r\n", b"{\n"]
+    work = rig.batch(*bodies, shard_lines=6)
+    async with rig.worker() as running:
+        await until(lambda: work.is_done)
+    assert running.status == 0
+    expected = [f"c{n}" for n in range(1, len(bodies) + 1) if n not in {4, 6, 7, 8}]
+    assert work.ids() == expected
+    assert work.ids("errors") == ["c4", None]
+    assert rig.messages() == [advance(work)]
+    assert rig.messages(rig.queue) == []
+
+
+async def test_a_long_shard_is_read_in_pieces(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Lines that lie across them are whole."""
+    monkeypatch.setattr(shard_run, "_READ_BYTES", 50)
+    work = rig.batch(*[{"text": "é" * n} for n in range(30)], shard_lines=12)
+    async with rig.worker():
+        await until(lambda: work.is_done)
+    echoed = [row["response"]["body"]["echo"]["text"] for row in work.sealed()]
+    assert echoed == ["é" * n for n in range(30)]
+
+
+async def test_a_line_that_is_too_long_is_answered_without_the_engine(rig: Rig) -> None:
+    """It passes any shard's limit; neither it nor its neighbours are lost."""
+    work = rig.batch(GOOD, {"text": "x" * MAX_LINE_BYTES}, GOOD)
+    async with rig.worker() as running:
+        await until(lambda: work.is_done)
+    assert running.engine.asked == ["c1", "c3"]
+    assert work.ids() == ["c1", "c3"]
+    [row] = work.sealed("errors")
+    assert row["error"]["line"] == 2
+    assert "too long" in row["error"]["message"]
+
+
+async def test_progress_and_cost_are_recorded(rig: Rig) -> None:
+    """Rows, tokens and the time of its GPU; nothing is recent when all is done."""
+    work = rig.batch({"wait": 0.5}, {"status": 500}, b"{\n")
+    async with rig.worker(lease_seconds=1):
+        await until(lambda: work.is_done)
+    shard = work.shard()
+    done = shard.progress
+    assert (done.completed, done.failed) == (1, 2)
+    assert (done.prompt_tokens, done.cached_tokens, done.completion_tokens) == (10, 4, 3)
+    assert 0 < done.gpu_seconds < 60
+    assert done.rows_per_second == 0
+    assert shard.owner is None
+    assert work.batch.engine == EngineInfo("r1", "test")
+
+
+async def test_the_engine_does_not_drain_between_shards(rig: Rig) -> None:
+    """While a slow line holds one shard, the lines of others run beside it; three at most."""
+    works = [rig.batch({"wait": NEVER, "custom_id": f"slow-{n}"}, GOOD) for n in range(4)]
+    async with rig.worker() as running:
+        await until(lambda: len(running.engine.asked) == 6)
+        await until(lambda: all(work.index().lines == {2} for work in works if work.shard().owner))
+        assert sum(work.shard().owner is not None for work in works) == 3
+        assert len(running.engine.inside) == 3
+
+
+async def test_a_full_engine_takes_no_further_shard(rig: Rig) -> None:
+    """Lines that wait here would be run by nobody else."""
+    work = rig.batch(*[{"wait": NEVER}] * 8, shard_lines=4)
+    async with rig.worker(max_inflight=2) as running:
+        await until(lambda: len(running.engine.asked) == 2)
+        await asyncio.sleep(0.5)
+        assert [work.shard(n).owner is None for n in (0, 1)] in ([True, False], [False, True])
+        assert len(running.engine.inside) == 2
+
+
+async def test_held_bytes_are_bounded(rig: Rig) -> None:
+    """Beside one request that may be longer than all of it."""
+    work = rig.batch(*[{"text": "x" * 1_000, "wait": 0.01}] * 20)
+    async with rig.worker(max_held_bytes=2_500) as running:
+        await until(lambda: work.is_done)
+    assert max(map(len, running.engine.company)) == 3
+    work = rig.batch(*[{"text": "x" * 5_000}] * 3)
+    async with rig.worker(max_held_bytes=2_500, flush_seconds=0.01) as running:
+        await until(lambda: work.is_done)
+    assert max(map(len, running.engine.company)) == 1
+
+
+async def test_durable_rows_are_not_computed_again(rig: Rig) -> None:
+    """A worker that takes a shard over runs only what has no row; its own rows come after."""
+    work = rig.batch(*[GOOD] * 4, {"wait": NEVER}, GOOD)
+    async with rig.worker() as first:
+        await until(lambda: len(work.index()) == 5)
+    assert first.status == 0
+    assert work.is_free
+    changed = work.shard()
+    assert (changed.fence, changed.attempts, changed.progress.completed) == (1, 0, 5)
+    assert changed.suspects == ()
+    async with rig.worker() as second:
+        await until(lambda: second.engine.asked)
+    assert second.engine.asked == ["c5"]
+    assert work.shard().progress.completed == 5
+
+
+async def test_a_stop_gives_requests_their_grace(rig: Rig) -> None:
+    """What finishes in it is committed; nothing else is begun."""
+    work = rig.batch({"wait": 0.5}, GOOD)
+    async with rig.worker(max_inflight=1, grace_seconds=30) as running:
+        await until(lambda: running.engine.asked)
+    assert running.engine.asked == ["c1"]
+    assert work.index().lines == {1}
+    assert rig.messages(rig.queue) == [{"batch_id": work.id, "shard": 0}]
+    whole = rig.batch({"wait": 0.5})
+    async with rig.worker(grace_seconds=30) as running:
+        await until(lambda: running.engine.asked)
+    assert whole.is_done
+
+
+async def test_a_stop_before_the_model_is_loaded_ends_at_once(rig: Rig) -> None:
+    """No message has been taken then."""
+    rig.batch(GOOD)
+    engine = FakeEngine(load_seconds=NEVER)
+    async with rig.worker(engine=engine) as running:
+        await until(lambda: engine.num_lives)
+    assert running.status == 0
+    assert len(rig.messages(rig.queue)) == 1
+
+
+async def test_a_worker_that_is_idle_ends_when_told_so(rig: Rig) -> None:
+    """After its work, with 0."""
+    work = rig.batch(GOOD)
+    async with rig.worker(exit_when_idle_seconds=1) as running:
+        assert await asyncio.wait_for(asyncio.shield(running.task), 60) == 0
+    assert work.is_done
+
+
+# The end of a batch
+
+
+@pytest.mark.parametrize("status", [Status.CANCELLING, Status.FINALIZING])
+async def test_a_batch_that_ends_is_run_no_further(rig: Rig, status: Status) -> None:
+    """Finished rows are kept, requests taken back, and others are let in."""
+    work = rig.batch(GOOD, {"wait": NEVER}, {"wait": NEVER})
+    async with rig.worker(flush_seconds=NEVER) as running:
+        await until(lambda: len(running.engine.inside) == 2)
+        work.move(status)
+        await until(lambda: work.is_free)
+        assert not running.engine.inside
+        assert work.index().lines == {1}
+        assert work.shard().attempts == 0
+        other = rig.batch(GOOD)
+        await until(lambda: other.is_done)
+    assert advance(work) in rig.messages()
+    assert rig.messages(rig.queue) == []
+
+
+async def test_a_batch_that_expires_is_run_no_further(rig: Rig) -> None:
+    """The worker does not wait for anybody to say so."""
+    work = rig.batch(GOOD, {"wait": NEVER}, expires_in_seconds=3)
+    async with rig.worker() as running:
+        await until(lambda: len(running.engine.inside) == 1)
+        await until(lambda: work.is_free)
+    assert work.index().lines == {1}
+    assert rig.messages() == [advance(work)]
+
+
+@pytest.mark.parametrize("how", ["deleted", "replaced"])
+async def test_an_input_that_is_gone_fails_the_batch(rig: Rig, how: str) -> None:
+    """With the reason; what is rung for is the batch, not the shard."""
+    work = rig.batch(GOOD, GOOD)
+    client = rig.aws.clients["s3"]
+    source = work.batch.source
+    where = {"Bucket": source.bucket, "Key": source.key}
+    client.delete_object(**where, VersionId=source.version_id)
+    if how == "replaced":
+        client.put_object(**where, Body=b"something else\n")
+    async with rig.worker() as running:
+        await until(lambda: work.batch.status is Status.FINALIZING and work.is_free)
+    assert running.engine.asked == []
+    batch = work.batch
+    assert batch.outcome is Status.FAILED
+    assert [error.code for error in batch.errors] == ["input_changed"]
+    assert batch.num_errors == 1
+    assert rig.messages() == [advance(work)]
+    assert rig.messages(rig.queue) == []
+
+
+async def test_lines_that_were_not_counted_are_another_input(rig: Rig) -> None:
+    """A shard whose bytes hold another number of lines is never committed."""
+    work = rig.batch(GOOD, GOOD, rings=False)
+    table = rig.deployment.table
+    key = {"pk": f"BATCH#{work.id}", "sk": "SHARD#0000000"}
+    rig.run(table._update(key, {"num_rows": 3}, "attribute_exists(pk)", {}))
+    work.ring()
+    async with rig.worker():
+        await until(lambda: work.batch.status is Status.FINALIZING)
+
+
+# An engine that dies
+
+
+async def test_a_poisonous_line_is_found_and_the_others_get_their_rows(rig: Rig) -> None:
+    """It dies alone, having been a suspect before; its row says so; the rest is as ever."""
+    bodies: list[Any] = [GOOD] * 30
+    bodies[17] = {"die": 1, "wait": 0.05}
+    work = rig.batch(*bodies, shard_lines=16)
+    async with rig.worker() as running:
+        await until(lambda: work.is_done)
+    assert running.status == 0
+    assert work.ids() == [f"c{n}" for n in range(1, 31) if n != 18]
+    [row] = work.sealed("errors")
+    assert row["custom_id"] == "c18"
+    assert row["response"]["status_code"] == 500
+    assert row["response"]["body"]["error"]["code"] == "engine_killed"
+    assert running.engine.asked.count("c18") > 1
+    assert work.shard(1).quarantined == (18,)
+    assert rig.messages(rig.queue) == []
+
+
+async def test_the_first_death_of_one_line_makes_it_a_suspect_only(rig: Rig) -> None:
+    """It may have been the machine; the second time it is the line."""
+    work = rig.batch({"die": 1})
+    async with rig.worker(engine=FakeEngine(refuses_after=1)) as running:
+        assert await asyncio.wait_for(asyncio.shield(running.task), 60) == 1
+    shard = work.shard()
+    assert (shard.suspects, shard.quarantined, shard.owner) == (((1,),), (), None)
+    assert rig.messages(rig.queue) == [{"batch_id": work.id, "shard": 0}]
+    work.ring()
+    async with rig.worker(engine=FakeEngine(refuses_after=1)) as running:
+        assert await asyncio.wait_for(asyncio.shield(running.task), 60) == 1
+    shard = work.shard()
+    assert (shard.suspects, shard.quarantined, shard.attempts) == ((), (1,), 0)
+
+
+async def test_a_death_keeps_what_was_finished(rig: Rig) -> None:
+    """Before the flush was due; of two shards each keeps its own suspects."""
+    works = [rig.batch(GOOD, {"wait": NEVER}, GOOD), rig.batch(GOOD, {"die": 1, "wait": 0.5})]
+    async with rig.worker(engine=FakeEngine(refuses_after=1), flush_seconds=NEVER) as running:
+        assert await asyncio.wait_for(asyncio.shield(running.task), 60) == 1
+    assert [work.index().lines for work in works] == [{1, 3}, {1}]
+    assert [work.shard().suspects for work in works] == [((2,),), ((2,),)]
+
+
+async def test_suspects_run_with_nothing_beside_them(rig: Rig) -> None:
+    """Neither another shard's lines nor their own shard's others."""
+    work = rig.batch(*[{"wait": 0.05}] * 8, rings=False)
+    claimed = work.claim()
+    suspects = ((2, 3, 4), (6,))
+    rig.run(
+        rig.deployment.table.release(
+            claimed, progress=claimed.progress, suspects=suspects, quarantined=(), attempts=0
+        )
+    )
+    other = rig.batch({"wait": 0.3, "custom_id": "other"})
+    work.ring()
+    async with rig.worker() as running:
+        await until(lambda: work.is_done and other.is_done)
+    with_suspects = [some for some in running.engine.company if some & {"c2", "c3", "c4", "c6"}]
+    assert max(with_suspects, key=len) == {"c2", "c3", "c4"}
+    assert all(some <= {"c2", "c3", "c4"} or some == {"c6"} for some in with_suspects)
+
+
+async def test_an_engine_that_dies_of_everything_is_given_up(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Something else than a request is broken then, and restarting mends nothing."""
+    monkeypatch.setattr(worker_module, "MAX_BARREN_LIVES", 2)
+    work = rig.batch(*[{"die": 1}] * 8)
+    async with rig.worker() as running:
+        assert await asyncio.wait_for(asyncio.shield(running.task), 60) == 1
+    assert running.engine.num_lives == 2
+    assert work.is_free
+    assert work.shard().suspects == ((1, 2, 3, 4), (5, 6, 7, 8))
+
+
+async def test_an_engine_that_cannot_start_ends_the_worker(rig: Rig) -> None:
+    """With 1, before it has taken a message."""
+    rig.batch(GOOD)
+    async with rig.worker(engine=FakeEngine(refuses_after=0)) as running:
+        assert await asyncio.wait_for(asyncio.shield(running.task), 60) == 1
+    assert len(rig.messages(rig.queue)) == 1
