@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import IO, Any
 
@@ -10,7 +10,7 @@ from handler.aws.calls import Call, Operation
 from handler.batch.keys import part_key, part_prefix, segment_key
 from handler.batch.model import Shard, Source
 from handler.batch.parts import PartIndex, Seal, Segment, decode_index
-from handler.errors import NotThere, ObjectChanged
+from handler.errors import BadPart, NotThere, ObjectChanged
 
 _CACHED_PART_BYTES = 64 * 2**20
 
@@ -158,13 +158,21 @@ class Bucket:
         yield from self.put(key, data)
         return key
 
-    def index_parts(self, batch_id: str, shard: int) -> Operation[PartIndex]:
-        """Read every part of a shard and return which lines have a row."""
+    def index_parts(
+        self, batch_id: str, shard: int, *, left_out: Callable[[str, str], None]
+    ) -> Operation[PartIndex]:
+        """Read every part of a shard and return which lines have a row.
+
+        A part that cannot be read counts as not there; `left_out` is told its key and the reason.
+        """
         index = PartIndex()
         keys = yield from self.list_keys(part_prefix(batch_id, shard))
         for key in keys:
-            data = yield from self.get(key)
-            index.add(key, decode_index(data))
+            try:
+                data = yield from self.get(key)
+                index.add(key, decode_index(data))
+            except (BadPart, NotThere) as exc:
+                left_out(key, str(exc))
         return index
 
     def put_segments(self, shard: Shard, seal: Seal) -> Operation[None]:

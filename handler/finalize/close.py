@@ -22,11 +22,11 @@ from engine.protocol.rows import print_malformed, print_not_run
 from handler.aws.bucket import read_range
 from handler.aws.queues import advance_message
 from handler.aws.sync import Aws
-from handler.batch.keys import fill_key, part_prefix
+from handler.batch.keys import fill_key
 from handler.batch.model import Batch, Progress, Shard, ShardStatus
 from handler.batch.parts import FinishedRow, PartIndex, decode_index, encode_part
 from handler.batch.states import Status
-from handler.errors import BadPart, ConditionFailed, LeaseLost, NotThere, ObjectChanged
+from handler.errors import ConditionFailed, LeaseLost, NotThere, ObjectChanged
 from handler.log import logger
 from handler.run import RESERVE_SECONDS, ComeBack, Run
 from handler.settings import Deployment
@@ -188,15 +188,10 @@ def _close(
 
 
 def _index_parts(aws: Aws, deployment: Deployment, shard: Shard) -> PartIndex:
-    """Return the durable rows; a part that cannot be read counts as if it were not there."""
-    bucket = deployment.bucket
-    index = PartIndex()
-    for key in aws.run(bucket.list_keys(part_prefix(shard.batch_id, shard.number))):
-        try:
-            index.add(key, decode_index(aws.run(bucket.get(key))))
-        except (BadPart, NotThere) as exc:
-            logger.error("part left out", batch_id=shard.batch_id, key=key, reason=str(exc))
-    return index
+    def left_out(key: str, reason: str) -> None:
+        logger.error("part left out", batch_id=shard.batch_id, key=key, reason=reason)
+
+    return aws.run(deployment.bucket.index_parts(shard.batch_id, shard.number, left_out=left_out))
 
 
 def _fill(aws: Aws, deployment: Deployment, batch: Batch, shard: Shard, index: PartIndex) -> int:

@@ -17,11 +17,10 @@ from handler.aws.bucket import read_range
 from handler.aws.calls import Operation, T
 from handler.aws.items import dump
 from handler.aws.queues import advance_message
-from handler.batch.keys import part_prefix
 from handler.batch.model import BatchError, Progress
 from handler.batch.parts import FinishedRow, PartIndex, decode_index, encode_part
 from handler.batch.states import Status
-from handler.errors import AwsError, BadPart, HandlerError, LeaseLost, NotThere, ObjectChanged
+from handler.errors import AwsError, HandlerError, LeaseLost, NotThere, ObjectChanged
 from handler.log import logger
 from handler.worker.agenda import Agenda, Verdict
 from handler.worker.claim import Claim, ring_if_last
@@ -179,17 +178,13 @@ class ShardRun:
         self._wake()
 
     async def _read_parts(self) -> PartIndex:
-        """Return the durable rows; a part that cannot be read counts as if it were not there."""
-        bucket = self._site.deployment.bucket
-        index = PartIndex()
-        prefix = part_prefix(self.shard.batch_id, self.shard.number)
-        for key in await self._insist(lambda: bucket.list_keys(prefix)):
-            try:
-                data = await self._insist(partial(bucket.get, key))
-                index.add(key, decode_index(data))
-            except (BadPart, NotThere) as exc:
-                logger.error("part left out", key=key, reason=str(exc), **self.labels)
-        return index
+        def left_out(key: str, reason: str) -> None:
+            logger.error("part left out", key=key, reason=reason, **self.labels)
+
+        bucket, shard = self._site.deployment.bucket, self.shard
+        return await self._insist(
+            lambda: bucket.index_parts(shard.batch_id, shard.number, left_out=left_out)
+        )
 
     async def _read_input(self) -> list[RawLine]:
         """Return the lines of the shard; raises ObjectChanged when they are no longer there."""

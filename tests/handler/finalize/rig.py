@@ -204,7 +204,7 @@ class Drop:
         shard = self.claim(number, lease_seconds=60)
         lines = range(shard.first_line, shard.first_line + shard.num_rows)
         self.put_rows(shard, lines, size=size)
-        index = run(bucket.index_parts(self.id, number))
+        index = run(bucket.index_parts(self.id, number, left_out=fail))
         seal = index.seal()
         run(bucket.put_segments(shard, seal))
         run(
@@ -257,3 +257,8 @@ class Drop:
         final = self.batch.final
         assert final is not None
         return final
+
+
+def fail(key: str, reason: str) -> None:
+    """Fail the test: every part of a rig can be read."""
+    raise AssertionError(f"{key}: {reason}")

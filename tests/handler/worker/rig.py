@@ -244,7 +244,9 @@ class Work:
 
     def index(self, number: int = 0) -> PartIndex:
         """Return the durable rows of a shard."""
-        index: PartIndex = self.rig.run(self.rig.deployment.bucket.index_parts(self.id, number))
+        index: PartIndex = self.rig.run(
+            self.rig.deployment.bucket.index_parts(self.id, number, left_out=fail)
+        )
         return index
 
     @property
@@ -349,3 +351,8 @@ class Process:
             self.process.send_signal(signal.SIGCONT)
             self.process.kill()
         self.process.wait()
+
+
+def fail(key: str, reason: str) -> None:
+    """Fail the test: every part of a rig can be read."""
+    raise AssertionError(f"{key}: {reason}")
