@@ -14,6 +14,7 @@ from aiohttp import ClientError as HttpError
 from botocore.exceptions import BotoCoreError, ClientError
 
 from handler.aws.calls import (
+    CLIENT_OPTIONS,
     CONFLICT_DELAYS_SECONDS,
     SERVICES,
     Call,
@@ -25,12 +26,7 @@ from handler.aws.calls import (
 )
 from handler.errors import AwsError
 
-CONFIG = AioConfig(
-    connect_timeout=5,
-    read_timeout=20,
-    retries={"mode": "standard", "total_max_attempts": 6},
-    max_pool_connections=32,
-)
+CONFIG = AioConfig(**CLIENT_OPTIONS)
 
 
 class AioAws:

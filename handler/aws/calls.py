@@ -49,6 +49,13 @@ class Call:
 
 Operation = Generator[Call, Any, T]
 
+# Of both kinds of clients. What is still refused after these tries is the operation's to handle.
+CLIENT_OPTIONS: Mapping[str, Any] = {
+    "connect_timeout": 5,
+    "read_timeout": 20,
+    "retries": {"mode": "standard", "total_max_attempts": 6},
+    "max_pool_connections": 32,
+}
 # Two transactions met on one item: nothing was done, and the clients do not try again themselves.
 CONFLICT_DELAYS_SECONDS = (0.05, 0.1, 0.2, 0.4, 0.8, 1.6)
 

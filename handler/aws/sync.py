@@ -11,6 +11,7 @@ from botocore.config import Config
 from botocore.exceptions import BotoCoreError, ClientError
 
 from handler.aws.calls import (
+    CLIENT_OPTIONS,
     CONFLICT_DELAYS_SECONDS,
     SERVICES,
     Call,
@@ -21,12 +22,7 @@ from handler.aws.calls import (
     translate,
 )
 
-CONFIG = Config(
-    connect_timeout=5,
-    read_timeout=20,
-    retries={"mode": "standard", "total_max_attempts": 6},
-    max_pool_connections=32,
-)
+CONFIG = Config(**CLIENT_OPTIONS)
 
 
 class Aws:
