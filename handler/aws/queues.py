@@ -125,7 +125,7 @@ def parse_message(body: str) -> dict[str, Any] | None:
     """Return a message's fields, or None for one that is no JSON object."""
     try:
         fields = from_json(body)
-    except ValueError:
+    except (ValueError, TypeError):  # the second for a lone surrogate
         return None
     return fields if isinstance(fields, dict) else None
 

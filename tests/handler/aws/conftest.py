@@ -1,0 +1,61 @@
+"""Every operation through both drivers, on each emulator."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any, Protocol
+
+import pytest
+
+from handler.aws.aio import AioAws
+from handler.aws.calls import Operation, T
+from handler.aws.sync import Aws
+from handler.settings import Deployment
+from tests.emulators import Emulator, deployment_of
+
+
+class Run(Protocol):
+    """Drives an operation to its result, whichever client is behind it."""
+
+    def __call__(self, operation: Operation[T]) -> T:
+        """Return the result; raises what the operation raises."""
+
+
+def aio_driver(emulator: Emulator) -> Iterator[Run]:
+    """Yield a driver that runs operations with aiobotocore in a loop of its own thread."""
+    loop = asyncio.new_event_loop()
+    thread = threading.Thread(target=loop.run_forever)
+    thread.start()
+
+    def wait(make: Callable[[], Any]) -> Any:
+        return asyncio.run_coroutine_threadsafe(make(), loop).result(60)
+
+    aws = AioAws()
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in emulator.environment.items():
+            patch.setenv(name, value)
+        wait(aws.__aenter__)
+    try:
+        yield lambda operation: wait(lambda: aws.run(operation))
+    finally:
+        wait(lambda: aws.__aexit__(None, None, None))
+        loop.call_soon_threadsafe(loop.stop)
+        thread.join()
+        loop.close()
+
+
+@pytest.fixture(scope="module", params=["boto3", "aiobotocore"])
+def run(request: pytest.FixtureRequest, emulator: Emulator) -> Iterator[Run]:
+    """Both drivers in turn."""
+    if request.param == "boto3":
+        yield Aws(emulator.client).run
+    else:
+        yield from aio_driver(emulator)
+
+
+@pytest.fixture(scope="module")
+def deployment(emulator: Emulator) -> Deployment:
+    """One deployment for a module's tests, each of which makes batches of its own."""
+    return deployment_of(emulator.create())

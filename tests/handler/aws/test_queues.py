@@ -1,0 +1,115 @@
+"""Doorbells: sent, delayed, received once at a time, kept, and taken off."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from handler.aws.queues import Message, Queue, parse_message, shard_message, tens
+from handler.batch.states import Status
+from handler.errors import AwsError, NotThere
+from handler.settings import Deployment
+from tests.emulators import Emulator
+from tests.handler.aws.conftest import Run
+
+
+@pytest.fixture
+def queue(emulator: Emulator) -> Queue:
+    """A queue of its own."""
+    [url] = emulator.create().work.values()
+    return Queue(url)
+
+
+def receive(run: Run, queue: Queue, seconds: float = 0, **options: int) -> list[Message]:
+    """Return what can be received within so many seconds."""
+    deadline = time.monotonic() + seconds
+    while True:
+        found = run(queue.receive(wait_seconds=1, **{"visibility_seconds": 30, **options}))
+        if found or time.monotonic() >= deadline:
+            return found
+
+
+def test_a_message_is_received_by_one(run: Run, queue: Queue) -> None:
+    """It is hidden from others then, and gone once it is deleted; deleting it twice is no error."""
+    run(queue.send(shard_message("batch_1", 7)))
+    [message] = receive(run, queue, 10)
+    assert parse_message(message.body) == {"batch_id": "batch_1", "shard": 7}
+    assert receive(run, queue) == []
+    assert run(queue.count()) == 1
+    run(queue.delete(message))
+    run(queue.delete(message))
+    assert run(queue.count()) == 0
+
+
+def test_a_message_that_is_not_kept_comes_again(run: Run, queue: Queue) -> None:
+    """With visibility 0 at once; kept, it stays hidden."""
+    run(queue.send({"n": 1}))
+    [message] = receive(run, queue, 10)
+    assert run(queue.hide(message, 60)) is True
+    assert receive(run, queue) == []
+    assert run(queue.hide(message, 0)) is True
+    [again] = receive(run, queue, 10)
+    assert again.body == message.body
+
+
+def test_a_message_that_has_gone_is_not_kept() -> None:
+    """Its holder is told, and goes on. Emulators take any receipt: AWS is spoken for here."""
+    keeping = Queue("url").hide(Message("{}", "receipt"), 60)
+    call = next(keeping)
+    assert (call.method, call.arguments["VisibilityTimeout"]) == ("change_message_visibility", 60)
+    with pytest.raises(StopIteration) as end:
+        keeping.throw(NotThere("gone"))
+    assert end.value.value is False
+
+
+def test_what_is_refused_of_ten_is_sent_again() -> None:
+    """Only that, and once; refused twice it is an error."""
+    sending = Queue("url").send_all([{"n": 0}, {"n": 1}])
+    first = next(sending)
+    assert len(first.arguments["Entries"]) == 2
+    refused = {"Failed": [{"Id": "1", "Code": "InternalError", "SenderFault": False}]}
+    second = sending.send(refused)
+    assert [entry["Id"] for entry in second.arguments["Entries"]] == ["1"]
+    with pytest.raises(AwsError):
+        sending.send(refused)
+
+
+def test_many_messages_go_ten_at_a_time(run: Run, queue: Queue) -> None:
+    """Every one of them arrives."""
+    bodies = [shard_message("batch_1", number) for number in range(25)]
+    groups = list(tens(bodies))
+    assert [len(group) for group in groups] == [10, 10, 5]
+    for group in groups:
+        run(queue.send_all(group))
+    assert run(queue.count()) == 25
+    found: list[object] = []
+    while messages := receive(run, queue, max_messages=10):
+        found += [parse_message(message.body) for message in messages]
+    assert sorted(map(str, found)) == sorted(map(str, bodies))
+
+
+def test_a_delayed_message_comes_later(run: Run, queue: Queue) -> None:
+    """Not at once, but soon; a delay longer than SQS takes is cut to its longest."""
+    run(queue.send({"n": 1}, delay_seconds=1.2))
+    run(queue.send({"n": 2}, delay_seconds=10**6))
+    assert run(queue.receive(wait_seconds=0, visibility_seconds=30)) == []
+    [message] = receive(run, queue, 15)
+    assert parse_message(message.body) == {"n": 1}
+
+
+def test_a_queue_that_is_not_there_is_an_error(run: Run, queue: Queue) -> None:
+    """The operation says what AWS said."""
+    with pytest.raises(AwsError):
+        run(Queue(f"{queue.url}-no-such").send({"n": 1}))
+
+
+@pytest.mark.parametrize("body", ["", "null", "[]", "7", "{", '"x"', "\ud800"])
+def test_nonsense_is_no_message(body: str) -> None:
+    """Nothing but a JSON object is one."""
+    assert parse_message(body) is None
+
+
+def test_a_status_change_is_published(run: Run, deployment: Deployment) -> None:
+    """The bus takes it; a bus that is not there is an error."""
+    run(deployment.events.publish({"batch_id": "batch_1", "status": str(Status.FAILED)}))

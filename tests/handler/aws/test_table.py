@@ -1,0 +1,326 @@
+"""The truth about batches and shards: every conditional write, and what a lost answer does."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import count
+
+import pytest
+
+from handler.aws.calls import Call, Operation, T
+from handler.batch.model import BatchError, EngineInfo, File, Progress, Shard, ShardStatus
+from handler.batch.states import MOVES, Status
+from handler.errors import AwsError, ConditionFailed, LeaseLost
+from handler.settings import Deployment
+from tests.handler.aws.conftest import Run
+from tests.handler.aws.given import LEASE_SECONDS, NOW, claimed, in_progress, make_batch
+
+PROGRESS = Progress(7, 3, 70, 7, 21, 1.25, 0.5)
+LATER = NOW + LEASE_SECONDS + 1
+
+
+def sent_twice(operation: Operation[T]) -> Operation[T]:
+    """Send each call a second time, as a client does whose first answer was lost."""
+    try:
+        call = next(operation)
+        while True:
+            try:
+                yield call
+                response = yield call
+            except AwsError as exc:
+                call = operation.throw(exc)
+            else:
+                call = operation.send(response)
+    except StopIteration as stop:
+        result: T = stop.value
+        return result
+
+
+def test_a_batch_comes_back_as_it_was(run: Run, deployment: Deployment) -> None:
+    """Every field survives the table: times, errors, nulls, empty and nested values."""
+    batch = make_batch(
+        deployment,
+        model="m",
+        errors=(BatchError("invalid_json_line", "Wörter", None, 7), BatchError("x", "y", "p")),
+        engine=EngineInfo("r1", "1.0"),
+        final=PROGRESS,
+        turn_until=1.5,
+        outcome=Status.EXPIRED,
+    )
+    assert run(deployment.table.create_batch(batch)) == batch
+    assert run(deployment.table.get_batch(batch.id)) == batch
+    assert batch.id in run(deployment.table.list_active())
+
+
+def test_a_batch_is_created_once(run: Run, deployment: Deployment) -> None:
+    """Whoever comes second gets what the first has made, whatever it would have made itself."""
+    batch = make_batch(deployment)
+    run(deployment.table.create_batch(batch))
+    other = replace(batch, tenant="somebody else")
+    assert run(deployment.table.create_batch(other)) == batch
+
+
+def test_a_created_batch_whose_answer_was_lost_is_returned(
+    run: Run, deployment: Deployment
+) -> None:
+    """The repetition meets its own work and takes it for success."""
+    batch = make_batch(deployment)
+    assert run(sent_twice(deployment.table.create_batch(batch))) == batch
+    drop = make_batch(deployment)
+    assert run(sent_twice(deployment.table.create_drop(drop, "0A"))) == drop
+
+
+def test_an_unknown_batch_is_none(run: Run, deployment: Deployment) -> None:
+    """Neither reading nor moving makes one."""
+    assert run(deployment.table.get_batch("batch_none")) is None
+    assert run(deployment.table.move_batch("batch_none", Status.FAILED, NOW)) == (None, False)
+    assert run(deployment.table.get_batch("batch_none")) is None
+
+
+@pytest.mark.parametrize("source", Status)
+def test_only_allowed_moves_happen(source: Status, run: Run, deployment: Deployment) -> None:
+    """From each status to each other one: the table does what `MOVES` says, and no more."""
+    for target in Status:
+        if target is Status.VALIDATING:
+            continue
+        batch = make_batch(deployment, status=source)
+        run(deployment.table.create_batch(batch))
+        moved = run(deployment.table.move_batch(batch.id, target, NOW + 5, model="changed"))
+        now = run(deployment.table.get_batch(batch.id))
+        if target in MOVES[source]:
+            assert now == replace(batch.moved(target, NOW + 5), model="changed")
+            assert moved == (now, True)
+        else:
+            assert now == batch
+            assert moved == (batch, target is source)
+
+
+def test_uploads_of_one_key_are_put_in_order(run: Run, deployment: Deployment) -> None:
+    """A repeated event finds its batch, an older one is overtaken, a newer one knows its elder."""
+    first = make_batch(deployment)
+    key = first.source.key
+    second = make_batch(deployment, key)
+    create = deployment.table.create_drop
+    assert run(create(first, "0055")) == first
+    assert run(create(first, "0055")) == first
+    assert run(create(make_batch(deployment, key), "0054FF")) is None
+    made = run(create(second, "0055A"))
+    assert made == replace(second, predecessor=first.id)
+    assert run(deployment.table.newest_drop(first.source)) == second.id
+    assert run(deployment.table.get_batch(first.id)) == first
+
+
+def test_a_shard_is_planned_once(run: Run, deployment: Deployment) -> None:
+    """A second intake cannot put a shard back that is done by then."""
+    shard = run(claimed(deployment))
+    run(deployment.table.put_shard(Shard(shard.batch_id, 0, 1, 10, 0, 100)))
+    assert run(deployment.table.get_shard(shard.batch_id, 0)) == shard
+
+
+def test_one_of_two_claims_wins(run: Run, deployment: Deployment) -> None:
+    """The other is told who has it and until when; nobody gets a shard that is not there."""
+    batch = run(in_progress(deployment))
+    claim = deployment.table.claim
+    mine = run(claim(batch.id, 0, owner="a", now=NOW, lease_seconds=LEASE_SECONDS))
+    assert (mine.owner, mine.fence, mine.attempts) == ("a", 1, 1)
+    assert mine.lease_until == NOW + LEASE_SECONDS
+    with pytest.raises(ConditionFailed) as caught:
+        run(claim(batch.id, 0, owner="b", now=NOW + 1, lease_seconds=LEASE_SECONDS))
+    assert caught.value.item is not None
+    assert caught.value.item["owner"] == "a"
+    with pytest.raises(ConditionFailed):
+        run(claim(batch.id, 9, owner="b", now=NOW, lease_seconds=LEASE_SECONDS))
+    assert run(deployment.table.get_shard(batch.id, 9)) is None
+
+
+def test_a_claim_whose_answer_was_lost_is_one_claim(run: Run, deployment: Deployment) -> None:
+    """The repetition finds its own name and the fence that it has got."""
+    batch = run(in_progress(deployment))
+    claim = deployment.table.claim(batch.id, 0, owner="a", now=NOW, lease_seconds=LEASE_SECONDS)
+    mine = run(sent_twice(claim))
+    assert mine == run(deployment.table.get_shard(batch.id, 0))
+    assert mine.fence == 1
+
+
+def test_a_lapsed_or_stolen_shard_has_a_new_fence(run: Run, deployment: Deployment) -> None:
+    """What the older owner does then is refused, and changes nothing."""
+    old = run(claimed(deployment))
+    claim = deployment.table.claim
+    new = run(claim(old.batch_id, 0, owner="b", now=LATER, lease_seconds=LEASE_SECONDS))
+    newest = run(
+        claim(old.batch_id, 0, owner="c", now=LATER, lease_seconds=LEASE_SECONDS, steal=True)
+    )
+    assert (new.fence, newest.fence) == (2, 3)
+    for owner in (old, new):
+        for write in (
+            deployment.table.renew(owner, lease_until=LATER, progress=PROGRESS, attempts=0),
+            deployment.table.release(
+                owner, progress=PROGRESS, suspects=(), quarantined=(), attempts=0
+            ),
+            deployment.table.commit(owner, progress=PROGRESS, output_sizes=[1], error_sizes=[]),
+        ):
+            with pytest.raises(LeaseLost):
+                run(write)
+    assert run(deployment.table.get_shard(old.batch_id, 0)) == newest
+    batch = run(deployment.table.get_batch(old.batch_id))
+    assert batch is not None
+    assert batch.shards_left == 1
+
+
+def test_renewing_and_releasing_tell_how_far_a_shard_is(run: Run, deployment: Deployment) -> None:
+    """A renewal keeps the lease, a release gives it up and leaves what is known of the lines."""
+    mine = run(claimed(deployment))
+    run(sent_twice(deployment.table.renew(mine, lease_until=LATER, progress=PROGRESS, attempts=0)))
+    kept = run(deployment.table.get_shard(mine.batch_id, 0))
+    assert kept == replace(mine, lease_until=LATER, progress=PROGRESS, attempts=0)
+    run(
+        deployment.table.release(
+            mine, progress=PROGRESS, suspects=((1, 2), (3,)), quarantined=(4,), attempts=2
+        )
+    )
+    free = run(deployment.table.get_shard(mine.batch_id, 0))
+    assert free == replace(
+        mine,
+        owner=None,
+        lease_until=0.0,
+        progress=PROGRESS,
+        suspects=((1, 2), (3,)),
+        quarantined=(4,),
+        attempts=2,
+    )
+
+
+def test_a_commit_counts_once(run: Run, deployment: Deployment) -> None:
+    """Sent twice, and by hand once more: the shard is done and its batch has one shard less."""
+    mine = run(claimed(deployment, number=1))
+    for commit in (sent_twice, lambda operation: operation):
+        run(
+            commit(
+                deployment.table.commit(
+                    mine, progress=PROGRESS, output_sizes=[5, 6], error_sizes=[7]
+                )
+            )
+        )
+    done = run(deployment.table.get_shard(mine.batch_id, 1))
+    batch = run(deployment.table.get_batch(mine.batch_id))
+    assert done == replace(
+        mine,
+        status=ShardStatus.DONE,
+        owner=None,
+        lease_until=0.0,
+        progress=PROGRESS,
+        output_sizes=(5, 6),
+        error_sizes=(7,),
+    )
+    assert batch is not None
+    assert batch.shards_left == 1
+
+
+def test_a_done_shard_stays_as_it_is(run: Run, deployment: Deployment) -> None:
+    """It can be neither claimed, stolen, abandoned nor planned again."""
+    mine = run(claimed(deployment))
+    run(deployment.table.commit(mine, progress=PROGRESS, output_sizes=[], error_sizes=[]))
+    done = run(deployment.table.get_shard(mine.batch_id, 0))
+    for steal in (False, True):
+        with pytest.raises(ConditionFailed):
+            run(
+                deployment.table.claim(
+                    mine.batch_id, 0, owner="b", now=LATER, lease_seconds=1, steal=steal
+                )
+            )
+    run(deployment.table.abandon(mine.batch_id, 0, "why not"))
+    run(deployment.table.put_shard(Shard(mine.batch_id, 0, 1, 10, 0, 100)))
+    assert run(deployment.table.get_shard(mine.batch_id, 0)) == done
+
+
+def test_an_abandoned_shard_says_why(run: Run, deployment: Deployment) -> None:
+    """The reason stands beside what the shard is else."""
+    mine = run(claimed(deployment))
+    run(deployment.table.abandon(mine.batch_id, 0, "it never ends"))
+    found = run(deployment.table.get_shard(mine.batch_id, 0))
+    assert found == replace(mine, abandoned="it never ends")
+
+
+def test_counts_are_summed_over_pages(run: Run, deployment: Deployment) -> None:
+    """More shards than one page of a query holds: all are listed, in order, and all counted."""
+    batch = run(deployment.table.create_batch(make_batch(deployment)))
+    words = "x" * 60_000  # twenty of them are more than the 1 MB of a page
+    for number in range(20):
+        run(
+            deployment.table.put_shard(
+                Shard(batch.id, number, 1, 10, 0, 1, progress=PROGRESS, abandoned=words)
+            )
+        )
+    shards = run(deployment.table.list_shards(batch.id))
+    total = run(deployment.table.sum_progress(batch.id))
+    assert [shard.number for shard in shards] == list(range(20))
+    assert total == sum((shard.progress for shard in shards), start=Progress())
+    assert total.completed == 20 * PROGRESS.completed
+
+
+def test_a_field_is_set_once(run: Run, deployment: Deployment) -> None:
+    """The second gets what the first has chosen, and so does a first whose answer was lost."""
+    batch = run(deployment.table.create_batch(make_batch(deployment)))
+    numbers = count(1)
+    set_once = deployment.table.set_once
+    assert run(sent_twice(set_once(batch.id, "ended_at", next(numbers)))) == 1
+    assert run(set_once(batch.id, "ended_at", next(numbers))) == 1
+
+
+def test_fields_change_only_under_the_expected_status(run: Run, deployment: Deployment) -> None:
+    """Under another status nothing is changed; None takes a field away."""
+    batch = run(deployment.table.create_batch(make_batch(deployment)))
+    change = deployment.table.change_batch
+    changed = run(change(batch.id, Status.VALIDATING, checkpoint="here", num_rows=3))
+    assert changed == replace(batch, checkpoint="here", num_rows=3)
+    assert run(change(batch.id, Status.FINALIZING, checkpoint="there")) is None
+    changed = run(change(batch.id, Status.VALIDATING, checkpoint=None))
+    assert changed == run(deployment.table.get_batch(batch.id)) == replace(batch, num_rows=3)
+
+
+def test_one_has_the_turn(run: Run, deployment: Deployment) -> None:
+    """Until its time is over or it gives the turn back; only its owner can."""
+    batch = run(deployment.table.create_batch(make_batch(deployment)))
+
+    def take(owner: str, now: float) -> bool:
+        return run(deployment.table.take_turn(batch.id, owner, now=now, until=now + 10))
+
+    assert take("a", NOW)
+    assert take("a", NOW + 1)
+    assert not take("b", NOW + 2)
+    run(deployment.table.give_turn(batch.id, "b"))
+    assert not take("b", NOW + 3)
+    run(deployment.table.give_turn(batch.id, "a"))
+    assert take("b", NOW + 4)
+    assert take("c", NOW + 20)
+    assert not run(deployment.table.take_turn("batch_none", "a", now=NOW, until=NOW + 1))
+
+
+def test_a_batch_is_taken_off_the_list(run: Run, deployment: Deployment) -> None:
+    """Once or twice, and others stay on it."""
+    gone, stays = (run(deployment.table.create_batch(make_batch(deployment))) for _ in range(2))
+    run(deployment.table.forget_active(gone.id))
+    run(deployment.table.forget_active(gone.id))
+    active = run(deployment.table.list_active())
+    assert gone.id not in active
+    assert stays.id in active
+
+
+def test_a_file_comes_back_as_it_was(run: Run, deployment: Deployment) -> None:
+    """Recorded twice it is one file; an unknown id is None."""
+    file = File("file-1", "default", "output/x.jsonl", 5, NOW, "x.jsonl", "batch_output")
+    run(deployment.table.put_file(file))
+    run(deployment.table.put_file(file))
+    assert run(deployment.table.get_file("file-1")) == file
+    assert run(deployment.table.get_file("file-2")) is None
+
+
+def test_a_refusal_of_aws_is_told_with_its_code(run: Run) -> None:
+    """What no operation handles comes out as AwsError, with AWS's own code."""
+
+    def bad_call() -> Operation[None]:
+        yield Call("dynamodb", "get_item", {"TableName": "no-such-table", "Key": {}})
+
+    with pytest.raises(AwsError) as caught:
+        run(bad_call())
+    assert caught.value.aws_code
