@@ -23,8 +23,10 @@ _CONDITION = "ConditionalCheckFailed"
 _NOT_THERE = frozenset(
     {
         "404",
+        "AWS.SimpleQueueService.MessageNotInflight",
         "AWS.SimpleQueueService.NonExistentQueue",
         "InvalidParameterValue",
+        "MessageNotInflight",
         "NoSuchKey",
         "NoSuchUpload",
         "NoSuchVersion",
@@ -52,18 +54,20 @@ Operation = Generator[Call, Any, T]
 # Of both kinds of clients. What is still refused after these tries is the operation's to handle.
 CLIENT_OPTIONS: Mapping[str, Any] = {
     "connect_timeout": 5,
-    "read_timeout": 20,
+    "read_timeout": 25,  # a wait for messages takes up to 20
     "retries": {"mode": "standard", "total_max_attempts": 6},
     "max_pool_connections": 32,
 }
-# Two transactions met on one item: nothing was done, and the clients do not try again themselves.
+# A write met a transaction on its item: nothing was done, and clients do not try again themselves.
 CONFLICT_DELAYS_SECONDS = (0.05, 0.1, 0.2, 0.4, 0.8, 1.6)
 
 
 def is_conflict(error: ClientError | BotoCoreError) -> bool:
-    """Say whether a transaction met another one and should simply be sent again."""
+    """Say whether a write met another one's transaction and should simply be sent again."""
     if not isinstance(error, ClientError):
         return False
+    if error.response.get("Error", {}).get("Code") == "TransactionConflictException":
+        return True
     reasons = [reason.get("Code") for reason in error.response.get("CancellationReasons") or ()]
     return "TransactionConflict" in reasons and _CONDITION not in reasons
 

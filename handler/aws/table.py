@@ -113,10 +113,16 @@ class Table:
         return load(Batch, fields)
 
     def set_once(self, batch_id: str, field: str, value: object) -> Operation[Any]:
-        """Set a field that has no value yet; return the one that it has then."""
+        """Set a field that has no value yet; return the one that it has then.
+
+        None is returned when there is no batch of this id.
+        """
         try:
             yield from self._update(
-                _batch_key(batch_id), {field: value}, f"attribute_not_exists(#{field})", {}
+                _batch_key(batch_id),
+                {field: value},
+                f"attribute_exists(pk) AND attribute_not_exists(#{field})",
+                {},
             )
         except ConditionFailed as exc:
             return (exc.item or {}).get(field)
@@ -241,14 +247,23 @@ class Table:
         quarantined: Sequence[int],
         attempts: int,
     ) -> Operation[None]:
-        """Give a shard back, with what is known of its lines; LeaseLost as with `renew`."""
+        """Give a shard back, with what is known of its lines; LeaseLost as with `renew`.
+
+        Given back already it is left as it is: nobody else can have done that.
+        """
         changes = {
             "progress": dump(progress),
             "suspects": suspects,
             "quarantined": quarantined,
             "attempts": attempts,
         }
-        yield from self._update_own(shard, changes, removed=("owner", "lease_until"))
+        try:
+            yield from self._update_own(shard, changes, removed=("owner", "lease_until"))
+        except LeaseLost:
+            now = yield from self.get_shard(shard.batch_id, shard.number)
+            is_free = now is not None and now.status is ShardStatus.PENDING and now.owner is None
+            if now is None or not is_free or now.fence != shard.fence:
+                raise
 
     def abandon(self, batch_id: str, number: int, reason: str) -> Operation[None]:
         """Give up the lines of a shard that have no row; a shard that is done stays as it is."""

@@ -15,7 +15,7 @@ _MAX_KEY_BYTES = 1024
 
 def batch_id_of_drop(bucket: str, key: str, sequencer: str) -> str:
     """Return the id of the batch that one upload makes: the same for a repeated event."""
-    return f"batch_{_digest(bucket, key, sequencer)}"
+    return f"batch_{_digest('drop', bucket, key, sequencer)}"
 
 
 def batch_id_of_request(tenant: str, idempotency_key: str) -> str:

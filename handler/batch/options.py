@@ -125,6 +125,8 @@ def _check_metadata(metadata: object) -> dict[str, str]:
     for name, value in metadata.items():
         if not (_is_text(name) and _is_text(value)):
             raise _bad_metadata(f"must hold strings only; see {_shown(name)}")
+        if not name:
+            raise _bad_metadata("has an empty key")  # which DynamoDB does not take
         if len(name) > MAX_METADATA_KEY_CHARS:
             raise _bad_metadata(
                 f"has a key of {len(name)} characters; the limit is {MAX_METADATA_KEY_CHARS}"

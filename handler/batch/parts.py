@@ -8,15 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Annotated, Literal, NamedTuple
 
-from pydantic_core import from_json, to_json
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic_core import to_json
 
 from handler.batch.model import Progress
 from handler.errors import BadPart
 
 SEGMENT_BYTES = 16 * 2**20
-_FORMAT = 1
+_Count = Annotated[int, Field(ge=0)]
 
 
 class FinishedRow(NamedTuple):
@@ -70,14 +71,20 @@ class Seal:
     errors: tuple[Segment, ...]
 
 
+class _Head(BaseModel):
+    """A part's first line: of each row its line, bytes, 1 for a success, and the three tokens."""
+
+    model_config = ConfigDict(strict=True)
+
+    format: Literal[1]
+    rows: list[tuple[_Count, _Count, Literal[0, 1], _Count, _Count, _Count]]
+
+
 def encode_part(rows: Iterable[FinishedRow]) -> bytes:
     """Return the object that holds these rows, in the order of their lines."""
     ordered = sorted(rows, key=lambda row: row.line)
-    listed = [
-        [row.line, len(row.row), int(row.is_success), *row[3:]]  # what `decode_index` reads
-        for row in ordered
-    ]
-    head = to_json({"format": _FORMAT, "rows": listed})
+    listed = [[row.line, len(row.row), int(row.is_success), *row[3:]] for row in ordered]
+    head = to_json({"format": 1, "rows": listed})
     return b"\n".join((head, b"".join(row.row for row in ordered)))
 
 
@@ -85,15 +92,14 @@ def decode_index(data: bytes) -> tuple[RowPlace, ...]:
     """Return where each row stands in a part; raises BadPart when it is none."""
     head, newline, _ = data.partition(b"\n")
     try:
-        listed = from_json(head)["rows"]
-        position = len(head) + len(newline)
-        places = []
-        for line, num_bytes, is_success, *tokens in listed:
-            end = position + num_bytes
-            places.append(RowPlace(line, position, end, bool(is_success), *tokens))
-            position = end
-    except (ValueError, KeyError, TypeError) as exc:
-        raise BadPart(f"this is no part: {exc}") from exc
+        listed = _Head.model_validate_json(head).rows
+    except ValidationError as exc:
+        raise BadPart(f"this is no part: {exc.errors()[0]['msg']}") from exc
+    position = len(head) + len(newline)
+    places = []
+    for line, num_bytes, is_success, *tokens in listed:
+        places.append(RowPlace(line, position, position + num_bytes, bool(is_success), *tokens))
+        position += num_bytes
     if position != len(data):
         raise BadPart(f"the part has {len(data):,} bytes where its rows end at {position:,}")
     return tuple(places)

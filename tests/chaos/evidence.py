@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter, defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import datetime
@@ -11,7 +12,9 @@ from typing import Any, NamedTuple
 
 from tests.chaos.faults import Fault
 
-_WAKING_SECONDS = 1.0
+_AFTERMATH_SECONDS = 1.0
+# What only the owner of a shard can do.
+_DEEDS = frozenset({"part written", "released"})
 
 
 class Computed(NamedTuple):
@@ -90,6 +93,47 @@ def computed_although_kept(journal: list[Computed], log: list[Logged]) -> list[s
     return found
 
 
+def overlooked(log: Iterable[Logged]) -> list[str]:
+    """Return the claims that did not find rows that were durable before; `log` is everyone's.
+
+    Before each part, and before it gives a shard back, an owner has the lease still. So its parts
+    but for the last event of its log were there before the next claim, whatever the clocks say.
+    """
+    events = [event for event in log if "fence" in event.fields]
+    found = []
+    for claim in events:
+        if claim.message != "claimed":
+            continue
+        durable: set[int] = set()
+        for deeds in _deeds_by_claim(events, before=claim).values():
+            durable.update(*(deed.lines("lines") for deed in deeds[:-1] if "lines" in deed.fields))
+        if missed := durable - claim.lines("kept"):
+            found.append(f"{sorted(missed)} by {claim.fields}")
+    return found
+
+
+def most_parts_of_a_claim(log: Iterable[Logged]) -> int:
+    """Return how many parts the most diligent owner of a shard has written."""
+    return max(
+        Counter(
+            (event.fields["shard"], event.fields["fence"])
+            for event in log
+            if event.message == "part written"
+        ).values(),
+        default=0,
+    )
+
+
+def _deeds_by_claim(events: Iterable[Logged], before: Logged) -> dict[int, list[Logged]]:
+    """Return by fence, in their order, what earlier owners of a shard did while they had it."""
+    deeds: dict[int, list[Logged]] = defaultdict(list)
+    for event in events:
+        is_same = all(event.fields[name] == before.fields[name] for name in ("batch_id", "shard"))
+        if event.message in _DEEDS and is_same and event.fields["fence"] < before.fields["fence"]:
+            deeds[event.fields["fence"]].append(event)
+    return deeds
+
+
 def lost_without_reason(
     name: str,
     journal: list[Computed],
@@ -99,13 +143,18 @@ def lost_without_reason(
 ) -> list[str]:
     """Return the rows that a worker finished and nobody has from it, and no fault explains.
 
-    A fault explains what was finished in the `seconds` before it; a freeze that outlasts a lease
-    also what the engine finished on waking, before its worker could take it back.
+    A fault explains what was finished in the `seconds` before it. Shortly after it, an engine may
+    finish rows that no worker can have: on waking, before its requests are taken back, and before
+    the system ends it after its killed worker.
     """
     written = [(event.at, event.lines("lines")) for event in log if event.message == "part written"]
     own = [fault for fault in faults if fault.name == name]
     harmed = [(fault.at - seconds, fault.at) for fault in own]
-    harmed += [(fault.at, fault.at + _WAKING_SECONDS) for fault in own if fault.kind == "SIGCONT"]
+    harmed += [
+        (fault.at, fault.at + _AFTERMATH_SECONDS)
+        for fault in own
+        if fault.kind in {"SIGCONT", "SIGKILL"}
+    ]
     return [
         f"line {line_of(each.custom_id)} finished at {each.at}"
         for each in journal

@@ -9,18 +9,25 @@ import json
 import os
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
 from handler.aws.sync import Aws
+from handler.settings import Deployment
 from localstack.cloud import Cloud
-from localstack.ministack import environment_for, free_port, running_server
+from localstack.ministack import environment_for
 from localstack.resources import create_resources
-from tests.chaos.evidence import computed_although_kept, lost_without_reason, read_journal, read_log
+from tests.chaos.evidence import (
+    computed_although_kept,
+    lost_without_reason,
+    most_parts_of_a_claim,
+    overlooked,
+    read_journal,
+    read_log,
+)
 from tests.chaos.faults import Faults
+from tests.chaos.rig import read_counts, running_proxy
 from tests.emulators import Emulator, deployment_of
 
 NUM_LINES, SHARD_LINES, NUM_SHARDS = 2000, 80, 25
@@ -28,6 +35,7 @@ WORKERS = ["worker-0", "worker-1", "worker-2"]
 HARM_SECONDS = 15
 LEASE_SECONDS = 3
 LOST_SECONDS = 10
+FAULT_RATE = 0.02
 MODEL = "scripted"
 ENGINE = Path(__file__).parents[1] / "handler/worker/scripted_engine.py"
 SETTINGS = {
@@ -60,18 +68,6 @@ def request_lines() -> bytes:
     return "\n".join(lines).encode()
 
 
-@contextmanager
-def running_proxy(emulator: Emulator, folder: Path, seed: int) -> Iterator[str]:
-    """Run a proxy in front of the emulator that lets two requests in a hundred fail."""
-    port = free_port()
-    url = f"http://127.0.0.1:{port}"
-    command = [sys.executable, str(Path(__file__).with_name("proxy.py"))]
-    command += ["--target", emulator.endpoint_url, "--port", str(port), "--seed", str(seed)]
-    (folder / "proxy").mkdir()
-    with running_server([*command, "--rate", "0.02"], f"{url}/-/counts", {}, folder / "proxy"):
-        yield url
-
-
 class ChaosCloud:
     """A pump and three workers that may be started again and again under their names."""
 
@@ -101,7 +97,7 @@ class ChaosCloud:
         return self.cloud.folder / f"journal-{name}-{life}"
 
 
-def wait_for_batch(cloud: Cloud, aws: Aws, deployment: object) -> str:
+def wait_for_batch(cloud: Cloud, aws: Aws, deployment: Deployment) -> str:
     """Return the id of the batch that the drop has made, once it runs."""
     deadline = time.monotonic() + 60
     while time.monotonic() < deadline:
@@ -109,7 +105,7 @@ def wait_for_batch(cloud: Cloud, aws: Aws, deployment: object) -> str:
             batch = aws.run(deployment.table.get_batch(batch_id))
             if batch is not None and batch.num_shards:
                 assert batch.num_shards == NUM_SHARDS
-                return str(batch.id)
+                return batch.id
         time.sleep(0.1)
     raise AssertionError(cloud.log_of("pump"))
 
@@ -129,7 +125,7 @@ def test_every_line_gets_its_row_once_and_in_order(
     )
     aws, deployment = Aws(ministack.client), deployment_of(resources)
     with (
-        running_proxy(ministack, tmp_path, seed) as url,
+        running_proxy(ministack, tmp_path / "proxy", seed, FAULT_RATE) as url,
         Cloud(resources, environment_for(url) | SETTINGS, tmp_path) as cloud,
     ):
         chaos = ChaosCloud(cloud)
@@ -147,7 +143,9 @@ def test_every_line_gets_its_row_once_and_in_order(
         cloud.drop("x", request_lines())
         batch_id = wait_for_batch(cloud, aws, deployment)
         faults.do_harm(HARM_SECONDS, batch_id)
+        sys.stdout.writelines(f"{fault}\n" for fault in faults.done)
         report = cloud.wait("x", 240)
+        counts = read_counts(url)
     bucket = Cloud(resources, environment_for(ministack.endpoint_url), tmp_path)
     rows, errors = bucket.rows("x"), bucket.rows("x", ".errors")
     expected = [f"line-{number}" for number in range(1, NUM_LINES + 1)]
@@ -160,8 +158,12 @@ def test_every_line_gets_its_row_once_and_in_order(
         "failed": len(errors),
     }
     assert {fault.kind for fault in faults.done} & {"SIGKILL", "SIGSTOP", "SIGTERM"}
-    for name in WORKERS:
-        log = read_log(bucket.log_of(name))
+    assert counts.keys() >= {"refused", "lost", "slow"}
+    logs = {name: read_log(bucket.log_of(name)) for name in WORKERS}
+    everything = [event for log in logs.values() for event in log]
+    assert overlooked(everything) == []
+    assert most_parts_of_a_claim(everything) > 1
+    for name, log in logs.items():
         lives = [read_journal(chaos.journal_of(name, n + 1)) for n in range(chaos.lives[name])]
         journal = [each for life in lives for each in life]
         assert computed_although_kept(journal, log) == []

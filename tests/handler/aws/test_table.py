@@ -71,9 +71,10 @@ def test_a_created_batch_whose_answer_was_lost_is_returned(
 
 
 def test_an_unknown_batch_is_none(run: Run, deployment: Deployment) -> None:
-    """Neither reading nor moving makes one."""
+    """Neither reading nor moving nor setting a field makes one."""
     assert run(deployment.table.get_batch("batch_none")) is None
     assert run(deployment.table.move_batch("batch_none", Status.FAILED, NOW)) == (None, False)
+    assert run(deployment.table.set_once("batch_none", "ended_at", NOW)) is None
     assert run(deployment.table.get_batch("batch_none")) is None
 
 

@@ -127,6 +127,7 @@ def test_a_url_is_https_with_a_host_and_no_user(name: str, url: str) -> None:
     ("metadata", "words"),
     [
         ({f"k{number}": "v" for number in range(17)}, "17 pairs; the limit is 16"),
+        ({"": "v"}, "an empty key"),
         ({"k" * 65: "v"}, "key of 65 characters; the limit is 64"),
         ({"k": "v" * 513}, "513 characters at 'k'; the limit is 512"),
         ({"k": 1}, "strings only"),

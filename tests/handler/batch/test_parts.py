@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from pydantic_core import to_json
 
 from handler.batch.parts import FinishedRow, PartIndex, decode_index, encode_part
 from handler.errors import BadPart
@@ -61,6 +62,37 @@ def test_foreign_bytes_are_no_part(data: bytes) -> None:
     """Whatever stands under a part's key."""
     with pytest.raises(BadPart):
         decode_index(data)
+
+
+@pytest.mark.parametrize(
+    "rows",
+    [
+        [None],
+        [[]],
+        [[7, 8, 1, 0, 0]],
+        [[7, 8, 1, 0, 0, 0, 0]],
+        [[[7], 8, 1, 0, 0, 0]],
+        [["7", 8, 1, 0, 0, 0]],
+        [[7, 8.0, 1, 0, 0, 0]],
+        [[7, 8, 2, 0, 0, 0]],
+        [[7, 8, 1, 0, None, 0]],
+        [[7, 8, 1, 0, 0, 0.5]],
+        [[6, -8, 1, 0, 0, 0], [7, 16, 1, 0, 0, 0]],
+    ],
+)
+def test_a_head_of_another_shape_is_no_part(rows: object) -> None:
+    """Though it is JSON, names this format, and may add up to the bytes that are there."""
+    with pytest.raises(BadPart):
+        decode_index(to_json({"format": 1, "rows": rows}) + b'\n{"a":1}\n')
+
+
+@pytest.mark.parametrize("name", [2, "1", None])
+def test_a_part_of_another_format_is_not_guessed_at(name: object) -> None:
+    """What a later version wrote counts as not there: its lines are run again."""
+    rows = [[7, 8, 1, 0, 0, 0]]
+    assert decode_index(to_json({"format": 1, "rows": rows}) + b'\n{"a":1}\n')
+    with pytest.raises(BadPart):
+        decode_index(to_json({"format": name, "rows": rows}) + b'\n{"a":1}\n')
 
 
 @given(PARTS, st.integers(1, 200))

@@ -1,0 +1,38 @@
+"""The proxy of `proxy.py` as a process, for as long as a test needs it."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from urllib.request import urlopen
+
+from localstack.ministack import free_port, running_server
+from tests.emulators import Emulator
+
+_SCRIPT = Path(__file__).with_name("proxy.py")
+
+
+@contextmanager
+def running_proxy(emulator: Emulator, folder: Path, seed: int, rate: float) -> Iterator[str]:
+    """Run a proxy before the emulator that lets a share `rate` of the requests go wrong."""
+    port = free_port()
+    url = f"http://127.0.0.1:{port}"
+    command = [sys.executable, str(_SCRIPT), "--target", emulator.endpoint_url]
+    command += ["--port", str(port), "--seed", str(seed), "--rate", str(rate)]
+    folder.mkdir()
+    with running_server(command, _counts_url(url), {}, folder):
+        yield url
+
+
+def read_counts(url: str) -> dict[str, int]:
+    """Return how many requests a proxy has treated in which way."""
+    with urlopen(_counts_url(url)) as answer:  # noqa: S310 - our own loopback address
+        counts: dict[str, int] = json.load(answer)
+    return counts
+
+
+def _counts_url(url: str) -> str:
+    return f"{url}/-/counts"

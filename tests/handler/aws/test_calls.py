@@ -1,0 +1,189 @@
+"""What both drivers make of AWS's answers, with clients that answer as they are told."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from botocore.exceptions import ClientError, EndpointConnectionError
+
+from handler.aws.aio import AioAws
+from handler.aws.calls import SERVICES, Call, Operation, translate
+from handler.aws.sync import Aws
+from handler.errors import AwsError, ConditionFailed, NotThere, ObjectChanged
+
+CALL = Call("dynamodb", "update_item", {"TableName": "t"})
+CONFLICT, CONDITION, NO_REASON = (
+    {"Code": code} for code in ("TransactionConflict", "ConditionalCheckFailed", "None")
+)
+
+
+def refusal(code: str, **fields: Any) -> ClientError:
+    """Return what a client raises for an answer with this code."""
+    return ClientError({"Error": {"Code": code, "Message": "words"}, **fields}, "UpdateItem")
+
+
+def cancelled(*reasons: dict[str, str]) -> ClientError:
+    """Return what a client raises for a transaction that was not done."""
+    return refusal("TransactionCanceledException", CancellationReasons=list(reasons))
+
+
+class ScriptedClient:
+    """Gives the next answer to whatever is called, or raises it."""
+
+    def __init__(self, *answers: Any) -> None:
+        self.answers = list(answers)
+        self.num_calls = 0
+
+    def update_item(self, **_: object) -> Any:
+        """Answer."""
+        self.num_calls += 1
+        answer = self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+
+class ScriptedAioClient(ScriptedClient):
+    """The same for a driver that waits."""
+
+    async def update_item(self, **arguments: object) -> Any:
+        """Answer."""
+        return super().update_item(**arguments)
+
+
+Drive = Callable[..., tuple[Any, int]]
+
+
+def drive_sync(operation: Operation[Any], *answers: Any) -> tuple[Any, int]:
+    """Return the result or the error of an operation, and how many calls it took."""
+    client = ScriptedClient(*answers)
+    try:
+        result = Aws(lambda *_, **__: client).run(operation)
+    except AwsError as exc:
+        result = exc
+    return result, client.num_calls
+
+
+def drive_aio(operation: Operation[Any], *answers: Any) -> tuple[Any, int]:
+    """Do the same with the other driver."""
+    client = ScriptedAioClient(*answers)
+    aws = AioAws()
+    aws._clients = dict.fromkeys(SERVICES, client)
+    try:
+        result = asyncio.run(aws.run(operation))
+    except AwsError as exc:
+        result = exc
+    return result, client.num_calls
+
+
+@pytest.fixture(params=[drive_sync, drive_aio], ids=["boto3", "aiobotocore"])
+def drive(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Drive:
+    """Both drivers, without the waits between tries."""
+    for driver in ("sync", "aio"):
+        monkeypatch.setattr(f"handler.aws.{driver}.CONFLICT_DELAYS_SECONDS", (0, 0))
+    found: Drive = request.param
+    return found
+
+
+def one_call() -> Operation[Any]:
+    """Make one call and return what comes."""
+    return (yield CALL)
+
+
+@pytest.mark.parametrize(
+    "conflict",
+    [cancelled(CONFLICT, NO_REASON), refusal("TransactionConflictException")],
+    ids=["transaction", "write"],
+)
+def test_what_meets_a_transaction_is_sent_again(drive: Drive, conflict: ClientError) -> None:
+    """Nothing was done: a transaction, and a single write beside one, simply go once more."""
+    assert drive(one_call(), conflict, conflict, {"Attributes": {}}) == ({"Attributes": {}}, 3)
+
+
+def test_a_conflict_that_stays_is_an_error(drive: Drive) -> None:
+    """It is told after the last try, with AWS's own code."""
+    error, num_calls = drive(one_call(), cancelled(CONFLICT))
+    assert (error.aws_code, num_calls) == ("TransactionCanceledException", 3)
+
+
+def test_a_failed_condition_is_not_sent_again(drive: Drive) -> None:
+    """Not even when another part of the transaction met a conflict: it would fail again."""
+    error, num_calls = drive(one_call(), cancelled(CONFLICT, CONDITION))
+    assert isinstance(error, ConditionFailed)
+    assert num_calls == 1
+
+
+def test_an_operation_may_handle_a_refusal_and_go_on(drive: Drive) -> None:
+    """The refusal is thrown to where it called; the next call and the result count."""
+
+    def patient() -> Operation[str]:
+        try:
+            yield CALL
+        except ConditionFailed as exc:
+            response = yield CALL
+            return f"{response['words']} after {exc.item}"
+        return "never"
+
+    item = {"fence": {"N": "3"}}
+    lost = refusal("ConditionalCheckFailedException", Item=item)
+    assert drive(patient(), lost, {"words": "done"}) == ("done after {'fence': 3}", 2)
+
+
+def test_an_operation_without_calls_returns_at_once(drive: Drive) -> None:
+    """Nothing is sent for what is known already."""
+
+    def known() -> Operation[int]:
+        if CALL.service == "s3":
+            yield CALL
+        return 7
+
+    assert drive(known(), {}) == (7, 0)
+
+
+def test_a_body_is_read_whole() -> None:
+    """An operation gets bytes, never a stream."""
+    assert drive_sync(one_call(), {"Body": io.BytesIO(b"abc")}) == ({"Body": b"abc"}, 1)
+
+
+def test_a_body_that_breaks_off_is_an_error() -> None:
+    """It is no exception of the HTTP library's."""
+    error, _ = drive_aio(one_call(), TimeoutError("slow"))
+    assert isinstance(error, AwsError)
+    assert "dynamodb update_item" in str(error)
+
+
+@pytest.mark.parametrize(
+    ("code", "kind"),
+    [
+        ("NoSuchKey", NotThere),
+        ("NoSuchVersion", NotThere),
+        ("NoSuchUpload", NotThere),
+        ("404", NotThere),
+        ("AWS.SimpleQueueService.NonExistentQueue", NotThere),
+        ("ReceiptHandleIsInvalid", NotThere),
+        ("InvalidParameterValue", NotThere),
+        ("MessageNotInflight", NotThere),
+        ("AWS.SimpleQueueService.MessageNotInflight", NotThere),
+        ("412", ObjectChanged),
+        ("PreconditionFailed", ObjectChanged),
+        ("ConditionalCheckFailedException", ConditionFailed),
+        ("AccessDenied", AwsError),
+        ("ValidationException", AwsError),
+    ],
+)
+def test_codes_of_aws_have_one_meaning_each(code: str, kind: type[AwsError]) -> None:
+    """Operations see what happened, and the code for the log."""
+    error = translate(refusal(code), CALL)
+    assert type(error) is kind
+    assert error.aws_code == code
+
+
+def test_an_endpoint_that_cannot_be_reached_is_an_error() -> None:
+    """Named after botocore's exception, which has no code."""
+    error = translate(EndpointConnectionError(endpoint_url="http://nowhere"), CALL)
+    assert type(error) is AwsError
+    assert error.aws_code == "EndpointConnectionError"

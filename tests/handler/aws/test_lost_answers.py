@@ -1,0 +1,243 @@
+"""AWS did it and the answer was lost: whoever does it again finds it done once.
+
+Each operation loses the answer of each of its calls in turn and is then made anew, as workers and
+Lambdas do. What it returns and what it leaves behind must be as if nothing had been lost.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from io import BytesIO
+from typing import Any, NamedTuple
+from uuid import uuid4
+
+import pytest
+
+from handler.aws.calls import Operation, T
+from handler.batch.model import File, Progress, Shard
+from handler.batch.parts import FinishedRow, PartIndex, encode_part
+from handler.batch.states import Status
+from handler.errors import AwsError, NotThere
+from handler.settings import Deployment
+from tests.handler.aws.conftest import Run
+from tests.handler.aws.given import LEASE_SECONDS, NOW, claimed, in_progress, make_batch
+
+PROGRESS = Progress(7, 3, 70, 7, 21, 1.25)
+LATER = NOW + LEASE_SECONDS + 1
+
+
+class Case(NamedTuple):
+    """An operation that can be made again and again, and one that looks at all it may change."""
+
+    make: Callable[[], Operation[Any]]
+    look: Callable[[], Operation[Any]]
+
+
+def losing(operation: Operation[T], number: int) -> Operation[T]:
+    """Lose the answer of the `number`th call (from 0) of an operation."""
+    call = next(operation)
+    try:
+        while True:
+            try:
+                response = yield call
+            except AwsError as exc:
+                call = operation.throw(exc)
+            else:
+                is_lost = number == 0
+                number -= 1
+                lost = AwsError("the answer was lost")
+                call = operation.throw(lost) if is_lost else operation.send(response)
+    except StopIteration as stop:
+        result: T = stop.value
+        return result
+
+
+def all_of(deployment: Deployment, *batch_ids: str) -> Operation[list[Any]]:
+    """Return everything that the table knows of some batches."""
+    table, found = deployment.table, []
+    active = yield from table.list_active()
+    for batch_id in batch_ids:
+        batch = yield from table.get_batch(batch_id)
+        shards = yield from table.list_shards(batch_id)
+        newest = (yield from table.newest_drop(batch.source)) if batch else None
+        found += [batch, shards, newest, batch_id in active]
+    return found
+
+
+def creating(deployment: Deployment) -> Operation[Case]:
+    """Return a request's batch."""
+    batch = make_batch(deployment)
+    yield from ()
+    return Case(lambda: deployment.table.create_batch(batch), lambda: all_of(deployment, batch.id))
+
+
+def dropping(deployment: Deployment) -> Operation[Case]:
+    """Return the batch of an upload that replaces an older one."""
+    old = make_batch(deployment)
+    new = make_batch(deployment, old.source.key)
+    yield from deployment.table.create_drop(old, "0A")
+    return Case(
+        lambda: deployment.table.create_drop(new, "0B"),
+        lambda: all_of(deployment, old.id, new.id),
+    )
+
+
+def of_batch(
+    act: Callable[[Deployment, str], Operation[Any]],
+) -> Callable[[Deployment], Operation[Case]]:
+    """Return the case of an operation on a running batch of two shards."""
+
+    def prepare(deployment: Deployment) -> Operation[Case]:
+        batch = yield from in_progress(deployment, 2)
+        return Case(lambda: act(deployment, batch.id), lambda: all_of(deployment, batch.id))
+
+    return prepare
+
+
+def of_shard(
+    act: Callable[[Deployment, Shard], Operation[Any]],
+) -> Callable[[Deployment], Operation[Case]]:
+    """Return the case of an operation on a claimed shard."""
+
+    def prepare(deployment: Deployment) -> Operation[Case]:
+        shard = yield from claimed(deployment)
+        return Case(lambda: act(deployment, shard), lambda: all_of(deployment, shard.batch_id))
+
+    return prepare
+
+
+def of_objects(
+    act: Callable[[Deployment, Shard], Operation[Any]],
+) -> Callable[[Deployment], Operation[Case]]:
+    """Return the case of an operation on the objects of a shard that has a part."""
+
+    def prepare(deployment: Deployment) -> Operation[Case]:
+        shard, bucket = Shard(f"batch_{uuid4().hex}", 0, 1, 3, 0, 9, fence=1), deployment.bucket
+        yield from bucket.put_part(shard, 0, PART)
+
+        def look() -> Operation[list[Any]]:
+            found = []
+            for key in (yield from bucket.list_keys(f"work/{shard.batch_id}/")):
+                body = yield from bucket.get(key)
+                found.append((key, body))
+            return found
+
+        return Case(lambda: act(deployment, shard), look)
+
+    return prepare
+
+
+PART = encode_part(FinishedRow(line, b'{"n":%d}\n' % line, line != 2) for line in (1, 2, 3))
+
+
+def sealing(deployment: Deployment, shard: Shard) -> Operation[None]:
+    """Index the parts and write the segments."""
+    index: PartIndex = yield from deployment.bucket.index_parts(
+        shard.batch_id, 0, left_out=lambda *_: None
+    )
+    yield from deployment.bucket.put_segments(shard, index.seal(segment_bytes=1))
+
+
+def completing(deployment: Deployment) -> Operation[Case]:
+    """Return an upload whose end is NotThere when it was completed already."""
+    bucket, key = deployment.bucket, f"output/{uuid4().hex}.jsonl"
+    upload_id = yield from bucket.create_upload(key, {"n": "1"})
+    etag = yield from bucket.upload_part(key, upload_id, 1, BytesIO(b"abc"))
+
+    def complete() -> Operation[None]:
+        try:
+            yield from bucket.complete_upload(key, upload_id, {1: etag})
+        except NotThere:
+            return
+
+    return Case(complete, lambda: bucket.get(key))
+
+
+def turning(deployment: Deployment, batch_id: str) -> Operation[None]:
+    """Take the turn and give it back."""
+    yield from deployment.table.take_turn(batch_id, "me", now=NOW, until=NOW + 9)
+    yield from deployment.table.give_turn(batch_id, "me")
+
+
+def filing(deployment: Deployment) -> Operation[Case]:
+    """Return a file's record."""
+    file = File(f"file-{uuid4().hex}", "t", "k", 5, NOW, "n", "batch_output")
+    yield from ()
+    return Case(lambda: deployment.table.put_file(file), lambda: deployment.table.get_file(file.id))
+
+
+CASES: dict[str, Callable[[Deployment], Operation[Case]]] = {
+    "create_batch": creating,
+    "create_drop": dropping,
+    "move_batch": of_batch(
+        lambda d, id_: d.table.move_batch(
+            id_, Status.FINALIZING, NOW + 9, outcome=str(Status.COMPLETED)
+        )
+    ),
+    "change_batch": of_batch(
+        lambda d, id_: d.table.change_batch(
+            id_, Status.IN_PROGRESS, checkpoint="here", model=None, num_errors=2
+        )
+    ),
+    "set_once": of_batch(lambda d, id_: d.table.set_once(id_, "ended_at", NOW + 9)),
+    "take_turn": of_batch(lambda d, id_: d.table.take_turn(id_, "me", now=NOW, until=NOW + 9)),
+    "give_turn": of_batch(turning),
+    "forget_active": of_batch(lambda d, id_: d.table.forget_active(id_)),
+    "put_shard": of_batch(lambda d, id_: d.table.put_shard(Shard(id_, 2, 21, 5, 200, 250))),
+    "claim": of_batch(
+        lambda d, id_: d.table.claim(
+            id_, 1, owner="me", now=NOW, lease_seconds=LEASE_SECONDS, steal=False
+        )
+    ),
+    "renew": of_shard(
+        lambda d, shard: d.table.renew(shard, lease_until=LATER, progress=PROGRESS, attempts=0)
+    ),
+    "release": of_shard(
+        lambda d, shard: d.table.release(
+            shard, progress=PROGRESS, suspects=((1, 2), (3,)), quarantined=(4,), attempts=1
+        )
+    ),
+    "abandon": of_shard(lambda d, shard: d.table.abandon(shard.batch_id, 0, "why")),
+    "commit": of_shard(
+        lambda d, shard: d.table.commit(
+            shard, progress=PROGRESS, output_sizes=[5, 6], error_sizes=[]
+        )
+    ),
+    "put_file": filing,
+    "put": of_objects(
+        lambda d, shard: d.bucket.put(f"work/{shard.batch_id}/x", b"body", "text/plain")
+    ),
+    "put_part": of_objects(lambda d, shard: d.bucket.put_part(shard, 1, PART)),
+    "put_segments": of_objects(sealing),
+    "delete": of_objects(
+        lambda d, shard: d.bucket.delete(f"work/{shard.batch_id}/0000000/part-000001-000000")
+    ),
+    "complete_upload": completing,
+}
+
+
+def named(found: object) -> str:
+    """Return the words of a value with its random ids replaced by their order."""
+    text = repr(found)
+    ids = list(dict.fromkeys(re.findall(r"[0-9a-f]{32}", text)))
+    return re.sub(r"[0-9a-f]{32}", lambda match: f"<{ids.index(match[0])}>", text)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_lost_answer_changes_nothing(name: str, run: Run, deployment: Deployment) -> None:
+    """Whichever answer is lost, once: the second try returns and leaves what one try would."""
+    case = run(CASES[name](deployment))
+    expected = named((run(case.make()), run(case.look())))
+    number = 0
+    while True:
+        case = run(CASES[name](deployment))
+        try:
+            run(losing(case.make(), number))
+        except AwsError:
+            result = run(case.make())
+        else:
+            break
+        assert named((result, run(case.look()))) == expected
+        number += 1
+    assert number > 0

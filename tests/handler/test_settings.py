@@ -1,0 +1,94 @@
+"""What a deployment tells its processes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from pydantic import ValidationError
+
+from handler.batch.plan import MAX_SHARD_BYTES, MAX_SHARD_LINES, ShardLimits
+from handler.settings import deployment, read_settings
+
+NAMES = {
+    "TIDEMILL_TABLE": "t",
+    "TIDEMILL_BUCKET": "b",
+    "TIDEMILL_CONTROL_QUEUE": "https://sqs/control",
+}
+
+
+@pytest.fixture
+def _fresh() -> Iterator[None]:
+    """Forget the deployment of this process before and after."""
+    deployment.cache_clear()
+    yield
+    deployment.cache_clear()
+
+
+def test_names_alone_are_enough() -> None:
+    """All else has a default, and what else stands in the environment is not looked at."""
+    settings = read_settings(NAMES | {"TABLE": "x", "TIDEMILL_OF_A_LATER_VERSION": "x"})
+    assert (settings.table, settings.bucket) == ("t", "b")
+    assert settings.limits == ShardLimits(MAX_SHARD_LINES, MAX_SHARD_BYTES)
+    assert settings.work_queues == settings.gpu_hour_prices == {}
+    assert settings.event_bus == "default"
+    assert settings.strict_endpoint is False
+
+
+def test_everything_can_be_said() -> None:
+    """Maps are JSON, numbers and switches are words."""
+    settings = read_settings(
+        NAMES
+        | {
+            "TIDEMILL_WORK_QUEUES": '{"org/model": "https://sqs/work"}',
+            "TIDEMILL_GPU_HOUR_PRICES": '{"org/model": 2.5}',
+            "TIDEMILL_EVENT_BUS": "bus",
+            "TIDEMILL_SHARD_LINES": "10",
+            "TIDEMILL_SHARD_BYTES": "1000",
+            "TIDEMILL_STRICT_ENDPOINT": "1",
+            "TIDEMILL_MAX_ATTEMPTS": "2",
+        }
+    )
+    assert settings.limits == ShardLimits(10, 1000)
+    assert settings.work_queues == {"org/model": "https://sqs/work"}
+    assert settings.gpu_hour_prices == {"org/model": 2.5}
+    assert settings.strict_endpoint is True
+    assert (settings.event_bus, settings.max_attempts) == ("bus", 2)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_name_that_is_missing_is_told(name: str) -> None:
+    """By the field that has no value, before anything is done."""
+    with pytest.raises(ValidationError, match=name.removeprefix("TIDEMILL_").lower()):
+        read_settings({other: value for other, value in NAMES.items() if other != name})
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("SHARD_LINES", "0"),
+        ("SHARD_BYTES", "-1"),
+        ("MAX_ATTEMPTS", "many"),
+        ("WORK_QUEUES", "not json"),
+        ("WORK_QUEUES", '{"model": 7}'),
+        ("GPU_HOUR_PRICES", '{"model": 0}'),
+        ("STRICT_ENDPOINT", "perhaps"),
+    ],
+)
+def test_a_value_that_cannot_be_is_refused(name: str, value: str) -> None:
+    """With the name of the setting, not taken for a default."""
+    with pytest.raises(ValidationError, match=name.lower()):
+        read_settings(NAMES | {f"TIDEMILL_{name}": value})
+
+
+@pytest.mark.usefixtures("_fresh")
+def test_a_process_belongs_to_one_deployment(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is read once, and makes the operations on the resources that are named."""
+    queues = '{"m": "https://sqs/m"}'
+    for name, value in (NAMES | {"TIDEMILL_WORK_QUEUES": queues}).items():
+        monkeypatch.setenv(name, value)
+    found = deployment()
+    assert found is deployment()
+    assert (found.table.name, found.bucket.name, found.events.name) == ("t", "b", "default")
+    assert found.control.url == "https://sqs/control"
+    assert {model: queue.url for model, queue in found.work.items()} == {"m": "https://sqs/m"}

@@ -1,0 +1,90 @@
+"""The resources of a deployment, as emulators make them."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+from urllib.parse import unquote_plus
+from uuid import uuid4
+
+import pytest
+
+from handler.settings import read_settings
+from localstack.resources import MAX_RECEIVES, Resources, create_resources
+from tests.emulators import MODEL, Emulator
+
+
+@pytest.fixture
+def resources(emulator: Emulator) -> Resources:
+    """A deployment of its own, on each emulator in turn."""
+    return emulator.create()
+
+
+def drain(sqs: Any, url: str, wait_seconds: int = 2) -> list[str]:
+    """Return the bodies of all messages of a queue, until there have been none for a while."""
+    bodies = []
+    while messages := sqs.receive_message(
+        QueueUrl=url, MaxNumberOfMessages=10, WaitTimeSeconds=wait_seconds
+    ).get("Messages"):
+        for message in messages:
+            bodies.append(message["Body"])
+            sqs.delete_message(QueueUrl=url, ReceiptHandle=message["ReceiptHandle"])
+    return bodies
+
+
+def test_made_twice_they_are_the_same(emulator: Emulator) -> None:
+    """What is in them stays."""
+    prefix = f"twice-{uuid4().hex[:10]}"
+    first = create_resources(emulator.endpoint_url, prefix=prefix, models=[MODEL])
+    item = {"pk": {"S": "a"}, "sk": {"S": "b"}}
+    emulator.client("dynamodb").put_item(TableName=first.table, Item=item)
+    emulator.client("s3").put_object(Bucket=first.bucket, Key="x", Body=b"1")
+    assert create_resources(emulator.endpoint_url, prefix=prefix, models=[MODEL]) == first
+    assert emulator.client("dynamodb").scan(TableName=first.table)["Items"] == [item]
+    assert emulator.client("s3").get_object(Bucket=first.bucket, Key="x")["Body"].read() == b"1"
+
+
+def test_their_environment_is_what_handlers_read(resources: Resources) -> None:
+    """Every name arrives where it belongs."""
+    settings = read_settings(resources.environment)
+    assert settings.bucket == resources.bucket
+    assert settings.table == resources.table
+    assert settings.control_queue == resources.control
+    assert settings.work_queues == resources.work
+
+
+def test_uploads_of_input_files_ring_and_others_do_not(
+    emulator: Emulator, resources: Resources
+) -> None:
+    """By the prefix and the suffix, also when the upload has many parts."""
+    s3, sqs = emulator.client("s3"), emulator.client("sqs")
+    drain(sqs, resources.control)
+    for key in ("other/a.jsonl", "input/a.txt", "input/a b+é.jsonl"):
+        s3.put_object(Bucket=resources.bucket, Key=key, Body=b"{}")
+    where = {"Bucket": resources.bucket, "Key": "input/parts.jsonl"}
+    upload = where | {"UploadId": s3.create_multipart_upload(**where)["UploadId"]}
+    etag = s3.upload_part(**upload, PartNumber=1, Body=b"{}")["ETag"]
+    parts = {"Parts": [{"PartNumber": 1, "ETag": etag}]}
+    s3.complete_multipart_upload(**upload, MultipartUpload=parts)
+    keys = {
+        unquote_plus(record["s3"]["object"]["key"])
+        for body in drain(sqs, resources.control)
+        for record in json.loads(body)["Records"]
+    }
+    assert keys == {"input/a b+é.jsonl", "input/parts.jsonl"}
+
+
+def test_messages_that_nobody_deletes_end_among_the_dead_letters(
+    emulator: Emulator, resources: Resources
+) -> None:
+    """Of the control queue and of a model's, after five receives."""
+    sqs = emulator.client("sqs")
+    drain(sqs, resources.control)
+    for url in (resources.control, resources.work[MODEL]):
+        sqs.send_message(QueueUrl=url, MessageBody=url)
+        for _ in range(MAX_RECEIVES):
+            [_message] = sqs.receive_message(QueueUrl=url, VisibilityTimeout=0, WaitTimeSeconds=2)[
+                "Messages"
+            ]
+        assert "Messages" not in sqs.receive_message(QueueUrl=url)
+        assert drain(sqs, resources.dead_letters, wait_seconds=1) == [url]
