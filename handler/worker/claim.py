@@ -11,7 +11,7 @@ from handler.aws.items import dump, load
 from handler.aws.queues import advance_message
 from handler.batch.model import Batch, EngineInfo, Shard, ShardStatus
 from handler.batch.states import Status
-from handler.errors import ConditionFailed
+from handler.errors import ConditionFailed, LeaseLost
 from handler.log import logger
 from handler.worker.doorbell import Doorbell, Target
 from handler.worker.site import Site
@@ -95,15 +95,17 @@ async def _give_back(site: Site, doorbell: Doorbell, shard: Shard, reason: str) 
     """Release a shard that is not to be run, and ring for its batch."""
     table = site.deployment.table
     is_hopeless = shard.attempts > site.deployment.settings.max_attempts
-    await site.aws.run(
-        table.release(
-            shard,
-            progress=replace(shard.progress, rows_per_second=0.0),
-            suspects=shard.suspects,
-            quarantined=shard.quarantined,
-            attempts=shard.attempts if is_hopeless else shard.attempts - 1,
-        )
+    release = table.release(
+        shard,
+        progress=replace(shard.progress, rows_per_second=0.0),
+        suspects=shard.suspects,
+        quarantined=shard.quarantined,
+        attempts=shard.attempts if is_hopeless else shard.attempts - 1,
     )
+    try:
+        await site.aws.run(release)
+    except LeaseLost as exc:  # finalize has taken it meanwhile
+        logger.info("lease lost", reason=str(exc), batch_id=shard.batch_id, shard=shard.number)
     if is_hopeless and shard.abandoned is None:
         words = f"The shard was given up: {reason}."
         await site.aws.run(table.abandon(shard.batch_id, shard.number, words))

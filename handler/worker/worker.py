@@ -14,7 +14,7 @@ from uuid import uuid4
 from engine.protocol.stats import EngineInfo as LoadedEngine
 from handler.aws.queues import Message
 from handler.batch.model import EngineInfo
-from handler.errors import AwsError
+from handler.errors import AwsError, HandlerError
 from handler.log import logger
 from handler.worker.agenda import Verdict
 from handler.worker.claim import claim_shard, note_engine
@@ -152,7 +152,7 @@ class Worker:
                     for message in messages:
                         await self._take(feed, info, Doorbell(self._site, message))
                 num_failures = 0
-            except AwsError as exc:
+            except HandlerError as exc:  # one message's misfortune must not be the next one's
                 self._polling = None
                 num_failures += 1
                 logger.warning("receiving failed", reason=str(exc))

@@ -267,3 +267,23 @@ async def test_a_message_that_somebody_else_has_answered_is_no_trouble(
     await doorbell.dismiss()
     assert await num_hidden(site) == 0
     assert doorbell.labels == shard_message(*doorbell.target)  # type: ignore[misc]
+
+
+async def test_a_shard_that_finalize_takes_meanwhile_is_left_to_it(
+    rig: Rig, site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Stolen between the claim and its release: the message goes, and nobody is stopped by it."""
+    work = rig.batch(GOOD)
+
+    def stolen(*_: object) -> str:
+        rig.run(
+            rig.deployment.table.claim(
+                work.id, 0, owner="finalize", now=time.time(), lease_seconds=60, steal=True
+            )
+        )
+        return "the batch is cancelling"
+
+    monkeypatch.setattr("handler.worker.claim.why_not_run", stolen)
+    assert await claim(site) is None
+    assert work.shard().owner == "finalize"
+    assert await num_hidden(site) == 0
