@@ -1,0 +1,36 @@
+"""Alarms: each says in its description what it means and where docs/operate.md goes on."""
+
+from __future__ import annotations
+
+from aws_cdk import aws_cloudwatch as cloudwatch
+from aws_cdk import aws_cloudwatch_actions as actions
+from aws_cdk import aws_sns as sns
+from constructs import Construct
+
+
+def add_alarm(
+    scope: Construct,
+    construct_id: str,
+    *,
+    topic: sns.ITopic,
+    metric: cloudwatch.IMetric,
+    above: float,
+    minutes: int,
+    description: str,
+) -> cloudwatch.Alarm:
+    """Tell the topic when a metric of one-minute periods was above a value for so many minutes.
+
+    No data is good news: most of these metrics exist only while something happens.
+    """
+    alarm = cloudwatch.Alarm(
+        scope,
+        construct_id,
+        metric=metric,
+        threshold=above,
+        comparison_operator=cloudwatch.ComparisonOperator.GREATER_THAN_THRESHOLD,
+        evaluation_periods=minutes,
+        treat_missing_data=cloudwatch.TreatMissingData.NOT_BREACHING,
+        alarm_description=f"{description} See docs/operate.md.",
+    )
+    alarm.add_alarm_action(actions.SnsAction(topic))
+    return alarm

@@ -1,0 +1,1 @@
+"""What answers: the Lambdas and the HTTP API in front of one of them."""

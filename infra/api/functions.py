@@ -1,0 +1,55 @@
+"""The Lambdas: one bundle, one role each with what its handler does and nothing more."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from aws_cdk import Duration, Size
+from aws_cdk import aws_iam as iam
+from aws_cdk import aws_lambda as lambda_
+from constructs import Construct
+
+from infra.bundle import Bundle
+from infra.config import Config
+from infra.logs import log_group
+
+
+class Function(Construct):
+    """A Lambda whose handler is `handler.lambdas.<module>.handler`; logs go to its own group."""
+
+    def __init__(
+        self,
+        scope: Construct,
+        construct_id: str,
+        *,
+        module: str,
+        bundle: Bundle,
+        config: Config,
+        environment: Mapping[str, str],
+        may: Iterable[iam.PolicyStatement],
+        memory_mib: int,
+        timeout: Duration,
+        scratch: Size | None = None,
+    ) -> None:
+        super().__init__(scope, construct_id)
+        self.logs = log_group(self, "Logs", days=config.retention.log_days)
+        role = iam.Role(self, "Role", assumed_by=iam.ServicePrincipal("lambda.amazonaws.com"))
+        self.logs.grant_write(role)
+        for statement in may:
+            role.add_to_policy(statement)
+        self.function = lambda_.Function(
+            self,
+            "Function",
+            code=bundle.code,
+            runtime=bundle.runtime,
+            architecture=bundle.architecture,
+            handler=f"handler.lambdas.{module}.handler",
+            role=role,
+            log_group=self.logs,
+            logging_format=lambda_.LoggingFormat.JSON,
+            environment={**environment, "POWERTOOLS_SERVICE_NAME": module},
+            memory_size=memory_mib,
+            timeout=timeout,
+            ephemeral_storage_size=scratch,
+            description=f"{config.name}: {module}",
+        )

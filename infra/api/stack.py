@@ -1,0 +1,208 @@
+"""The Api stack: the Lambdas on their queues and schedule, and the HTTP API."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from aws_cdk import CfnOutput, Duration, Size, Stack
+from aws_cdk import aws_iam as iam
+from aws_cdk import aws_lambda_event_sources as event_sources
+from aws_cdk import aws_scheduler as scheduler
+from aws_cdk import aws_scheduler_targets as scheduler_targets
+from aws_cdk import aws_sqs as sqs
+from constructs import Construct
+
+from infra import permissions as may
+from infra.alarms import add_alarm
+from infra.api.functions import Function
+from infra.api.http_api import HttpApi
+from infra.bundle import Bundle
+from infra.data.queues import LAMBDA_SECONDS
+from infra.data.stack import DataStack
+from infra.logs import log_group
+
+_RESULTS = ("output/", "files/")
+_INPUTS = ("input/", "files/")
+_WORK = "work/"
+# Files that are read or joined at once; more wait in the queue.
+_MAX_CONTROL_RUNS = 50
+_DEAD_LETTER_SECONDS = 60
+_REAPER_MINUTES = 5
+
+
+class ApiStack(Stack):
+    """Intake, finalize, reaper and API of one deployment, over its Data stack."""
+
+    def __init__(
+        self, scope: Construct, construct_id: str, *, data: DataStack, bundle: Bundle, **stack: Any
+    ) -> None:
+        super().__init__(scope, construct_id, **stack)
+        self.data, self._bundle = data, bundle
+        self.control = self._add_control()
+        self.reaper = self._add_reaper()
+        self.dead_letters = self._add_dead_letters()
+        self.api = self._add_function(
+            "Api",
+            "api",
+            memory_mib=512,
+            timeout=Duration.seconds(29),
+            statements=[
+                may.batches(data),
+                may.listings(data),
+                may.ring_control(data),
+                may.announce(data),
+                # The report of a batch that is cancelled before anything of it has run.
+                may.write_objects(data, *_RESULTS),
+            ],
+        )
+        self.http_api = self._add_http_api()
+        self._add_alarms()
+        CfnOutput(self, "ApiUrl", value=self.http_api.url)
+
+    def _add_control(self) -> Function:
+        """Add the Lambda that takes files in, joins their rows and delivers them."""
+        data = self.data
+        control = self._add_function(
+            "Control",
+            "control",
+            # Memory buys processor time: at 1,769 MiB a Lambda has one whole processor.
+            memory_mib=1769,
+            timeout=Duration.seconds(LAMBDA_SECONDS),
+            # Custom ids that have been seen lie in files there.
+            scratch=Size.gibibytes(10),
+            statements=[
+                *self._to_end_batches(),
+                may.find_objects(data),
+                may.read_objects(data, *_INPUTS, _WORK, "output/"),
+                may.delete_objects(data, *_RESULTS),
+            ],
+        )
+        self._feed(control, data.doorbells.control, max_concurrency=_MAX_CONTROL_RUNS)
+        return control
+
+    def _add_reaper(self) -> Function:
+        """Add the Lambda that mends what is amiss, and the schedule that calls it."""
+        reaper = self._add_function(
+            "Reaper",
+            "reaper",
+            memory_mib=512,
+            timeout=Duration.seconds(LAMBDA_SECONDS),
+            statements=self._to_end_batches(),
+        )
+        role = iam.Role(
+            self, "ScheduleRole", assumed_by=iam.ServicePrincipal("scheduler.amazonaws.com")
+        )
+        role.add_to_policy(
+            iam.PolicyStatement(
+                actions=["lambda:InvokeFunction"], resources=[reaper.function.function_arn]
+            )
+        )
+        scheduler.Schedule(
+            self,
+            "Schedule",
+            schedule=scheduler.ScheduleExpression.rate(Duration.minutes(_REAPER_MINUTES)),
+            target=scheduler_targets.LambdaInvoke(
+                reaper.function, role=role, dead_letter_queue=self.data.doorbells.undeliverable
+            ),
+            description="Looks at every active batch",
+        )
+        return reaper
+
+    def _add_dead_letters(self) -> Function:
+        dead_letters = self._add_function(
+            "DeadLetters",
+            "dead_letters",
+            memory_mib=512,
+            timeout=Duration.seconds(_DEAD_LETTER_SECONDS),
+            statements=self._to_end_batches(),
+        )
+        self._feed(dead_letters, self.data.doorbells.dead_letters, max_concurrency=5)
+        return dead_letters
+
+    def _add_http_api(self) -> HttpApi:
+        authorizer = None
+        if self.data.config.auth == "keys":
+            authorizer = self._add_function(
+                "Authorizer",
+                "authorizer",
+                memory_mib=512,
+                timeout=Duration.seconds(10),
+                statements=[may.api_keys(self.data)],
+            ).function
+        days = self.data.config.retention.log_days
+        return HttpApi(
+            self,
+            "Http",
+            api=self.api.function,
+            authorizer=authorizer,
+            access_logs=log_group(self, "AccessLogs", days=days),
+        )
+
+    def _to_end_batches(self) -> list[iam.PolicyStatement]:
+        """Return what every handler needs that may move a batch on, to its end."""
+        data = self.data
+        return [
+            may.batches(data),
+            may.ring_control(data),
+            may.ring_workers(data),
+            may.wake_services(data),
+            may.announce(data),
+            may.write_objects(data, *_RESULTS, _WORK),
+        ]
+
+    def _add_function(
+        self,
+        construct_id: str,
+        module: str,
+        *,
+        memory_mib: int,
+        timeout: Duration,
+        statements: Iterable[iam.PolicyStatement],
+        scratch: Size | None = None,
+    ) -> Function:
+        return Function(
+            self,
+            construct_id,
+            module=module,
+            bundle=self._bundle,
+            config=self.data.config,
+            environment=self.data.settings(),
+            may=statements,
+            memory_mib=memory_mib,
+            timeout=timeout,
+            scratch=scratch,
+        )
+
+    def _feed(self, function: Function, queue: sqs.Queue, *, max_concurrency: int) -> None:
+        """Hand the queue's messages to the function, one at a time: each may take minutes."""
+        function.function.add_event_source(
+            event_sources.SqsEventSource(
+                queue,
+                batch_size=1,
+                max_concurrency=max_concurrency,
+                report_batch_item_failures=True,
+            )
+        )
+
+    def _add_alarms(self) -> None:
+        topic, minute = self.data.topic, Duration.minutes(1)
+        for function in (self.control, self.reaper, self.dead_letters, self.api):
+            add_alarm(
+                function,
+                "Errors",
+                topic=topic,
+                metric=function.function.metric_errors(period=minute, statistic="Sum"),
+                above=0,
+                minutes=5,
+                description=f"{function.node.id} fails again and again.",
+            )
+        add_alarm(
+            self,
+            "ApiServerErrors",
+            topic=topic,
+            metric=self.http_api.api.metric_server_error(period=minute, statistic="Sum"),
+            above=0,
+            minutes=3,
+            description="The API answers requests with 5xx.",
+        )

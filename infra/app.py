@@ -1,0 +1,39 @@
+"""`python -m infra.app`, which `cdk` calls: from the configuration to the stacks."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from aws_cdk import App, Environment, Tags
+
+from infra.api.stack import ApiStack
+from infra.bundle import Bundle, machine_here, make_bundle
+from infra.config import DEFAULT_PATH, Config, ConfigRefused, read_config
+from infra.data.stack import DataStack
+
+
+def add_stacks(app: App, config: Config, bundle: Bundle, env: Environment | None = None) -> None:
+    """Add the stacks of a deployment to the app."""
+    data = DataStack(app, "Data", config=config, stack_name=f"{config.name}-data", env=env)
+    ApiStack(app, "Api", data=data, bundle=bundle, stack_name=f"{config.name}-api", env=env)
+    Tags.of(app).add("tidemill", config.name)
+
+
+def main() -> int:
+    """Synthesise what the context asks for; a wrong configuration ends with a sentence."""
+    app = App()
+    path = Path(app.node.try_get_context("config") or DEFAULT_PATH)
+    try:
+        config = read_config(path)
+    except ConfigRefused as exc:
+        sys.stderr.write(f"{exc}\n")
+        return 1
+    is_local = app.node.try_get_context("local") == "true"
+    add_stacks(app, config, make_bundle(machine_here() if is_local else "arm64"))
+    app.synth()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,137 @@
+"""The Lambdas' code: our packages and what they import, as pip resolves it, without Docker.
+
+A bundle is built once for each state of what goes into it and found again under `out/bundles`.
+"""
+
+from __future__ import annotations
+
+import platform
+import shutil
+import subprocess
+import sys
+import tomllib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from hashlib import sha256
+from pathlib import Path
+from typing import Final, Literal
+
+from aws_cdk import aws_lambda as lambda_
+
+ROOT: Final = Path(__file__).parent.parent
+_OURS = ("handler", "engine/__init__.py", "engine/protocol")
+# What only workers run, or reads tools that are in no Lambda.
+_LEFT_OUT = shutil.ignore_patterns("__pycache__", "worker", "aio.py", "weights.py")
+# botocore describes every service of AWS; Lambdas speak to these.
+_SERVICES = {"dynamodb", "s3", "sqs", "events", "ecs", "sts"}
+
+Machine = Literal["arm64", "x86_64"]
+
+
+@dataclass(frozen=True, slots=True)
+class Bundle:
+    """Code for Lambda and what can run it."""
+
+    code: lambda_.Code
+    runtime: lambda_.Runtime
+    architecture: lambda_.Architecture
+
+
+def make_bundle(machine: Machine) -> Bundle:
+    """Return the bundle for a kind of processor, built unless it is there.
+
+    It runs on the Python that runs this: its byte code is in the bundle, as Lambda would compile
+    every module again at each cold start.
+    """
+    return Bundle(
+        lambda_.Code.from_asset(str(build(machine))),
+        lambda_.Runtime(
+            f"python{_python_version()}", lambda_.RuntimeFamily.PYTHON, supports_inline_code=True
+        ),
+        lambda_.Architecture.ARM_64 if machine == "arm64" else lambda_.Architecture.X86_64,
+    )
+
+
+def machine_here() -> Machine:
+    """Return the kind of processor of this machine."""
+    return "arm64" if platform.machine() in {"arm64", "aarch64"} else "x86_64"
+
+
+def build(machine: Machine) -> Path:
+    """Return the folder of the bundle; raises CalledProcessError when pip cannot fill it."""
+    folder = ROOT / "out" / "bundles" / f"{machine}-{_digest(machine)}"
+    if folder.exists():
+        return folder
+    growing = folder.with_suffix(".growing")
+    shutil.rmtree(growing, ignore_errors=True)
+    growing.mkdir(parents=True)
+    _install(growing, machine)
+    _prune(growing)
+    for name in _OURS:
+        source, target = ROOT / name, growing / name
+        target.parent.mkdir(exist_ok=True)
+        if source.is_dir():
+            shutil.copytree(source, target, ignore=_LEFT_OUT)
+        else:
+            shutil.copy(source, target)
+    compile_all = ["-m", "compileall", "-q", "--invalidation-mode", "unchecked-hash"]
+    subprocess.run(  # noqa: S603 - our own command
+        [sys.executable, *compile_all, "-s", str(growing), str(growing)], check=True
+    )
+    growing.rename(folder)
+    return folder
+
+
+def _install(folder: Path, machine: Machine) -> None:
+    processor = "aarch64" if machine == "arm64" else "x86_64"
+    subprocess.run(  # noqa: S603 - our own command
+        [
+            *(sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"),
+            *("--target", str(folder), "--no-compile", "--only-binary", ":all:"),
+            *("--implementation", "cp", "--python-version", _python_version()),
+            # Of the older tags both are tried, and Lambda's system is newer than both.
+            *("--platform", f"manylinux2014_{processor}"),
+            *("--platform", f"manylinux_2_28_{processor}"),
+            *("--constraint", str(ROOT / "constraints.txt")),
+            *requirements(),
+        ],
+        check=True,
+        stdin=subprocess.DEVNULL,
+    )
+
+
+def requirements() -> list[str]:
+    """Return what the bundle holds of other people, as pyproject.toml names it."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    found: list[str] = project["optional-dependencies"]["lambda"]
+    return found
+
+
+def _prune(folder: Path) -> None:
+    """Take away what no Lambda reads: nine tenths of it all."""
+    for service in (folder / "botocore" / "data").iterdir():
+        if service.is_dir() and service.name not in _SERVICES:
+            shutil.rmtree(service)
+    for name in ("bin", "boto3/examples"):
+        shutil.rmtree(folder / name, ignore_errors=True)
+
+
+def _digest(machine: Machine) -> str:
+    digest = sha256(f"{machine} {_python_version()}".encode())
+    for path in sorted(_sources()):
+        digest.update(f"{path.relative_to(ROOT)}\n".encode())
+        digest.update(path.read_bytes())
+    return digest.hexdigest()[:16]
+
+
+def _sources() -> Iterator[Path]:
+    yield ROOT / "constraints.txt"
+    yield ROOT / "pyproject.toml"
+    yield Path(__file__)
+    for name in _OURS:
+        source = ROOT / name
+        yield from source.rglob("*.py") if source.is_dir() else [source]
+
+
+def _python_version() -> str:
+    return f"{sys.version_info.major}.{sys.version_info.minor}"

@@ -1,0 +1,1 @@
+"""Where workers run: work queues in, parts out."""

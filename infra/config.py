@@ -1,0 +1,191 @@
+"""What a deployment is asked to be: one TOML file, read once, wrong in no place when it is used."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError
+from pydantic import field_validator as field_check
+from pydantic import model_validator as model_check
+
+from handler.batch.options import MAX_WINDOW_SECONDS, window_seconds
+from handler.errors import InvalidOption
+from infra.gpus import GPUS
+
+DEFAULT_PATH = Path(__file__).parent / "config.toml"
+
+Days = Annotated[int, Field(ge=0, le=3650)]
+# CloudWatch Logs keeps logs for one of these numbers of days only.
+LogDays = Literal[1, 3, 5, 7, 14, 30, 60, 90, 120, 150, 180, 365, 400, 545, 731]
+_DAY_SECONDS = 24 * 3600
+# Winding up a batch is given up after one day; the next one makes sure.
+_MIN_WORK_DAYS = MAX_WINDOW_SECONDS // _DAY_SECONDS + 2
+
+
+class ConfigRefused(Exception):
+    """A configuration that cannot be deployed; the message says what to change."""
+
+
+class _Table(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+
+class Windows(_Table):
+    """How long batches may take."""
+
+    default: str = "24h"
+
+    @field_check("default")
+    @classmethod
+    def _check_default(cls, window: str) -> str:
+        try:
+            window_seconds(window, param="default")
+        except InvalidOption as exc:
+            raise ValueError(f'is "{window}"; it can be from 30m to 14d, such as 24h') from exc
+        return window
+
+
+class Retention(_Table):
+    """For how many days things are kept; `output_days = 0` keeps results for ever."""
+
+    output_days: Days = 90
+    work_days: Annotated[int, Field(ge=_MIN_WORK_DAYS, le=3650)] = _MIN_WORK_DAYS
+    log_days: LogDays = 30
+    table_days: Annotated[int, Field(ge=2, le=3650)] = 90
+
+
+class Model(_Table):
+    """A served model and the workers that run it."""
+
+    name: Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._/:-]{0,127}$")]
+    weights: Annotated[str, StringConstraints(pattern=r"^(s3://[a-z0-9.-]{3,63}/.+)?$")] = ""
+    gpu: str
+    gpus_per_worker: Annotated[int, Field(ge=1, le=8)] = 1
+    max_workers: Annotated[int, Field(ge=1, le=1000)] = 1
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
+    gpu_hour_price: Annotated[float, Field(ge=0, le=1000, strict=False)] = 0.0
+    args: tuple[str, ...] = Field(default=(), strict=False)
+
+    @field_check("gpu")
+    @classmethod
+    def _check_gpu(cls, gpu: str) -> str:
+        if gpu not in GPUS:
+            raise ValueError(f'is "{gpu}"; it can be {", ".join(GPUS)}')
+        return gpu
+
+    @property
+    def slug(self) -> str:
+        """Return the name as it may stand in names of AWS resources."""
+        letters = (char if char.isalnum() else "-" for char in self.name.lower())
+        return "-".join(word for word in "".join(letters).split("-") if word)[:40].rstrip("-")
+
+
+class Config(_Table):
+    """A whole deployment."""
+
+    name: Annotated[str, StringConstraints(pattern=r"^[a-z][a-z0-9-]{0,23}$")] = "tidemill"
+    alarm_email: Annotated[str, StringConstraints(pattern=r"^([^@\s]+@[^@\s]+\.[^@\s]+)?$")] = ""
+    compute: Literal["managed-instances", "asg"] = "managed-instances"
+    spot: bool = False
+    auth: Literal["keys", "iam"] = "keys"
+    windows: Windows = Field(default_factory=Windows)
+    retention: Retention = Field(default_factory=Retention)
+    models: Annotated[tuple[Model, ...], Field(min_length=1, strict=False)]
+
+    @model_check(mode="after")
+    def _check_models(self) -> Self:
+        for what in ("name", "slug"):
+            values = [getattr(model, what) for model in self.models]
+            twice = {value for value in values if values.count(value) > 1}
+            if twice:
+                raise ValueError(f"two models have the name {min(twice)}")
+        return self
+
+    @model_check(mode="after")
+    def _check_spot(self) -> Self:
+        if self.spot and self.compute != "asg":
+            raise ValueError('spot = true needs compute = "asg"')
+        return self
+
+    def service_of(self, model: Model) -> str:
+        """Return the name of the ECS service that runs a model; the cluster is called `name`."""
+        return f"{self.name}-{model.slug}"
+
+
+def read_config(path: Path) -> Config:
+    """Return what the file asks for; raises ConfigRefused with one sentence for each mistake."""
+    try:
+        found = tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as exc:
+        raise ConfigRefused(f"{path} cannot be read: {exc.strerror}.") from exc
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as exc:
+        raise ConfigRefused(f"{path} is not TOML: {exc}.") from exc
+    return make_config(found, str(path))
+
+
+def make_config(found: Mapping[str, Any], where: str) -> Config:
+    """Return the configuration that a table holds; `where` names it in errors."""
+    try:
+        return Config.model_validate(found)
+    except ValidationError as exc:
+        raise ConfigRefused("\n".join(_sentences(exc.errors(), where))) from exc
+
+
+_WORDS = {
+    "extra_forbidden": "is no key that Tidemill knows",
+    "missing": "must be given",
+    "int_type": "must be a whole number",
+    "string_type": "must be a text in quotes",
+    "bool_type": "must be true or false",
+    "float_parsing": "must be a number",
+    "float_type": "must be a number",
+    "too_short": "must hold at least one",
+}
+
+
+# What a text must look like, by the last name of its place.
+_LOOKS = {
+    "alarm_email": "an e-mail address",
+    "name": "a short name of letters, digits and dashes",
+    "weights": "s3://bucket/prefix",
+}
+
+
+def _sentences(errors: Sequence[Any], where: str) -> Iterator[str]:
+    for error in errors:
+        place = error["loc"]
+        is_echo = error["type"] == "too_short" and any(
+            other["loc"][: len(place)] == place and other is not error for other in errors
+        )
+        if not is_echo:  # of a list whose entries are wrong
+            yield " ".join(filter(None, (f"{where}:", _path(place), f"{_words(error)}.")))
+
+
+def _path(loc: Iterable[int | str]) -> str:
+    """Return a place as `models[1].gpu`, with models counted from 1 as a person does."""
+    path = ""
+    for part in loc:
+        path += f"[{part + 1}]" if isinstance(part, int) else f".{part}" if path else part
+    return path
+
+
+def _words(error: Mapping[str, Any]) -> str:
+    given = error["input"]
+    match error["type"], error.get("ctx", {}):
+        case kind, _ if kind in _WORDS:
+            return _WORDS[kind]
+        case "value_error", context:
+            return str(context["error"])
+        case "literal_error", context:
+            return f"is {given!r}; it can be {context['expected']}"
+        case "string_pattern_mismatch", _:
+            return f'is "{given}", which does not look like {_LOOKS[error["loc"][-1]]}'
+        case "greater_than_equal", context:
+            return f"is {given}; it must be {context['ge']} or more"
+        case "less_than_equal", context:
+            return f"is {given}; it must be {context['le']} or less"
+        case _:
+            return f"is {given!r}: {error['msg']}"

@@ -1,0 +1,1 @@
+"""What outlives every process: bucket, table, queues, events."""

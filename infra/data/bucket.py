@@ -1,0 +1,104 @@
+"""The bucket: files come in under `input/`, results go out under `output/`."""
+
+from __future__ import annotations
+
+from aws_cdk import Duration, RemovalPolicy
+from aws_cdk import aws_iam as iam
+from aws_cdk import aws_s3 as s3
+from aws_cdk import aws_sqs as sqs
+from constructs import Construct
+
+from infra.config import Retention
+
+_DROPS = [("prefix", "input/"), ("suffix", ".jsonl")]
+# Older versions are of use while a batch that reads one may still run.
+_ABANDONED_UPLOAD_DAYS = 7
+
+
+class DropBucket(Construct):
+    """A private, versioned bucket that tells `control` of each drop; kept when its stack goes."""
+
+    def __init__(
+        self, scope: Construct, construct_id: str, *, retention: Retention, control: sqs.Queue
+    ) -> None:
+        super().__init__(scope, construct_id)
+        self.bucket = s3.Bucket(
+            self,
+            "Bucket",
+            block_public_access=s3.BlockPublicAccess.BLOCK_ALL,
+            encryption=s3.BucketEncryption.S3_MANAGED,
+            enforce_ssl=True,
+            minimum_tls_version=1.2,
+            object_ownership=s3.ObjectOwnership.BUCKET_OWNER_ENFORCED,
+            versioned=True,
+            removal_policy=RemovalPolicy.RETAIN,
+            lifecycle_rules=_lifecycle(retention),
+        )
+        self._notify(control)
+
+    def _notify(self, control: sqs.Queue) -> None:
+        """Have S3 announce uploads to the queue.
+
+        Set on the bucket itself: the construct's own way brings a Lambda that may change every
+        bucket. The queue's policy must be there first and so cannot name the bucket.
+        """
+        allowed = control.add_to_resource_policy(
+            iam.PolicyStatement(
+                principals=[iam.ServicePrincipal("s3.amazonaws.com")],
+                actions=["sqs:SendMessage"],
+                resources=[control.queue_arn],
+                conditions={"StringEquals": {"aws:SourceAccount": self.bucket.stack.account}},
+            )
+        )
+        resource = self.bucket.node.default_child
+        assert isinstance(resource, s3.CfnBucket)
+        resource.notification_configuration = s3.CfnBucket.NotificationConfigurationProperty(
+            queue_configurations=[
+                s3.CfnBucket.QueueConfigurationProperty(
+                    event="s3:ObjectCreated:*",
+                    queue=control.queue_arn,
+                    filter=s3.CfnBucket.NotificationFilterProperty(
+                        s3_key=s3.CfnBucket.S3KeyFilterProperty(
+                            rules=[
+                                s3.CfnBucket.FilterRuleProperty(name=name, value=value)
+                                for name, value in _DROPS
+                            ]
+                        )
+                    ),
+                )
+            ]
+        )
+        assert allowed.policy_dependable is not None
+        resource.node.add_dependency(allowed.policy_dependable)
+
+
+def _lifecycle(retention: Retention) -> list[s3.LifecycleRule]:
+    work = Duration.days(retention.work_days)
+    rules = [
+        s3.LifecycleRule(
+            id="abandoned-uploads",
+            abort_incomplete_multipart_upload_after=Duration.days(_ABANDONED_UPLOAD_DAYS),
+            expired_object_delete_marker=True,
+        ),
+        # The current version of what is in flight goes with its batch at the latest; there is one
+        # version of each object only, so that an older one is what was deleted.
+        s3.LifecycleRule(
+            id="work",
+            prefix="work/",
+            expiration=work,
+            noncurrent_version_expiration=Duration.days(1),
+        ),
+        # A batch reads the version that was dropped, also after a newer drop of the same key.
+        s3.LifecycleRule(id="replaced-input", prefix="input/", noncurrent_version_expiration=work),
+    ]
+    for prefix in ("output/", "files/"):
+        kept = retention.output_days
+        rules.append(
+            s3.LifecycleRule(
+                id=f"old-{prefix.rstrip('/')}",
+                prefix=prefix,
+                expiration=Duration.days(kept) if kept else None,
+                noncurrent_version_expiration=Duration.days(_ABANDONED_UPLOAD_DAYS),
+            )
+        )
+    return rules

@@ -1,0 +1,58 @@
+"""The event bus for whoever waits for batches, and the topic for whoever mends them."""
+
+from __future__ import annotations
+
+from aws_cdk import aws_events as events
+from aws_cdk import aws_events_targets as targets
+from aws_cdk import aws_iam as iam
+from aws_cdk import aws_sns as sns
+from aws_cdk import aws_sns_subscriptions as subscriptions
+from aws_cdk import aws_sqs as sqs
+from constructs import Construct
+
+from handler.aws.events import DETAIL_TYPE, SOURCE
+from handler.batch.states import Status
+
+_BAD_ENDS = [str(Status.FAILED), str(Status.EXPIRED)]
+
+
+class Announcements(Construct):
+    """A `bus` that carries every batch's statuses, and a `topic` for alarms and bad ends."""
+
+    def __init__(
+        self, scope: Construct, construct_id: str, *, alarm_email: str, undeliverable: sqs.Queue
+    ) -> None:
+        super().__init__(scope, construct_id)
+        self.bus = events.EventBus(self, "Bus")
+        self.topic = sns.Topic(self, "Alarms", enforce_ssl=True)
+        if alarm_email:
+            self.topic.add_subscription(subscriptions.EmailSubscription(alarm_email))
+        ended_badly = events.Rule(
+            self,
+            "EndedBadly",
+            event_bus=self.bus,
+            description="A batch that failed or expired",
+            event_pattern=events.EventPattern(
+                source=[SOURCE], detail_type=[DETAIL_TYPE], detail={"status": _BAD_ENDS}
+            ),
+        )
+        ended_badly.add_target(
+            targets.SnsTopic(
+                self.topic,
+                dead_letter_queue=undeliverable,
+                message=events.RuleTargetInput.from_text(
+                    f"Batch {events.EventField.from_path('$.detail.batch_id')} of "
+                    f"{events.EventField.from_path('$.detail.input')} is "
+                    f"{events.EventField.from_path('$.detail.status')}."
+                ),
+            )
+        )
+        self.topic.add_to_resource_policy(
+            iam.PolicyStatement(
+                sid="AlarmsPublish",
+                principals=[iam.ServicePrincipal("cloudwatch.amazonaws.com")],
+                actions=["sns:Publish"],
+                resources=[self.topic.topic_arn],
+                conditions={"StringEquals": {"aws:SourceAccount": self.topic.stack.account}},
+            )
+        )

@@ -1,0 +1,67 @@
+"""The queues: doorbells for the Lambdas and for each model's workers, and where dead ones go."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from aws_cdk import Duration
+from aws_cdk import aws_sqs as sqs
+from constructs import Construct
+
+from infra.config import Model
+
+# Of every handler; a queue that calls one must hide a message for longer.
+LAMBDA_SECONDS = 900
+_CONTROL_VISIBILITY = Duration.seconds(LAMBDA_SECONDS + 60)
+# A worker renews its messages; this is what a message has between receipt and first renewal.
+_WORK_VISIBILITY = Duration.seconds(60)
+# Failures are counted in the table, where waiting is none: a message gets some receipts more.
+_MAX_RECEIVES = 5
+_DEAD_LETTER_VISIBILITY = Duration.seconds(6 * 60)
+
+
+class Doorbells(Construct):
+    """`control`, `work` (one queue a model, by the model's name) and their `dead_letters`."""
+
+    def __init__(self, scope: Construct, construct_id: str, *, models: Iterable[Model]) -> None:
+        super().__init__(scope, construct_id)
+        # What even its own handler cannot deal with stays here for a person, and raises an alarm.
+        self.undeliverable = self._queue("Undeliverable", retention_period=Duration.days(14))
+        self.dead_letters = self._queue(
+            "DeadLetters",
+            visibility_timeout=_DEAD_LETTER_VISIBILITY,
+            retention_period=Duration.days(14),
+            dead_letter_queue=sqs.DeadLetterQueue(queue=self.undeliverable, max_receive_count=10),
+        )
+        redrive = sqs.DeadLetterQueue(queue=self.dead_letters, max_receive_count=_MAX_RECEIVES)
+        self.control = self._queue(
+            "Control", visibility_timeout=_CONTROL_VISIBILITY, dead_letter_queue=redrive
+        )
+        self.work = {
+            model.name: self._queue(
+                f"Work-{model.slug}",
+                visibility_timeout=_WORK_VISIBILITY,
+                # Longer than any batch's window may be left: shards of one wait their turn here.
+                retention_period=Duration.days(14),
+                dead_letter_queue=redrive,
+            )
+            for model in models
+        }
+
+    def _queue(
+        self,
+        construct_id: str,
+        *,
+        visibility_timeout: Duration | None = None,
+        retention_period: Duration | None = None,
+        dead_letter_queue: sqs.DeadLetterQueue | None = None,
+    ) -> sqs.Queue:
+        return sqs.Queue(
+            self,
+            construct_id,
+            encryption=sqs.QueueEncryption.SQS_MANAGED,
+            enforce_ssl=True,
+            visibility_timeout=visibility_timeout,
+            retention_period=retention_period,
+            dead_letter_queue=dead_letter_queue,
+        )

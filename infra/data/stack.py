@@ -1,0 +1,114 @@
+"""The Data stack: everything that must survive a redeployment, and what tells of it."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from aws_cdk import CfnOutput, Duration, Stack
+from constructs import Construct
+
+from infra.alarms import add_alarm
+from infra.config import Config
+from infra.data.bucket import DropBucket
+from infra.data.events import Announcements
+from infra.data.queues import Doorbells
+from infra.data.table import BatchTable
+
+_MINUTE = Duration.minutes(1)
+
+
+class DataStack(Stack):
+    """Bucket, table, queues and events of one deployment, for the other stacks to use."""
+
+    def __init__(
+        self, scope: Construct, construct_id: str, *, config: Config, **stack: Any
+    ) -> None:
+        super().__init__(scope, construct_id, **stack)
+        self.config = config
+        self.doorbells = Doorbells(self, "Doorbells", models=config.models)
+        self.bucket = DropBucket(
+            self, "Drops", retention=config.retention, control=self.doorbells.control
+        ).bucket
+        self.table = BatchTable(self, "Batches").table
+        events = Announcements(
+            self,
+            "Events",
+            alarm_email=config.alarm_email,
+            undeliverable=self.doorbells.undeliverable,
+        )
+        self.bus, self.topic = events.bus, events.topic
+        self._add_alarms()
+        self._add_outputs()
+
+    def settings(self) -> dict[str, str]:
+        """Return the variables that `handler.settings` reads, for Lambdas and workers alike."""
+        config = self.config
+        prices = {model.name: model.gpu_hour_price for model in config.models}
+        services = {
+            model.name: f"{config.name}/{config.service_of(model)}" for model in config.models
+        }
+        return {
+            "TIDEMILL_BUCKET": self.bucket.bucket_name,
+            "TIDEMILL_TABLE": self.table.table_name,
+            "TIDEMILL_CONTROL_QUEUE": self.doorbells.control.queue_url,
+            "TIDEMILL_WORK_QUEUES": self._work_queue_urls(),
+            "TIDEMILL_EVENT_BUS": self.bus.event_bus_name,
+            "TIDEMILL_SERVICES": json.dumps(services),
+            "TIDEMILL_GPU_HOUR_PRICES": json.dumps(
+                {name: price for name, price in prices.items() if price}
+            ),
+            "TIDEMILL_DEFAULT_WINDOW": config.windows.default,
+            "TIDEMILL_KEEP_DAYS": str(config.retention.table_days),
+        }
+
+    def _work_queue_urls(self) -> str:
+        queues = self.doorbells.work
+        return self.to_json_string({name: queue.queue_url for name, queue in queues.items()})
+
+    def _add_alarms(self) -> None:
+        doorbells = self.doorbells
+        add_alarm(
+            self,
+            "UndeliverableAlarm",
+            topic=self.topic,
+            metric=doorbells.undeliverable.metric_approximate_number_of_messages_visible(
+                period=_MINUTE, statistic="Maximum"
+            ),
+            above=0,
+            minutes=1,
+            description="A message that even the handler of dead letters could not deal with.",
+        )
+        add_alarm(
+            self,
+            "DeadLetterAlarm",
+            topic=self.topic,
+            metric=doorbells.dead_letters.metric_approximate_number_of_messages_visible(
+                period=_MINUTE, statistic="Maximum"
+            ),
+            above=0,
+            minutes=10,
+            description="Dead letters are not being dealt with.",
+        )
+        add_alarm(
+            self,
+            "ControlAgeAlarm",
+            topic=self.topic,
+            metric=doorbells.control.metric_approximate_age_of_oldest_message(
+                period=_MINUTE, statistic="Maximum"
+            ),
+            above=30 * 60,
+            minutes=5,
+            description="A message has waited for half an hour to be handled: intake is stuck.",
+        )
+
+    def _add_outputs(self) -> None:
+        for name, value in (
+            ("BucketName", self.bucket.bucket_name),
+            ("TableName", self.table.table_name),
+            ("ControlQueueUrl", self.doorbells.control.queue_url),
+            ("WorkQueueUrls", self._work_queue_urls()),
+            ("DeadLetterQueueUrl", self.doorbells.dead_letters.queue_url),
+            ("EventBusName", self.bus.event_bus_name),
+        ):
+            CfnOutput(self, name, value=value)

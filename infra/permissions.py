@@ -1,0 +1,121 @@
+"""What each role may do: statements written by hand, no wildcard among their actions.
+
+Lambdas and workers are made of the same few abilities; `infra/api` and `infra/compute` put together
+what each needs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from aws_cdk import ArnFormat, Stack
+from aws_cdk import aws_iam as iam
+
+from infra.data.stack import DataStack
+from infra.data.table import TENANT_INDEX
+
+# S3 answers "not found" only to those who may list; to others a missing object is forbidden.
+_FIND = "s3:ListBucket"
+
+
+def batches(data: DataStack) -> iam.PolicyStatement:
+    """Return the right to read and move batches and shards."""
+    return _allow(
+        [
+            "dynamodb:GetItem",
+            "dynamodb:PutItem",
+            "dynamodb:UpdateItem",
+            "dynamodb:DeleteItem",
+            "dynamodb:Query",
+        ],
+        [data.table.table_arn],
+    )
+
+
+def listings(data: DataStack) -> iam.PolicyStatement:
+    """Return the right to list a tenant's batches."""
+    return _allow(["dynamodb:Query"], [f"{data.table.table_arn}/index/{TENANT_INDEX}"])
+
+
+def api_keys(data: DataStack) -> iam.PolicyStatement:
+    """Return the right to look at the keys of the API, and at nothing else in the table."""
+    statement = _allow(["dynamodb:GetItem"], [data.table.table_arn])
+    statement.add_condition("ForAllValues:StringLike", {"dynamodb:LeadingKeys": ["KEY#*"]})
+    return statement
+
+
+def find_objects(data: DataStack) -> iam.PolicyStatement:
+    """Return the right to tell a missing object from a forbidden one, and to list parts."""
+    return _allow([_FIND], [data.bucket.bucket_arn])
+
+
+def read_objects(data: DataStack, *prefixes: str) -> iam.PolicyStatement:
+    """Return the right to read under the prefixes, older versions too."""
+    return _allow(["s3:GetObject", "s3:GetObjectVersion"], _objects(data, prefixes))
+
+
+def write_objects(data: DataStack, *prefixes: str) -> iam.PolicyStatement:
+    """Return the right to write under the prefixes, in one piece or in parts."""
+    return _allow(
+        ["s3:PutObject", "s3:AbortMultipartUpload", "s3:ListMultipartUploadParts"],
+        _objects(data, prefixes),
+    )
+
+
+def delete_objects(data: DataStack, *prefixes: str) -> iam.PolicyStatement:
+    """Return the right to delete under the prefixes; the bucket keeps the versions for a while."""
+    return _allow(["s3:DeleteObject"], _objects(data, prefixes))
+
+
+def ring_control(data: DataStack) -> iam.PolicyStatement:
+    """Return the right to ask for another look at a batch."""
+    return _allow(["sqs:SendMessage"], [data.doorbells.control.queue_arn])
+
+
+def ring_workers(data: DataStack) -> iam.PolicyStatement:
+    """Return the right to ring for shards, and to see whether doorbells wait."""
+    queues = [queue.queue_arn for queue in data.doorbells.work.values()]
+    return _allow(["sqs:SendMessage", "sqs:GetQueueAttributes"], queues)
+
+
+def wake_services(data: DataStack) -> iam.PolicyStatement:
+    """Return the right to start the first worker of a model, without waiting for a metric."""
+    stack = Stack.of(data)
+    config = data.config
+    services = [
+        stack.format_arn(
+            service="ecs",
+            resource="service",
+            resource_name=f"{config.name}/{config.service_of(model)}",
+            arn_format=ArnFormat.SLASH_RESOURCE_NAME,
+        )
+        for model in config.models
+    ]
+    return _allow(["ecs:DescribeServices", "ecs:UpdateService"], services)
+
+
+def announce(data: DataStack) -> iam.PolicyStatement:
+    """Return the right to tell of a batch's status."""
+    return _allow(["events:PutEvents"], [data.bus.event_bus_arn])
+
+
+def take_work(data: DataStack, model_name: str) -> iam.PolicyStatement:
+    """Return the right to answer the doorbells of one model, and to ring them again."""
+    return _allow(
+        [
+            "sqs:ReceiveMessage",
+            "sqs:DeleteMessage",
+            "sqs:ChangeMessageVisibility",
+            "sqs:SendMessage",
+            "sqs:GetQueueAttributes",
+        ],
+        [data.doorbells.work[model_name].queue_arn],
+    )
+
+
+def _objects(data: DataStack, prefixes: Sequence[str]) -> list[str]:
+    return [data.bucket.arn_for_objects(f"{prefix}*") for prefix in prefixes]
+
+
+def _allow(actions: Sequence[str], resources: Sequence[str]) -> iam.PolicyStatement:
+    return iam.PolicyStatement(actions=list(actions), resources=list(resources))
