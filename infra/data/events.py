@@ -20,10 +20,17 @@ class Announcements(Construct):
     """A `bus` that carries every batch's statuses, and a `topic` for alarms and bad ends."""
 
     def __init__(
-        self, scope: Construct, construct_id: str, *, alarm_email: str, undeliverable: sqs.Queue
+        self,
+        scope: Construct,
+        construct_id: str,
+        *,
+        name: str,
+        alarm_email: str,
+        undeliverable: sqs.Queue,
     ) -> None:
         super().__init__(scope, construct_id)
-        self.bus = events.EventBus(self, "Bus")
+        # The name that CDK would make up is the same for every deployment of an account.
+        self.bus = events.EventBus(self, "Bus", event_bus_name=name)
         self.topic = sns.Topic(self, "Alarms", enforce_ssl=True)
         if alarm_email:
             self.topic.add_subscription(subscriptions.EmailSubscription(alarm_email))

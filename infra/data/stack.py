@@ -34,6 +34,7 @@ class DataStack(Stack):
         events = Announcements(
             self,
             "Events",
+            name=config.name,
             alarm_email=config.alarm_email,
             undeliverable=self.doorbells.undeliverable,
         )
