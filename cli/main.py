@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable, Sequence
 from importlib import metadata
 
-from cli import run, worker
+from cli import local, run, worker
 from cli.errors import CliError, Stopped
 from cli.terminal import say
 
@@ -36,6 +36,7 @@ def make_parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
     run.add_command(commands)
     worker.add_command(commands)
+    local.add_command(commands)
     return parser
 
 

@@ -9,7 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from urllib.error import URLError
 from urllib.request import urlopen
@@ -69,6 +69,8 @@ def running_server(
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=log,
+            # Ctrl-C is for the one who started us; those who use the server end first.
+            start_new_session=True,
         )
         try:
             _wait_for(endpoint_url, process)
@@ -76,15 +78,25 @@ def running_server(
         finally:
             process.terminate()
             try:
-                process.wait(10)
-            except subprocess.TimeoutExpired:
+                with suppress(subprocess.TimeoutExpired):
+                    process.wait(30)
+            finally:
                 process.kill()
                 process.wait()
 
 
 @contextmanager
-def running_ministack(folder: Path, port: int | None = None) -> Iterator[str]:
-    """Run MiniStack on the loopback address and yield its endpoint; `folder` holds its state."""
+def running_ministack(
+    folder: Path,
+    port: int | None = None,
+    *,
+    state: Path | None = None,
+    enforces_iam: bool = False,
+) -> Iterator[str]:
+    """Run MiniStack on the loopback address and yield its endpoint; `folder` is its own.
+
+    What is in it is gone when it ends, unless `state` names a folder to keep it in.
+    """
     port = port or free_port()
     endpoint_url = f"http://127.0.0.1:{port}"
     environment = {
@@ -93,7 +105,15 @@ def running_ministack(folder: Path, port: int | None = None) -> Iterator[str]:
         "IOT_MTLS_ENABLED": "0",
         "SFTP_ENABLED": "0",
         "TMPDIR": str(folder),
+        "AUTH": "true" if enforces_iam else "false",
     }
+    if state is not None:
+        environment |= {
+            "PERSIST_STATE": "1",
+            "STATE_DIR": str(state),
+            "S3_PERSIST": "1",
+            "S3_DATA_DIR": str(state / "s3"),
+        }
     with running_server([str(find_ministack())], endpoint_url, environment, folder):
         yield endpoint_url
 

@@ -1,0 +1,169 @@
+"""`tidemill local`: the whole cloud on this machine, without an account; from a checkout only."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import signal
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING, Any
+
+from cli.engine_options import EngineOptions, add_engine_flags, engine_arguments, engine_fields
+from cli.errors import BadInput, CliError, Refused, Stopped
+from cli.sizes import positive_int
+from cli.terminal import amount, say
+
+if TYPE_CHECKING:
+    from localstack.local import LocalCloud
+
+_RUN_SECONDS = 24 * 3600
+_CHECK_SECONDS = 1.0
+_DROP_NAME = "local-run"
+
+
+def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add `local` to the command line."""
+    parser = commands.add_parser(
+        "local",
+        help="the whole cloud on this machine",
+        description="Deploys the real stacks to an AWS emulator on this machine and runs workers "
+        "beside it. Needs a checkout of the repository, and `make demo` once.",
+        allow_abbrev=False,
+    )
+    actions = parser.add_subparsers(title="actions", metavar="ACTION", required=True)
+    up = actions.add_parser(
+        "up",
+        help="run it until Ctrl-C",
+        description="Runs the cloud until Ctrl-C, and says where to drop files.",
+        allow_abbrev=False,
+    )
+    up.set_defaults(command=command_up)
+    run = actions.add_parser(
+        "run",
+        help="drop one file, fetch its rows, end",
+        description="Runs the cloud for one file: drops it, follows it, fetches its rows.",
+        allow_abbrev=False,
+    )
+    run.add_argument("-i", "--input-file", type=Path, required=True, metavar="PATH")
+    run.add_argument("-o", "--output-file", type=Path, required=True, metavar="PATH")
+    run.set_defaults(command=command_run)
+    for action in (up, run):
+        _add_flags(action)
+
+
+def _add_flags(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("cloud")
+    group.add_argument(
+        "--workers", type=positive_int, default=1, metavar="N", help="workers of each model (1)"
+    )
+    group.add_argument("--config", type=Path, metavar="PATH", help="default: infra/config.toml")
+    group.add_argument("--port", type=positive_int, metavar="N", help="default: a free one")
+    group.add_argument(
+        "--state", type=Path, metavar="FOLDER", help="keep what is in the cloud there"
+    )
+    add_engine_flags(parser)
+
+
+def command_up(arguments: argparse.Namespace) -> int:
+    """Run a cloud until it is interrupted; the exit status is then 130 or 143."""
+    with _running(arguments) as cloud:
+        sys.stdout.write(_guide(cloud))
+        sys.stdout.flush()
+        while True:
+            cloud.check()
+            time.sleep(_CHECK_SECONDS)
+
+
+def command_run(arguments: argparse.Namespace) -> int:
+    """Run one file through a cloud of its own; 0 when every line has a row."""
+    try:
+        body = arguments.input_file.read_bytes()
+    except OSError as exc:
+        raise Refused(f"{arguments.input_file} cannot be read: {exc.strerror}") from exc
+    with _running(arguments) as cloud:
+        batch, rows = cloud.run_file(_DROP_NAME, body, seconds=_RUN_SECONDS, show=_show)
+    if batch["status"] != "completed":
+        raise BadInput("\n".join([f"the batch is {batch['status']}", *_errors(batch)]))
+    with arguments.output_file.open("w", encoding="utf-8") as output:
+        for row in rows:
+            output.write(f"{json.dumps(row, ensure_ascii=False, separators=(',', ':'))}\n")
+    say(f"{amount(len(rows), 'row')} in {arguments.output_file}")
+    return 0
+
+
+@contextmanager
+def _running(arguments: argparse.Namespace) -> Iterator[LocalCloud]:
+    try:
+        from infra.config import DEFAULT_PATH, ConfigRefused
+        from localstack.local import LocalOptions, WorkerEnded, running_cloud
+        from localstack.ministack import EmulatorMissing
+        from localstack.stacks import DeploymentFailed
+    except ModuleNotFoundError as exc:
+        raise Refused(
+            f"`tidemill local` needs {exc.name}, which is not here: "
+            "run `make demo` in a checkout of the repository"
+        ) from exc
+    options = LocalOptions(
+        config=arguments.config or DEFAULT_PATH,
+        workers=arguments.workers,
+        engine_flags=engine_arguments(EngineOptions(**engine_fields(arguments))),
+        port=arguments.port,
+        state=arguments.state,
+    )
+    try:
+        with _ended_by_sigterm(), running_cloud(options, say) as cloud:
+            yield cloud
+    except (ConfigRefused, EmulatorMissing) as exc:
+        raise Refused(str(exc)) from exc
+    except (DeploymentFailed, WorkerEnded) as exc:
+        raise CliError(str(exc)) from exc
+
+
+@contextmanager
+def _ended_by_sigterm() -> Iterator[None]:
+    """Make SIGTERM end what Ctrl-C ends, in the same orderly way."""
+
+    def receive(number: int, _frame: FrameType | None) -> None:
+        raise Stopped(number, "the cloud is down")
+
+    previous = signal.signal(signal.SIGTERM, receive)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, previous)
+
+
+def _guide(cloud: LocalCloud) -> str:
+    s3 = f"aws --endpoint-url {cloud.endpoint_url} s3"
+    bucket = f"s3://{cloud.outputs.bucket}"
+    return f"""
+Bucket    {bucket}
+API       {cloud.api_url}/v1
+API key   {cloud.key}
+Logs      {cloud.processes.folder}
+
+Credentials    export AWS_ACCESS_KEY_ID=test AWS_SECRET_ACCESS_KEY=test AWS_REGION=us-east-1
+Drop a file    {s3} cp examples/demo.jsonl {bucket}/input/demo.jsonl
+See batches    curl -H 'Authorization: Bearer {cloud.key}' '{cloud.api_url}/v1/batches'
+Fetch results  {s3} sync {bucket}/output out
+Ctrl-C ends everything.
+"""
+
+
+def _show(batch: dict[str, Any]) -> None:
+    counts = batch["request_counts"]
+    done = counts["completed"] + counts["failed"]
+    say(f"{batch['status']}, {done:,} of {amount(counts['total'], 'row')}")
+
+
+def _errors(batch: dict[str, Any]) -> list[str]:
+    found = (batch["errors"] or {"data": []})["data"]
+    return [
+        f"line {error['line']}: {error['message']}" if error["line"] else error["message"]
+        for error in found
+    ]

@@ -1,0 +1,64 @@
+"""What a deployment says of itself: the outputs of its stacks."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from botocore.exceptions import ClientError
+
+
+class NotDeployed(Exception):
+    """There is no such deployment; the message says which stack is missing."""
+
+
+@dataclass(frozen=True, slots=True)
+class Outputs:
+    """Names and addresses of one deployment; `work_queues` maps models to urls."""
+
+    name: str
+    bucket: str
+    table: str
+    control_queue: str
+    work_queues: Mapping[str, str]
+    event_bus: str
+    api_url: str
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """Return the variables that a worker of this deployment needs."""
+        return {
+            "TIDEMILL_BUCKET": self.bucket,
+            "TIDEMILL_TABLE": self.table,
+            "TIDEMILL_CONTROL_QUEUE": self.control_queue,
+            "TIDEMILL_WORK_QUEUES": json.dumps(dict(self.work_queues)),
+            "TIDEMILL_EVENT_BUS": self.event_bus,
+        }
+
+
+def read_outputs(cloudformation: Any, name: str) -> Outputs:
+    """Return the outputs of the deployment of this name; raises NotDeployed."""
+    found = _outputs_of(cloudformation, f"{name}-data") | _outputs_of(cloudformation, f"{name}-api")
+    return Outputs(
+        name=name,
+        bucket=found["BucketName"],
+        table=found["TableName"],
+        control_queue=found["ControlQueueUrl"],
+        work_queues=json.loads(found["WorkQueueUrls"]),
+        event_bus=found["EventBusName"],
+        api_url=found["ApiUrl"],
+    )
+
+
+def _outputs_of(cloudformation: Any, stack: str) -> dict[str, str]:
+    try:
+        described = cloudformation.describe_stacks(StackName=stack)["Stacks"][0]
+    except ClientError as exc:
+        if exc.response["Error"]["Code"] != "ValidationError":
+            raise
+        raise NotDeployed(
+            f"there is no stack {stack} here: deploy first, or look at the region and the account"
+        ) from exc
+    return {output["OutputKey"]: output["OutputValue"] for output in described.get("Outputs", ())}

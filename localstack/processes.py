@@ -1,0 +1,73 @@
+"""Processes that belong together: each logs to a file of its own, all end together."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+ROOT = Path(__file__).parent.parent
+_STOP_SECONDS = 70
+
+
+class Processes:
+    """A context manager that ends every process it has started.
+
+    `environment` is what each gets beside our own; each logs to `folder/<name>.log`.
+    """
+
+    def __init__(self, environment: Mapping[str, str], folder: Path) -> None:
+        self.environment = dict(environment)
+        self.folder = folder
+        self.processes: dict[str, subprocess.Popen[bytes]] = {}
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        value: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.stop()
+
+    def start(self, name: str, *command: str, **environment: str) -> subprocess.Popen[bytes]:
+        """Start a process of this name, or start it again; its log goes on."""
+        with (self.folder / f"{name}.log").open("ab") as log:
+            process = subprocess.Popen(  # noqa: S603 - our own command
+                command,
+                cwd=ROOT,
+                env={**os.environ, **self.environment, **environment},
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                # Ctrl-C is for the one who started us; we end our processes ourselves.
+                start_new_session=True,
+            )
+        self.processes[name] = process
+        return process
+
+    def log_of(self, name: str) -> str:
+        """Return what a process has logged so far."""
+        return (self.folder / f"{name}.log").read_text(encoding="utf-8", errors="replace")
+
+    def stop(self) -> None:
+        """End every process: politely, and by force when that takes long or is interrupted."""
+        for process in self.processes.values():
+            if process.poll() is None:
+                process.terminate()
+        deadline = time.monotonic() + _STOP_SECONDS
+        try:
+            for process in self.processes.values():
+                with suppress(subprocess.TimeoutExpired):
+                    process.wait(max(0.1, deadline - time.monotonic()))
+        finally:
+            for process in self.processes.values():
+                process.kill()
+                process.wait()

@@ -1,0 +1,99 @@
+"""The real stacks on an emulator: synthesised as for AWS, deployed by the same command."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import boto3
+
+from infra.outputs import Outputs, read_outputs
+from localstack.ministack import environment_for
+from localstack.processes import ROOT
+
+_NODE_BIN = ROOT / "infra" / "node_modules" / ".bin"
+# The emulator has no GPUs to scale: workers are processes beside it.
+_STACKS = ("Data", "Api")
+
+
+class DeploymentFailed(Exception):
+    """The stacks could not be deployed; the message shows what the command said."""
+
+
+def synthesise(folder: Path, *, config: Path, **context: str) -> Path:
+    """Write the templates that `config` asks for, for Lambdas on this machine, below `folder`."""
+    out = folder / "cdk"
+    pairs = {"local": "true", "config": str(config), **context}
+    words = [word for name, value in pairs.items() for word in ("-c", f"{name}={value}")]
+    _finish(_begin(["cdk", "synth", "--quiet", "--output", str(out), *words], {}))
+    return out
+
+
+def deploy(endpoint_url: str, folder: Path, *, config: Path, name: str) -> Outputs:
+    """Deploy Data and Api to an emulator, again or for the first time; return what they are.
+
+    `name` is the configuration's. Raises DeploymentFailed.
+    """
+    environment = environment_for(endpoint_url)
+    bootstrapping = _begin(["cdklocal", "bootstrap"], environment)
+    out = synthesise(folder, config=config)
+    _finish(bootstrapping)
+    _finish(
+        _begin(
+            ["cdklocal", "deploy", "--app", str(out), *_STACKS, "--require-approval", "never"],
+            environment,
+        )
+    )
+    return read_outputs(boto3.client("cloudformation", **client_options(endpoint_url)), name)
+
+
+def local_api_url(endpoint_url: str, outputs: Outputs) -> str:
+    """Return an address of the API that every resolver knows; the stack's own needs a wildcard."""
+    api_id = outputs.api_url.split("//")[1].split(".")[0]
+    return f"{endpoint_url}/_aws/execute-api/{api_id}/$default"
+
+
+def client_options(endpoint_url: str) -> dict[str, Any]:
+    """Return what a boto3 client of the emulator is made with."""
+    return {
+        "endpoint_url": endpoint_url,
+        "region_name": "us-east-1",
+        "aws_access_key_id": "test",
+        "aws_secret_access_key": "test",
+    }
+
+
+def _begin(command: list[str], environment: Mapping[str, str]) -> subprocess.Popen[str]:
+    found = shutil.which(command[0], path=str(_NODE_BIN))
+    if found is None:
+        raise DeploymentFailed(
+            f"{command[0]} is not installed: `make demo` installs it (it needs Node.js)"
+        )
+    quiet = {"CI": "true", "JSII_SILENCE_WARNING_END_OF_LIFE_NODE_VERSION": "1"}
+    return subprocess.Popen(  # noqa: S603 - our own command
+        [found, *command[1:]],
+        cwd=ROOT,
+        env={**os.environ, **quiet, **environment, "PATH": _path()},
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        errors="replace",
+    )
+
+
+def _finish(process: subprocess.Popen[str]) -> None:
+    said, _ = process.communicate()
+    if process.returncode:
+        command = " ".join(str(word) for word in process.args)  # type: ignore[union-attr]
+        raise DeploymentFailed(f"{command} failed:\n{said[-4000:]}")
+
+
+def _path() -> str:
+    """Return a PATH on which `python` is this one: cdk.json names it so."""
+    return os.pathsep.join((str(Path(sys.executable).parent), str(_NODE_BIN), os.environ["PATH"]))
