@@ -6,17 +6,19 @@ its own condition fail, the operation looks at what is there and takes its own w
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 from handler.aws.calls import Call, Operation
-from handler.aws.items import dump, from_item, load, to_item, to_value
+from handler.aws.items import dump, from_item, load, to_item
+from handler.aws.store import Store, condition, expression
 from handler.batch.model import Batch, File, Progress, Shard, ShardStatus, Source
 from handler.batch.states import Status, sources_of
 from handler.errors import ConditionFailed, LeaseLost
 
 META = "META"
+TENANT_INDEX = "by_tenant"
 _ACTIVE = "ACTIVE"
 
 
@@ -27,23 +29,22 @@ class Moved(NamedTuple):
     is_there: bool
 
 
-@dataclass(frozen=True, slots=True)
-class Table:
-    """Makes the operations on one DynamoDB table."""
+class Table(Store):
+    """Makes the operations on batches, shards and files in one DynamoDB table."""
 
-    name: str
+    __slots__ = ()
 
     # Batches
 
     def get_batch(self, batch_id: str) -> Operation[Batch | None]:
         """Return the batch as it is now, or None when there is none of this id."""
-        fields = yield from self._get(_batch_key(batch_id))
+        fields = yield from self.get(_batch_key(batch_id))
         return load(Batch, fields) if fields else None
 
     def create_batch(self, batch: Batch) -> Operation[Batch]:
         """Record a new batch, or return the one that has its id already."""
         try:
-            yield self._transact(*self._creation(batch))
+            yield self.transact(*self._creation(batch))
         except ConditionFailed:
             existing = yield from self.get_batch(batch.id)
             if existing is None:
@@ -59,7 +60,7 @@ class Table:
         """
         key = _drop_key(batch.source)
         while True:
-            newest = yield from self._get(key)
+            newest = yield from self.get(key)
             if newest and newest["batch_id"] == batch.id:
                 return (yield from self.get_batch(batch.id))
             if newest and _rank(newest["sequencer"]) >= _rank(sequencer):
@@ -69,14 +70,14 @@ class Table:
                 "Put": {
                     "TableName": self.name,
                     "Item": to_item({**key, "batch_id": batch.id, "sequencer": sequencer}),
-                    **_condition(
+                    **condition(
                         "batch_id = :known" if newest else "attribute_not_exists(pk)",
                         {":known": newest["batch_id"]} if newest else {},
                     ),
                 }
             }
             try:
-                yield self._transact(*self._creation(follower), newest_put)
+                yield self.transact(*self._creation(follower), newest_put)
             except ConditionFailed:
                 continue
             return follower
@@ -92,7 +93,7 @@ class Table:
         names = {f":from{number}": str(source) for number, source in enumerate(allowed)}
         fields = {"status": str(status), f"{status}_at": now, **changes}
         try:
-            fields = yield from self._update(
+            fields = yield from self.update(
                 _batch_key(batch_id), fields, f"#status IN ({', '.join(names)})", names
             )
         except ConditionFailed as exc:
@@ -105,7 +106,7 @@ class Table:
     ) -> Operation[Batch | None]:
         """Set fields of a batch while it has the expected status; None when it has another."""
         try:
-            fields = yield from self._update(
+            fields = yield from self.update(
                 _batch_key(batch_id), changes, "#status = :expected", {":expected": str(expected)}
             )
         except ConditionFailed:
@@ -118,7 +119,7 @@ class Table:
         None is returned when there is no batch of this id.
         """
         try:
-            yield from self._update(
+            yield from self.update(
                 _batch_key(batch_id),
                 {field: value},
                 f"attribute_exists(pk) AND attribute_not_exists(#{field})",
@@ -131,7 +132,7 @@ class Table:
     def take_turn(self, batch_id: str, owner: str, *, now: float, until: float) -> Operation[bool]:
         """Take or keep the turn with a batch; False while another run has it."""
         try:
-            yield from self._update(
+            yield from self.update(
                 _batch_key(batch_id),
                 {"turn": owner, "turn_until": until},
                 "attribute_exists(pk) AND (attribute_not_exists(#turn) OR #turn = :owner"
@@ -145,7 +146,7 @@ class Table:
     def give_turn(self, batch_id: str, owner: str) -> Operation[None]:
         """Give the turn back unless another run has it by now; `turn_until` tells of it still."""
         try:
-            yield from self._update(
+            yield from self.update(
                 _batch_key(batch_id),
                 {},
                 "#turn = :owner",
@@ -157,12 +158,40 @@ class Table:
 
     def newest_drop(self, source: Source) -> Operation[str | None]:
         """Return the id of the batch that the newest upload of a key made, or None."""
-        fields = yield from self._get(_drop_key(source))
+        fields = yield from self.get(_drop_key(source))
         return str(fields["batch_id"]) if fields else None
+
+    def list_batches(
+        self, tenant: str, *, limit: int, after: Batch | None = None
+    ) -> Operation[tuple[list[Batch], bool]]:
+        """Return a tenant's batches, newest first and older than `after`, and whether more follow.
+
+        The index that it reads may be a moment behind.
+        """
+        arguments: dict[str, Any] = {
+            "TableName": self.name,
+            "IndexName": TENANT_INDEX,
+            "KeyConditionExpression": "tenant = :tenant",
+            "ExpressionAttributeValues": to_item({":tenant": tenant}),
+            "ScanIndexForward": False,
+            "Limit": limit + 1,
+        }
+        if after is not None:
+            arguments["KeyConditionExpression"] += " AND created_id < :after"
+            arguments["ExpressionAttributeValues"] |= to_item({":after": _created_id(after)})
+        found: list[Batch] = []
+        while len(found) <= limit:
+            response = yield Call("dynamodb", "query", arguments)
+            found += [load(Batch, from_item(item)) for item in response["Items"]]
+            last = response.get("LastEvaluatedKey")
+            if not last:
+                break
+            arguments["ExclusiveStartKey"] = last
+        return found[:limit], len(found) > limit
 
     def list_active(self) -> Operation[list[str]]:
         """Return the ids of the batches that are not terminal and announced yet."""
-        fields = yield from self._query(_ACTIVE, "BATCH#")
+        fields = yield from self.query(_ACTIVE, "BATCH#")
         return [str(item["sk"]).removeprefix("BATCH#") for item in fields]
 
     def forget_active(self, batch_id: str) -> Operation[None]:
@@ -177,7 +206,7 @@ class Table:
         arguments = {
             "TableName": self.name,
             "Item": to_item(_shard_key(shard) | dump(shard)),
-            **_condition("attribute_not_exists(pk)", {}),
+            **condition("attribute_not_exists(pk)", {}),
         }
         try:
             yield Call("dynamodb", "put_item", arguments)
@@ -186,17 +215,17 @@ class Table:
 
     def get_shard(self, batch_id: str, number: int) -> Operation[Shard | None]:
         """Return the shard as it is now, or None."""
-        fields = yield from self._get(_shard_key_of(batch_id, number))
+        fields = yield from self.get(_shard_key_of(batch_id, number))
         return load(Shard, fields) if fields else None
 
     def list_shards(self, batch_id: str) -> Operation[list[Shard]]:
         """Return all shards of a batch in their order."""
-        fields = yield from self._query(f"BATCH#{batch_id}", "SHARD#")
+        fields = yield from self.query(f"BATCH#{batch_id}", "SHARD#")
         return [load(Shard, item) for item in fields]
 
     def sum_progress(self, batch_id: str) -> Operation[Progress]:
         """Return the sum of the shards' absolute counts: it never falls while a batch runs."""
-        fields = yield from self._query(f"BATCH#{batch_id}", "SHARD#", only="progress")
+        fields = yield from self.query(f"BATCH#{batch_id}", "SHARD#", only="progress")
         return sum((load(Progress, item["progress"]) for item in fields), start=Progress())
 
     def claim(
@@ -216,7 +245,7 @@ class Table:
         """
         free = "" if steal else " AND (attribute_not_exists(#owner) OR #lease_until < :now)"
         try:
-            fields = yield from self._update(
+            fields = yield from self.update(
                 _shard_key_of(batch_id, number),
                 {"owner": owner, "lease_until": now + lease_seconds},
                 f"#status = :pending{free}",
@@ -268,7 +297,7 @@ class Table:
     def abandon(self, batch_id: str, number: int, reason: str) -> Operation[None]:
         """Give up the lines of a shard that have no row; a shard that is done stays as it is."""
         try:
-            yield from self._update(
+            yield from self.update(
                 _shard_key_of(batch_id, number),
                 {"abandoned": reason},
                 "#status = :pending",
@@ -300,15 +329,15 @@ class Table:
         done = {
             "TableName": self.name,
             "Key": to_item(_shard_key(shard)),
-            **_expression(fields, removed=("owner", "lease_until"), condition=own, values=values),
+            **expression(fields, removed=("owner", "lease_until"), condition=own, values=values),
         }
         counted = {
             "TableName": self.name,
             "Key": to_item(_batch_key(shard.batch_id)),
-            **_expression({}, increments={"shards_left": -1}),
+            **expression({}, increments={"shards_left": -1}),
         }
         try:
-            yield self._transact({"Update": done}, {"Update": counted})
+            yield self.transact({"Update": done}, {"Update": counted})
         except ConditionFailed as exc:
             now = yield from self.get_shard(shard.batch_id, shard.number)
             if now is None or now.status is not ShardStatus.DONE or now.fence != shard.fence:
@@ -323,74 +352,16 @@ class Table:
 
     def get_file(self, file_id: str) -> Operation[File | None]:
         """Return the file of this id, or None."""
-        fields = yield from self._get({"pk": f"FILE#{file_id}", "sk": META})
+        fields = yield from self.get({"pk": f"FILE#{file_id}", "sk": META})
         return load(File, fields) if fields else None
 
-    # What they are made of
-
-    def _get(self, key: Mapping[str, object]) -> Operation[dict[str, Any] | None]:
-        response = yield Call(
-            "dynamodb",
-            "get_item",
-            {"TableName": self.name, "Key": to_item(key), "ConsistentRead": True},
-        )
-        item = response.get("Item")
-        return from_item(item) if item else None
-
-    def _query(
-        self, partition: str, prefix: str, only: str | None = None
-    ) -> Operation[list[dict[str, Any]]]:
-        arguments: dict[str, Any] = {
-            "TableName": self.name,
-            "KeyConditionExpression": "pk = :pk AND begins_with(sk, :prefix)",
-            "ExpressionAttributeValues": to_item({":pk": partition, ":prefix": prefix}),
-            "ConsistentRead": True,
-        }
-        if only is not None:
-            arguments |= {
-                "ProjectionExpression": "#only",
-                "ExpressionAttributeNames": {"#only": only},
-            }
-        found: list[dict[str, Any]] = []
-        while True:
-            response = yield Call("dynamodb", "query", arguments)
-            found += [from_item(item) for item in response["Items"]]
-            last = response.get("LastEvaluatedKey")
-            if not last:
-                return found
-            arguments["ExclusiveStartKey"] = last
-
-    def _update(
-        self,
-        key: Mapping[str, object],
-        fields: Mapping[str, object],
-        condition: str,
-        values: Mapping[str, object],
-        *,
-        increments: Mapping[str, int] | None = None,
-        removed: Sequence[str] = (),
-    ) -> Operation[dict[str, Any]]:
-        arguments = {
-            "TableName": self.name,
-            "Key": to_item(key),
-            "ReturnValues": "ALL_NEW",
-            "ReturnValuesOnConditionCheckFailure": "ALL_OLD",
-            **_expression(
-                fields,
-                increments=increments or {},
-                removed=removed,
-                condition=condition,
-                values=values,
-            ),
-        }
-        response = yield Call("dynamodb", "update_item", arguments)
-        return from_item(response["Attributes"])
+    # What they share
 
     def _update_own(
         self, shard: Shard, fields: Mapping[str, object], removed: Sequence[str] = ()
     ) -> Operation[None]:
         try:
-            yield from self._update(
+            yield from self.update(
                 _shard_key(shard),
                 fields,
                 "#status = :pending AND #fence = :fence AND #owner = :owner",
@@ -405,21 +376,22 @@ class Table:
             raise LeaseLost(f"shard {shard.number} of {shard.batch_id}") from exc
 
     def _creation(self, batch: Batch) -> tuple[dict[str, Any], ...]:
-        listed = {"tenant": batch.tenant, "created_id": f"{batch.created_at:012}#{batch.id}"}
+        listed = {"tenant": batch.tenant, "created_id": _created_id(batch)}
         meta = {
             "TableName": self.name,
             "Item": to_item(_batch_key(batch.id) | dump(batch) | listed),
-            **_condition("attribute_not_exists(pk)", {}),
+            **condition("attribute_not_exists(pk)", {}),
         }
         active = {"TableName": self.name, "Item": to_item(_active_key(batch.id))}
         return {"Put": meta}, {"Put": active}
 
-    def _transact(self, *writes: Mapping[str, Any]) -> Call:
-        return Call("dynamodb", "transact_write_items", {"TransactItems": list(writes)})
-
 
 def _batch_key(batch_id: str) -> dict[str, object]:
     return {"pk": f"BATCH#{batch_id}", "sk": META}
+
+
+def _created_id(batch: Batch) -> str:
+    return f"{batch.created_at:012}#{batch.id}"
 
 
 def _drop_key(source: Source) -> dict[str, object]:
@@ -441,52 +413,3 @@ def _shard_key_of(batch_id: str, number: int) -> dict[str, object]:
 def _rank(sequencer: str) -> str:
     """S3's sequencers are hexadecimal and of unequal length: padded on the right they compare."""
     return sequencer.upper().ljust(64, "0")
-
-
-def _condition(expression: str, values: Mapping[str, object]) -> dict[str, Any]:
-    if not values:
-        return {"ConditionExpression": expression}
-    return {"ConditionExpression": expression, "ExpressionAttributeValues": to_item(values)}
-
-
-def _names_in(expression: str) -> Iterator[str]:
-    for word in expression.replace("(", " ").replace(")", " ").split():
-        if word.startswith("#"):
-            yield word[1:]
-
-
-def _expression(
-    fields: Mapping[str, object],
-    *,
-    increments: Mapping[str, int] | None = None,
-    removed: Sequence[str] = (),
-    condition: str | None = None,
-    values: Mapping[str, object] | None = None,
-) -> dict[str, Any]:
-    """Return the arguments of an update; `#name` in a condition means the attribute of that name.
-
-    A field that is None is removed.
-    """
-    increments = increments or {}
-    sets = {name: value for name, value in fields.items() if value is not None}
-    gone = [*removed, *(name for name, value in fields.items() if value is None)]
-    clauses = []
-    assignments = [f"#{name} = :set_{name}" for name in sets]
-    assignments += [f"#{name} = #{name} + :add_{name}" for name in increments]
-    if assignments:
-        clauses.append(f"SET {', '.join(assignments)}")
-    if gone:
-        clauses.append(f"REMOVE {', '.join(f'#{name}' for name in gone)}")
-    names = {*sets, *increments, *gone, *_names_in(condition or "")}
-    placed = {f":set_{name}": to_value(value) for name, value in sets.items()}
-    placed |= {f":add_{name}": to_value(value) for name, value in increments.items()}
-    placed |= {name: to_value(value) for name, value in (values or {}).items()}
-    arguments: dict[str, Any] = {
-        "UpdateExpression": " ".join(clauses),
-        "ExpressionAttributeNames": {f"#{name}": name for name in sorted(names)},
-    }
-    if placed:
-        arguments["ExpressionAttributeValues"] = placed
-    if condition:
-        arguments["ConditionExpression"] = condition
-    return arguments

@@ -1,0 +1,132 @@
+"""One DynamoDB table as items: what the operations on batches, shards and keys are made of."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from handler.aws.calls import Call, Operation
+from handler.aws.items import from_item, to_item, to_value
+
+
+@dataclass(frozen=True, slots=True)
+class Store:
+    """Makes operations on the items of one table; keys are `pk` and `sk`."""
+
+    name: str
+
+    def get(self, key: Mapping[str, object]) -> Operation[dict[str, Any] | None]:
+        """Return an item as it is now, or None."""
+        response = yield Call(
+            "dynamodb",
+            "get_item",
+            {"TableName": self.name, "Key": to_item(key), "ConsistentRead": True},
+        )
+        item = response.get("Item")
+        return from_item(item) if item else None
+
+    def query(
+        self, partition: str, prefix: str, only: str | None = None
+    ) -> Operation[list[dict[str, Any]]]:
+        """Return the items of a partition whose `sk` begins with a prefix, in its order."""
+        arguments: dict[str, Any] = {
+            "TableName": self.name,
+            "KeyConditionExpression": "pk = :pk AND begins_with(sk, :prefix)",
+            "ExpressionAttributeValues": to_item({":pk": partition, ":prefix": prefix}),
+            "ConsistentRead": True,
+        }
+        if only is not None:
+            arguments |= {
+                "ProjectionExpression": "#only",
+                "ExpressionAttributeNames": {"#only": only},
+            }
+        found: list[dict[str, Any]] = []
+        while True:
+            response = yield Call("dynamodb", "query", arguments)
+            found += [from_item(item) for item in response["Items"]]
+            last = response.get("LastEvaluatedKey")
+            if not last:
+                return found
+            arguments["ExclusiveStartKey"] = last
+
+    def update(
+        self,
+        key: Mapping[str, object],
+        fields: Mapping[str, object],
+        condition: str,
+        values: Mapping[str, object],
+        *,
+        increments: Mapping[str, int] | None = None,
+        removed: Sequence[str] = (),
+    ) -> Operation[dict[str, Any]]:
+        """Change an item under a condition and return it; ConditionFailed holds what is there."""
+        arguments = {
+            "TableName": self.name,
+            "Key": to_item(key),
+            "ReturnValues": "ALL_NEW",
+            "ReturnValuesOnConditionCheckFailure": "ALL_OLD",
+            **expression(
+                fields,
+                increments=increments or {},
+                removed=removed,
+                condition=condition,
+                values=values,
+            ),
+        }
+        response = yield Call("dynamodb", "update_item", arguments)
+        return from_item(response["Attributes"])
+
+    def transact(self, *writes: Mapping[str, Any]) -> Call:
+        """Return the call that does all the writes or none of them."""
+        return Call("dynamodb", "transact_write_items", {"TransactItems": list(writes)})
+
+
+def condition(words: str, values: Mapping[str, object]) -> dict[str, Any]:
+    """Return the arguments of a condition on a put."""
+    if not values:
+        return {"ConditionExpression": words}
+    return {"ConditionExpression": words, "ExpressionAttributeValues": to_item(values)}
+
+
+def _names_in(words: str) -> Iterator[str]:
+    for word in words.replace("(", " ").replace(")", " ").split():
+        if word.startswith("#"):
+            yield word[1:]
+
+
+def expression(
+    fields: Mapping[str, object],
+    *,
+    increments: Mapping[str, int] | None = None,
+    removed: Sequence[str] = (),
+    condition: str | None = None,
+    values: Mapping[str, object] | None = None,
+) -> dict[str, Any]:
+    """Return the arguments of an update; `#name` in a condition means the attribute of that name.
+
+    A field that is None is removed.
+    """
+    increments = increments or {}
+    sets = {name: value for name, value in fields.items() if value is not None}
+    gone = [*removed, *(name for name, value in fields.items() if value is None)]
+    clauses = []
+    assignments = [f"#{name} = :set_{name}" for name in sets]
+    assignments += [f"#{name} = #{name} + :add_{name}" for name in increments]
+    if assignments:
+        clauses.append(f"SET {', '.join(assignments)}")
+    if gone:
+        clauses.append(f"REMOVE {', '.join(f'#{name}' for name in gone)}")
+    names = {*sets, *increments, *gone, *_names_in(condition or "")}
+    placed = {f":set_{name}": to_value(value) for name, value in sets.items()}
+    placed |= {f":add_{name}": to_value(value) for name, value in increments.items()}
+    placed |= {name: to_value(value) for name, value in (values or {}).items()}
+    arguments: dict[str, Any] = {
+        "UpdateExpression": " ".join(clauses),
+        "ExpressionAttributeNames": {f"#{name}": name for name in sorted(names)},
+    }
+    if placed:
+        arguments["ExpressionAttributeValues"] = placed
+    if condition:
+        arguments["ConditionExpression"] = condition
+    return arguments
