@@ -6,6 +6,9 @@ from hashlib import blake2b
 
 from handler.batch.model import Outputs
 
+# Who drops into the bucket is whoever may write there: they are all one tenant.
+DROP_TENANT = "default"
+
 INPUT_PREFIX = "input/"
 _OUTPUT_PREFIX = "output/"
 _SUFFIX = ".jsonl"

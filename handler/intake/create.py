@@ -11,6 +11,7 @@ from handler.announce import announce
 from handler.aws.calls import Operation
 from handler.aws.queues import advance_message
 from handler.batch.keys import (
+    DROP_TENANT,
     ERRORS_SUFFIX,
     INPUT_PREFIX,
     batch_id_of_drop,
@@ -25,9 +26,6 @@ from handler.errors import InvalidOption
 from handler.intake.events import Drop
 from handler.log import logger
 from handler.settings import Deployment
-
-# Who drops into the bucket is whoever may write there: they are all one tenant.
-DROP_TENANT = "default"
 
 _S3 = "s3://"
 _NAME_TAKEN = BatchError(

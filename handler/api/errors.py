@@ -1,0 +1,83 @@
+"""What the API refuses, in OpenAI's form; nothing that goes wrong inside is shown."""
+
+from __future__ import annotations
+
+from http import HTTPStatus
+from typing import Any
+
+from aws_lambda_powertools.event_handler import Response, content_types
+from aws_lambda_powertools.event_handler.openapi.exceptions import RequestValidationError
+from pydantic_core import to_json
+
+from handler.errors import HandlerError
+from handler.log import logger
+
+
+class Refused(HandlerError):
+    """A request that cannot be answered as it stands; `param` names what is wrong."""
+
+    code = "invalid_request"
+    status: HTTPStatus = HTTPStatus.BAD_REQUEST
+
+    def __init__(self, message: str, *, param: str | None = None, code: str | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.param = param
+        self.code = code or self.code
+
+
+class NotFound(Refused):
+    """Something that is not there, or is another tenant's: nobody is told which."""
+
+    code = "not_found"
+    status = HTTPStatus.NOT_FOUND
+
+
+def refuse(exc: Refused) -> Response[str]:
+    """Return the answer to a request that was refused."""
+    return error(exc.status, exc.message, param=exc.param, code=exc.code)
+
+
+def refuse_invalid(exc: RequestValidationError) -> Response[str]:
+    """Return the answer to parameters that are not of their kind: the first of them is named."""
+    found = exc.errors()[0]
+    where = ".".join(str(part) for part in found["loc"][1:])
+    return error(
+        HTTPStatus.BAD_REQUEST,
+        f"`{where}`: {found['msg']}.",
+        param=where,
+        code="invalid_parameter",
+    )
+
+
+def refuse_unknown(_: Exception) -> Response[str]:
+    """Return the answer to a method and path that the API does not have."""
+    return error(HTTPStatus.NOT_FOUND, "There is no such method and path here.", code="unknown_url")
+
+
+def fail(exc: Exception) -> Response[str]:
+    """Return the answer to a request that met a fault of ours, and log the fault."""
+    logger.error("request failed", exc_info=exc)
+    return error(
+        HTTPStatus.INTERNAL_SERVER_ERROR,
+        "Something went wrong on our side; try again in a moment.",
+        kind="server_error",
+        code="internal_error",
+    )
+
+
+def error(
+    status: HTTPStatus,
+    message: str,
+    *,
+    kind: str = "invalid_request_error",
+    param: str | None = None,
+    code: str | None = None,
+) -> Response[str]:
+    """Return an answer in OpenAI's form of errors."""
+    body: dict[str, Any] = {"message": message, "type": kind, "param": param, "code": code}
+    return Response(
+        status_code=status,
+        content_type=content_types.APPLICATION_JSON,
+        body=to_json({"error": body}).decode(),
+    )

@@ -1,0 +1,102 @@
+"""Keys of the API: shown once, kept as a hash, revoked and never deleted."""
+
+from __future__ import annotations
+
+import hmac
+import re
+import secrets
+from dataclasses import dataclass
+from hashlib import sha256
+from typing import Final
+
+from handler.aws.calls import Operation
+from handler.aws.items import dump, load, to_item
+from handler.aws.store import Store, condition
+from handler.errors import ConditionFailed
+
+_TOKEN: Final = re.compile(r"tm_([0-9a-f]{16})_([A-Za-z0-9_-]{43})", re.ASCII)
+_LISTED = "KEYS"
+_META = "META"
+
+
+@dataclass(frozen=True, slots=True)
+class ApiKey:
+    """A key as the table knows it: whose it is, and the hash of its secret.
+
+    The secret has 256 random bits, so that a plain hash cannot be turned back: what slow hashes
+    protect are words that people choose.
+    """
+
+    id: str
+    tenant: str
+    name: str
+    secret_hash: str
+    created_at: int
+    revoked_at: int | None = None
+
+
+class KeyStore(Store):
+    """Makes the operations on the keys in a deployment's table."""
+
+    __slots__ = ()
+
+    def create(self, *, tenant: str, name: str, now: int) -> Operation[str]:
+        """Record a new key and return its token, which is nowhere to be read again."""
+        key_id, secret = secrets.token_hex(8), secrets.token_urlsafe(32)
+        key = ApiKey(key_id, tenant, name, _hash(secret), now)
+        new = {
+            "TableName": self.name,
+            "Item": to_item(_item_key(key_id) | dump(key)),
+            **condition("attribute_not_exists(pk)", {}),
+        }
+        listed = {"TableName": self.name, "Item": to_item({"pk": _LISTED, "sk": f"KEY#{key_id}"})}
+        yield self.transact({"Put": new}, {"Put": listed})
+        return f"tm_{key_id}_{secret}"
+
+    def check(self, token: str) -> Operation[ApiKey | None]:
+        """Return the key that a token is, or None for one that is unknown, wrong or revoked."""
+        match = _TOKEN.fullmatch(token)
+        if match is None:
+            return None
+        fields = yield from self.get(_item_key(match[1]))
+        if not fields:
+            return None
+        key = load(ApiKey, fields)
+        is_right = hmac.compare_digest(key.secret_hash, _hash(match[2]))
+        return key if is_right and key.revoked_at is None else None
+
+    def revoke(self, key_id: str, now: int) -> Operation[ApiKey | None]:
+        """Make a key worthless for ever and return it, or None when there is none of this id."""
+        try:
+            fields = yield from self.update(
+                _item_key(key_id),
+                {"revoked_at": now},
+                "attribute_exists(pk) AND attribute_not_exists(#revoked_at)",
+                {},
+            )
+        except ConditionFailed as exc:
+            return load(ApiKey, exc.item) if exc.item else None
+        return load(ApiKey, fields)
+
+    def list(self) -> Operation[list[ApiKey]]:
+        """Return all keys, oldest first."""
+        found = []
+        for listed in (yield from self.query(_LISTED, "KEY#")):
+            fields = yield from self.get({"pk": listed["sk"], "sk": _META})
+            if fields:
+                found.append(load(ApiKey, fields))
+        return sorted(found, key=lambda key: key.created_at)
+
+
+def key_id_of(token_or_id: str) -> str:
+    """Return the id in a token, or the id itself: people have either at hand."""
+    match = _TOKEN.fullmatch(token_or_id)
+    return match[1] if match else token_or_id
+
+
+def _hash(secret: str) -> str:
+    return sha256(secret.encode()).hexdigest()
+
+
+def _item_key(key_id: str) -> dict[str, object]:
+    return {"pk": f"KEY#{key_id}", "sk": _META}
