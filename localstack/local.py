@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +14,9 @@ from typing import Any
 
 import boto3
 
+from handler.aws.sync import Aws
+from handler.batch.keys import DROP_TENANT
+from handler.keys import KeyStore
 from infra.client import Api
 from infra.config import Config, read_config
 from infra.drops import Drops
@@ -90,19 +94,28 @@ def running_cloud(options: LocalOptions, say: Callable[[str], None]) -> Iterator
         endpoint_url = stack.enter_context(
             running_ministack(folder, options.port, state=options.state)
         )
-        outputs = deploy(endpoint_url, folder, config=options.config, name=config.name)
+        environment = environment_for(endpoint_url)
+        outputs = deploy(environment, folder, config=options.config, name=config.name)
         # A worker that looks at its queue for a second only is stopped as quickly.
-        environment = environment_for(endpoint_url) | {"TIDEMILL_WAIT_SECONDS": "1"}
-        processes = stack.enter_context(Processes(environment | outputs.environment, folder))
+        told = environment | outputs.environment | {"TIDEMILL_WAIT_SECONDS": "1"}
+        processes = stack.enter_context(Processes(told, folder))
         start_workers(processes, config, options)
+        clients = client_options(environment)
         yield LocalCloud(
             endpoint_url,
             outputs,
-            Drops(boto3.client("s3", **client_options(endpoint_url)), outputs.bucket),
+            Drops(boto3.client("s3", **clients), outputs.bucket),
             local_api_url(endpoint_url, outputs),
-            "tm_none",
+            new_key(clients, outputs, name="local"),
             processes,
         )
+
+
+def new_key(clients: Mapping[str, Any], outputs: Outputs, *, name: str) -> str:
+    """Return the token of a new key of the API, for the tenant of what is dropped."""
+    aws = Aws(lambda service, **options: boto3.client(service, **clients, **options))
+    making = KeyStore(outputs.table).create(tenant=DROP_TENANT, name=name, now=int(time.time()))
+    return aws.run(making)
 
 
 def start_workers(processes: Processes, config: Config, options: LocalOptions) -> None:

@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from urllib.error import URLError
 from urllib.request import urlopen
@@ -43,9 +44,24 @@ def free_port() -> int:
         return port
 
 
-def environment_for(endpoint_url: str) -> dict[str, str]:
+@dataclass(frozen=True, slots=True)
+class Enforcement:
+    """Makes an emulator check every request against IAM's policies, as AWS does.
+
+    Our policies refuse what is not encrypted: it serves TLS then, with this certificate and key,
+    which clients trust by their `authority` (all PEM).
+    """
+
+    certificate: Path
+    key: Path
+    authority: Path
+
+
+def environment_for(endpoint_url: str, authority: Path | None = None) -> dict[str, str]:
     """Return the variables that send every AWS client of a process to an emulator."""
-    return {
+    names = ("AWS_CA_BUNDLE", "NODE_EXTRA_CA_CERTS", "SSL_CERT_FILE")
+    trust = dict.fromkeys(names, str(authority)) if authority else {}
+    return trust | {
         "AWS_ENDPOINT_URL": endpoint_url,
         "AWS_ENDPOINT_URL_S3": endpoint_url,
         "AWS_DEFAULT_REGION": "us-east-1",
@@ -91,22 +107,28 @@ def running_ministack(
     port: int | None = None,
     *,
     state: Path | None = None,
-    enforces_iam: bool = False,
+    enforcement: Enforcement | None = None,
 ) -> Iterator[str]:
     """Run MiniStack on the loopback address and yield its endpoint; `folder` is its own.
 
     What is in it is gone when it ends, unless `state` names a folder to keep it in.
     """
     port = port or free_port()
-    endpoint_url = f"http://127.0.0.1:{port}"
+    endpoint_url = f"{'https' if enforcement else 'http'}://127.0.0.1:{port}"
     environment = {
         "BIND_HOST": "127.0.0.1",
         "GATEWAY_PORT": str(port),
         "IOT_MTLS_ENABLED": "0",
         "SFTP_ENABLED": "0",
         "TMPDIR": str(folder),
-        "AUTH": "true" if enforces_iam else "false",
     }
+    if enforcement is not None:
+        environment |= environment_for(endpoint_url, enforcement.authority) | {
+            "AUTH": "true",
+            "USE_SSL": "1",
+            "MINISTACK_SSL_CERT": str(enforcement.certificate),
+            "MINISTACK_SSL_KEY": str(enforcement.key),
+        }
     if state is not None:
         environment |= {
             "PERSIST_STATE": "1",

@@ -13,7 +13,6 @@ from typing import Any
 import boto3
 
 from infra.outputs import Outputs, read_outputs
-from localstack.ministack import environment_for
 from localstack.processes import ROOT
 
 _NODE_BIN = ROOT / "infra" / "node_modules" / ".bin"
@@ -34,12 +33,12 @@ def synthesise(folder: Path, *, config: Path, **context: str) -> Path:
     return out
 
 
-def deploy(endpoint_url: str, folder: Path, *, config: Path, name: str) -> Outputs:
+def deploy(environment: Mapping[str, str], folder: Path, *, config: Path, name: str) -> Outputs:
     """Deploy Data and Api to an emulator, again or for the first time; return what they are.
 
-    `name` is the configuration's. Raises DeploymentFailed.
+    `environment` is `environment_for` the emulator, `name` the configuration's. Raises
+    DeploymentFailed.
     """
-    environment = environment_for(endpoint_url)
     bootstrapping = _begin(["cdklocal", "bootstrap"], environment)
     out = synthesise(folder, config=config)
     _finish(bootstrapping)
@@ -49,7 +48,7 @@ def deploy(endpoint_url: str, folder: Path, *, config: Path, name: str) -> Outpu
             environment,
         )
     )
-    return read_outputs(boto3.client("cloudformation", **client_options(endpoint_url)), name)
+    return read_outputs(boto3.client("cloudformation", **client_options(environment)), name)
 
 
 def local_api_url(endpoint_url: str, outputs: Outputs) -> str:
@@ -58,13 +57,14 @@ def local_api_url(endpoint_url: str, outputs: Outputs) -> str:
     return f"{endpoint_url}/_aws/execute-api/{api_id}/$default"
 
 
-def client_options(endpoint_url: str) -> dict[str, Any]:
-    """Return what a boto3 client of the emulator is made with."""
+def client_options(environment: Mapping[str, str]) -> dict[str, Any]:
+    """Return what a boto3 client is made with that an environment leads to an emulator."""
     return {
-        "endpoint_url": endpoint_url,
-        "region_name": "us-east-1",
-        "aws_access_key_id": "test",
-        "aws_secret_access_key": "test",
+        "endpoint_url": environment["AWS_ENDPOINT_URL"],
+        "region_name": environment["AWS_REGION"],
+        "aws_access_key_id": environment["AWS_ACCESS_KEY_ID"],
+        "aws_secret_access_key": environment["AWS_SECRET_ACCESS_KEY"],
+        "verify": environment.get("AWS_CA_BUNDLE"),
     }
 
 
