@@ -1,5 +1,5 @@
-# Everything that a person or CI does here. Needs make and Python 3.11 or newer, nothing else.
-#   make demo    install, run the example file on the demo model, show the rows
+# Everything that a person or CI does here. Needs make, Python 3.11 or newer and Node.js.
+#   make demo    install, run the whole cloud on this machine, show a file becoming rows
 #   make test    install, run all tests
 #   make check   formatting, lint, types and import rules; with `test`, exactly what CI runs
 
@@ -16,15 +16,22 @@ INSTALLED_DEV := $(VENV)/.installed-dev
 # The AWS emulator; an environment of its own, because it needs another botocore than ours.
 MINISTACK_VENV := .venv-ministack
 INSTALLED_MINISTACK := $(MINISTACK_VENV)/.installed
+# The commands of the CDK, which is Node's.
+INSTALLED_NODE := infra/node_modules/.installed
+INSTALLED_LOCAL := $(VENV)/.installed-local
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
-.PHONY: help demo test chaos check format demo-model bench bench-host bench-batches bench-models clean
+.PHONY: help demo demo-engine deploy destroy smoke test chaos check format demo-model bench bench-host bench-batches bench-models clean
 
 help:
-	@echo "make demo          install into $(VENV) and run the example file on the demo model"
+	@echo "make demo          install, run the whole cloud on this machine, drop the example file into it"
+	@echo "make demo-engine   install and run the example file on the demo model, without a cloud"
 	@echo "make test          install and run all tests"
+	@echo "make deploy        set a deployment up in an AWS account (docs/deploy.md)"
+	@echo "make smoke         try a deployment: drop, follow, compare, cancel"
+	@echo "make destroy       take a deployment down; says what is kept"
 	@echo "make chaos         the chaos suite with all of its seeds (make test runs a few)"
 	@echo "make check         formatting, ruff, mypy and import rules (CI runs: make check test)"
 	@echo "make format        format the code and mend what ruff can mend"
@@ -51,20 +58,36 @@ $(INSTALLED_ENGINE): pyproject.toml constraints.txt | $(INSTALLED_VENV)
 
 $(INSTALLED_DEV): pyproject.toml constraints.txt | $(INSTALLED_VENV)
 	@echo "Installing the engine and the tools of development into $(VENV)."
-	@$(PIP_INSTALL) -e '.[engine,cloud,dev]'
-	@touch $(INSTALLED_ENGINE) $@
+	@$(PIP_INSTALL) -e '.[engine,cloud,infra,dev]'
+	@touch $(INSTALLED_ENGINE) $(INSTALLED_LOCAL) $@
 
 $(INSTALLED_MINISTACK): localstack/requirements.txt | $(INSTALLED_VENV)
 	@$(BIN)/python -m venv $(MINISTACK_VENV)
 	@$(MINISTACK_VENV)/bin/python -m pip install --quiet --disable-pip-version-check -r $<
 	@touch $@
 
-demo: $(INSTALLED_ENGINE)
+$(INSTALLED_LOCAL): pyproject.toml constraints.txt | $(INSTALLED_VENV)
+	@echo "Installing the engine and what the cloud needs into $(VENV); the first time this takes a minute or two."
+	@$(PIP_INSTALL) -e '.[engine,cloud,infra]'
+	@touch $(INSTALLED_ENGINE) $@
+
+$(INSTALLED_NODE): infra/package.json infra/package-lock.json
+	@command -v npm >/dev/null || { \
+	  echo "The cloud's templates need Node.js 20 or newer, and there is no 'npm' here." >&2; exit 1; }
+	@npm ci --prefix infra --no-audit --no-fund --loglevel=error
+	@touch $@
+
+demo: $(INSTALLED_LOCAL) $(INSTALLED_MINISTACK) $(INSTALLED_NODE)
+	@mkdir -p $(OUT)
+	$(BIN)/tidemill local run -i examples/demo.jsonl -o $(OUT)/demo.jsonl
+	@$(BIN)/python examples/show.py examples/demo.jsonl $(OUT)/demo.jsonl
+
+demo-engine: $(INSTALLED_ENGINE)
 	@mkdir -p $(OUT)
 	$(BIN)/tidemill run -i examples/demo.jsonl -o $(OUT)/demo.jsonl
 	@$(BIN)/python examples/show.py examples/demo.jsonl $(OUT)/demo.jsonl
 
-test: $(INSTALLED_DEV) $(INSTALLED_MINISTACK)
+test: $(INSTALLED_DEV) $(INSTALLED_MINISTACK) $(INSTALLED_NODE)
 	$(BIN)/python -m pytest
 
 # All seeds; a few of them run with `make test`.
@@ -110,6 +133,6 @@ bench-batches: $(INSTALLED_DEV) $(INSTALLED_MINISTACK)
 	$(BIN)/python -m bench.batches workers 1 2 4
 
 clean:
-	rm -rf $(VENV) $(MINISTACK_VENV) $(OUT) build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis \
+	rm -rf $(VENV) $(MINISTACK_VENV) infra/node_modules $(OUT) build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis \
 	  .import_linter_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
