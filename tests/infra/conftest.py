@@ -1,0 +1,83 @@
+"""The stacks as CloudFormation would get them, made once for each configuration."""
+
+from __future__ import annotations
+
+import json
+import os
+import tomllib
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+# Must be set before aws_cdk starts Node, which otherwise warns of its own age.
+os.environ["JSII_SILENCE_WARNING_END_OF_LIFE_NODE_VERSION"] = "1"
+
+from aws_cdk import App, Stack
+from aws_cdk import aws_lambda as lambda_
+from aws_cdk.assertions import Template
+
+from infra.app import add_stacks
+from infra.bundle import Bundle
+from infra.config import DEFAULT_PATH, make_config
+
+Synth = Callable[[dict[str, Any]], dict[str, Template]]
+
+
+@pytest.fixture(scope="session")
+def default_config() -> dict[str, Any]:
+    """Return what infra/config.toml asks for, as read."""
+    return tomllib.loads(DEFAULT_PATH.read_text(encoding="utf-8"))
+
+
+@pytest.fixture(scope="session")
+def stub_bundle(tmp_path_factory: pytest.TempPathFactory) -> Bundle:
+    """Return a bundle with nothing in it: no pip runs."""
+    folder = tmp_path_factory.mktemp("bundle")
+    (folder / "empty.py").touch()
+    return Bundle(
+        lambda_.Code.from_asset(str(folder)),
+        lambda_.Runtime.PYTHON_3_11,
+        lambda_.Architecture.ARM_64,
+    )
+
+
+@pytest.fixture(scope="session")
+def make_app(
+    default_config: dict[str, Any], stub_bundle: Bundle, tmp_path_factory: pytest.TempPathFactory
+) -> Callable[[dict[str, Any]], App]:
+    """Return a function that gives an app with all stacks, not yet synthesised.
+
+    Its argument holds the keys in which the configuration differs from infra/config.toml.
+    """
+
+    def make(overrides: dict[str, Any]) -> App:
+        app = App(outdir=str(tmp_path_factory.mktemp("cdk")))
+        add_stacks(app, make_config(default_config | overrides, "test"), stub_bundle)
+        return app
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def synth(make_app: Callable[[dict[str, Any]], App]) -> Synth:
+    """Return a function that gives the templates by stack (`Data`, `Api`, …); keep them as is."""
+    made: dict[str, dict[str, Template]] = {}
+
+    def templates_of(overrides: dict[str, Any]) -> dict[str, Template]:
+        key = json.dumps(overrides, sort_keys=True)
+        if key not in made:
+            made[key] = {
+                child.node.id: Template.from_stack(child)
+                for child in make_app(overrides).node.children
+                if isinstance(child, Stack)
+            }
+        return made[key]
+
+    return templates_of
+
+
+@pytest.fixture(scope="session")
+def templates(synth: Synth) -> dict[str, Template]:
+    """Return the templates of infra/config.toml as it is."""
+    return synth({})
