@@ -15,13 +15,14 @@ from botocore.exceptions import BotoCoreError, ClientError
 
 from handler.aws.calls import (
     CLIENT_OPTIONS,
-    CONFLICT_DELAYS_SECONDS,
     SERVICES,
+    WRITE_AGAIN_DELAYS_SECONDS,
     Call,
     Operation,
     Service,
     T,
-    is_conflict,
+    is_to_be_sent_again,
+    spread,
     translate,
 )
 from handler.errors import AwsError
@@ -74,14 +75,14 @@ class AioAws:
 
     async def _send(self, call: Call) -> Any:
         send = getattr(self._clients[call.service], call.method)
-        for delay_seconds in CONFLICT_DELAYS_SECONDS:
+        for delay_seconds in WRITE_AGAIN_DELAYS_SECONDS:
             try:
                 response = await send(**call.arguments)
                 break
             except ClientError as exc:
-                if not is_conflict(exc):
+                if not is_to_be_sent_again(exc):
                     raise
-            await asyncio.sleep(delay_seconds)
+            await asyncio.sleep(spread(delay_seconds))
         else:
             response = await send(**call.arguments)
         if "Body" in response:

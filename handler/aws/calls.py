@@ -6,6 +6,7 @@ AWS refuses is thrown into it as one of this package's exceptions.
 
 from __future__ import annotations
 
+import random
 from collections.abc import Generator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, TypeVar
@@ -25,7 +26,6 @@ _NOT_THERE = frozenset(
         "404",
         "AWS.SimpleQueueService.MessageNotInflight",
         "AWS.SimpleQueueService.NonExistentQueue",
-        "InvalidParameterValue",
         "MessageNotInflight",
         "NoSuchKey",
         "NoSuchUpload",
@@ -35,6 +35,11 @@ _NOT_THERE = frozenset(
     }
 )
 _CHANGED = frozenset({"412", "PreconditionFailed"})
+# What SQS says, under one code for all that it refuses, of a message that cannot be hidden longer.
+_INVALID_VALUE = "InvalidParameterValue"
+_MESSAGE_GONE = ("ReceiptHandle", "Total VisibilityTimeout")
+# Why a transaction was not done although nothing is wrong with it.
+_PASSING = frozenset({"ProvisionedThroughputExceeded", "ThrottlingError", "TransactionConflict"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,18 +63,24 @@ CLIENT_OPTIONS: Mapping[str, Any] = {
     "retries": {"mode": "standard", "total_max_attempts": 6},
     "max_pool_connections": 32,
 }
-# A write met a transaction on its item: nothing was done, and clients do not try again themselves.
-CONFLICT_DELAYS_SECONDS = (0.05, 0.1, 0.2, 0.4, 0.8, 1.6)
+# Before each new try of a write that met a transaction on its item, and of a transaction that was
+# throttled or met another: nothing was done, and clients do not try those again themselves.
+WRITE_AGAIN_DELAYS_SECONDS = (0.05, 0.1, 0.2, 0.4, 0.8, 1.6)
 
 
-def is_conflict(error: ClientError | BotoCoreError) -> bool:
-    """Say whether a write met another one's transaction and should simply be sent again."""
+def spread(delay_seconds: float) -> float:
+    """Return about this delay, so that those who met once do not meet again."""
+    return delay_seconds * random.uniform(0.5, 1.5)  # noqa: S311
+
+
+def is_to_be_sent_again(error: ClientError | BotoCoreError) -> bool:
+    """Say whether a write was refused for what others do at this moment, and nothing was done."""
     if not isinstance(error, ClientError):
         return False
     if error.response.get("Error", {}).get("Code") == "TransactionConflictException":
         return True
-    reasons = [reason.get("Code") for reason in error.response.get("CancellationReasons") or ()]
-    return "TransactionConflict" in reasons and _CONDITION not in reasons
+    reasons = {reason.get("Code") for reason in error.response.get("CancellationReasons") or ()}
+    return bool(reasons & _PASSING) and _CONDITION not in reasons
 
 
 def translate(error: ClientError | BotoCoreError, call: Call) -> AwsError:
@@ -87,8 +98,12 @@ def translate(error: ClientError | BotoCoreError, call: Call) -> AwsError:
         reasons = response.get("CancellationReasons") or ()
         if any(reason.get("Code") == _CONDITION for reason in reasons) or _CONDITION in message:
             return ConditionFailed(message)
-    if code in _NOT_THERE:
+    if code in _NOT_THERE or (code == _INVALID_VALUE and _tells_of_gone_message(error)):
         return NotThere(message, aws_code=code)
     if code in _CHANGED:
         return ObjectChanged(message, aws_code=code)
     return AwsError(message, aws_code=code)
+
+
+def _tells_of_gone_message(error: ClientError) -> bool:
+    return any(words in str(error) for words in _MESSAGE_GONE)

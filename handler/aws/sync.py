@@ -12,13 +12,14 @@ from botocore.exceptions import BotoCoreError, ClientError
 
 from handler.aws.calls import (
     CLIENT_OPTIONS,
-    CONFLICT_DELAYS_SECONDS,
     SERVICES,
+    WRITE_AGAIN_DELAYS_SECONDS,
     Call,
     Operation,
     Service,
     T,
-    is_conflict,
+    is_to_be_sent_again,
+    spread,
     translate,
 )
 
@@ -62,14 +63,14 @@ class Aws:
 
     def _send(self, call: Call) -> Any:
         send = getattr(self.clients[call.service], call.method)
-        for delay_seconds in CONFLICT_DELAYS_SECONDS:
+        for delay_seconds in WRITE_AGAIN_DELAYS_SECONDS:
             try:
                 response = send(**call.arguments)
                 break
             except ClientError as exc:
-                if not is_conflict(exc):
+                if not is_to_be_sent_again(exc):
                     raise
-            time.sleep(delay_seconds)
+            time.sleep(spread(delay_seconds))
         else:
             response = send(**call.arguments)
         if "Body" in response:

@@ -16,14 +16,15 @@ from handler.aws.sync import Aws
 from handler.errors import AwsError, ConditionFailed, NotThere, ObjectChanged
 
 CALL = Call("dynamodb", "update_item", {"TableName": "t"})
-CONFLICT, CONDITION, NO_REASON = (
-    {"Code": code} for code in ("TransactionConflict", "ConditionalCheckFailed", "None")
+CONFLICT, CONDITION, NO_REASON, INVALID = (
+    {"Code": code}
+    for code in ("TransactionConflict", "ConditionalCheckFailed", "None", "ValidationError")
 )
 
 
-def refusal(code: str, **fields: Any) -> ClientError:
+def refusal(code: str, message: str = "words", **fields: Any) -> ClientError:
     """Return what a client raises for an answer with this code."""
-    return ClientError({"Error": {"Code": code, "Message": "words"}, **fields}, "UpdateItem")
+    return ClientError({"Error": {"Code": code, "Message": message}, **fields}, "UpdateItem")
 
 
 def cancelled(*reasons: dict[str, str]) -> ClientError:
@@ -84,7 +85,7 @@ def drive_aio(operation: Operation[Any], *answers: Any) -> tuple[Any, int]:
 def drive(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Drive:
     """Both drivers, without the waits between tries."""
     for driver in ("sync", "aio"):
-        monkeypatch.setattr(f"handler.aws.{driver}.CONFLICT_DELAYS_SECONDS", (0, 0))
+        monkeypatch.setattr(f"handler.aws.{driver}.WRITE_AGAIN_DELAYS_SECONDS", (0, 0))
     found: Drive = request.param
     return found
 
@@ -96,10 +97,17 @@ def one_call() -> Operation[Any]:
 
 @pytest.mark.parametrize(
     "conflict",
-    [cancelled(CONFLICT, NO_REASON), refusal("TransactionConflictException")],
-    ids=["transaction", "write"],
+    [
+        cancelled(CONFLICT, NO_REASON),
+        cancelled(NO_REASON, {"Code": "ThrottlingError"}),
+        cancelled({"Code": "ProvisionedThroughputExceeded"}, NO_REASON),
+        refusal("TransactionConflictException"),
+    ],
+    ids=["conflict", "throttled", "throughput", "write"],
 )
-def test_what_meets_a_transaction_is_sent_again(drive: Drive, conflict: ClientError) -> None:
+def test_what_meets_a_transaction_or_is_throttled_in_one_is_sent_again(
+    drive: Drive, conflict: ClientError
+) -> None:
     """Nothing was done: a transaction, and a single write beside one, simply go once more."""
     assert drive(one_call(), conflict, conflict, {"Attributes": {}}) == ({"Attributes": {}}, 3)
 
@@ -110,11 +118,36 @@ def test_a_conflict_that_stays_is_an_error(drive: Drive) -> None:
     assert (error.aws_code, num_calls) == ("TransactionCanceledException", 3)
 
 
-def test_a_failed_condition_is_not_sent_again(drive: Drive) -> None:
+@pytest.mark.parametrize("other", [CONFLICT, {"Code": "ThrottlingError"}])
+def test_a_failed_condition_is_not_sent_again(drive: Drive, other: dict[str, str]) -> None:
     """Not even when another part of the transaction met a conflict: it would fail again."""
-    error, num_calls = drive(one_call(), cancelled(CONFLICT, CONDITION))
+    error, num_calls = drive(one_call(), cancelled(other, CONDITION))
     assert isinstance(error, ConditionFailed)
     assert num_calls == 1
+
+
+def test_a_transaction_that_can_never_be_is_not_sent_again(drive: Drive) -> None:
+    """What is wrong with it now is wrong with it later."""
+    error, num_calls = drive(one_call(), cancelled(INVALID, NO_REASON))
+    assert (error.aws_code, num_calls) == ("TransactionCanceledException", 1)
+
+
+def test_those_who_met_once_wait_differently_long(
+    drive: Drive, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each wait is near the one that is due, and no two are alike."""
+    waits: list[float] = []
+
+    async def note(seconds: float) -> None:
+        waits.append(seconds)
+
+    for driver in ("sync", "aio"):
+        monkeypatch.setattr(f"handler.aws.{driver}.WRITE_AGAIN_DELAYS_SECONDS", (1.0,) * 20)
+    monkeypatch.setattr("handler.aws.sync.time.sleep", waits.append)
+    monkeypatch.setattr("handler.aws.aio.asyncio.sleep", note)
+    drive(one_call(), cancelled(CONFLICT))
+    assert len(set(waits)) == 20
+    assert 0.5 <= min(waits) < max(waits) <= 1.5
 
 
 def test_an_operation_may_handle_a_refusal_and_go_on(drive: Drive) -> None:
@@ -165,7 +198,6 @@ def test_a_body_that_breaks_off_is_an_error() -> None:
         ("404", NotThere),
         ("AWS.SimpleQueueService.NonExistentQueue", NotThere),
         ("ReceiptHandleIsInvalid", NotThere),
-        ("InvalidParameterValue", NotThere),
         ("MessageNotInflight", NotThere),
         ("AWS.SimpleQueueService.MessageNotInflight", NotThere),
         ("412", ObjectChanged),
@@ -173,6 +205,7 @@ def test_a_body_that_breaks_off_is_an_error() -> None:
         ("ConditionalCheckFailedException", ConditionFailed),
         ("AccessDenied", AwsError),
         ("ValidationException", AwsError),
+        ("InvalidParameterValue", AwsError),
     ],
 )
 def test_codes_of_aws_have_one_meaning_each(code: str, kind: type[AwsError]) -> None:
@@ -180,6 +213,23 @@ def test_codes_of_aws_have_one_meaning_each(code: str, kind: type[AwsError]) -> 
     error = translate(refusal(code), CALL)
     assert type(error) is kind
     assert error.aws_code == code
+
+
+@pytest.mark.parametrize(
+    ("name", "reason", "kind"),
+    [
+        ("ReceiptHandle", "Message does not exist or is not available", NotThere),
+        ("VisibilityTimeout", "Total VisibilityTimeout is beyond the limit", NotThere),
+        ("VisibilityTimeout", "Must be between 0 and 43200", AwsError),
+        ("DelaySeconds", "Must be between 0 and 900", AwsError),
+    ],
+)
+def test_only_a_message_that_is_no_longer_ours_is_gone(
+    name: str, reason: str, kind: type[AwsError]
+) -> None:
+    """SQS has one code for that and for a value that is a mistake of ours."""
+    message = f"Value 1 for parameter {name} is invalid. Reason: {reason}."
+    assert type(translate(refusal("InvalidParameterValue", message), CALL)) is kind
 
 
 def test_an_endpoint_that_cannot_be_reached_is_an_error() -> None:
