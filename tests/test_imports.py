@@ -35,6 +35,7 @@ MAY_IMPORT = {
         "httpx",
         "pydantic",
         "pydantic_core",
+        "s3transfer",
         "typing_extensions",
         "urllib3",
     },

@@ -1,0 +1,123 @@
+"""Large objects from S3 to files, many ranges of many of them at once."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from botocore.exceptions import BotoCoreError, ClientError
+from s3transfer.exceptions import RetriesExceededError, S3DownloadFailedError  # type: ignore[import-untyped]
+from s3transfer.manager import TransferConfig, TransferManager  # type: ignore[import-untyped]
+from s3transfer.subscribers import BaseSubscriber  # type: ignore[import-untyped]
+from s3transfer.utils import OSUtils  # type: ignore[import-untyped]
+
+from handler.aws.calls import Call, translate
+from handler.errors import AwsError, ObjectChanged
+
+_LOOK_SECONDS = 1.0
+_CONFIG = TransferConfig(
+    # Every object goes in ranges, also a small one: only those are asked for by their ETag.
+    multipart_threshold=1,
+    multipart_chunksize=16 * 2**20,
+    max_request_concurrency=16,
+)
+
+
+class Wanted(NamedTuple):
+    """An object as it was listed, and the file that it becomes."""
+
+    key: str
+    etag: str
+    num_bytes: int
+    path: Path
+
+
+def download(
+    client: Any, bucket: str, objects: Sequence[Wanted], watch: Callable[[int], None]
+) -> None:
+    """Write each object to its file, whole or not at all, and only if it is still what was listed.
+
+    A kill leaves files beside these, with a suffix of eight digits, and nothing else.
+    `watch` is called about every second, in the caller's thread, with the bytes that have come.
+    Raises AwsError or OSError for the first that fails; ObjectChanged for one that is another now.
+    The others are then given up, as they are when `watch` raises or a signal's handler does; their
+    threads are not waited for.
+    """
+    manager = TransferManager(client, _CONFIG, _DurableFiles())
+    counter = _Counter()
+    pending = {
+        manager.download(
+            bucket, wanted.key, str(wanted.path), subscribers=[_Pin(wanted), counter]
+        ): wanted
+        for wanted in objects
+    }
+    try:
+        while pending:
+            counter.has_news.wait(_LOOK_SECONDS)
+            counter.has_news.clear()
+            for future in [future for future in pending if future.done()]:
+                _check(future, bucket, pending.pop(future))
+            watch(counter.num_bytes)
+    finally:
+        for future in pending:
+            future.cancel()
+
+
+def _check(future: Any, bucket: str, wanted: Wanted) -> None:
+    """Raise what a transfer has raised, in the words of this package."""
+    call = Call("s3", "get_object", {"Bucket": bucket, "Key": wanted.key})
+    try:
+        future.result()
+    except (ClientError, BotoCoreError) as exc:
+        raise translate(exc, call) from exc
+    except S3DownloadFailedError as exc:  # only for an ETag
+        raise ObjectChanged(str(exc)) from exc
+    except RetriesExceededError as exc:
+        raise AwsError(f"s3 get_object: {wanted.key} broke off: {exc.last_exception}") from exc
+    num_bytes = wanted.path.stat().st_size
+    if num_bytes != wanted.num_bytes:
+        wanted.path.unlink()
+        raise ObjectChanged(f"{wanted.key} has {num_bytes} bytes, not {wanted.num_bytes}")
+
+
+class _DurableFiles(OSUtils):  # type: ignore[misc]
+    """Gives a file its name only when a loss of power cannot make it less than whole."""
+
+    def rename_file(self, current_filename: str, new_filename: str) -> None:
+        """Make the bytes durable, then the name."""
+        with Path(current_filename).open("rb") as file:
+            os.fsync(file.fileno())
+        super().rename_file(current_filename, new_filename)
+
+
+class _Pin(BaseSubscriber):  # type: ignore[misc]
+    """Tells a transfer what its object is, which saves asking and refuses any other."""
+
+    def __init__(self, wanted: Wanted) -> None:
+        self._wanted = wanted
+
+    def on_queued(self, future: Any, **_: object) -> None:
+        """Tell it before it begins."""
+        future.meta.provide_transfer_size(self._wanted.num_bytes)
+        future.meta.provide_object_etag(self._wanted.etag)
+
+
+class _Counter(BaseSubscriber):  # type: ignore[misc]
+    """Counts what comes in, from many threads; `has_news` is set whenever a transfer ends."""
+
+    def __init__(self) -> None:
+        self.num_bytes = 0
+        self.has_news = threading.Event()
+        self._lock = threading.Lock()
+
+    def on_progress(self, bytes_transferred: int, **_: object) -> None:
+        """Add bytes; fewer than none when a range begins again."""
+        with self._lock:
+            self.num_bytes += bytes_transferred
+
+    def on_done(self, **_: object) -> None:
+        """Wake the one who waits."""
+        self.has_news.set()
