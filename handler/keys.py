@@ -11,12 +11,11 @@ from typing import Final
 
 from handler.aws.calls import Operation
 from handler.aws.items import dump, load, to_item
-from handler.aws.store import Store, condition
+from handler.aws.store import META, Store, condition
 from handler.errors import ConditionFailed
 
 _TOKEN: Final = re.compile(r"tm_([0-9a-f]{16})_([A-Za-z0-9_-]{43})", re.ASCII)
 _LISTED = "KEYS"
-_META = "META"
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,14 +77,15 @@ class KeyStore(Store):
             return load(ApiKey, exc.item) if exc.item else None
         return load(ApiKey, fields)
 
-    def list(self) -> Operation[list[ApiKey]]:
-        """Return all keys, oldest first."""
+    def list_keys(self, tenant: str | None = None) -> Operation[list[ApiKey]]:
+        """Return a tenant's keys, or all there are, oldest first; revoked ones stay listed."""
         found = []
         for listed in (yield from self.query(_LISTED, "KEY#")):
-            fields = yield from self.get({"pk": listed["sk"], "sk": _META})
+            fields = yield from self.get({"pk": listed["sk"], "sk": META})
             if fields:
                 found.append(load(ApiKey, fields))
-        return sorted(found, key=lambda key: key.created_at)
+        own = (key for key in found if tenant in {None, key.tenant})
+        return sorted(own, key=lambda key: (key.created_at, key.id))
 
 
 def key_id_of(token_or_id: str) -> str:
@@ -99,4 +99,4 @@ def _hash(secret: str) -> str:
 
 
 def _item_key(key_id: str) -> dict[str, object]:
-    return {"pk": f"KEY#{key_id}", "sk": _META}
+    return {"pk": f"KEY#{key_id}", "sk": META}

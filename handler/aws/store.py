@@ -9,6 +9,8 @@ from typing import Any
 from handler.aws.calls import Call, Operation
 from handler.aws.items import from_item, to_item, to_value
 
+META = "META"
+
 
 @dataclass(frozen=True, slots=True)
 class Store:

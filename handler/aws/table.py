@@ -12,12 +12,11 @@ from typing import Any, NamedTuple
 
 from handler.aws.calls import Call, Operation
 from handler.aws.items import dump, from_item, load, to_item
-from handler.aws.store import Store, condition, expression
+from handler.aws.store import META, Store, condition, expression
 from handler.batch.model import Batch, File, Progress, Shard, ShardStatus, Source
 from handler.batch.states import Status, sources_of
 from handler.errors import ConditionFailed, LeaseLost
 
-META = "META"
 TENANT_INDEX = "by_tenant"
 _ACTIVE = "ACTIVE"
 
