@@ -12,6 +12,7 @@ from handler.intake.events import Advance, Drop, Ignored, parse_control
 from handler.log import logger
 from handler.reap import abandon, is_hopeless
 from handler.settings import Deployment
+from handler.wake import wake
 
 
 def bury(deployment: Deployment, body: str, now: int) -> Operation[None]:
@@ -51,6 +52,7 @@ def _bury_shard(deployment: Deployment, batch_id: str, number: int, now: int) ->
     elif not shard.abandoned and queue is not None:
         logger.warning("rung again", batch_id=batch_id, shards=[number])
         yield from queue.send(shard_message(batch_id, number))
+        yield from wake(deployment, batch.model)
         return
     yield from deployment.control.send(advance_message(batch_id))
 

@@ -26,6 +26,7 @@ from handler.errors import AwsError, HandlerError
 from handler.finalize.end import end
 from handler.log import logger
 from handler.settings import Deployment
+from handler.wake import wake
 
 # Longer than a run of a Lambda: what has not changed for so long has nobody who works on it.
 STUCK_SECONDS = 20 * 60
@@ -43,34 +44,43 @@ _LAST: Final = {
 
 
 def reap(aws: Aws, deployment: Deployment, now: int) -> None:
-    """Look at every active batch; one that cannot be mended does not keep the others waiting."""
+    """Look at every active batch, and wake the workers of models that have work.
 
-    def look_at(batch_id: str) -> None:
+    A batch that cannot be mended does not keep the others waiting.
+    """
+
+    def look_at(batch_id: str) -> str | None:
         try:
-            aws.run(look(deployment, batch_id, now))
+            return aws.run(look(deployment, batch_id, now))
         except HandlerError:
             logger.exception("batch not looked at", batch_id=batch_id)
+            return None
 
     ids = aws.run(deployment.table.list_active())
     with ThreadPoolExecutor(_NUM_THREADS) as pool:
-        list(pool.map(look_at, ids))
+        models = {model for model in pool.map(look_at, ids) if model is not None}
+    for model in sorted(models):
+        aws.run(wake(deployment, model))
     logger.info("reaped", num_active=len(ids))
 
 
-def look(deployment: Deployment, batch_id: str, now: int) -> Operation[None]:
-    """Mend what is amiss with one batch."""
+def look(deployment: Deployment, batch_id: str, now: int) -> Operation[str | None]:
+    """Mend what is amiss with one batch; return the model for which it has waiting shards."""
     table = deployment.table
+    is_waiting = False
     batch = yield from table.get_batch(batch_id)
     if batch is not None and not batch.is_terminal:
-        yield from _mend(deployment, batch, now)
+        is_waiting = yield from _mend(deployment, batch, now)
         batch = yield from table.get_batch(batch_id)
     if batch is None:
         yield from table.forget_active(batch_id)
-    else:
-        yield from announce(deployment, batch)
+        return None
+    yield from announce(deployment, batch)
+    return batch.model if is_waiting else None
 
 
-def _mend(deployment: Deployment, batch: Batch, now: int) -> Operation[None]:
+def _mend(deployment: Deployment, batch: Batch, now: int) -> Operation[bool]:
+    """Do what is missing, and say whether shards of it wait for a worker."""
     winds_up_since = batch.winds_up_since
     is_expired = batch.expires_at <= now
     if now - max(batch.expires_at, winds_up_since or 0) > OVERDUE_SECONDS:
@@ -89,11 +99,15 @@ def _mend(deployment: Deployment, batch: Batch, now: int) -> Operation[None]:
         if (yield from _is_stuck(deployment, batch, f"rung to {batch.shards_rung}", now)):
             yield from _ring(deployment, batch, "ringing")
     else:
-        yield from _mend_shards(deployment, batch, now)
+        return (yield from _mend_shards(deployment, batch, now))
+    return False
 
 
-def _mend_shards(deployment: Deployment, batch: Batch, now: int) -> Operation[None]:
-    """Give up shards that fail again and again, and ring for those whose doorbell is lost."""
+def _mend_shards(deployment: Deployment, batch: Batch, now: int) -> Operation[bool]:
+    """Give up shards that fail again and again, and ring for those whose doorbell is lost.
+
+    Returns whether any waits for a worker.
+    """
     shards = yield from deployment.table.list_shards(batch.id)
     free = [
         shard
@@ -115,6 +129,7 @@ def _mend_shards(deployment: Deployment, batch: Batch, now: int) -> Operation[No
         for messages in tens(shard_message(batch.id, shard.number) for shard in waiting):
             yield from queue.send_all(messages)
         logger.warning("rung again", batch_id=batch.id, shards=_numbers(waiting))
+    return bool(waiting)
 
 
 def is_hopeless(deployment: Deployment, shard: Shard) -> bool:

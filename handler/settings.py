@@ -5,23 +5,35 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from functools import cache
+from typing import Annotated
 
-from pydantic import BaseModel, ConfigDict, Field, Json, PositiveFloat, PositiveInt
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    Json,
+    PositiveFloat,
+    PositiveInt,
+    StringConstraints,
+)
 
 from handler.aws.bucket import Bucket
 from handler.aws.events import EventBus
 from handler.aws.queues import Queue
+from handler.aws.services import WorkerService
 from handler.aws.table import Table
 from handler.batch.plan import MAX_SHARD_BYTES, MAX_SHARD_LINES, ShardLimits
 
 _PREFIX = "TIDEMILL_"
+_ServicePath = Annotated[str, StringConstraints(pattern=r"^[^/\s]+/[^/\s]+$")]
 
 
 class Settings(BaseModel):
     """The names of a deployment's resources, and its limits.
 
-    `work_queues` maps the name of each served model to the url of its queue; `gpu_hour_prices`
-    maps names of models to the price of a GPU-hour, where the report shall tell prices.
+    `work_queues` maps the name of each served model to the url of its queue, `services` to the ECS
+    service of its workers, as `cluster/service`, where they shall be woken; `gpu_hour_prices` to
+    the price of a GPU-hour, where the report shall tell prices.
     """
 
     model_config = ConfigDict(frozen=True, extra="ignore")
@@ -30,6 +42,7 @@ class Settings(BaseModel):
     bucket: str
     control_queue: str
     work_queues: Json[dict[str, str]] = Field(default_factory=dict)
+    services: Json[dict[str, _ServicePath]] = Field(default_factory=dict)
     event_bus: str = "default"
     shard_lines: PositiveInt = MAX_SHARD_LINES
     shard_bytes: PositiveInt = MAX_SHARD_BYTES
@@ -52,6 +65,7 @@ class Deployment:
         self.bucket = Bucket(settings.bucket)
         self.control = Queue(settings.control_queue)
         self.work = {model: Queue(url) for model, url in settings.work_queues.items()}
+        self.services = {model: WorkerService(path) for model, path in settings.services.items()}
         self.events = EventBus(settings.event_bus)
 
 

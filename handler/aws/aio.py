@@ -15,6 +15,7 @@ from botocore.exceptions import BotoCoreError, ClientError
 
 from handler.aws.calls import (
     CLIENT_OPTIONS,
+    OPTIONS_OF_SERVICE,
     SERVICES,
     WRITE_AGAIN_DELAYS_SECONDS,
     Call,
@@ -41,7 +42,9 @@ class AioAws:
         session = get_session()
         self._clients = {
             service: await self._stack.enter_async_context(
-                session.create_client(service, config=CONFIG)
+                session.create_client(
+                    service, config=CONFIG.merge(AioConfig(**OPTIONS_OF_SERVICE.get(service, {})))
+                )
             )
             for service in SERVICES
         }

@@ -16,8 +16,8 @@ from botocore.exceptions import BotoCoreError, ClientError
 from handler.aws.items import from_item
 from handler.errors import AwsError, ConditionFailed, NotThere, ObjectChanged
 
-Service = Literal["dynamodb", "s3", "sqs", "events"]
-SERVICES: tuple[Service, ...] = ("dynamodb", "s3", "sqs", "events")
+Service = Literal["dynamodb", "s3", "sqs", "events", "ecs"]
+SERVICES: tuple[Service, ...] = ("dynamodb", "s3", "sqs", "events", "ecs")
 T = TypeVar("T")
 
 _CONDITION = "ConditionalCheckFailed"
@@ -62,6 +62,15 @@ CLIENT_OPTIONS: Mapping[str, Any] = {
     "read_timeout": 25,  # a wait for messages takes up to 20
     "retries": {"mode": "standard", "total_max_attempts": 6},
     "max_pool_connections": 32,
+}
+# Of single services, over those. A worker that is not woken at once is woken by its queue's metric:
+# that is worth no wait.
+OPTIONS_OF_SERVICE: Mapping[Service, Mapping[str, Any]] = {
+    "ecs": {
+        "connect_timeout": 2,
+        "read_timeout": 4,
+        "retries": {"mode": "standard", "total_max_attempts": 2},
+    }
 }
 # Before each new try of a write that met a transaction on its item, and of a transaction that was
 # throttled or met another: nothing was done, and clients do not try those again themselves.

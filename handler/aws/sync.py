@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from threading import Lock
 from typing import IO, Any
 
 import boto3
@@ -12,6 +13,7 @@ from botocore.exceptions import BotoCoreError, ClientError
 
 from handler.aws.calls import (
     CLIENT_OPTIONS,
+    OPTIONS_OF_SERVICE,
     SERVICES,
     WRITE_AGAIN_DELAYS_SECONDS,
     Call,
@@ -26,13 +28,33 @@ from handler.aws.calls import (
 CONFIG = Config(**CLIENT_OPTIONS)
 
 
+class Clients(Mapping[Service, Any]):
+    """The client of each service, made when it is first asked for: no start pays for the others."""
+
+    def __init__(self, make_client: Callable[..., Any]) -> None:
+        self._make_client = make_client
+        self._made: dict[Service, Any] = {}
+        self._making = Lock()
+
+    def __getitem__(self, service: Service) -> Any:
+        with self._making:
+            if service not in self._made:
+                config = CONFIG.merge(Config(**OPTIONS_OF_SERVICE.get(service, {})))
+                self._made[service] = self._make_client(service, config=config)
+            return self._made[service]
+
+    def __iter__(self) -> Iterator[Service]:
+        return iter(SERVICES)
+
+    def __len__(self) -> int:
+        return len(SERVICES)
+
+
 class Aws:
     """Runs operations one call after another; may be used by several threads at once."""
 
     def __init__(self, make_client: Callable[..., Any] = boto3.client) -> None:
-        self.clients: Mapping[Service, Any] = {
-            service: make_client(service, config=CONFIG) for service in SERVICES
-        }
+        self.clients: Mapping[Service, Any] = Clients(make_client)
 
     def run(self, operation: Operation[T]) -> T:
         """Return the operation's result; raises AwsError for what it does not handle itself."""

@@ -11,6 +11,7 @@ from handler.batch.states import Status
 from handler.log import logger
 from handler.run import RESERVE_SECONDS
 from handler.settings import Deployment
+from handler.wake import wake
 
 # How many shards are rung for between two notes of how far it is.
 _RING_AT_ONCE = 1000
@@ -19,8 +20,9 @@ _RING_AT_ONCE = 1000
 def ring_shards(
     aws: Aws, deployment: Deployment, batch: Batch, time_left: Callable[[], float]
 ) -> None:
-    """Ring for the shards not rung for yet; what the time does not allow, the next run does.
+    """Ring for the shards not rung for yet and see that there is a worker to hear it.
 
+    What the time does not allow, the next run does.
     Two runs may do so at once, and a shard be rung for twice: that changes nothing.
     """
     queue = deployment.work.get(batch.model or "")
@@ -32,6 +34,8 @@ def ring_shards(
         until = min(rung + _RING_AT_ONCE, batch.num_shards)
         for messages in tens(shard_message(batch.id, number) for number in range(rung, until)):
             aws.run(queue.send_all(messages))
+        if rung == batch.shards_rung:
+            aws.run(wake(deployment, batch.model))
         rung = until
         noted = deployment.table.change_batch(batch.id, Status.IN_PROGRESS, shards_rung=rung)
         if aws.run(noted) is None:

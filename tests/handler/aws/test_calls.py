@@ -166,6 +166,23 @@ def test_an_operation_may_handle_a_refusal_and_go_on(drive: Drive) -> None:
     assert drive(patient(), lost, {"words": "done"}) == ("done after {'fence': 3}", 2)
 
 
+def test_a_client_is_made_when_it_is_needed_and_once() -> None:
+    """A Lambda that reads one item does not wait for the clients of five services."""
+    made: list[tuple[str, dict[str, Any]]] = []
+
+    def make(service: str, config: Any) -> ScriptedClient:
+        made.append((service, config.retries))
+        return ScriptedClient({})
+
+    aws = Aws(make)
+    aws.run(one_call())
+    aws.run(one_call())
+    assert made == [("dynamodb", {"mode": "standard", "total_max_attempts": 6})]
+    assert set(aws.clients) == set(SERVICES)
+    assert aws.clients["ecs"] is aws.clients["ecs"]
+    assert made[1:] == [("ecs", {"mode": "standard", "total_max_attempts": 2})]
+
+
 def test_an_operation_without_calls_returns_at_once(drive: Drive) -> None:
     """Nothing is sent for what is known already."""
 
