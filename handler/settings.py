@@ -15,6 +15,7 @@ from pydantic import (
     PositiveFloat,
     PositiveInt,
     StringConstraints,
+    field_validator,
 )
 
 from handler.aws.bucket import Bucket
@@ -22,7 +23,9 @@ from handler.aws.events import EventBus
 from handler.aws.queues import Queue
 from handler.aws.services import WorkerService
 from handler.aws.table import Table
+from handler.batch.options import DEFAULT_WINDOW, window_seconds
 from handler.batch.plan import MAX_SHARD_BYTES, MAX_SHARD_LINES, ShardLimits
+from handler.errors import InvalidOption
 
 _PREFIX = "TIDEMILL_"
 _ServicePath = Annotated[str, StringConstraints(pattern=r"^[^/\s]+/[^/\s]+$")]
@@ -33,7 +36,8 @@ class Settings(BaseModel):
 
     `work_queues` maps the name of each served model to the url of its queue, `services` to the ECS
     service of its workers, as `cluster/service`, where they shall be woken; `gpu_hour_prices` to
-    the price of a GPU-hour, where the report shall tell prices.
+    the price of a GPU-hour, where the report shall tell prices. `default_window` is the completion
+    window of an upload that names none.
     """
 
     model_config = ConfigDict(frozen=True, extra="ignore")
@@ -49,6 +53,16 @@ class Settings(BaseModel):
     gpu_hour_prices: Json[dict[str, PositiveFloat]] = Field(default_factory=dict)
     strict_endpoint: bool = False
     max_attempts: PositiveInt = 5
+    default_window: str = DEFAULT_WINDOW
+
+    @field_validator("default_window")
+    @classmethod
+    def _check_window(cls, window: str) -> str:
+        try:
+            window_seconds(window, param="default_window")
+        except InvalidOption as exc:
+            raise ValueError(exc.message) from exc
+        return window
 
     @property
     def limits(self) -> ShardLimits:

@@ -30,14 +30,19 @@ _URL_CHARS = re.compile(r"[!-\[\]-~]+", re.ASCII)  # printable, no space and no 
 _NAMES = ("completion_window", "output_url", "error_url", "on_invalid_line")
 
 
-def parse_options(user_metadata: Mapping[str, str]) -> Options:
+def parse_options(
+    user_metadata: Mapping[str, str], default_window: str = DEFAULT_WINDOW
+) -> Options:
     """Return what the user metadata of an upload asks for; raises InvalidOption.
 
-    Values may be encoded as RFC 2047 says, which is how S3 gives back what is not ASCII.
+    `default_window` is the completion window of one that names none. Values may be encoded as
+    RFC 2047 says, which is how S3 gives back what is not ASCII.
     """
     values: dict[str, Any] = {name.lower(): _decode(text) for name, text in user_metadata.items()}
     names = {name: name.replace("_", "-") for name in _NAMES}
     asked = {name: values.pop(spelled, None) for name, spelled in names.items()}
+    if asked["completion_window"] is None:
+        asked["completion_window"] = default_window
     return _check(asked, names, values)
 
 

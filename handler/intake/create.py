@@ -52,7 +52,8 @@ def take_drop(deployment: Deployment, drop: Drop, now: int) -> Operation[Batch |
         if known is None:
             logger.warning("upload gone", batch_id=batch_id, key=drop.key)
         return known
-    options, errors = _options_of_drop(found.get("Metadata", {}))
+    default_window = deployment.settings.default_window
+    options, errors = _options_of_drop(found.get("Metadata", {}), default_window)
     if drop.key.endswith(ERRORS_SUFFIX):
         errors = (*errors, _NAME_TAKEN)
     batch = Batch(
@@ -117,12 +118,14 @@ def create_batch(
     return made
 
 
-def _options_of_drop(user_metadata: Mapping[str, str]) -> tuple[Options, tuple[BatchError, ...]]:
+def _options_of_drop(
+    user_metadata: Mapping[str, str], default_window: str
+) -> tuple[Options, tuple[BatchError, ...]]:
     """Return the options, or the defaults and the error with which the batch will fail."""
     try:
-        return parse_options(user_metadata), ()
+        return parse_options(user_metadata, default_window), ()
     except InvalidOption as exc:
-        return Options(), (BatchError(exc.code, exc.message, exc.param),)
+        return Options(default_window), (BatchError(exc.code, exc.message, exc.param),)
 
 
 def _replace(deployment: Deployment, batch: Batch, older_id: str, now: int) -> Operation[None]:

@@ -33,6 +33,7 @@ def test_names_alone_are_enough() -> None:
     assert settings.work_queues == settings.gpu_hour_prices == settings.services == {}
     assert settings.event_bus == "default"
     assert settings.strict_endpoint is False
+    assert settings.default_window == "24h"
 
 
 def test_everything_can_be_said() -> None:
@@ -48,6 +49,7 @@ def test_everything_can_be_said() -> None:
             "TIDEMILL_SHARD_BYTES": "1000",
             "TIDEMILL_STRICT_ENDPOINT": "1",
             "TIDEMILL_MAX_ATTEMPTS": "2",
+            "TIDEMILL_DEFAULT_WINDOW": "14d",
         }
     )
     assert settings.limits == ShardLimits(10, 1000)
@@ -56,6 +58,7 @@ def test_everything_can_be_said() -> None:
     assert settings.services == {"org/model": "mill/mill-org-model"}
     assert settings.strict_endpoint is True
     assert (settings.event_bus, settings.max_attempts) == ("bus", 2)
+    assert settings.default_window == "14d"
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -77,12 +80,20 @@ def test_a_name_that_is_missing_is_told(name: str) -> None:
         ("SERVICES", '{"model": "no-cluster"}'),
         ("SERVICES", '{"model": "too/many/names"}'),
         ("STRICT_ENDPOINT", "perhaps"),
+        ("DEFAULT_WINDOW", "15d"),
+        ("DEFAULT_WINDOW", ""),
     ],
 )
 def test_a_value_that_cannot_be_is_refused(name: str, value: str) -> None:
     """With the name of the setting, not taken for a default."""
     with pytest.raises(ValidationError, match=name.lower()):
         read_settings(NAMES | {f"TIDEMILL_{name}": value})
+
+
+def test_a_window_that_cannot_be_is_told_in_a_sentence() -> None:
+    """As a client is told that asks for it."""
+    with pytest.raises(ValidationError, match="`default_window` must be a number of minutes"):
+        read_settings(NAMES | {"TIDEMILL_DEFAULT_WINDOW": "soon"})
 
 
 @pytest.mark.usefixtures("_fresh")

@@ -44,8 +44,10 @@ BAD_URLS = [
 
 
 def test_an_upload_without_metadata_has_the_defaults() -> None:
-    """24 hours, no urls, every wrong line fails the file."""
+    """24 hours or what a deployment says, no urls, every wrong line fails the file."""
     assert parse_options({}) == Options("24h", None, None, "fail", {})
+    assert parse_options({}, "2d") == Options("2d", None, None, "fail", {})
+    assert parse_options({"completion-window": "30m"}, "2d").completion_window == "30m"
 
 
 def test_an_upload_says_everything_in_its_metadata() -> None:

@@ -63,6 +63,18 @@ def test_an_upload_makes_a_batch_of_the_pinned_object(cloud: Cloud) -> None:
     assert cloud.run(cloud.deployment.table.list_active()) == [batch.id]
 
 
+def test_an_upload_that_names_no_window_has_that_of_the_deployment(mini: Cloud) -> None:
+    """One that names its own has that; the API's requests are not asked."""
+    cloud = mini.having(default_window="2d")
+    assert cloud.create(lines_of(1)).options.completion_window == "2d"
+    own = cloud.create(lines_of(1), metadata={"completion-window": "30m"})
+    assert own.expires_at - own.created_at == 1800
+    wrong = cloud.create(lines_of(1), metadata={"completion-window": "soon"})
+    assert wrong.expires_at - wrong.created_at == 2 * 86_400
+    put_file(cloud)
+    assert request_batch(cloud).options.completion_window == "24h"
+
+
 def test_an_event_without_a_version_pins_the_one_that_is_there(cloud: Cloud) -> None:
     """The bucket is asked."""
     drop = cloud.put(b"x")
