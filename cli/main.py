@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable, Sequence
 from importlib import metadata
 
-from cli import local, run, worker
+from cli import keys, local, run, worker
 from cli.errors import CliError, Stopped
 from cli.terminal import say
 
@@ -37,6 +37,7 @@ def make_parser() -> argparse.ArgumentParser:
     run.add_command(commands)
     worker.add_command(commands)
     local.add_command(commands)
+    keys.add_command(commands)
     return parser
 
 

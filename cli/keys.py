@@ -1,0 +1,146 @@
+"""`tidemill keys`: who may use the API of a deployment."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import time
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING
+
+from cli.errors import CliError, Refused
+from cli.terminal import say
+
+if TYPE_CHECKING:
+    from handler.aws.calls import Operation, T
+    from handler.keys import ApiKey, KeyStore
+
+_TABLE = "TIDEMILL_TABLE"
+_DEPLOYMENT = "tidemill"
+_MAX_NAME_LENGTH = 100
+
+
+def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add `keys` to the command line."""
+    parser = commands.add_parser(
+        "keys",
+        help="keys of the API",
+        description="Makes, lists and revokes the keys of a deployment's API, with the AWS "
+        "credentials of whoever may write its table.",
+        allow_abbrev=False,
+    )
+    actions = parser.add_subparsers(title="actions", metavar="ACTION", required=True)
+    create = actions.add_parser(
+        "create", help="make a key and print it, this once", allow_abbrev=False
+    )
+    create.add_argument("--name", required=True, type=_name, help="what it is for")
+    create.add_argument("--tenant", default="default", type=_name, help="whose it is (default)")
+    create.set_defaults(command=command_create)
+    listing = actions.add_parser("list", help="list the keys, revoked ones too", allow_abbrev=False)
+    listing.add_argument("--tenant", type=_name, help="this tenant's keys only")
+    listing.set_defaults(command=command_list)
+    revoke = actions.add_parser("revoke", help="make a key worthless", allow_abbrev=False)
+    revoke.add_argument("key", help="its id, or the key itself")
+    revoke.set_defaults(command=command_revoke)
+    for action in (create, listing, revoke):
+        group = action.add_mutually_exclusive_group()
+        group.add_argument("--table", help=f"the deployment's table (default: {_TABLE})")
+        group.add_argument(
+            "--deployment", metavar="NAME", help=f"the deployment's name ({_DEPLOYMENT})"
+        )
+
+
+def command_create(arguments: argparse.Namespace) -> int:
+    """Print a new key on standard output, alone."""
+    keys = _keys_of(arguments)
+    making = keys.create(tenant=arguments.tenant, name=arguments.name, now=int(time.time()))
+    sys.stdout.write(f"{_run(keys, making)}\n")
+    say("keep it now: it cannot be shown again")
+    return 0
+
+
+def command_list(arguments: argparse.Namespace) -> int:
+    """Print one line a key: id, tenant, when it was made, its state, name; tabs between them."""
+    keys = _keys_of(arguments)
+    found = _run(keys, keys.list_keys(arguments.tenant))
+    for key in found:
+        sys.stdout.write(f"{_line(key)}\n")
+    if not found:
+        say("there are no keys: `tidemill keys create --name NAME` makes one")
+    return 0
+
+
+def command_revoke(arguments: argparse.Namespace) -> int:
+    """Revoke a key; once more changes nothing."""
+    keys = _keys_of(arguments)
+    from handler.keys import key_id_of
+
+    key_id = key_id_of(arguments.key)
+    key = _run(keys, keys.revoke(key_id, now=int(time.time())))
+    if key is None:
+        raise Refused("there is no such key: `tidemill keys list` shows the ids")
+    say(f"key {key.id} ({key.name}) is revoked: the API refuses it within a minute")
+    return 0
+
+
+def _name(text: str) -> str:
+    if not text.isprintable() or not 1 <= len(text) <= _MAX_NAME_LENGTH or text != text.strip():
+        raise argparse.ArgumentTypeError(
+            f"1 to {_MAX_NAME_LENGTH} printable characters, no space at either end"
+        )
+    return text
+
+
+def _line(key: ApiKey) -> str:
+    state = f"revoked {_date(key.revoked_at)}" if key.revoked_at is not None else "valid"
+    return "\t".join((key.id, key.tenant, _date(key.created_at), state, key.name))
+
+
+def _date(seconds: int) -> str:
+    return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%d %H:%M")
+
+
+def _keys_of(arguments: argparse.Namespace) -> KeyStore:
+    """Return the keys of the deployment that the arguments or the environment name."""
+    try:
+        from handler.keys import KeyStore
+    except ModuleNotFoundError as exc:
+        raise CliError(
+            f"keys need {exc.name}, which is not installed: pip install 'tidemill[cloud]'"
+        ) from exc
+    table = arguments.table
+    if table is None and arguments.deployment is None:
+        table = os.environ.get(_TABLE)
+    return KeyStore(table or _table_of(arguments.deployment or _DEPLOYMENT))
+
+
+def _table_of(name: str) -> str:
+    """Return the table of the deployment of this name; raises Refused."""
+    import boto3
+    from botocore.exceptions import BotoCoreError, ClientError
+
+    stack = f"{name}-data"
+    try:
+        found = boto3.client("cloudformation").describe_stacks(StackName=stack)["Stacks"][0]
+    except (BotoCoreError, ClientError) as exc:
+        raise Refused(
+            f"the stack {stack} cannot be read: {exc}\nname the table by --table, or another "
+            "deployment by --deployment"
+        ) from exc
+    outputs = {output["OutputKey"]: output["OutputValue"] for output in found.get("Outputs", ())}
+    if "TableName" not in outputs:
+        raise Refused(f"the stack {stack} is none of Tidemill's: it names no table")
+    return str(outputs["TableName"])
+
+
+def _run(keys: KeyStore, operation: Operation[T]) -> T:
+    from botocore.exceptions import BotoCoreError
+
+    from handler.aws.sync import Aws
+    from handler.errors import AwsError
+
+    try:
+        return Aws().run(operation)
+    except (AwsError, BotoCoreError) as exc:
+        raise CliError(f"the table {keys.name} cannot be used: {exc}") from exc

@@ -1,0 +1,220 @@
+"""`tidemill keys`, typed, against a table on an emulator."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from cli.main import main
+from handler.aws.sync import Aws
+from handler.keys import ApiKey, KeyStore
+from tests.emulators import Emulator
+
+ROOT = Path(__file__).parents[2]
+TEMPLATE = """{
+  "Resources": {"Table": {"Type": "AWS::DynamoDB::Table", "Properties": {
+    "BillingMode": "PAY_PER_REQUEST",
+    "AttributeDefinitions": [
+      {"AttributeName": "pk", "AttributeType": "S"}, {"AttributeName": "sk", "AttributeType": "S"}],
+    "KeySchema": [
+      {"AttributeName": "pk", "KeyType": "HASH"}, {"AttributeName": "sk", "KeyType": "RANGE"}]}}},
+  "Outputs": {"TableName": {"Value": {"Ref": "Table"}}}
+}"""
+
+
+@pytest.fixture
+def table(ministack: Emulator, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Return the name of a table in the account that this process has credentials of."""
+    for name, value in ministack.environment.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.delenv("TIDEMILL_TABLE", raising=False)
+    return ministack.create().table
+
+
+def known(emulator: Emulator, table: str, token: str) -> ApiKey | None:
+    """Return the key that a token is."""
+    return Aws(emulator.client).run(KeyStore(table).check(token))
+
+
+def typed(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
+    """Type a command; return its exit status and what it said on both streams."""
+    status = main(["keys", *arguments])
+    said = capsys.readouterr()
+    return status, said.out, said.err
+
+
+def test_a_key_is_made_listed_and_revoked(
+    ministack: Emulator, table: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its token alone is printed on standard output, once; the list never shows it."""
+    status, out, err = typed(capsys, "create", "--name", "my laptop", "--table", table)
+    assert status == 0
+    token = out.removesuffix("\n")
+    key = known(ministack, table, token)
+    assert key is not None
+    assert (key.tenant, key.name) == ("default", "my laptop")
+    assert "cannot be shown again" in err
+    assert token not in err
+
+    status, out, _ = typed(capsys, "list", "--table", table)
+    assert status == 0
+    key_id, tenant, _, state, name = out.removesuffix("\n").split("\t")
+    assert (key_id, tenant, state, name) == (key.id, "default", "valid", "my laptop")
+
+    status, out, err = typed(capsys, "revoke", key_id, "--table", table)
+    assert (status, out) == (0, "")
+    assert key_id in err
+    assert known(ministack, table, token) is None
+    assert "\trevoked 20" in typed(capsys, "list", "--table", table)[1]
+
+
+def test_a_key_is_revoked_by_itself(
+    ministack: Emulator, table: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Who finds a token in a log need not look its id up, and it is not printed again."""
+    token = typed(capsys, "create", "--name", "a", "--table", table)[1].strip()
+    status, out, err = typed(capsys, "revoke", token, "--table", table)
+    assert status == 0
+    assert token not in out + err
+    assert known(ministack, table, token) is None
+
+
+def test_keys_of_one_tenant_are_listed(table: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Nothing is said on standard output when there are none."""
+    for tenant in ("search", "ads"):
+        typed(capsys, "create", "--name", "x", "--tenant", tenant, "--table", table)
+    _, out, _ = typed(capsys, "list", "--tenant", "ads", "--table", table)
+    assert [line.split("\t")[1] for line in out.splitlines()] == ["ads"]
+    status, out, err = typed(capsys, "list", "--tenant", "nobody", "--table", table)
+    assert (status, out) == (0, "")
+    assert "no keys" in err
+
+
+def test_the_environment_names_the_table(
+    table: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As it does for everything of a deployment."""
+    monkeypatch.setenv("TIDEMILL_TABLE", table)
+    assert typed(capsys, "create", "--name", "x")[0] == 0
+    assert len(typed(capsys, "list", "--table", table)[1].splitlines()) == 1
+
+
+def test_the_deployment_names_the_table(
+    ministack: Emulator,
+    table: str,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Its stack's output is read; a name that is typed counts more than the environment."""
+    monkeypatch.setenv("TIDEMILL_TABLE", table)
+    cloud = ministack.client("cloudformation")
+    cloud.create_stack(StackName="ours-data", TemplateBody=TEMPLATE)
+    cloud.get_waiter("stack_create_complete").wait(
+        StackName="ours-data", WaiterConfig={"Delay": 1, "MaxAttempts": 60}
+    )
+    status, out, _ = typed(capsys, "create", "--name", "x", "--deployment", "ours")
+    assert status == 0
+    outputs = cloud.describe_stacks(StackName="ours-data")["Stacks"][0]["Outputs"]
+    assert known(ministack, outputs[0]["OutputValue"], out.strip()) is not None
+    assert typed(capsys, "list", "--table", table)[1] == ""
+
+
+def test_a_stack_of_somebody_else_is_refused(
+    ministack: Emulator, table: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """One that has the name but no table."""
+    del table
+    template = json.loads(TEMPLATE) | {"Outputs": {}}
+    ministack.client("cloudformation").create_stack(
+        StackName="theirs-data", TemplateBody=json.dumps(template)
+    )
+    status, out, err = typed(capsys, "list", "--deployment", "theirs")
+    assert (status, out) == (2, "")
+    assert "theirs-data is none of Tidemill's" in err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status", "words"),
+    [
+        (["list"], 2, "the stack tidemill-data cannot be read"),
+        (["list", "--deployment", "none"], 2, "the stack none-data cannot be read"),
+        (["create", "--name", "x", "--table", "none"], 1, "the table none cannot be used"),
+        (["list", "--table", "none"], 1, "the table none cannot be used"),
+        (["revoke", "x", "--table", "none"], 1, "the table none cannot be used"),
+    ],
+)
+def test_what_is_not_there_is_said_in_a_sentence(
+    table: str,
+    capsys: pytest.CaptureFixture[str],
+    arguments: list[str],
+    status: int,
+    words: str,
+) -> None:
+    """No traceback, nothing on standard output."""
+    del table
+    found, out, err = typed(capsys, *arguments)
+    assert (found, out) == (status, "")
+    assert words in err
+    assert "Traceback" not in err
+
+
+def test_an_unknown_key_is_refused(table: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """What was typed is not repeated: it may be most of a secret."""
+    status, out, err = typed(capsys, "revoke", "tm_0123_half-a-secret", "--table", table)
+    assert (status, out) == (2, "")
+    assert "there is no such key" in err
+    assert "half-a-secret" not in err
+
+
+@pytest.mark.parametrize("arguments", [["list"], ["list", "--table", "t"]])
+def test_without_credentials_it_says_so(
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    arguments: list[str],
+) -> None:
+    """Neither the environment nor a file has any."""
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_PROFILE", "TIDEMILL_TABLE"):
+        monkeypatch.delenv(name, raising=False)
+    for name in ("AWS_CONFIG_FILE", "AWS_SHARED_CREDENTIALS_FILE"):
+        monkeypatch.setenv(name, str(tmp_path / "none"))
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    # boto3's own session remembers the credentials of other tests.
+    monkeypatch.setattr("boto3.DEFAULT_SESSION", None)
+    monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
+    status, out, err = typed(capsys, *arguments)
+    assert status in {1, 2}
+    assert out == ""
+    assert "credentials" in err
+
+
+def test_without_the_libraries_of_the_cloud_it_says_what_to_install() -> None:
+    """The plain installation has none of them."""
+    code = """
+import sys
+sys.modules["boto3"] = None
+from cli.main import main
+print([main(["keys", *typed]) for typed in (["list"], ["create", "--name", "x"], ["revoke", "x"])])
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    assert done.stdout == "[1, 1, 1]\n"
+    assert done.stderr.count("pip install 'tidemill[cloud]'") == 3
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("name", ["", " ", "a ", "x" * 101, "a\nb", "a\tb", "\x1b[31m"])
+@pytest.mark.parametrize("flag", ["--name", "--tenant"])
+def test_a_name_that_cannot_be_listed_is_refused(
+    capsys: pytest.CaptureFixture[str], flag: str, name: str
+) -> None:
+    """As any wrong argument: status 2 and the usage."""
+    with pytest.raises(SystemExit) as stop:
+        main(["keys", "create", "--name", "good", "--table", "t", flag, name])
+    assert stop.value.code == 2
+    assert f"argument {flag}" in capsys.readouterr().err
