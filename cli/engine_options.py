@@ -23,6 +23,7 @@ class EngineOptions:
     """Which model, and how it runs. Sizes are bytes; None leaves it to the engine."""
 
     model: str | None = None
+    weights_cache: str | None = None
     served_model_names: tuple[str, ...] = ()
     chat_template: str | None = None
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
@@ -37,7 +38,16 @@ class EngineOptions:
 def add_engine_flags(parser: argparse.ArgumentParser) -> None:
     """Add the flags of `EngineOptions`, as a group of their own."""
     add = parser.add_argument_group("model and engine").add_argument
-    add("--model", metavar="MODEL", help="a folder or a hub id (default: the demo model)")
+    add(
+        "--model",
+        metavar="MODEL",
+        help="a folder, a hub id or s3://bucket/prefix (default: the demo model)",
+    )
+    add(
+        "--weights-cache",
+        metavar="FOLDER",
+        help="where weights from S3 are kept (default: ~/.cache/tidemill/weights)",
+    )
     add(
         "--served-model-name",
         nargs="+",

@@ -35,6 +35,7 @@ def load(options: EngineOptions) -> ServedEngine:
             engine_config(options),
             served_names=served_names(options),
             chat_template=chat_template(options),
+            weights_cache=options.weights_cache,
         )
     except CliError as exc:
         raise EngineError(str(exc)) from exc

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 from dataclasses import dataclass, fields
+from functools import partial
 from pathlib import Path
 from typing import Literal
 
@@ -119,5 +120,6 @@ def command(arguments: argparse.Namespace) -> int:
     options = options_from(arguments)
     # Here, not above: what reads and prints JSON takes longer to load than help takes to print.
     from cli.job import run_job
+    from cli.serving import load_engine
 
-    return run_job(options)
+    return run_job(options, load=partial(load_engine, weights_cache=options.weights_cache))

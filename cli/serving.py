@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from cli.errors import EngineFailed, Refused
 from cli.terminal import say
+from cli.weights import every_few_seconds, local_model, say_progress
 
 if TYPE_CHECKING:
     from cli.engine_options import EngineOptions
@@ -43,16 +45,26 @@ class Load(Protocol):
 
 
 def load_engine(
-    config: EngineConfig, *, served_names: tuple[str, ...], chat_template: str | None
+    config: EngineConfig,
+    *,
+    served_names: tuple[str, ...],
+    chat_template: str | None,
+    weights_cache: str | None = None,
 ) -> ServedEngine:
-    """Load the real engine; only here is a model library imported."""
+    """Load the real engine; only here is a model library imported.
+
+    Weights that are in S3 are kept in `weights_cache`.
+    """
     try:
         from engine.load import load_responder
     except ModuleNotFoundError as exc:
         raise EngineFailed(
             f"the engine needs {exc.name}, which is not installed: pip install 'tidemill[engine]'"
         ) from exc
-    return load_responder(config, served_names=served_names, chat_template=chat_template)
+    with local_model(config.model, weights_cache, every_few_seconds(say_progress)) as model:
+        return load_responder(
+            replace(config, model=model), served_names=served_names, chat_template=chat_template
+        )
 
 
 def engine_config(options: EngineOptions) -> EngineConfig:

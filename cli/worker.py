@@ -6,16 +6,22 @@ import argparse
 import json
 import os
 import sys
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cli.engine_options import EngineOptions, add_engine_flags, engine_arguments, engine_fields
-from cli.errors import CliError, Refused
+from cli.errors import CliError, Refused, Stopped
+from cli.signals import StopSignals
 from cli.sizes import positive_int, size_in_bytes
+from cli.weights import every_few_seconds, local_model
 
 if TYPE_CHECKING:
+    from cli.health import Pulse
     from handler.settings import Settings
+    from handler.weights_cache import Progress
     from handler.worker.config import WorkerConfig
 
 _EPILOG = """\
@@ -85,6 +91,11 @@ def _add_work(group: argparse._ArgumentGroup) -> None:
         metavar="N",
         help="claims of a shard without a new row before it is given up (default: 5)",
     )
+    add(
+        "--health-file",
+        metavar="PATH",
+        help="a file to touch every few seconds, for python -m cli.health (default: none)",
+    )
 
 
 def _add_times(group: argparse._ArgumentGroup) -> None:
@@ -117,8 +128,11 @@ def command(arguments: argparse.Namespace) -> int:
     """Run the worker until it is stopped and return the exit status."""
     options = options_from(arguments)
     try:
-        settings, config = _read(options, os.environ)
-        return _run(settings, config, _engine_command(options, os.environ))
+        with StopSignals() as signals:
+            settings, config = _read(options, os.environ)
+            return _run(options, settings, config, signals)
+    except Stopped:  # before there was any work that could be given back
+        return 0
     except ModuleNotFoundError as exc:
         raise CliError(
             f"a worker needs {exc.name}, which is not installed: "
@@ -165,12 +179,62 @@ def _engine_command(options: EngineOptions, environment: Mapping[str, str]) -> l
     return [sys.executable, "-m", "cli.engine_process", *engine_arguments(options)]
 
 
-def _run(settings: Settings, config: WorkerConfig, engine_command: Sequence[str]) -> int:
+def _run(
+    options: WorkerOptions, settings: Settings, config: WorkerConfig, signals: StopSignals
+) -> int:
     import asyncio
 
     from botocore.exceptions import BotoCoreError
 
-    from cli.signals import StopSignals
+    from cli.health import VARIABLE, Pulse
+
+    health_file = options.given.get("health_file") or os.environ.get(VARIABLE)
+    pulse = Pulse(Path(health_file) if health_file else None)
+    try:
+        with _local_model(options, pulse) as local:
+            command = _engine_command(local, os.environ)
+            return asyncio.run(_work(settings, config, command, pulse, signals))
+    except BotoCoreError as exc:
+        raise CliError(f"AWS cannot be used: {exc}") from exc
+
+
+@contextmanager
+def _local_model(options: WorkerOptions, pulse: Pulse) -> Iterator[WorkerOptions]:
+    """Yield the same options with a model that is on this machine, under its name as before."""
+    from cli.serving import served_names
+    from handler.log import logger
+
+    def log(progress: Progress) -> None:
+        logger.info(
+            "fetching weights",
+            model=options.model,
+            num_bytes=progress.num_bytes,
+            total_bytes=progress.total_bytes,
+            is_waiting=progress.is_waiting,
+        )
+
+    tell = every_few_seconds(log)
+
+    def watch(progress: Progress) -> None:
+        pulse.beat()
+        tell(progress)
+
+    if options.model is None:
+        yield options
+        return
+    with local_model(options.model, options.weights_cache, watch) as model:
+        yield replace(options, model=model, served_model_names=served_names(options))
+
+
+async def _work(
+    settings: Settings,
+    config: WorkerConfig,
+    engine_command: Sequence[str],
+    pulse: Pulse,
+    signals: StopSignals,
+) -> int:
+    import asyncio
+
     from handler.aws.aio import AioAws
     from handler.aws.queues import Queue
     from handler.settings import Deployment
@@ -186,17 +250,10 @@ def _run(settings: Settings, config: WorkerConfig, engine_command: Sequence[str]
             start_seconds=config.start_seconds,
         )
 
-    async def work(signals: StopSignals) -> int:
-        loop = asyncio.get_running_loop()
-        async with AioAws() as aws:
-            site = Site(aws, Deployment(settings), Queue(config.queue), config)
-            protection = Protection(os.environ.get("ECS_AGENT_URI"))
-            worker = Worker(site, make_link, protection)
-            with signals.heard_by(lambda: loop.call_soon_threadsafe(worker.stop)):
-                return await worker.run()
-
-    try:
-        with StopSignals() as signals:
-            return asyncio.run(work(signals))
-    except BotoCoreError as exc:
-        raise CliError(f"AWS cannot be used: {exc}") from exc
+    loop = asyncio.get_running_loop()
+    async with AioAws() as aws, pulse.beating():
+        site = Site(aws, Deployment(settings), Queue(config.queue), config)
+        protection = Protection(os.environ.get("ECS_AGENT_URI"))
+        worker = Worker(site, make_link, protection)
+        with signals.heard_by(lambda: loop.call_soon_threadsafe(worker.stop)):
+            return await worker.run()

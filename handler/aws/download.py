@@ -5,7 +5,10 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable, Sequence
+from concurrent.futures import Executor, Future
+from functools import partial
 from pathlib import Path
+from queue import SimpleQueue
 from typing import Any, NamedTuple
 
 from botocore.exceptions import BotoCoreError, ClientError
@@ -43,34 +46,43 @@ def download(
     A kill leaves files beside these, with a suffix of eight digits, and nothing else.
     `watch` is called about every second, in the caller's thread, with the bytes that have come.
     Raises AwsError or OSError for the first that fails; ObjectChanged for one that is another now.
-    The others are then given up, as they are when `watch` raises or a signal's handler does; their
-    threads are not waited for.
+    The others are then given up, as they are when `watch` raises or a signal's handler does. Their
+    threads are not waited for, not even by a process that ends: a silent network holds them long.
     """
-    manager = TransferManager(client, _CONFIG, _DurableFiles())
+    executors: list[_DaemonThreads] = []
+
+    def make_executor(max_workers: int) -> Executor:
+        executors.append(_DaemonThreads(max_workers))
+        return executors[-1]
+
+    manager = TransferManager(client, _CONFIG, _DurableFiles(), make_executor)
     counter = _Counter()
-    pending = {
-        manager.download(
-            bucket, wanted.key, str(wanted.path), subscribers=[_Pin(wanted), counter]
-        ): wanted
-        for wanted in objects
-    }
+    pending: dict[Any, Wanted] = {}
     try:
+        for wanted in objects:
+            subscribers = [_Pin(wanted), counter]
+            transfer = manager.download(
+                bucket, wanted.key, str(wanted.path), subscribers=subscribers
+            )
+            pending[transfer] = wanted
         while pending:
             counter.has_news.wait(_LOOK_SECONDS)
             counter.has_news.clear()
-            for future in [future for future in pending if future.done()]:
-                _check(future, bucket, pending.pop(future))
+            for transfer in [transfer for transfer in pending if transfer.done()]:
+                _check(transfer, bucket, pending.pop(transfer))
             watch(counter.num_bytes)
     finally:
-        for future in pending:
-            future.cancel()
+        for transfer in pending:
+            transfer.cancel()
+        for executor in executors:
+            executor.end()
 
 
-def _check(future: Any, bucket: str, wanted: Wanted) -> None:
+def _check(transfer: Any, bucket: str, wanted: Wanted) -> None:
     """Raise what a transfer has raised, in the words of this package."""
     call = Call("s3", "get_object", {"Bucket": bucket, "Key": wanted.key})
     try:
-        future.result()
+        transfer.result()
     except (ClientError, BotoCoreError) as exc:
         raise translate(exc, call) from exc
     except S3DownloadFailedError as exc:  # only for an ETag
@@ -81,6 +93,38 @@ def _check(future: Any, bucket: str, wanted: Wanted) -> None:
     if num_bytes != wanted.num_bytes:
         wanted.path.unlink()
         raise ObjectChanged(f"{wanted.key} has {num_bytes} bytes, not {wanted.num_bytes}")
+
+
+class _DaemonThreads(Executor):
+    """Threads that end after `end`, and with the process."""
+
+    def __init__(self, max_workers: int) -> None:
+        self._calls: SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None] = SimpleQueue()
+        self._threads = [
+            threading.Thread(target=self._work, daemon=True) for _ in range(max_workers)
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    def submit(self, call: Callable[..., Any], /, *args: Any, **options: Any) -> Future[Any]:
+        """Let a thread make a call."""
+        future: Future[Any] = Future()
+        self._calls.put((future, partial(call, *args, **options)))
+        return future
+
+    def end(self) -> None:
+        """End each thread after the calls that came before; waits for none."""
+        for _ in self._threads:
+            self._calls.put(None)
+
+    def _work(self) -> None:
+        while (item := self._calls.get()) is not None:
+            future, call = item
+            if future.set_running_or_notify_cancel():
+                try:
+                    future.set_result(call())
+                except BaseException as exc:  # noqa: BLE001 - raised again where it is asked for
+                    future.set_exception(exc)
 
 
 class _DurableFiles(OSUtils):  # type: ignore[misc]

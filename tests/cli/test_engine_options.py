@@ -31,6 +31,7 @@ def test_nothing_said_leaves_all_to_the_engine() -> None:
         {},
         optional={
             "model": st.text(),
+            "weights_cache": st.text(),
             "served_model_names": st.lists(WORDS, min_size=1, max_size=3).map(tuple),
             "chat_template": st.text(),
             "dtype": st.sampled_from(["auto", "float32", "bfloat16", "float16"]),

@@ -1,0 +1,74 @@
+"""`python -m cli.health`: says whether the worker beside it is alive, for a container's check.
+
+A worker that is given `--health-file` touches it every few seconds from the one thread that does
+its work. A process that hangs, is frozen or has gone touches nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+import time
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
+
+VARIABLE = "TIDEMILL_HEALTH_FILE"
+MAX_AGE_SECONDS = 60.0
+
+_BEAT_SECONDS = 5.0
+
+
+class Pulse:
+    """Touches a file for as long as somebody calls `beat`; without a file it does nothing."""
+
+    def __init__(self, path: Path | None) -> None:
+        self._path = path
+        self._beat_at = -_BEAT_SECONDS
+
+    def beat(self) -> None:
+        """Touch the file, unless that was done a moment ago. A disk that fails is no death."""
+        now = time.monotonic()
+        if self._path is None or now < self._beat_at + _BEAT_SECONDS:
+            return
+        self._beat_at = now
+        with suppress(OSError):
+            self._path.touch()
+
+    @asynccontextmanager
+    async def beating(self) -> AsyncIterator[None]:
+        """Beat as long as the event loop gets round."""
+        task = asyncio.create_task(self._beat_for_ever())
+        try:
+            yield
+        finally:
+            task.cancel()
+
+    async def _beat_for_ever(self) -> None:
+        while True:
+            self.beat()
+            await asyncio.sleep(_BEAT_SECONDS)
+
+
+def complaint(path: Path, now: float) -> str | None:
+    """Return what is wrong with the worker that touches a file, or None."""
+    try:
+        age = now - path.stat().st_mtime
+    except OSError as exc:
+        return f"no worker has touched {path}: {exc.strerror}"
+    if age > MAX_AGE_SECONDS:
+        return f"the worker has not touched {path} for {age:.0f} s"
+    return None
+
+
+def main(arguments: Sequence[str], environment: Mapping[str, str]) -> int:
+    """Return 0 for a worker that is alive and 1 for one that is not, with a sentence."""
+    name = next(iter(arguments), environment.get(VARIABLE))
+    words = complaint(Path(name), time.time()) if name else f"{VARIABLE} names no file"
+    sys.stdout.write(f"{words or 'alive'}\n")
+    return 0 if words is None else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:], os.environ))

@@ -1,0 +1,91 @@
+"""`--model s3://bucket/prefix`: the folder on this machine that stands for it."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from cli.errors import CliError, EngineFailed, Refused
+from cli.terminal import say
+
+if TYPE_CHECKING:
+    from handler.weights_cache import Progress
+
+VARIABLE = "TIDEMILL_WEIGHTS_CACHE"
+
+_SCHEME = "s3://"
+_TELL_SECONDS = 5.0
+
+
+@contextmanager
+def local_model(model: str, cache: str | None, watch: Callable[[Progress], None]) -> Iterator[str]:
+    """Yield where a model is on this machine; one that S3 has is fetched if it must be.
+
+    While entered, nobody removes it. `watch` is called about every second while it is fetched.
+    Raises CliError when it cannot be had.
+    """
+    if not model.startswith(_SCHEME):
+        yield model
+        return
+    with ExitStack() as stack:
+        yield str(_enter(stack, model, cache, watch))
+
+
+def _enter(
+    stack: ExitStack, model: str, cache: str | None, watch: Callable[[Progress], None]
+) -> Path:
+    try:
+        from botocore.exceptions import BotoCoreError
+
+        from handler.aws.sync import Aws
+        from handler.weights import Location, WeightsRefused
+        from handler.weights_cache import local_weights
+    except ModuleNotFoundError as exc:
+        raise EngineFailed(
+            f"{model} needs {exc.name}, which is not installed: pip install 'tidemill[cloud]'"
+        ) from exc
+    try:
+        location = Location.parse(model)
+    except WeightsRefused as exc:
+        raise Refused(str(exc)) from exc
+    try:
+        return stack.enter_context(local_weights(Aws(), location, _cache_folder(cache), watch))
+    except WeightsRefused as exc:
+        raise EngineFailed(str(exc)) from exc
+    except BotoCoreError as exc:
+        raise CliError(f"AWS cannot be used: {exc}") from exc
+
+
+def _cache_folder(given: str | None) -> Path:
+    """Return where weights are kept: as the flag says, or the variable, or in the home folder."""
+    if named := given or os.environ.get(VARIABLE):
+        return Path(named).absolute()
+    return Path.home() / ".cache" / "tidemill" / "weights"
+
+
+def every_few_seconds(tell: Callable[[Progress], None]) -> Callable[[Progress], None]:
+    """Return what tells of progress at once and then not more often than a person reads."""
+    told_at = -_TELL_SECONDS
+
+    def watch(progress: Progress) -> None:
+        nonlocal told_at
+        if time.monotonic() >= told_at + _TELL_SECONDS:
+            told_at = time.monotonic()
+            tell(progress)
+
+    return watch
+
+
+def say_progress(progress: Progress) -> None:
+    """Tell the person at the terminal how far weights are."""
+    from handler.weights_cache import gigabytes
+
+    if progress.is_waiting:
+        say("another process fetches the weights; waiting for it")
+    else:
+        done, total = gigabytes(progress.num_bytes), gigabytes(progress.total_bytes)
+        say(f"fetching the weights: {done} of {total}")
