@@ -1,0 +1,144 @@
+"""The real stacks on an emulator: event source mappings, Lambdas, HTTP API, and a worker."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import boto3
+import httpx
+import pytest
+
+from handler.aws.sync import Aws
+from handler.keys import KeyStore, key_id_of
+from infra.config import DEFAULT_PATH
+from infra.smoke import Smoke
+from localstack.local import LocalCloud, LocalOptions, new_key, running_cloud
+from localstack.ministack import environment_for
+from localstack.stacks import client_options, deploy
+
+ROOT = Path(__file__).parents[2]
+MODEL = "tidemill-demo"
+EXAMPLE = (ROOT / "examples" / "demo.jsonl").read_bytes()
+SECONDS = 180
+NUM_UPGRADE_LINES = 120
+SLOW = ("--max-num-seqs=1", "--max-inflight=1")
+
+
+@pytest.fixture(scope="module")
+def cloud() -> Iterator[LocalCloud]:
+    """Return a cloud as `tidemill local up` runs it."""
+    with running_cloud(LocalOptions(config=DEFAULT_PATH), lambda _: None) as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def clients(cloud: LocalCloud) -> dict[str, Any]:
+    """Return what boto3 clients of the cloud's emulator are made with."""
+    return client_options(environment_for(cloud.endpoint_url))
+
+
+def test_the_smoke_test_of_a_deployment_passes(cloud: LocalCloud) -> None:
+    """Rows come back in order, a bad file fails with its line, a cancel keeps what is done."""
+    with cloud.api() as api:
+        visit = Smoke(api, cloud.drops, MODEL, SECONDS)
+        sentences = list(visit.run())
+        visit.clean_up()
+    assert len(sentences) == 3
+    assert (
+        cloud.drops.s3.list_objects_v2(Bucket=cloud.outputs.bucket, Prefix="output/smoke").get(
+            "Contents"
+        )
+        is None
+    )
+
+
+def test_the_example_file_is_answered_line_by_line(cloud: LocalCloud) -> None:
+    """What `make demo` shows: each line has its row, in the order of the lines."""
+    states: list[str] = []
+    batch, rows = cloud.run_file(
+        "example", EXAMPLE, seconds=SECONDS, show=lambda batch: states.append(batch["status"])
+    )
+    lines = [json.loads(line) for line in EXAMPLE.splitlines()]
+    assert batch["status"] == states[-1] == "completed"
+    assert [row["custom_id"] for row in rows] == [line["custom_id"] for line in lines]
+    answers = {row["custom_id"]: row["response"]["body"] for row in rows}
+    assert "19" in answers["sum"]["choices"][0]["message"]["content"]
+
+
+def test_a_batch_survives_an_upgrade_of_the_stacks(
+    cloud: LocalCloud, clients: dict[str, Any], tmp_path: Path
+) -> None:
+    """A changed version is deployed while a batch runs, its worker replaced: no row is lost."""
+    body = {"model": MODEL, "prompt": "The", "max_tokens": 150, "ignore_eos": True}
+    lines = [
+        {"custom_id": str(number), "method": "POST", "url": "/v1/completions"}
+        | {"body": body | {"seed": number}}
+        for number in range(NUM_UPGRADE_LINES)
+    ]
+    config = tmp_path / "config.toml"
+    config.write_text(DEFAULT_PATH.read_text().replace('default = "24h"', 'default = "12h"'))
+    replace_workers(cloud, *SLOW)
+    url = cloud.drops.drop("upgrade", b"\n".join(json.dumps(line).encode() for line in lines))
+    with cloud.api() as api:
+        api.follow(url, seconds=SECONDS, until=lambda batch: batch["request_counts"]["completed"])
+        environment = environment_for(cloud.endpoint_url)
+        deploy(environment, tmp_path, config=config, name=cloud.outputs.name)
+        seen = api.follow(url, seconds=SECONDS, until=lambda _: True)["status"]
+        replace_workers(cloud)
+        batch = api.follow(url, seconds=SECONDS)
+    functions = boto3.client("lambda", **clients).list_functions()["Functions"]
+    windows = {
+        function["Environment"]["Variables"]["TIDEMILL_DEFAULT_WINDOW"] for function in functions
+    }
+    assert windows == {"12h"}
+    assert seen == "in_progress", "the upgrade came too late to prove anything"
+    assert batch["status"] == "completed"
+    custom_ids = [row["custom_id"] for row in cloud.drops.rows("upgrade")]
+    assert custom_ids == [line["custom_id"] for line in lines]
+
+
+def replace_workers(cloud: LocalCloud, *flags: str) -> None:
+    """Stop each worker as ECS does, and start another in its place."""
+    for name, process in list(cloud.processes.processes.items()):
+        process.terminate()
+        process.wait(60)
+        command = [str(word) for word in process.args if word not in SLOW]
+        cloud.processes.start(name, *command, *flags)
+
+
+@pytest.mark.parametrize("authorization", [None, "Bearer tm_0", "Basic dXNlcjp4"])
+def test_nobody_calls_the_api_without_a_key(cloud: LocalCloud, authorization: str | None) -> None:
+    """A request without a key, or with what is none, does not reach the API."""
+    headers = {"Authorization": authorization} if authorization else {}
+    response = httpx.get(f"{cloud.api_url}/v1/batches", headers=headers, timeout=60)
+    assert response.status_code in {401, 403}
+
+
+def test_a_revoked_key_opens_nothing(cloud: LocalCloud, clients: dict[str, Any]) -> None:
+    """Of two keys the one that was revoked is refused; what is cached is forgotten in a minute."""
+    kept, revoked = (new_key(clients, cloud.outputs, name=name) for name in ("kept", "revoked"))
+    aws = Aws(lambda service, **options: boto3.client(service, **clients, **options))
+    aws.run(KeyStore(cloud.outputs.table).revoke(key_id_of(revoked), now=1))
+    codes = [
+        httpx.get(
+            f"{cloud.api_url}/v1/models", headers={"Authorization": f"Bearer {token}"}, timeout=60
+        ).status_code
+        for token in (kept, revoked)
+    ]
+    assert codes == [200, 403]
+
+
+def test_the_openai_sdk_lists_and_cancels(cloud: LocalCloud) -> None:
+    """People's own clients find the batches of dropped files."""
+    import openai
+
+    with openai.OpenAI(base_url=f"{cloud.api_url}/v1", api_key=cloud.key) as client:
+        batch = next(iter(client.batches.list(limit=1)))
+        assert client.batches.retrieve(batch.id).id == batch.id
+        with pytest.raises(openai.NotFoundError) as refused:
+            client.batches.cancel("batch_none")
+        assert refused.value.body["code"] == "batch_not_found"
+        assert [model.id for model in client.models.list()] == [MODEL]
