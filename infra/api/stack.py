@@ -28,7 +28,7 @@ _WORK = "work/"
 # Files that are read or joined at once; more wait in the queue.
 _MAX_CONTROL_RUNS = 50
 _DEAD_LETTER_SECONDS = 60
-_REAPER_MINUTES = 5
+_REAPER_PERIOD = Duration.minutes(5)
 
 
 class ApiStack(Stack):
@@ -90,24 +90,39 @@ class ApiStack(Stack):
             timeout=Duration.seconds(LAMBDA_SECONDS),
             statements=self._to_end_batches(),
         )
-        role = iam.Role(
-            self, "ScheduleRole", assumed_by=iam.ServicePrincipal("scheduler.amazonaws.com")
-        )
-        role.add_to_policy(
-            iam.PolicyStatement(
-                actions=["lambda:InvokeFunction"], resources=[reaper.function.function_arn]
-            )
-        )
+        undeliverable = self.data.doorbells.undeliverable
         scheduler.Schedule(
             self,
             "Schedule",
-            schedule=scheduler.ScheduleExpression.rate(Duration.minutes(_REAPER_MINUTES)),
+            schedule=scheduler.ScheduleExpression.rate(_REAPER_PERIOD),
             target=scheduler_targets.LambdaInvoke(
-                reaper.function, role=role, dead_letter_queue=self.data.doorbells.undeliverable
+                reaper.function,
+                # What the construct would add to it is the right to call any version.
+                role=self._schedule_role(reaper, undeliverable).without_policy_updates(),
+                dead_letter_queue=undeliverable,
+                # The next look sees what this one would have seen.
+                max_event_age=_REAPER_PERIOD,
+                retry_attempts=2,
             ),
             description="Looks at every active batch",
         )
         return reaper
+
+    def _schedule_role(self, called: Function, undeliverable: sqs.Queue) -> iam.Role:
+        role = iam.Role(
+            self,
+            "ScheduleRole",
+            assumed_by=iam.ServicePrincipal(
+                "scheduler.amazonaws.com",
+                conditions={"StringEquals": {"aws:SourceAccount": self.account}},
+            ),
+        )
+        for action, resource in (
+            ("lambda:InvokeFunction", called.function.function_arn),
+            ("sqs:SendMessage", undeliverable.queue_arn),
+        ):
+            role.add_to_policy(iam.PolicyStatement(actions=[action], resources=[resource]))
+        return role
 
     def _add_dead_letters(self) -> Function:
         dead_letters = self._add_function(
