@@ -11,6 +11,7 @@ from infra.api.stack import ApiStack
 from infra.bundle import Bundle, machine_here, make_bundle
 from infra.config import DEFAULT_PATH, Config, ConfigRefused, read_config
 from infra.data.stack import DataStack
+from infra.nag import add_checks
 
 
 def add_stacks(app: App, config: Config, bundle: Bundle, env: Environment | None = None) -> None:
@@ -31,6 +32,7 @@ def main() -> int:
         return 1
     is_local = app.node.try_get_context("local") == "true"
     add_stacks(app, config, make_bundle(machine_here() if is_local else "arm64"))
+    add_checks(app)
     app.synth()
     return 0
 

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-# Must be set before aws_cdk starts Node, which otherwise warns of its own age.
-os.environ["JSII_SILENCE_WARNING_END_OF_LIFE_NODE_VERSION"] = "1"
+# Versions of Node that need not warn of their age; aws_cdk starts it when it is imported.
+os.environ["JSII_SILENCE_WARNING_END_OF_LIFE_NODE_VERSION"] = "18,20,22"
 
 from aws_cdk import App, Stack
 from aws_cdk import aws_lambda as lambda_
@@ -31,20 +31,26 @@ def default_config() -> dict[str, Any]:
 
 
 @pytest.fixture(scope="session")
-def stub_bundle(tmp_path_factory: pytest.TempPathFactory) -> Bundle:
-    """Return a bundle with nothing in it: no pip runs."""
+def stub_bundle(tmp_path_factory: pytest.TempPathFactory) -> Callable[[], Bundle]:
+    """Return a function that gives a bundle with nothing in it, one for each app: no pip runs."""
     folder = tmp_path_factory.mktemp("bundle")
     (folder / "empty.py").touch()
-    return Bundle(
-        lambda_.Code.from_asset(str(folder)),
-        lambda_.Runtime.PYTHON_3_11,
-        lambda_.Architecture.ARM_64,
-    )
+
+    def make() -> Bundle:
+        return Bundle(
+            lambda_.Code.from_asset(str(folder)),
+            lambda_.Runtime.PYTHON_3_11,
+            lambda_.Architecture.ARM_64,
+        )
+
+    return make
 
 
 @pytest.fixture(scope="session")
 def make_app(
-    default_config: dict[str, Any], stub_bundle: Bundle, tmp_path_factory: pytest.TempPathFactory
+    default_config: dict[str, Any],
+    stub_bundle: Callable[[], Bundle],
+    tmp_path_factory: pytest.TempPathFactory,
 ) -> Callable[[dict[str, Any]], App]:
     """Return a function that gives an app with all stacks, not yet synthesised.
 
@@ -53,7 +59,7 @@ def make_app(
 
     def make(overrides: dict[str, Any]) -> App:
         app = App(outdir=str(tmp_path_factory.mktemp("cdk")))
-        add_stacks(app, make_config(default_config | overrides, "test"), stub_bundle)
+        add_stacks(app, make_config(default_config | overrides, "test"), stub_bundle())
         return app
 
     return make

@@ -1,0 +1,126 @@
+"""cdk-nag: what AWS advises for every kind of resource, and where and why this project does not.
+
+A finding that no line of the table acknowledges fails synth.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from typing import Final
+
+from aws_cdk import (
+    App,
+    IPolicyValidationContext,
+    PolicyValidationPluginReport,
+    PolicyViolatingResource,
+    PolicyViolation,
+    Validations,
+)
+from cdk_nag import AwsSolutionsChecks
+
+
+@dataclass(frozen=True, slots=True)
+class Acknowledgement:
+    """A rule that does not hold for the constructs at some paths, and the reason.
+
+    `path` and `finding` are patterns (`*` stands for anything). `finding` is what the rule has
+    found of several things, in brackets behind the rule's name; a `[*]` in it is a real asterisk.
+    """
+
+    rule: str
+    path: str
+    reason: str
+    finding: str = ""
+
+    def covers(self, found: str, path: str) -> bool:
+        """Say whether this speaks of what was found (`rule` or `rule[finding]`) at a path."""
+        rule, _, finding = found.removesuffix("]").partition("[")
+        return (
+            rule == self.rule
+            and fnmatchcase(finding, self.finding)
+            and fnmatchcase(path, f"{self.path}/Resource")
+        )
+
+
+_OBJECTS_OF_A_PREFIX = (
+    "Objects get their names while a batch runs: a role reaches those under its own prefixes."
+)
+
+ACKNOWLEDGED: Final = (
+    Acknowledgement(
+        "AwsSolutions-S1",
+        "Data/Drops/Bucket",
+        "Only this deployment's roles come to the bucket, and the table says what they did with "
+        "it; a log line for each part would cost more than the parts.",
+    ),
+    *(
+        Acknowledgement(
+            "AwsSolutions-IAM5",
+            f"Api/{function}/Role/DefaultPolicy",
+            _OBJECTS_OF_A_PREFIX,
+            finding=f"Resource::*DropsBucket*/{prefix}/[*]",
+        )
+        for function, prefixes in (
+            ("Control", ("input", "files", "work", "output")),
+            ("Reaper", ("files", "work", "output")),
+            ("DeadLetters", ("files", "work", "output")),
+            ("Api", ("files", "output")),
+        )
+        for prefix in prefixes
+    ),
+    Acknowledgement(
+        "AwsSolutions-L1",
+        "Api/*/Function",
+        "Functions run on the version of Python that made their bundle: its byte code is in it.",
+    ),
+    Acknowledgement(
+        "AwsSolutions-APIG4",
+        "Api/Http/Api/GET--health",
+        "A health check has no key; the answer says that the API is up and nothing else.",
+    ),
+)
+
+
+class Checks(AwsSolutionsChecks):
+    """The rules of cdk-nag less what a table acknowledges; `used` are the lines that did so."""
+
+    def __init__(self, app: App, acknowledged: Iterable[Acknowledgement]) -> None:
+        super().__init__(app)
+        self._acknowledged = tuple(acknowledged)
+        self.used: set[Acknowledgement] = set()
+
+    def validate(self, context: IPolicyValidationContext) -> PolicyValidationPluginReport:
+        """Return the findings that nothing acknowledges."""
+        left = list(self._left(super().validate(context).violations))
+        return PolicyValidationPluginReport(success=not left, violations=left)
+
+    def _left(self, violations: Iterable[PolicyViolation]) -> Iterator[PolicyViolation]:
+        for violation in violations:
+            places = [
+                place
+                for place in violation.violating_resources
+                if not self._is_acknowledged(violation.rule_name, place)
+            ]
+            if places:
+                yield PolicyViolation(
+                    rule_name=violation.rule_name,
+                    description=violation.description,
+                    severity=violation.severity,
+                    violating_resources=places,
+                )
+
+    def _is_acknowledged(self, found: str, place: PolicyViolatingResource) -> bool:
+        lines = {
+            line for line in self._acknowledged if line.covers(found, place.construct_path or "")
+        }
+        self.used |= lines
+        return bool(lines)
+
+
+def add_checks(app: App, acknowledged: Iterable[Acknowledgement] = ACKNOWLEDGED) -> Checks:
+    """Have synth fail for every finding that the table does not acknowledge."""
+    checks = Checks(app, acknowledged)
+    Validations.of(app).add_plugins(checks)
+    return checks
