@@ -87,6 +87,22 @@ demo-engine: $(INSTALLED_ENGINE)
 	$(BIN)/tidemill run -i examples/demo.jsonl -o $(OUT)/demo.jsonl
 	@$(BIN)/python examples/show.py examples/demo.jsonl $(OUT)/demo.jsonl
 
+# An AWS account: see docs/deploy.md. CONFIG is another file than infra/config.toml, NAME the
+# deployment's name in it.
+CONFIG ?= infra/config.toml
+NAME ?= tidemill
+CDK := PATH="$(abspath $(BIN)):$$PATH" infra/node_modules/.bin/cdk
+
+deploy: $(INSTALLED_LOCAL) $(INSTALLED_NODE)
+	$(CDK) deploy --all -c config=$(CONFIG) --require-approval broadening
+
+destroy: $(INSTALLED_LOCAL) $(INSTALLED_NODE)
+	@$(BIN)/python -m infra.kept --config $(CONFIG)
+	$(CDK) destroy --all -c config=$(CONFIG)
+
+smoke: $(INSTALLED_LOCAL)
+	$(BIN)/python -m infra.smoke --deployment $(NAME)
+
 test: $(INSTALLED_DEV) $(INSTALLED_MINISTACK) $(INSTALLED_NODE)
 	$(BIN)/python -m pytest
 
