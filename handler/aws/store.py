@@ -1,8 +1,14 @@
-"""One DynamoDB table as items: what the operations on batches, shards and keys are made of."""
+"""One DynamoDB table as items: what the operations on batches, shards and keys are made of.
+
+An item whose `expires` (Unix seconds) has passed counts as not there: DynamoDB deletes it when it
+comes to it, which may be days later. What is put in its place must not meet it.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import math
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,19 +25,22 @@ class Store:
     name: str
 
     def get(self, key: Mapping[str, object]) -> Operation[dict[str, Any] | None]:
-        """Return an item as it is now, or None."""
+        """Return an item as it is now, or None; one that has expired is none."""
         response = yield Call(
             "dynamodb",
             "get_item",
             {"TableName": self.name, "Key": to_item(key), "ConsistentRead": True},
         )
-        item = response.get("Item")
-        return from_item(item) if item else None
+        fields = from_item(response.get("Item") or {})
+        return fields if fields and not is_expired(fields) else None
 
     def query(
         self, partition: str, prefix: str, only: str | None = None
     ) -> Operation[list[dict[str, Any]]]:
-        """Return the items of a partition whose `sk` begins with a prefix, in its order."""
+        """Return the items of a partition whose `sk` begins with a prefix, in its order.
+
+        `only` names the one field that is wanted of each.
+        """
         arguments: dict[str, Any] = {
             "TableName": self.name,
             "KeyConditionExpression": "pk = :pk AND begins_with(sk, :prefix)",
@@ -40,13 +49,13 @@ class Store:
         }
         if only is not None:
             arguments |= {
-                "ProjectionExpression": "#only",
-                "ExpressionAttributeNames": {"#only": only},
+                "ProjectionExpression": "#only, #expires",
+                "ExpressionAttributeNames": {"#only": only, "#expires": "expires"},
             }
         found: list[dict[str, Any]] = []
         while True:
             response = yield Call("dynamodb", "query", arguments)
-            found += [from_item(item) for item in response["Items"]]
+            found += present(response["Items"])
             last = response.get("LastEvaluatedKey")
             if not last:
                 return found
@@ -84,11 +93,30 @@ class Store:
         return Call("dynamodb", "transact_write_items", {"TransactItems": list(writes)})
 
 
+def is_expired(fields: Mapping[str, Any]) -> bool:
+    """Say whether an item counts as not there any more."""
+    return bool(fields.get("expires", math.inf) <= time.time())
+
+
+def present(items: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Return the fields of the items that have not expired."""
+    found = map(from_item, items)
+    return [fields for fields in found if not is_expired(fields)]
+
+
 def condition(words: str, values: Mapping[str, object]) -> dict[str, Any]:
-    """Return the arguments of a condition on a put."""
-    if not values:
-        return {"ConditionExpression": words}
-    return {"ConditionExpression": words, "ExpressionAttributeValues": to_item(values)}
+    """Return the arguments of a condition on a put; `#name` means the attribute of that name."""
+    arguments: dict[str, Any] = {"ConditionExpression": words}
+    if names := {f"#{name}": name for name in _names_in(words)}:
+        arguments["ExpressionAttributeNames"] = names
+    if values:
+        arguments["ExpressionAttributeValues"] = to_item(values)
+    return arguments
+
+
+def nothing_there() -> dict[str, Any]:
+    """Return the condition of a put that may replace nothing but what has expired."""
+    return condition("attribute_not_exists(pk) OR #expires <= :now", {":now": int(time.time())})
 
 
 def _names_in(words: str) -> Iterator[str]:

@@ -11,14 +11,16 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 from handler.aws.calls import Call, Operation
-from handler.aws.items import dump, from_item, load, to_item
-from handler.aws.store import META, Store, condition, expression
+from handler.aws.items import dump, load, to_item
+from handler.aws.store import META, Store, condition, expression, nothing_there, present
 from handler.batch.model import Batch, File, Progress, Shard, ShardStatus, Source
 from handler.batch.states import Status, sources_of
 from handler.errors import ConditionFailed, LeaseLost
 
 TENANT_INDEX = "by_tenant"
 _ACTIVE = "ACTIVE"
+# SQS keeps a message for 14 days at most: no event of an upload comes later than that.
+_EVENTS_END_SECONDS = 15 * 24 * 3600
 
 
 class Moved(NamedTuple):
@@ -65,14 +67,13 @@ class Table(Store):
             if newest and _rank(newest["sequencer"]) >= _rank(sequencer):
                 return None
             follower = replace(batch, predecessor=newest["batch_id"] if newest else None)
+            known = condition("batch_id = :known", {":known": newest["batch_id"]}) if newest else {}
+            fields = {"batch_id": batch.id, "sequencer": sequencer, "expires": _drop_expires(batch)}
             newest_put = {
                 "Put": {
                     "TableName": self.name,
-                    "Item": to_item({**key, "batch_id": batch.id, "sequencer": sequencer}),
-                    **condition(
-                        "batch_id = :known" if newest else "attribute_not_exists(pk)",
-                        {":known": newest["batch_id"]} if newest else {},
-                    ),
+                    "Item": to_item(key | fields),
+                    **(known or nothing_there()),
                 }
             }
             try:
@@ -181,7 +182,7 @@ class Table(Store):
         found: list[Batch] = []
         while len(found) <= limit:
             response = yield Call("dynamodb", "query", arguments)
-            found += [load(Batch, from_item(item)) for item in response["Items"]]
+            found += [load(Batch, fields) for fields in present(response["Items"])]
             last = response.get("LastEvaluatedKey")
             if not last:
                 break
@@ -205,7 +206,7 @@ class Table(Store):
         arguments = {
             "TableName": self.name,
             "Item": to_item(_shard_key(shard) | dump(shard)),
-            **condition("attribute_not_exists(pk)", {}),
+            **nothing_there(),
         }
         try:
             yield Call("dynamodb", "put_item", arguments)
@@ -379,7 +380,7 @@ class Table(Store):
         meta = {
             "TableName": self.name,
             "Item": to_item(_batch_key(batch.id) | dump(batch) | listed),
-            **condition("attribute_not_exists(pk)", {}),
+            **nothing_there(),
         }
         active = {"TableName": self.name, "Item": to_item(_active_key(batch.id))}
         return {"Put": meta}, {"Put": active}
@@ -395,6 +396,13 @@ def _created_id(batch: Batch) -> str:
 
 def _drop_key(source: Source) -> dict[str, object]:
     return {"pk": f"DROP#{source.bucket}/{source.key}", "sk": META}
+
+
+def _drop_expires(batch: Batch) -> int | None:
+    """The memory of an upload outlives every event of it, else a late one would run it again."""
+    if batch.expires is None:
+        return None
+    return max(batch.expires, batch.created_at + _EVENTS_END_SECONDS)
 
 
 def _active_key(batch_id: str) -> dict[str, object]:

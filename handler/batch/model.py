@@ -102,7 +102,8 @@ class Batch:
     batch of the same key that this one replaced: its output is published first. Deliveries to urls
     are `delivered` or `failed`, after so many tries. `turn` is the Lambda run that has the batch,
     `turn_until` when the newest one had ended or must have; `ended_at` is the end that was chosen.
-    `seen` is what the reaper saw, and `seen_at` since when that is so.
+    `seen` is what the reaper saw, and `seen_at` since when that is so. From `expires` on the table
+    forgets it, long after `expires_at`; None means never, here and in what belongs to a batch.
     """
 
     id: str
@@ -148,6 +149,7 @@ class Batch:
     turn_until: float = 0.0
     seen: str | None = None
     seen_at: int | None = None
+    expires: int | None = None
 
     @property
     def is_terminal(self) -> bool:
@@ -201,6 +203,7 @@ class Shard:
     output_sizes: tuple[int, ...] = ()
     error_sizes: tuple[int, ...] = ()
     abandoned: str | None = None
+    expires: int | None = None
 
     def is_leased(self, now: float) -> bool:
         """Say whether somebody has the right to run it."""
@@ -218,3 +221,4 @@ class File:
     created_at: int
     filename: str
     purpose: str
+    expires: int | None = None

@@ -1,0 +1,140 @@
+"""What the table forgets: TTL deletes late, so what has expired counts as not there before that."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from handler.aws.calls import Call, Operation
+from handler.aws.items import from_item, to_item
+from handler.batch.model import Batch, File, Progress, Shard
+from handler.settings import Deployment
+from tests.handler.aws.conftest import Run
+from tests.handler.aws.given import NOW, make_batch
+
+DAY_SECONDS = 86_400
+PAST = int(time.time()) - 1
+FUTURE = int(time.time()) + DAY_SECONDS
+
+
+def stored(deployment: Deployment, pk: str, sk: str = "META") -> Operation[dict[str, Any]]:
+    """Return an item as DynamoDB has it, whatever its age."""
+    key = to_item({"pk": pk, "sk": sk})
+    arguments = {"TableName": deployment.table.name, "Key": key, "ConsistentRead": True}
+    response = yield Call("dynamodb", "get_item", arguments)
+    return from_item(response["Item"])
+
+
+def shard_of(batch: Batch, number: int, expires: int | None, completed: int = 0) -> Shard:
+    """Return a shard that belongs to a batch and is as old as said."""
+    progress = Progress(completed=completed)
+    return Shard(batch.id, number, 1, 10, 0, 100, progress=progress, expires=expires)
+
+
+def test_a_batch_is_known_until_it_expires(run: Run, deployment: Deployment) -> None:
+    """From that second on it is not there, though the item still is."""
+    table = deployment.table
+    young, old = make_batch(deployment, expires=FUTURE), make_batch(deployment, expires=PAST)
+    for batch in (young, old):
+        run(table.create_batch(batch))
+    assert run(table.get_batch(young.id)) == young
+    assert run(table.get_batch(old.id)) is None
+    assert run(stored(deployment, f"BATCH#{old.id}"))["expires"] == PAST
+
+
+def test_a_batch_that_never_expires_has_no_such_attribute(run: Run, deployment: Deployment) -> None:
+    """Batches of before the setting are kept; the list of active ones is kept always."""
+    batch = make_batch(deployment)
+    run(deployment.table.create_batch(batch))
+    run(deployment.table.create_batch(make_batch(deployment, expires=FUTURE)))
+    assert "expires" not in run(stored(deployment, f"BATCH#{batch.id}"))
+    assert "expires" not in run(stored(deployment, "ACTIVE", f"BATCH#{batch.id}"))
+
+
+def test_shards_and_their_counts_expire(run: Run, deployment: Deployment) -> None:
+    """Each by itself: none is listed, counted or found any more."""
+    table = deployment.table
+    batch = run(table.create_batch(make_batch(deployment, expires=FUTURE)))
+    for number, expires in enumerate((FUTURE, PAST, None)):
+        run(table.put_shard(shard_of(batch, number, expires, completed=10**number)))
+    assert [shard.number for shard in run(table.list_shards(batch.id))] == [0, 2]
+    assert run(table.sum_progress(batch.id)).completed == 101
+    assert run(table.get_shard(batch.id, 1)) is None
+
+
+def test_a_file_expires(run: Run, deployment: Deployment) -> None:
+    """With the batch that made it."""
+    for name, expires in (("young", FUTURE), ("old", PAST)):
+        file = File(f"file-{name}", "t", "k", 5, NOW, "n", "batch_output", expires)
+        run(deployment.table.put_file(file))
+        found = run(deployment.table.get_file(file.id))
+        assert found == (file if expires == FUTURE else None)
+
+
+def test_what_has_expired_is_in_nobodys_way(run: Run, deployment: Deployment) -> None:
+    """A batch of the same name begins anew, and meets no shard of the one before."""
+    table = deployment.table
+    old = make_batch(deployment, expires=PAST)
+    run(table.create_batch(old))
+    for number in range(2):
+        run(table.put_shard(shard_of(old, number, PAST, completed=10)))
+    new = replace(old, tenant="new", expires=FUTURE)
+    assert run(table.create_batch(new)) == new
+    assert run(table.list_shards(new.id)) == []
+    shard = shard_of(new, 0, FUTURE)
+    run(table.put_shard(shard))
+    assert run(table.list_shards(new.id)) == [shard]
+    assert run(table.create_batch(old)) == new
+
+
+def test_expired_batches_are_not_listed(run: Run, deployment: Deployment) -> None:
+    """Pages are full all the same, and say truly whether more follow."""
+    table, tenant = deployment.table, f"tenant-{time.time_ns()}"
+    made = [
+        make_batch(
+            deployment,
+            tenant=tenant,
+            created_at=NOW - number,
+            expires=PAST if number in {0, 2, 3, 5} else FUTURE,
+        )
+        for number in range(7)
+    ]
+    for batch in made:
+        run(table.create_batch(batch))
+    first, has_more = run(table.list_batches(tenant, limit=2))
+    assert ([batch.id for batch in first], has_more) == ([made[1].id, made[4].id], True)
+    rest, has_more = run(table.list_batches(tenant, limit=2, after=first[-1]))
+    assert ([batch.id for batch in rest], has_more) == ([made[6].id], False)
+
+
+@pytest.mark.parametrize(
+    ("kept_days", "remembered_days"),
+    [(2, 15), (90, 90)],
+    ids=["longer than the batch", "as long as the batch"],
+)
+def test_an_upload_is_remembered_longer_than_its_events_can_come(
+    kept_days: int, remembered_days: int, run: Run, deployment: Deployment
+) -> None:
+    """A queue keeps one for 14 days: it must not run the file again when the batch is forgotten."""
+    now = int(time.time()) - 3 * DAY_SECONDS
+    batch = make_batch(deployment, created_at=now, expires=now + kept_days * DAY_SECONDS)
+    assert run(deployment.table.create_drop(batch, "0A")) == batch
+    again = run(deployment.table.create_drop(batch, "0A"))
+    assert again == (None if kept_days == 2 else batch)
+    memory = run(stored(deployment, f"DROP#{batch.source.bucket}/{batch.source.key}"))
+    assert memory["expires"] == now + remembered_days * DAY_SECONDS
+    assert run(deployment.table.list_active()).count(batch.id) == 1
+
+
+def test_a_memory_that_has_expired_stops_no_upload(run: Run, deployment: Deployment) -> None:
+    """A new upload of an old key begins anew, without a predecessor."""
+    old = make_batch(deployment, created_at=1_000_000, expires=PAST)
+    new = make_batch(deployment, old.source.key, expires=FUTURE)
+    create = deployment.table.create_drop
+    run(create(old, "0F"))
+    assert run(deployment.table.newest_drop(old.source)) is None
+    assert run(create(new, "0A")) == new
+    assert run(deployment.table.newest_drop(new.source)) == new.id
