@@ -28,6 +28,7 @@ from handler.batch.plan import MAX_SHARD_BYTES, MAX_SHARD_LINES, ShardLimits
 from handler.errors import InvalidOption
 
 _PREFIX = "TIDEMILL_"
+_DAY_SECONDS = 24 * 3600
 _ServicePath = Annotated[str, StringConstraints(pattern=r"^[^/\s]+/[^/\s]+$")]
 
 
@@ -37,7 +38,7 @@ class Settings(BaseModel):
     `work_queues` maps the name of each served model to the url of its queue, `services` to the ECS
     service of its workers, as `cluster/service`, where they shall be woken; `gpu_hour_prices` to
     the price of a GPU-hour, where the report shall tell prices. `default_window` is the completion
-    window of an upload that names none.
+    window of an upload that names none. The table forgets a batch `keep_days` after that window.
     """
 
     model_config = ConfigDict(frozen=True, extra="ignore")
@@ -54,6 +55,8 @@ class Settings(BaseModel):
     strict_endpoint: bool = False
     max_attempts: PositiveInt = 5
     default_window: str = DEFAULT_WINDOW
+    # A batch that does not end is given up a day after it should have: it must still be known then.
+    keep_days: Annotated[int, Field(ge=2)] = 90
 
     @field_validator("default_window")
     @classmethod
@@ -63,6 +66,10 @@ class Settings(BaseModel):
         except InvalidOption as exc:
             raise ValueError(exc.message) from exc
         return window
+
+    def forget_at(self, expires_at: int) -> int:
+        """Return when the table may forget a batch whose window ends at `expires_at`."""
+        return expires_at + self.keep_days * _DAY_SECONDS
 
     @property
     def limits(self) -> ShardLimits:

@@ -79,6 +79,7 @@ def _record_file(run: Run, kind: Kind, num_bytes: int) -> None:
         created_at=run.batch.winds_up_since or run.batch.created_at,
         filename=key.rpartition("/")[2],
         purpose="batch_output",
+        expires=run.batch.expires,
     )
     run.aws.run(run.deployment.table.put_file(file))
 

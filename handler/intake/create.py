@@ -56,6 +56,7 @@ def take_drop(deployment: Deployment, drop: Drop, now: int) -> Operation[Batch |
     options, errors = _options_of_drop(found.get("Metadata", {}), default_window)
     if drop.key.endswith(ERRORS_SUFFIX):
         errors = (*errors, _NAME_TAKEN)
+    expires_at = now + window_seconds(options.completion_window)
     batch = Batch(
         id=batch_id,
         tenant=DROP_TENANT,
@@ -64,7 +65,8 @@ def take_drop(deployment: Deployment, drop: Drop, now: int) -> Operation[Batch |
         options=options,
         outputs=outputs,
         created_at=now,
-        expires_at=now + window_seconds(options.completion_window),
+        expires_at=expires_at,
+        expires=deployment.settings.forget_at(expires_at),
         errors=errors,
         num_errors=len(errors),
     )
@@ -96,6 +98,7 @@ def create_batch(
     input_file_id = request.get("input_file_id")
     source = yield from _find_input(deployment, tenant, input_file_id)
     batch_id = batch_id_of_request(tenant, idempotency_key or uuid4().hex)
+    expires_at = now + window_seconds(options.completion_window)
     batch = Batch(
         id=batch_id,
         tenant=tenant,
@@ -104,7 +107,8 @@ def create_batch(
         options=options,
         outputs=outputs_of_request(batch_id),
         created_at=now,
-        expires_at=now + window_seconds(options.completion_window),
+        expires_at=expires_at,
+        expires=deployment.settings.forget_at(expires_at),
         endpoint=endpoint,
     )
     made = yield from deployment.table.create_batch(batch)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from contextlib import closing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from tempfile import TemporaryFile
 
 from engine.protocol.duplicates import DuplicateFinder, Duplicates
@@ -217,6 +217,7 @@ class _Reading:
         write(cutter.finish(batch.source.num_bytes))
 
     def _put_shard(self, shard: Shard) -> None:
+        shard = replace(shard, expires=self.run.batch.expires)
         self.run.aws.run(self.run.deployment.table.put_shard(shard))
 
     def _look(self) -> None:

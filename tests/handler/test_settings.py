@@ -33,7 +33,7 @@ def test_names_alone_are_enough() -> None:
     assert settings.work_queues == settings.gpu_hour_prices == settings.services == {}
     assert settings.event_bus == "default"
     assert settings.strict_endpoint is False
-    assert settings.default_window == "24h"
+    assert (settings.default_window, settings.keep_days) == ("24h", 90)
 
 
 def test_everything_can_be_said() -> None:
@@ -50,6 +50,7 @@ def test_everything_can_be_said() -> None:
             "TIDEMILL_STRICT_ENDPOINT": "1",
             "TIDEMILL_MAX_ATTEMPTS": "2",
             "TIDEMILL_DEFAULT_WINDOW": "14d",
+            "TIDEMILL_KEEP_DAYS": "2",
         }
     )
     assert settings.limits == ShardLimits(10, 1000)
@@ -58,7 +59,8 @@ def test_everything_can_be_said() -> None:
     assert settings.services == {"org/model": "mill/mill-org-model"}
     assert settings.strict_endpoint is True
     assert (settings.event_bus, settings.max_attempts) == ("bus", 2)
-    assert settings.default_window == "14d"
+    assert (settings.default_window, settings.keep_days) == ("14d", 2)
+    assert settings.forget_at(1_000) == 1_000 + 2 * 86_400
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -82,6 +84,7 @@ def test_a_name_that_is_missing_is_told(name: str) -> None:
         ("STRICT_ENDPOINT", "perhaps"),
         ("DEFAULT_WINDOW", "15d"),
         ("DEFAULT_WINDOW", ""),
+        ("KEEP_DAYS", "1"),
     ],
 )
 def test_a_value_that_cannot_be_is_refused(name: str, value: str) -> None:

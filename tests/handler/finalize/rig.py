@@ -89,6 +89,7 @@ class Cloud:
             outputs,
             created_at=now,
             expires_at=now + 3600,
+            expires=now + 90 * 86_400,
             model=MODEL,
             engine=EngineInfo("revision", "1.2.3"),
         )

@@ -47,6 +47,7 @@ def test_a_completed_batch_has_its_rows_in_order(cloud: Cloud) -> None:
         assert file.key == getattr(batch.outputs, f"{name}_key")
         assert file.num_bytes == len(cloud.read(file.key) or b"")
         assert (file.tenant, file.purpose) == ("owner", "batch_output")
+        assert file.expires == batch.expires is not None
     assert cloud.run(cloud.deployment.table.list_active()) == []
     head = cloud.run(cloud.deployment.bucket.head(batch.outputs.output_key))
     assert head["ContentType"] == "application/x-ndjson"

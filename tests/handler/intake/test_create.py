@@ -18,13 +18,15 @@ from handler.intake.create import create_batch, take_drop
 from handler.intake.events import Drop
 from tests.handler.intake.rig import Cloud, lines_of
 
+NOW = int(time.time())
+
 
 def take(cloud: Cloud, drop: Drop) -> Batch | None:
     """Return what an upload makes, if anything."""
     return cloud.run(take_drop(cloud.deployment, drop, int(time.time())))
 
 
-def request_batch(cloud: Cloud, now: int = 1_000_000, **changes: Any) -> Batch:
+def request_batch(cloud: Cloud, now: int = NOW, **changes: Any) -> Batch:
     """Return the batch of an API request for the file `file-1`."""
     fields = {"input_file_id": "file-1", "endpoint": "/v1/chat/completions", "metadata": None}
     return cloud.run(create_batch(cloud.deployment, "tenant", fields | changes, now))
@@ -73,6 +75,17 @@ def test_an_upload_that_names_no_window_has_that_of_the_deployment(mini: Cloud) 
     assert wrong.expires_at - wrong.created_at == 2 * 86_400
     put_file(cloud)
     assert request_batch(cloud).options.completion_window == "24h"
+
+
+def test_a_batch_is_forgotten_long_after_its_window(mini: Cloud) -> None:
+    """So many days as the deployment says, by whichever way it came; its shards with it."""
+    cloud = mini.having(keep_days=3)
+    put_file(cloud)
+    for batch in (cloud.create(lines_of(25)), request_batch(cloud)):
+        assert batch.expires == batch.expires_at + 3 * 86_400
+        cloud.take_in(batch)
+        expected = 3 if batch.tenant == "default" else 1
+        assert [shard.expires for shard in cloud.shards(batch.id)] == [batch.expires] * expected
 
 
 def test_an_event_without_a_version_pins_the_one_that_is_there(cloud: Cloud) -> None:
@@ -202,7 +215,7 @@ def test_a_request_makes_a_batch_of_a_file(cloud: Cloud) -> None:
     assert (batch.tenant, batch.input_file_id) == ("tenant", "file-1")
     assert batch.endpoint == "/v1/chat/completions"
     assert batch.outputs.output_key == f"files/{batch.id}.jsonl"
-    assert batch.expires_at == 1_000_000 + 7200
+    assert batch.expires_at == NOW + 7200
     assert cloud.messages() == [advance_message(batch.id)]
 
 
@@ -218,7 +231,7 @@ def test_a_request_that_is_repeated_makes_one_batch(cloud: Cloud) -> None:
     put_file(cloud)
     cloud.put(lines_of(1))
     first = request_batch(cloud, idempotency_key="k")
-    assert request_batch(cloud, now=2_000_000, idempotency_key="k").id == first.id
+    assert request_batch(cloud, now=NOW + 100, idempotency_key="k").id == first.id
     with pytest.raises(InvalidOption) as caught:
         request_batch(
             cloud, idempotency_key="k", input_file_id=f"s3://{cloud.bucket}/input/x.jsonl"
