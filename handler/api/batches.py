@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import re
 import time
-from typing import Annotated, Any
+from typing import Annotated, Any, Final
 
 from aws_lambda_powertools.event_handler.openapi.params import Query
 from aws_lambda_powertools.event_handler.router import APIGatewayHttpRouter
@@ -19,13 +20,16 @@ from handler.settings import deployment
 
 router = APIGatewayHttpRouter()  # type: ignore[no-untyped-call]
 
+# Whatever else is sent is no id of ours: the table, which has bounds of its own, is not asked.
+_ID: Final = re.compile(r"[\w-]{1,64}", re.ASCII)
+
 
 @router.get("/v1/batches")
 def list_batches(
     limit: Annotated[int, Query(ge=1, le=100)] = 20, after: Annotated[str | None, Query()] = None
 ) -> dict[str, Any]:
     """List the tenant's batches, newest first."""
-    last = _own(after, param="after") if after else None
+    last = _own(after, param="after") if after is not None else None
     tenant = tenant_of(router.current_event)
     batches, has_more = aws().run(deployment().table.list_batches(tenant, limit=limit, after=last))
     data = [_shown(batch) for batch in batches]
@@ -59,7 +63,8 @@ def cancel_batch(batch_id: str) -> dict[str, Any]:
 
 def _own(batch_id: str, param: str | None = None) -> Batch:
     """Return a batch of the caller's tenant; raises NotFound for any other."""
-    batch = aws().run(deployment().table.get_batch(batch_id))
+    is_id = _ID.fullmatch(batch_id) is not None
+    batch = aws().run(deployment().table.get_batch(batch_id)) if is_id else None
     if batch is None or batch.tenant != tenant_of(router.current_event):
         raise _unknown(batch_id, param)
     return batch

@@ -77,7 +77,7 @@ def error(
     """Return an answer in OpenAI's form of errors."""
     body: dict[str, Any] = {"message": message, "type": kind, "param": param, "code": code}
     return Response(
-        status_code=status,
+        status_code=int(status),
         content_type=content_types.APPLICATION_JSON,
         body=to_json({"error": body}).decode(),
     )

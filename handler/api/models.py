@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from typing import Any
+from urllib.parse import unquote
 
 from aws_lambda_powertools.event_handler.router import APIGatewayHttpRouter
 
@@ -20,8 +21,8 @@ def list_models() -> dict[str, Any]:
 
 @router.get("/v1/models/.+")
 def retrieve_model() -> dict[str, Any]:
-    """Return one model; its name may hold slashes."""
-    name = router.current_event.path.removeprefix("/v1/models/")
+    """Return one model; its name may hold slashes, which clients may quote."""
+    name = unquote(router.current_event.path.removeprefix("/v1/models/"))
     if name not in deployment().work:
         raise NotFound(f"There is no model {name[:100]}.", code="model_not_found")
     return _shown(name)

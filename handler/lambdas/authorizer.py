@@ -15,7 +15,8 @@ from handler.settings import deployment
 _aws = cache(Aws)
 
 
-@logger.inject_lambda_context
+# An event is never logged, whatever the environment says: it holds the caller's key.
+@logger.inject_lambda_context(log_event=False, correlation_id_path="requestContext.requestId")
 def handler(event: dict[str, Any], context: LambdaContext) -> dict[str, Any]:  # noqa: ARG001 - Lambda's form
     """Say whether a request may pass, and for which tenant; a table that fails is an error.
 

@@ -1,0 +1,107 @@
+"""An HTTP API in this process: events as API Gateway makes them, the real authorizer and Lambda."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, cast
+from urllib.parse import parse_qsl
+
+import httpx
+import pytest
+from aws_lambda_powertools.utilities.typing import LambdaContext
+
+from handler.api.means import aws
+from handler.lambdas import api, authorizer
+from handler.settings import deployment as cached_deployment
+from localstack.pump import Context
+from tests.handler.intake.rig import Cloud
+
+EVENTS = Path(__file__).parents[2] / "events"
+URL = "https://api.test"
+
+
+def event_of(name: str) -> dict[str, Any]:
+    """Return a recorded event."""
+    event: dict[str, Any] = json.loads((EVENTS / f"{name}.json").read_text(encoding="utf-8"))
+    return event
+
+
+def request_of(
+    path: str, method: str = "GET", query: str = "", *, name: str = "aws_http_request"
+) -> dict[str, Any]:
+    """Return a recorded event with another path, method and query."""
+    event = event_of(name)
+    event |= {"rawPath": path, "rawQueryString": query}
+    event.pop("queryStringParameters", None)
+    if query:
+        given: dict[str, list[str]] = {}
+        for field, value in parse_qsl(query, keep_blank_values=True):
+            given.setdefault(field, []).append(value)
+        event["queryStringParameters"] = {field: ",".join(them) for field, them in given.items()}
+    event["requestContext"]["http"] |= {"method": method, "path": path}
+    return event
+
+
+def answer_to(event: dict[str, Any]) -> dict[str, Any]:
+    """Return what the Lambda answers."""
+    return api.handler(event, cast("LambdaContext", Context("api", 29)))
+
+
+def judged(event: dict[str, Any]) -> dict[str, Any]:
+    """Return what the authorizer says."""
+    return authorizer.handler(event, cast("LambdaContext", Context("authorizer", 10)))
+
+
+def refusal_in(answer: Mapping[str, Any]) -> tuple[int, dict[str, Any]]:
+    """Return the status and the error of an answer that has to be one, in OpenAI's form."""
+    assert answer["headers"]["Content-Type"] == "application/json"
+    body = json.loads(answer["body"])
+    assert set(body) == {"error"}
+    error: dict[str, Any] = body["error"]
+    assert set(error) == {"message", "type", "param", "code"}
+    assert isinstance(error["message"], str)
+    return answer["statusCode"], error
+
+
+class Gateway(httpx.BaseTransport):
+    """Hands requests to the authorizer, and those that may pass to the API's Lambda."""
+
+    def handle_request(self, request: httpx.Request) -> httpx.Response:
+        """Answer one request."""
+        path, query = request.url.path, request.url.query.decode()
+        headers = {name.lower(): value for name, value in request.headers.items()}
+        event = request_of(path, request.method, query)
+        event |= {"headers": headers, "body": request.read().decode()}
+        event["requestContext"].pop("authorizer")
+        if path != "/health":
+            if "authorization" not in headers:
+                return httpx.Response(401, json={"message": "Unauthorized"})
+            asked = event_of("aws_http_authorizer")
+            asked |= {"headers": headers, "identitySource": [headers["authorization"]]}
+            verdict = judged(asked)
+            if not verdict["isAuthorized"]:
+                return httpx.Response(403, json={"message": "Forbidden"})
+            event["requestContext"]["authorizer"] = {"lambda": verdict["context"]}
+        answer = answer_to(event)
+        return httpx.Response(
+            answer["statusCode"], headers=answer["headers"], content=answer["body"].encode()
+        )
+
+
+@contextmanager
+def serving(cloud: Cloud) -> Iterator[Cloud]:
+    """Let the Lambdas of this process belong to a deployment until the block is left."""
+
+    def forget() -> None:
+        for cached in (cached_deployment, aws, authorizer._aws):
+            cached.cache_clear()
+
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in cloud.environment.items():
+            patch.setenv(name, value)
+        forget()
+        yield cloud
+        forget()

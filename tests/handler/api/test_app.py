@@ -1,0 +1,138 @@
+"""What all routes have in common: who is let in, and the form of every error."""
+
+from __future__ import annotations
+
+import json
+import logging
+from typing import Any
+
+import httpx
+import openai
+import pytest
+from openai import OpenAI
+
+from handler.api import batches, models
+from handler.errors import AwsError
+from handler.log import logger
+from tests.handler.api.rig import URL, Gateway, answer_to, event_of, refusal_in, request_of
+
+ROUTES = [
+    ("GET", "/v1/batches"),
+    ("GET", "/v1/batches/batch_1"),
+    ("POST", "/v1/batches/batch_1/cancel"),
+    ("GET", "/v1/models"),
+    ("GET", "/v1/models/tidemill-demo"),
+    ("GET", "/v1/none"),
+]
+
+
+@pytest.fixture
+def no_cloud(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let whatever asks for the deployment or for AWS fail the test."""
+
+    def fail() -> Any:
+        pytest.fail("AWS was asked")
+
+    monkeypatch.setattr(batches, "deployment", fail)
+    monkeypatch.setattr(batches, "aws", fail)
+    monkeypatch.setattr(models, "deployment", fail)
+
+
+@pytest.mark.usefixtures("no_cloud")
+def test_health_needs_no_key_and_asks_nothing_of_aws() -> None:
+    """It tells whether this Lambda answers, to anybody."""
+    event = request_of("/health")
+    del event["requestContext"]["authorizer"]
+    answer = answer_to(event)
+    assert answer["statusCode"] == 200
+    assert json.loads(answer["body"]) == {"status": "ok"}
+
+
+@pytest.mark.usefixtures("no_cloud")
+@pytest.mark.parametrize("authorizer", [None, {}, {"lambda": {}}, {"lambda": {"tenant": ""}}])
+@pytest.mark.parametrize(("method", "path"), ROUTES)
+def test_nobody_is_answered_whom_no_authorizer_has_let_in(
+    method: str, path: str, authorizer: dict[str, Any] | None
+) -> None:
+    """Should a route ever be deployed without one, it shows nothing and does nothing."""
+    event = request_of(path, method)
+    event["requestContext"]["authorizer"] = authorizer
+    status, error = refusal_in(answer_to(event))
+    assert (status, error["code"]) == (500, "internal_error")
+
+
+@pytest.mark.usefixtures("no_cloud")
+@pytest.mark.parametrize(
+    ("method", "path"),
+    [
+        ("GET", "/"),
+        ("GET", "/v1"),
+        ("GET", "/v1/batchess"),
+        ("GET", "/v1/batches/batch_1/none"),
+        ("DELETE", "/v1/batches/batch_1"),
+        ("GET", "/v1/batches/batch_1/cancel"),
+        ("OPTIONS", "/v1/batches"),
+        ("PATCH", "/health"),
+    ],
+)
+def test_a_method_and_path_that_are_not_there(method: str, path: str) -> None:
+    """Any other path of OpenAI's, or another method of a path that there is."""
+    status, error = refusal_in(answer_to(request_of(path, method)))
+    assert (status, error["type"]) == (404, "invalid_request_error")
+    assert error["code"] == "unknown_url"
+
+
+@pytest.mark.parametrize("fault", [RuntimeError("shard 7 of 9"), AwsError("table tm-1 is gone")])
+def test_a_fault_of_ours_is_logged_and_not_shown(
+    fault: Exception, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The client gets the id under which the log has it, and nothing of what went wrong."""
+
+    def fail() -> Any:
+        raise fault
+
+    monkeypatch.setattr(batches, "aws", fail)
+    with caplog.at_level(logging.ERROR, logger="tidemill"):
+        answer = answer_to(request_of("/v1/batches/batch_1"))
+    status, error = refusal_in(answer)
+    assert (status, error["type"], error["code"]) == (500, "server_error", "internal_error")
+    assert str(fault) not in json.dumps(answer)
+    assert type(fault).__name__ not in json.dumps(answer)
+    assert [record.exc_info and record.exc_info[1] for record in caplog.records] == [fault]
+    request_id = event_of("aws_http_request")["requestContext"]["requestId"]
+    assert answer["headers"]["x-request-id"] == request_id
+    assert logger.get_correlation_id() == request_id
+
+
+@pytest.mark.parametrize(
+    ("body", "is_base64"),
+    [("", False), ("{", False), ("null", False), ("[1]", False), ("/+8=", True), ("\x00", False)],
+)
+def test_a_body_that_nobody_asked_for_changes_nothing(
+    client: OpenAI, *, body: str, is_base64: bool
+) -> None:
+    """A cancel of an unknown batch is a 404 whatever comes with it."""
+    del client
+    event = request_of("/v1/batches/batch_1/cancel", "POST")
+    event |= {"body": body, "isBase64Encoded": is_base64}
+    assert refusal_in(answer_to(event))[0] == 404
+
+
+def test_a_key_opens_the_api_and_another_word_does_not(client: OpenAI, token: str) -> None:
+    """Through the authorizer, as the SDK meets it."""
+    assert list(client.batches.list()) == []
+    for wrong in (token[:-1], f"{token}x", "sk-1"):
+        with pytest.raises(openai.PermissionDeniedError):
+            client.with_options(api_key=wrong).batches.list()
+    with httpx.Client(transport=Gateway(), base_url=URL) as http:
+        assert http.get("/health").status_code == 200
+        assert http.get("/v1/batches").status_code == 401
+
+
+def test_an_error_is_what_the_sdk_knows(client: OpenAI) -> None:
+    """Its exception, with code, param and the request's id."""
+    with pytest.raises(openai.NotFoundError) as caught:
+        client.batches.retrieve("batch_none")
+    assert caught.value.code == "batch_not_found"
+    assert caught.value.type == "invalid_request_error"
+    assert caught.value.request_id

@@ -1,0 +1,44 @@
+"""`/v1/models`: what lines may ask for."""
+
+from __future__ import annotations
+
+import openai
+import pytest
+from openai import OpenAI
+from openai.types import Model
+
+from tests.handler.api.rig import answer_to, refusal_in, request_of
+
+
+def test_the_models_that_are_served_are_listed(client: OpenAI) -> None:
+    """As the SDK knows them, in the order of the deployment."""
+    found = list(client.models.list())
+    assert [model.id for model in found] == ["tidemill-demo", "lab/large"]
+    for model in found:
+        Model.model_validate(model.to_dict(), strict=True)
+
+
+@pytest.mark.parametrize("name", ["tidemill-demo", "lab/large"])
+def test_a_model_is_found_by_its_name(client: OpenAI, name: str) -> None:
+    """Slashes and all."""
+    assert client.models.retrieve(name).id == name
+
+
+def test_a_slash_may_come_quoted(client: OpenAI) -> None:
+    """Who hands requests on need not unquote paths."""
+    del client
+    assert answer_to(request_of("/v1/models/lab%2Flarge"))["statusCode"] == 200
+
+
+@pytest.mark.parametrize("name", ["large", "lab", "lab/large/x", "x" * 3000, "é", "%00"])
+def test_a_model_that_is_not_served_is_not_found(client: OpenAI, name: str) -> None:
+    """With the code that a line gets which asks for it."""
+    del client
+    status, error = refusal_in(answer_to(request_of(f"/v1/models/{name}")))
+    assert (status, error["code"]) == (404, "model_not_found")
+
+
+def test_the_sdk_knows_that_error(client: OpenAI) -> None:
+    """As any model that is not there."""
+    with pytest.raises(openai.NotFoundError, match="no model none"):
+        client.models.retrieve("none")

@@ -1,0 +1,39 @@
+"""What a Lambda says in a process of its own, where its environment can ask for much."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[3]
+_RUN = """
+import importlib, json, sys
+from localstack.pump import Context
+from handler.log import logger
+name, event = json.load(sys.stdin)
+try:
+    handler = importlib.import_module(f"handler.lambdas.{name}").handler
+    print(json.dumps(handler(event, Context(name, 10))))
+except Exception:
+    logger.exception("as Lambda logs what a handler raises")
+"""
+
+
+def said_of(name: str, event: Mapping[str, Any], environment: Mapping[str, str]) -> str:
+    """Return all that a Lambda logs and answers to one event with the logs turned up."""
+    loud = {"POWERTOOLS_LOGGER_LOG_EVENT": "true", "POWERTOOLS_LOG_LEVEL": "DEBUG"}
+    done = subprocess.run(
+        [sys.executable, "-c", _RUN],
+        cwd=ROOT,
+        env={**os.environ, **environment, **loud},
+        input=json.dumps([name, event]),
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    return done.stdout + done.stderr

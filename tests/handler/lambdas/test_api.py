@@ -1,0 +1,39 @@
+"""The Lambda behind the HTTP API, with a recorded request."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from tests.emulators import Emulator
+from tests.handler.api.rig import answer_to, event_of, serving
+from tests.handler.intake.rig import Cloud
+from tests.handler.lambdas.logs import said_of
+
+
+def test_a_request_of_the_sdk_is_answered(ministack: Emulator) -> None:
+    """In the form that API Gateway wants, under the request's id."""
+    event = event_of("aws_http_request")
+    with serving(Cloud.on(ministack)):
+        answer = answer_to(event)
+    assert answer["statusCode"] == 200
+    assert json.loads(answer["body"])["object"] == "list"
+    assert answer["headers"] == {
+        "Content-Type": "application/json",
+        "x-request-id": event["requestContext"]["requestId"],
+    }
+    json.dumps(answer)
+
+
+@pytest.mark.parametrize(("table", "status"), [(None, 200), ("none", 500)])
+def test_the_callers_key_is_never_logged(
+    ministack: Emulator, table: str | None, status: int
+) -> None:
+    """Even where the environment asks for events in the log, and when AWS fails."""
+    event = event_of("aws_http_request")
+    environment = dict(Cloud.on(ministack).environment)
+    said = said_of("api", event, environment | ({"TIDEMILL_TABLE": table} if table else {}))
+    assert f'"statusCode": {status}' in said
+    assert event["headers"]["authorization"][-43:] not in said
+    assert ('"correlation_id"' in said) is (status == 500)
