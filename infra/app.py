@@ -6,19 +6,39 @@ import sys
 from pathlib import Path
 
 from aws_cdk import App, Environment, Tags
+from aws_cdk import aws_ecs as ecs
+from aws_cdk.aws_ecr_assets import Platform
 
 from infra.api.stack import ApiStack
-from infra.bundle import Bundle, machine_here, make_bundle
+from infra.bundle import ROOT, Bundle, machine_here, make_bundle
+from infra.compute.stack import ComputeStack
 from infra.config import DEFAULT_PATH, Config, ConfigRefused, read_config
 from infra.data.stack import DataStack
 from infra.nag import add_checks
 
 
-def add_stacks(app: App, config: Config, bundle: Bundle, env: Environment | None = None) -> None:
-    """Add the stacks of a deployment to the app."""
+def add_stacks(
+    app: App,
+    config: Config,
+    bundle: Bundle,
+    image: ecs.ContainerImage | None = None,
+    env: Environment | None = None,
+) -> None:
+    """Add the stacks of a deployment to the app; without an image there are no machines."""
     data = DataStack(app, "Data", config=config, stack_name=f"{config.name}-data", env=env)
     ApiStack(app, "Api", data=data, bundle=bundle, stack_name=f"{config.name}-api", env=env)
+    if image is not None:
+        ComputeStack(
+            app, "Compute", data=data, image=image, stack_name=f"{config.name}-compute", env=env
+        )
     Tags.of(app).add("tidemill", config.name)
+
+
+def worker_image() -> ecs.ContainerImage:
+    """Return the workers' image, which is built when the stacks are deployed."""
+    return ecs.ContainerImage.from_asset(
+        str(ROOT), file="container/Dockerfile", platform=Platform.LINUX_AMD64
+    )
 
 
 def main() -> int:
@@ -31,7 +51,8 @@ def main() -> int:
         sys.stderr.write(f"{exc}\n")
         return 1
     is_local = app.node.try_get_context("local") == "true"
-    add_stacks(app, config, make_bundle(machine_here() if is_local else "arm64"))
+    bundle = make_bundle(machine_here() if is_local else "arm64")
+    add_stacks(app, config, bundle, None if is_local else worker_image())
     add_checks(app)
     app.synth()
     return 0

@@ -20,6 +20,8 @@ DEFAULT_PATH = Path(__file__).parent / "config.toml"
 Days = Annotated[int, Field(ge=0, le=3650)]
 # CloudWatch Logs keeps logs for one of these numbers of days only.
 LogDays = Literal[1, 3, 5, 7, 14, 30, 60, 90, 120, 150, 180, 365, 400, 545, 731]
+# What a network gets that names no zones: CDK knows no more of an account it must not ask.
+DEFAULT_ZONES = 2
 _DAY_SECONDS = 24 * 3600
 # Winding up a batch is given up after one day; the next one makes sure.
 _MIN_WORK_DAYS = MAX_WINDOW_SECONDS // _DAY_SECONDS + 2
@@ -57,6 +59,13 @@ class Retention(_Table):
     table_days: Annotated[int, Field(ge=2, le=3650)] = 90
 
 
+class Network(_Table):
+    """The workers' network; without `zones` it has two of the region's, which AWS chooses."""
+
+    zones: Annotated[tuple[str, ...], Field(max_length=6, strict=False)] = ()
+    endpoint_zones: Annotated[int, Field(ge=1, le=6)] = 1
+
+
 class Model(_Table):
     """A served model and the workers that run it."""
 
@@ -76,6 +85,16 @@ class Model(_Table):
             raise ValueError(f'is "{gpu}"; it can be {", ".join(GPUS)}')
         return gpu
 
+    @model_check(mode="after")
+    def _check_count(self) -> Self:
+        counts = GPUS[self.gpu].instances
+        if self.gpus_per_worker not in counts:
+            shown = ", ".join(str(count) for count in counts)
+            raise ValueError(
+                f"asks for {self.gpus_per_worker} × {self.gpu}; machines have {shown} of them"
+            )
+        return self
+
     @property
     def slug(self) -> str:
         """Return the name as it may stand in names of AWS resources."""
@@ -93,6 +112,7 @@ class Config(_Table):
     auth: Literal["keys", "iam"] = "keys"
     windows: Windows = Field(default_factory=Windows)
     retention: Retention = Field(default_factory=Retention)
+    network: Network = Field(default_factory=Network)
     models: Annotated[tuple[Model, ...], Field(min_length=1, strict=False)]
 
     @model_check(mode="after")
@@ -105,9 +125,10 @@ class Config(_Table):
         return self
 
     @model_check(mode="after")
-    def _check_spot(self) -> Self:
-        if self.spot and self.compute != "asg":
-            raise ValueError('spot = true needs compute = "asg"')
+    def _check_zones(self) -> Self:
+        zones = len(self.network.zones) or DEFAULT_ZONES
+        if self.network.endpoint_zones > zones:
+            raise ValueError(f"network.endpoint_zones must be at most {zones}, the zones there are")
         return self
 
     def service_of(self, model: Model) -> str:

@@ -21,7 +21,7 @@ def sentences(outputs: Outputs) -> list[str]:
         f"  empty it of all versions in the console, then: aws s3 rb s3://{outputs.bucket}",
         f"The table {outputs.table} is kept with what it knows of batches and keys. To delete it:",
         f"  aws dynamodb delete-table --table-name {outputs.table}",
-        "Batches that run now are stopped where they are, and no later deployment goes on with them.",
+        "Batches that run now stop where they are; no later deployment goes on with them.",
         "Everything else goes: queues, Lambdas, API, workers, network, logs.",
     ]
 

@@ -7,29 +7,27 @@ what each needs.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Literal
 
 from aws_cdk import ArnFormat, Stack
 from aws_cdk import aws_iam as iam
 
+from infra.config import Model
 from infra.data.stack import DataStack
 from infra.data.table import TENANT_INDEX
+
+TableAction = Literal["GetItem", "PutItem", "UpdateItem", "DeleteItem", "Query"]
 
 # S3 answers "not found" only to those who may list; to others a missing object is forbidden.
 _FIND = "s3:ListBucket"
 
 
-def batches(data: DataStack) -> iam.PolicyStatement:
-    """Return the right to read and move batches and shards."""
-    return _allow(
-        [
-            "dynamodb:GetItem",
-            "dynamodb:PutItem",
-            "dynamodb:UpdateItem",
-            "dynamodb:DeleteItem",
-            "dynamodb:Query",
-        ],
-        [data.table.table_arn],
-    )
+def batches(data: DataStack, *actions: TableAction) -> iam.PolicyStatement:
+    """Return the right to do these things with any item but the API's keys."""
+    statement = _allow([f"dynamodb:{action}" for action in actions], [data.table.table_arn])
+    # Whoever could write a key could let itself in; a role that reads keys has `api_keys`.
+    statement.add_condition("ForAllValues:StringNotLike", {"dynamodb:LeadingKeys": ["KEY*"]})
+    return statement
 
 
 def listings(data: DataStack) -> iam.PolicyStatement:
@@ -56,9 +54,13 @@ def read_objects(data: DataStack, *prefixes: str) -> iam.PolicyStatement:
 
 def write_objects(data: DataStack, *prefixes: str) -> iam.PolicyStatement:
     """Return the right to write under the prefixes, in one piece or in parts."""
+    return _allow(["s3:PutObject"], _objects(data, prefixes))
+
+
+def resume_uploads(data: DataStack, *prefixes: str) -> iam.PolicyStatement:
+    """Return the right to look at the parts of an upload that another has begun, or to end it."""
     return _allow(
-        ["s3:PutObject", "s3:AbortMultipartUpload", "s3:ListMultipartUploadParts"],
-        _objects(data, prefixes),
+        ["s3:AbortMultipartUpload", "s3:ListMultipartUploadParts"], _objects(data, prefixes)
     )
 
 
@@ -73,9 +75,13 @@ def ring_control(data: DataStack) -> iam.PolicyStatement:
 
 
 def ring_workers(data: DataStack) -> iam.PolicyStatement:
-    """Return the right to ring for shards, and to see whether doorbells wait."""
-    queues = [queue.queue_arn for queue in data.doorbells.work.values()]
-    return _allow(["sqs:SendMessage", "sqs:GetQueueAttributes"], queues)
+    """Return the right to ring for shards."""
+    return _allow(["sqs:SendMessage"], _work_queues(data))
+
+
+def count_doorbells(data: DataStack) -> iam.PolicyStatement:
+    """Return the right to see whether doorbells for shards wait."""
+    return _allow(["sqs:GetQueueAttributes"], _work_queues(data))
 
 
 def wake_services(data: DataStack) -> iam.PolicyStatement:
@@ -111,6 +117,46 @@ def take_work(data: DataStack, model_name: str) -> iam.PolicyStatement:
         ],
         [data.doorbells.work[model_name].queue_arn],
     )
+
+
+def _work_queues(data: DataStack) -> list[str]:
+    return [queue.queue_arn for queue in data.doorbells.work.values()]
+
+
+def worker(data: DataStack, model: Model) -> list[iam.PolicyStatement]:
+    """Return all that a worker of one model may do, wherever it runs."""
+    statements = [
+        take_work(data, model.name),
+        ring_control(data),
+        _allow(["dynamodb:GetItem", "dynamodb:UpdateItem"], [data.table.table_arn]),
+        find_objects(data),
+        read_objects(data, "input/", "files/", "work/"),
+        write_objects(data, "work/"),
+        _keep_task(data),
+    ]
+    return [*statements, *_read_weights(model.weights)]
+
+
+def _keep_task(data: DataStack) -> iam.PolicyStatement:
+    """Return the right to protect one's own task while it works."""
+    tasks = Stack.of(data).format_arn(
+        service="ecs",
+        resource="task",
+        resource_name=f"{data.config.name}/*",
+        arn_format=ArnFormat.SLASH_RESOURCE_NAME,
+    )
+    return _allow(["ecs:UpdateTaskProtection"], [tasks])
+
+
+def _read_weights(url: str) -> list[iam.PolicyStatement]:
+    """Return the right to find and read what lies under the prefix of a model's weights."""
+    if not url:
+        return []
+    bucket, _, prefix = url.removeprefix("s3://").partition("/")
+    arn, prefix = f"arn:aws:s3:::{bucket}", f"{prefix.rstrip('/')}/"
+    listing = _allow([_FIND], [arn])
+    listing.add_condition("StringLike", {"s3:prefix": [f"{prefix}*"]})
+    return [listing, _allow(["s3:GetObject"], [f"{arn}/{prefix}*"])]
 
 
 def _objects(data: DataStack, prefixes: Sequence[str]) -> list[str]:

@@ -14,6 +14,7 @@ import pytest
 os.environ["JSII_SILENCE_WARNING_END_OF_LIFE_NODE_VERSION"] = "18,20,22"
 
 from aws_cdk import App, Stack
+from aws_cdk import aws_ecs as ecs
 from aws_cdk import aws_lambda as lambda_
 from aws_cdk.assertions import Template
 
@@ -59,7 +60,8 @@ def make_app(
 
     def make(overrides: dict[str, Any]) -> App:
         app = App(outdir=str(tmp_path_factory.mktemp("cdk")))
-        add_stacks(app, make_config(default_config | overrides, "test"), stub_bundle())
+        config = make_config(default_config | overrides, "test")
+        add_stacks(app, config, stub_bundle(), ecs.ContainerImage.from_registry("tidemill"))
         return app
 
     return make

@@ -1,0 +1,82 @@
+"""The workers' network: no way in, no way to the internet, endpoints for what they call."""
+
+from __future__ import annotations
+
+from aws_cdk import aws_ec2 as ec2
+from constructs import Construct
+
+from infra.config import DEFAULT_ZONES, Network
+
+_CIDR = "10.73.0.0/16"
+_CIDR_MASK = 20
+# What a worker, and ECS on its machine, speak to. S3 and DynamoDB have gateways: they cost nothing.
+_GATEWAYS = {
+    "S3": ec2.GatewayVpcEndpointAwsService.S3,
+    "DynamoDb": ec2.GatewayVpcEndpointAwsService.DYNAMODB,
+}
+_SERVICES = {
+    "Sqs": ec2.InterfaceVpcEndpointAwsService.SQS,
+    "Logs": ec2.InterfaceVpcEndpointAwsService.CLOUDWATCH_LOGS,
+    "EcrApi": ec2.InterfaceVpcEndpointAwsService.ECR,
+    "EcrImages": ec2.InterfaceVpcEndpointAwsService.ECR_DOCKER,
+    "Ecs": ec2.InterfaceVpcEndpointAwsService.ECS,
+    "EcsAgent": ec2.InterfaceVpcEndpointAwsService.ECS_AGENT,
+    "EcsTelemetry": ec2.InterfaceVpcEndpointAwsService.ECS_TELEMETRY,
+}
+
+
+class WorkerNetwork(Construct):
+    """A `vpc` of isolated subnets, and the security group of the `workers` in it.
+
+    Every interface endpoint costs by the hour in each zone that it stands in, also when nothing
+    runs: they stand in `endpoint_zones` of the zones, and serve all of them.
+    """
+
+    def __init__(self, scope: Construct, construct_id: str, *, network: Network) -> None:
+        super().__init__(scope, construct_id)
+        zones = list(network.zones) or None
+        self.vpc = ec2.Vpc(
+            self,
+            "Vpc",
+            ip_addresses=ec2.IpAddresses.cidr(_CIDR),
+            nat_gateways=0,
+            availability_zones=zones,
+            max_azs=None if zones else DEFAULT_ZONES,
+            restrict_default_security_group=False,
+            subnet_configuration=[
+                ec2.SubnetConfiguration(
+                    name="Workers",
+                    subnet_type=ec2.SubnetType.PRIVATE_ISOLATED,
+                    cidr_mask=_CIDR_MASK,
+                )
+            ],
+        )
+        self.workers = ec2.SecurityGroup(
+            self,
+            "Workers",
+            vpc=self.vpc,
+            description="Workers and their machines: nothing comes in",
+            allow_all_outbound=False,
+        )
+        # The endpoints' addresses and those of S3 and DynamoDB: there is no other route.
+        self.workers.add_egress_rule(ec2.Peer.any_ipv4(), ec2.Port.tcp(443), "AWS")
+        self.subnets = self.vpc.isolated_subnets
+        for name, gateway in _GATEWAYS.items():
+            self.vpc.add_gateway_endpoint(name, service=gateway)
+        endpoints = ec2.SecurityGroup(
+            self,
+            "Endpoints",
+            vpc=self.vpc,
+            description="Endpoints of AWS services, for workers only",
+            allow_all_outbound=False,
+        )
+        endpoints.add_ingress_rule(self.workers, ec2.Port.tcp(443), "Workers")
+        for name, service in _SERVICES.items():
+            self.vpc.add_interface_endpoint(
+                name,
+                service=service,
+                open=False,
+                private_dns_enabled=True,
+                security_groups=[endpoints],
+                subnets=ec2.SubnetSelection(subnets=self.subnets[: network.endpoint_zones]),
+            )

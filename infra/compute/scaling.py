@@ -1,0 +1,118 @@
+"""How many workers a model has: by its backlog, shards that wait and shards that run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from aws_cdk import Duration
+from aws_cdk import aws_applicationautoscaling as scaling
+from aws_cdk import aws_cloudwatch as cloudwatch
+from aws_cdk import aws_cloudwatch_actions as actions
+from aws_cdk import aws_ecs as ecs
+from aws_cdk import aws_sqs as sqs
+from constructs import Construct
+
+_MINUTE = Duration.minutes(1)
+# A worker that goes and comes again costs minutes of loading; so long it waits for more.
+IDLE_MINUTES = 15
+
+
+def backlog(queue: sqs.IQueue) -> cloudwatch.MathExpression:
+    """Return the shards of a queue that wait or run: what runs is in flight and not visible."""
+    return cloudwatch.MathExpression(
+        expression="waiting + running",
+        label="shards",
+        period=_MINUTE,
+        using_metrics={
+            "waiting": queue.metric_approximate_number_of_messages_visible(
+                period=_MINUTE, statistic="Maximum"
+            ),
+            "running": queue.metric_approximate_number_of_messages_not_visible(
+                period=_MINUTE, statistic="Maximum"
+            ),
+        },
+    )
+
+
+def steps(max_workers: int) -> Iterator[tuple[int, int | None, int]]:
+    """Yield (from, below, workers): of a backlog in that range so many workers are wanted.
+
+    A worker for each shard, in powers of two: every step of a scaling policy must be listed.
+    """
+    workers = 1
+    while workers < max_workers:
+        above = min(workers * 2, max_workers)
+        yield workers, above, workers
+        workers = above
+    yield workers, None, workers
+
+
+class BacklogScaling(Construct):
+    """Sets the number of a service's tasks: up at once, to nothing after a quarter of an hour.
+
+    A queue that was idle for six hours has no metrics, and gets them back late: missing data
+    changes nothing, and intake starts the first worker itself.
+    """
+
+    def __init__(
+        self,
+        scope: Construct,
+        construct_id: str,
+        *,
+        service: ecs.BaseService,
+        queue: sqs.IQueue,
+        max_workers: int,
+    ) -> None:
+        super().__init__(scope, construct_id)
+        tasks = service.auto_scale_task_count(min_capacity=0, max_capacity=max_workers)
+        target = tasks.node.find_child("Target")
+        assert isinstance(target, scaling.ScalableTarget)
+        grow = self._action("Grow", target)
+        for lower, upper, workers in steps(max_workers):
+            # Bounds count from the alarm's threshold, which is 1.
+            grow.add_adjustment(
+                adjustment=workers,
+                lower_bound=lower - 1,
+                upper_bound=None if upper is None else upper - 1,
+            )
+        self._alarm("Work", queue, grow, minutes=1, is_idle=False)
+        shrink = self._action("Shrink", target)
+        shrink.add_adjustment(adjustment=0, upper_bound=0)
+        self._alarm("Idle", queue, shrink, minutes=IDLE_MINUTES, is_idle=True)
+
+    def _action(self, name: str, target: scaling.ScalableTarget) -> scaling.StepScalingAction:
+        return scaling.StepScalingAction(
+            self,
+            name,
+            scaling_target=target,
+            adjustment_type=scaling.AdjustmentType.EXACT_CAPACITY,
+            metric_aggregation_type=scaling.MetricAggregationType.MAXIMUM,
+            cooldown=_MINUTE,
+        )
+
+    def _alarm(
+        self,
+        name: str,
+        queue: sqs.IQueue,
+        action: scaling.StepScalingAction,
+        *,
+        minutes: int,
+        is_idle: bool,
+    ) -> None:
+        comparison = cloudwatch.ComparisonOperator
+        alarm = cloudwatch.Alarm(
+            self,
+            name,
+            metric=backlog(queue),
+            threshold=0 if is_idle else 1,
+            comparison_operator=(
+                comparison.LESS_THAN_OR_EQUAL_TO_THRESHOLD
+                if is_idle
+                else comparison.GREATER_THAN_OR_EQUAL_TO_THRESHOLD
+            ),
+            evaluation_periods=minutes,
+            datapoints_to_alarm=minutes,
+            treat_missing_data=cloudwatch.TreatMissingData.MISSING,
+            alarm_description="Starts workers" if not is_idle else "Stops the last workers",
+        )
+        alarm.add_alarm_action(actions.ApplicationScalingAction(action))

@@ -1,0 +1,115 @@
+"""The Compute stack: a network, a cluster, and a service for each model."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from aws_cdk import Duration, Stack
+from aws_cdk import aws_cloudwatch as cloudwatch
+from aws_cdk import aws_ecs as ecs
+from constructs import Construct
+
+from infra.alarms import add_alarm
+from infra.compute.network import WorkerNetwork
+from infra.compute.scaling import backlog
+from infra.compute.worker import WorkerService
+from infra.data.stack import DataStack
+
+_MINUTE = Duration.minutes(1)
+_NO_WORKER_MINUTES = 20
+_OLD_SECONDS = 6 * 3600
+
+
+class ComputeStack(Stack):
+    """Workers on ECS, from none to as many as each model may have."""
+
+    def __init__(
+        self,
+        scope: Construct,
+        construct_id: str,
+        *,
+        data: DataStack,
+        image: ecs.ContainerImage,
+        **stack: Any,
+    ) -> None:
+        super().__init__(scope, construct_id, **stack)
+        config = data.config
+        network = WorkerNetwork(self, "Network", network=config.network)
+        cluster = ecs.Cluster(
+            self,
+            "Cluster",
+            vpc=network.vpc,
+            cluster_name=config.name,
+            # Which counts the tasks that run.
+            container_insights_v2=ecs.ContainerInsights.ENABLED,
+        )
+        self.workers = {
+            model.name: WorkerService(
+                self,
+                f"Worker-{model.slug}",
+                data=data,
+                cluster=cluster,
+                network=network,
+                image=image,
+                model=model,
+            )
+            for model in config.models
+        }
+        for worker in self.workers.values():
+            self._add_alarms(data, worker)
+
+    def running(self, worker: WorkerService) -> cloudwatch.Metric:
+        """Return the number of a model's workers."""
+        return cloudwatch.Metric(
+            namespace="ECS/ContainerInsights",
+            metric_name="RunningTaskCount",
+            dimensions_map={
+                "ClusterName": worker.service.cluster.cluster_name,
+                "ServiceName": worker.service.service_name,
+            },
+            period=_MINUTE,
+            statistic="Maximum",
+        )
+
+    def _add_alarms(self, data: DataStack, worker: WorkerService) -> None:
+        queue = data.doorbells.work[worker.model.name]
+        add_alarm(
+            worker,
+            "NoWorker",
+            topic=data.topic,
+            metric=cloudwatch.MathExpression(
+                expression="IF(FILL(tasks, 0) < 1, FILL(shards, 0), 0)",
+                label="shards that nobody runs",
+                period=_MINUTE,
+                using_metrics={"tasks": self.running(worker), "shards": backlog(queue)},
+            ),
+            above=0,
+            minutes=_NO_WORKER_MINUTES,
+            description=f"Shards of {worker.model.name} wait and no worker runs.",
+        )
+        add_alarm(
+            worker,
+            "OldestMessage",
+            topic=data.topic,
+            metric=queue.metric_approximate_age_of_oldest_message(
+                period=_MINUTE, statistic="Maximum"
+            ),
+            above=_OLD_SECONDS,
+            minutes=15,
+            description=f"A shard of {worker.model.name} has waited for six hours.",
+        )
+        add_alarm(
+            worker,
+            "LeasesLost",
+            topic=data.topic,
+            metric=cloudwatch.Metric(
+                namespace="Tidemill",
+                metric_name="LeasesLost",
+                dimensions_map={"service": "worker", "model": worker.model.name},
+                period=Duration.minutes(5),
+                statistic="Sum",
+            ),
+            above=5,
+            minutes=3,
+            description=f"Workers of {worker.model.name} lose their leases again and again.",
+        )
