@@ -13,6 +13,7 @@ from infra.api.stack import ApiStack
 from infra.bundle import ROOT, Bundle, machine_here, make_bundle
 from infra.compute.stack import ComputeStack
 from infra.config import DEFAULT_PATH, Config, ConfigRefused, read_config
+from infra.dashboard import Dashboard
 from infra.data.stack import DataStack
 from infra.nag import add_checks
 
@@ -26,11 +27,12 @@ def add_stacks(
 ) -> None:
     """Add the stacks of a deployment to the app; without an image there are no machines."""
     data = DataStack(app, "Data", config=config, stack_name=f"{config.name}-data", env=env)
-    ApiStack(app, "Api", data=data, bundle=bundle, stack_name=f"{config.name}-api", env=env)
+    api = ApiStack(app, "Api", data=data, bundle=bundle, stack_name=f"{config.name}-api", env=env)
     if image is not None:
-        ComputeStack(
+        compute = ComputeStack(
             app, "Compute", data=data, image=image, stack_name=f"{config.name}-compute", env=env
         )
+        Dashboard(compute, "Page", data=data, api=api, running=compute.running)
     Tags.of(app).add("tidemill", config.name)
 
 

@@ -17,17 +17,23 @@ _MINUTE = Duration.minutes(1)
 IDLE_MINUTES = 15
 
 
-def backlog(queue: sqs.IQueue) -> cloudwatch.MathExpression:
-    """Return the shards of a queue that wait or run: what runs is in flight and not visible."""
+def backlog(
+    queue: sqs.IQueue, *, label: str = "shards", prefix: str = ""
+) -> cloudwatch.MathExpression:
+    """Return the shards of a queue that wait or run: what runs is in flight and not visible.
+
+    `prefix` keeps the names in the expression apart where several stand in one graph.
+    """
+    waiting, running = f"{prefix}waiting", f"{prefix}running"
     return cloudwatch.MathExpression(
-        expression="waiting + running",
-        label="shards",
+        expression=f"{waiting} + {running}",
+        label=label,
         period=_MINUTE,
         using_metrics={
-            "waiting": queue.metric_approximate_number_of_messages_visible(
+            waiting: queue.metric_approximate_number_of_messages_visible(
                 period=_MINUTE, statistic="Maximum"
             ),
-            "running": queue.metric_approximate_number_of_messages_not_visible(
+            running: queue.metric_approximate_number_of_messages_not_visible(
                 period=_MINUTE, statistic="Maximum"
             ),
         },

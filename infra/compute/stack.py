@@ -55,21 +55,11 @@ class ComputeStack(Stack):
             )
             for model in config.models
         }
+        self.running = {
+            name: _running(config.name, worker) for name, worker in self.workers.items()
+        }
         for worker in self.workers.values():
             self._add_alarms(data, worker)
-
-    def running(self, worker: WorkerService) -> cloudwatch.Metric:
-        """Return the number of a model's workers."""
-        return cloudwatch.Metric(
-            namespace="ECS/ContainerInsights",
-            metric_name="RunningTaskCount",
-            dimensions_map={
-                "ClusterName": worker.service.cluster.cluster_name,
-                "ServiceName": worker.service.service_name,
-            },
-            period=_MINUTE,
-            statistic="Maximum",
-        )
 
     def _add_alarms(self, data: DataStack, worker: WorkerService) -> None:
         queue = data.doorbells.work[worker.model.name]
@@ -81,7 +71,7 @@ class ComputeStack(Stack):
                 expression="IF(FILL(tasks, 0) < 1, FILL(shards, 0), 0)",
                 label="shards that nobody runs",
                 period=_MINUTE,
-                using_metrics={"tasks": self.running(worker), "shards": backlog(queue)},
+                using_metrics={"tasks": self.running[worker.model.name], "shards": backlog(queue)},
             ),
             above=0,
             minutes=_NO_WORKER_MINUTES,
@@ -113,3 +103,15 @@ class ComputeStack(Stack):
             minutes=3,
             description=f"Workers of {worker.model.name} lose their leases again and again.",
         )
+
+
+def _running(cluster: str, worker: WorkerService) -> cloudwatch.IMetric:
+    """Return the number of a model's workers."""
+    return cloudwatch.Metric(
+        namespace="ECS/ContainerInsights",
+        metric_name="RunningTaskCount",
+        dimensions_map={"ClusterName": cluster, "ServiceName": worker.service.service_name},
+        period=_MINUTE,
+        statistic="Maximum",
+        label=worker.model.name,
+    )

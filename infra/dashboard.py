@@ -1,0 +1,176 @@
+"""The dashboard: a deployment on one page."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from aws_cdk import Duration
+from aws_cdk import aws_cloudwatch as cloudwatch
+from constructs import Construct
+
+from infra.api.stack import ApiStack
+from infra.compute.scaling import backlog
+from infra.config import Model
+from infra.data.stack import DataStack
+
+_MINUTE = Duration.minutes(1)
+_NAMESPACE = "Tidemill"
+_WIDTH, _HEIGHT = 8, 6
+_TROUBLES = ("LeasesLost", "EngineDeaths")
+
+
+class Dashboard(Construct):
+    """Shows work, workers, speed, failures, the API and the cost of GPUs, a line each model.
+
+    `running` maps models to the metric that counts their workers.
+    """
+
+    def __init__(
+        self,
+        scope: Construct,
+        construct_id: str,
+        *,
+        data: DataStack,
+        api: ApiStack,
+        running: Mapping[str, cloudwatch.IMetric],
+    ) -> None:
+        super().__init__(scope, construct_id)
+        self._data, self._api, self._running = data, api, running
+        models = data.config.models
+        self.dashboard = cloudwatch.Dashboard(
+            self,
+            "Dashboard",
+            dashboard_name=data.config.name,
+            default_interval=Duration.hours(12),
+            widgets=[
+                [
+                    self._graph("Shards that wait or run", [self._backlog(m) for m in models]),
+                    self._graph("Workers", [self._workers(m) for m in models]),
+                    self._graph("Oldest message, seconds", [self._age(m) for m in models]),
+                ],
+                [
+                    self._graph(
+                        "Tokens a second",
+                        [_rate(m, "CompletionTokens", "out") for m in models]
+                        + [_rate(m, "PromptTokens", "in") for m in models],
+                    ),
+                    self._graph(
+                        "Rows a minute",
+                        [_sum(m, "RowsCompleted", "good") for m in models]
+                        + [_sum(m, "RowsFailed", "failed") for m in models],
+                    ),
+                    self._graph(
+                        "Leases lost, engines dead",
+                        [_sum(m, name, name) for m in models for name in _TROUBLES],
+                    ),
+                ],
+                [
+                    self._graph("API, milliseconds", self._latencies()),
+                    self._graph("API, answers and errors", self._answers()),
+                    self._graph("GPUs, price an hour", [self._price(m) for m in models]),
+                ],
+                [self._cost(models)],
+            ],
+        )
+
+    def _graph(self, title: str, metrics: Sequence[cloudwatch.IMetric]) -> cloudwatch.GraphWidget:
+        return cloudwatch.GraphWidget(
+            title=title,
+            left=list(metrics),
+            left_y_axis=cloudwatch.YAxisProps(min=0),
+            width=_WIDTH,
+            height=_HEIGHT,
+        )
+
+    def _backlog(self, model: Model) -> cloudwatch.IMetric:
+        return backlog(
+            self._data.doorbells.work[model.name], label=model.name, prefix=_id_of(model)
+        )
+
+    def _workers(self, model: Model) -> cloudwatch.IMetric:
+        return self._running[model.name]
+
+    def _age(self, model: Model) -> cloudwatch.IMetric:
+        queue = self._data.doorbells.work[model.name]
+        return queue.metric_approximate_age_of_oldest_message(
+            period=_MINUTE, statistic="Maximum", label=model.name
+        )
+
+    def _latencies(self) -> list[cloudwatch.IMetric]:
+        api = self._api.http_api.api
+        return [
+            api.metric_latency(period=_MINUTE, statistic=statistic, label=statistic)
+            for statistic in ("p50", "p99")
+        ]
+
+    def _answers(self) -> list[cloudwatch.IMetric]:
+        api = self._api.http_api.api
+        return [
+            api.metric_count(period=_MINUTE, statistic="Sum", label="requests"),
+            api.metric_client_error(period=_MINUTE, statistic="Sum", label="4xx"),
+            api.metric_server_error(period=_MINUTE, statistic="Sum", label="5xx"),
+        ]
+
+    def _price(self, model: Model) -> cloudwatch.IMetric:
+        """Return what the workers that run now cost an hour, at the configuration's price."""
+        name = f"{_id_of(model)}workers"
+        return cloudwatch.MathExpression(
+            expression=f"FILL({name}, 0) * {model.gpus_per_worker * model.gpu_hour_price:g}",
+            label=model.name,
+            period=_MINUTE,
+            using_metrics={name: self._running[model.name]},
+        )
+
+    def _cost(self, models: Sequence[Model]) -> cloudwatch.SingleValueWidget:
+        """Return the cost of the GPUs over what the page shows: those that run, busy or not."""
+        terms = {f"{_id_of(model)}workers": model for model in models}
+        hourly = " + ".join(
+            f"FILL({name}, 0) * {model.gpus_per_worker * model.gpu_hour_price:g}"
+            for name, model in terms.items()
+        )
+        return cloudwatch.SingleValueWidget(
+            title="Cost of the GPUs (estimate)",
+            metrics=[
+                cloudwatch.MathExpression(
+                    expression=f"RUNNING_SUM(({hourly}) / 60)",
+                    label="in the time shown",
+                    period=_MINUTE,
+                    using_metrics={
+                        name: self._running[model.name] for name, model in terms.items()
+                    },
+                )
+            ],
+            width=_WIDTH,
+            height=_HEIGHT // 2,
+        )
+
+
+def _metric(model: Model, name: str, label: str, period: Duration) -> cloudwatch.Metric:
+    return cloudwatch.Metric(
+        namespace=_NAMESPACE,
+        metric_name=name,
+        dimensions_map={"service": "worker", "model": model.name},
+        period=period,
+        statistic="Sum",
+        label=f"{model.name}, {label}",
+    )
+
+
+def _sum(model: Model, name: str, label: str) -> cloudwatch.Metric:
+    return _metric(model, name, label, _MINUTE)
+
+
+def _rate(model: Model, name: str, label: str) -> cloudwatch.MathExpression:
+    """Return a sum of one-minute periods by the second, over all workers of a model."""
+    tokens = f"{_id_of(model)}{name.lower()}"
+    return cloudwatch.MathExpression(
+        expression=f"{tokens} / 60",
+        label=f"{model.name}, {label}",
+        period=_MINUTE,
+        using_metrics={tokens: _metric(model, name, label, _MINUTE)},
+    )
+
+
+def _id_of(model: Model) -> str:
+    """Return the model's name as metric math takes it: small letters, digits, no dash."""
+    return f"m_{model.slug.replace('-', '_')}_"
