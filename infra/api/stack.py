@@ -22,9 +22,9 @@ from infra.data.queues import LAMBDA_SECONDS
 from infra.data.stack import DataStack
 from infra.logs import log_group
 
+_INPUT, _WORK = "input/", "work/"
+# What clients upload by the API lies beside what they get by it.
 _RESULTS = ("output/", "files/")
-_INPUTS = ("input/", "files/")
-_WORK = "work/"
 # Files that are read or joined at once; more wait in the queue.
 _MAX_CONTROL_RUNS = 50
 _DEAD_LETTER_SECONDS = 60
@@ -48,7 +48,7 @@ class ApiStack(Stack):
             memory_mib=512,
             timeout=Duration.seconds(29),
             statements=[
-                may.batches(data),
+                may.batches(data, "GetItem", "UpdateItem", "DeleteItem", "Query"),
                 may.listings(data),
                 may.ring_control(data),
                 may.announce(data),
@@ -73,8 +73,11 @@ class ApiStack(Stack):
             scratch=Size.gibibytes(10),
             statements=[
                 *self._to_end_batches(),
+                may.batches(data, "PutItem", "Query"),
                 may.find_objects(data),
-                may.read_objects(data, *_INPUTS, _WORK, "output/"),
+                may.read_objects(data, _INPUT, _WORK, *_RESULTS),
+                may.write_objects(data, _WORK),
+                may.resume_uploads(data, *_RESULTS),
                 may.delete_objects(data, *_RESULTS),
             ],
         )
@@ -88,7 +91,11 @@ class ApiStack(Stack):
             "reaper",
             memory_mib=512,
             timeout=Duration.seconds(LAMBDA_SECONDS),
-            statements=self._to_end_batches(),
+            statements=[
+                *self._to_end_batches(),
+                may.batches(self.data, "Query"),
+                may.count_doorbells(self.data),
+            ],
         )
         undeliverable = self.data.doorbells.undeliverable
         scheduler.Schedule(
@@ -158,12 +165,13 @@ class ApiStack(Stack):
         """Return what every handler needs that may move a batch on, to its end."""
         data = self.data
         return [
-            may.batches(data),
+            may.batches(data, "GetItem", "UpdateItem", "DeleteItem"),
             may.ring_control(data),
             may.ring_workers(data),
             may.wake_services(data),
             may.announce(data),
-            may.write_objects(data, *_RESULTS, _WORK),
+            # The report of a batch that has ended.
+            may.write_objects(data, *_RESULTS),
         ]
 
     def _add_function(
