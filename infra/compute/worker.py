@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from aws_cdk import Duration
+from aws_cdk import Duration, Stack
 from aws_cdk import aws_ecs as ecs
 from aws_cdk import aws_iam as iam
 from constructs import Construct
@@ -62,7 +62,11 @@ class WorkerService(Construct):
             min_healthy_percent=0,
             max_healthy_percent=100,
             circuit_breaker=ecs.DeploymentCircuitBreaker(enable=True, rollback=True),
+            # What moves tasks to even out zones starts the second before it stops the first.
+            availability_zone_rebalancing=ecs.AvailabilityZoneRebalancing.DISABLED,
             desired_count=0,
+            enable_ecs_managed_tags=True,
+            propagate_tags=ecs.PropagatedTagSource.SERVICE,
         )
         BacklogScaling(
             self,
@@ -77,7 +81,14 @@ class WorkerService(Construct):
     ) -> ecs.TaskDefinition:
         model = self.model
         gpu, count = GPUS[model.gpu], model.gpus_per_worker
-        role = iam.Role(self, "Role", assumed_by=iam.ServicePrincipal("ecs-tasks.amazonaws.com"))
+        role = iam.Role(
+            self,
+            "Role",
+            assumed_by=iam.ServicePrincipal(
+                "ecs-tasks.amazonaws.com",
+                conditions={"StringEquals": {"aws:SourceAccount": Stack.of(self).account}},
+            ),
+        )
         for statement in may.worker(data, model):
             role.add_to_policy(statement)
         task = ecs.TaskDefinition(
@@ -97,6 +108,8 @@ class WorkerService(Construct):
             command=["worker", *worker_flags(model)],
             environment={
                 **data.settings(),
+                # ECS itself says this to some kinds of tasks only.
+                "AWS_DEFAULT_REGION": Stack.of(self).region,
                 "POWERTOOLS_SERVICE_NAME": "worker",
                 "TIDEMILL_HEALTH_FILE": _HEALTH_FILE,
                 "TIDEMILL_WEIGHTS_CACHE": f"{_CACHE}/weights",
