@@ -2,19 +2,30 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, Final
 
 from handler.aws.calls import Operation
 from handler.batch.model import Batch
+from handler.batch.states import Status
 from handler.errors import AwsError
 from handler.log import logger
+from handler.metrics import Metric, emit
 from handler.settings import Deployment
+
+# A batch that was cancelled is nobody's success or failure.
+_COUNTED: Final[Mapping[Status, Metric]] = {
+    Status.COMPLETED: Metric.BATCHES_COMPLETED,
+    Status.FAILED: Metric.BATCHES_FAILED,
+    Status.EXPIRED: Metric.BATCHES_FAILED,
+}
 
 
 def announce(deployment: Deployment, batch: Batch) -> Operation[None]:
     """Publish the status unless that is done; a terminal batch then leaves the active ones.
 
-    A bus that fails holds no batch up: the reaper announces what is active and was not.
+    Of those who publish an end, at most one counts it. A bus that fails holds no batch up: the
+    reaper announces what is active and was not.
     """
     if batch.announced is not batch.status:
         try:
@@ -22,9 +33,10 @@ def announce(deployment: Deployment, batch: Batch) -> Operation[None]:
         except AwsError as exc:
             logger.warning("status not announced", batch_id=batch.id, reason=str(exc))
             return
-        yield from deployment.table.change_batch(
-            batch.id, batch.status, announced=str(batch.status)
-        )
+        is_first = yield from deployment.table.note_announced(batch)
+        metric = _COUNTED.get(batch.status)
+        if is_first and metric is not None:
+            emit({metric: 1}, model=batch.model, batch_id=batch.id, status=str(batch.status))
     if batch.is_terminal:
         yield from deployment.table.forget_active(batch.id)
 

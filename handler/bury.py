@@ -10,7 +10,7 @@ from handler.batch.states import Status
 from handler.finalize.end import end
 from handler.intake.events import Advance, Drop, Ignored, parse_control
 from handler.log import logger
-from handler.reap import abandon, is_hopeless
+from handler.reap import give_up_shard, is_hopeless
 from handler.settings import Deployment
 from handler.wake import wake
 
@@ -48,7 +48,7 @@ def _bury_shard(deployment: Deployment, batch_id: str, number: int, now: int) ->
         return
     queue = deployment.work.get(batch.model or "")
     if is_hopeless(deployment, shard):
-        yield from abandon(deployment, shard)
+        yield from give_up_shard(deployment, batch, shard)
     elif not shard.abandoned and queue is not None:
         logger.warning("rung again", batch_id=batch_id, shards=[number])
         yield from queue.send(shard_message(batch_id, number))

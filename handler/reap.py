@@ -16,6 +16,7 @@ from concurrent.futures import ThreadPoolExecutor
 from hashlib import blake2b
 from typing import Final
 
+from handler.abandon import abandon
 from handler.announce import announce
 from handler.aws.calls import Operation
 from handler.aws.queues import advance_message, shard_message, tens
@@ -116,7 +117,7 @@ def _mend_shards(deployment: Deployment, batch: Batch, now: int) -> Operation[bo
     ]
     hopeless = [shard for shard in free if is_hopeless(deployment, shard)]
     for shard in hopeless:
-        yield from abandon(deployment, shard)
+        yield from give_up_shard(deployment, batch, shard)
     if hopeless or any(shard.abandoned for shard in free):
         yield from _ring(deployment, batch, "shards given up")
     waiting = [shard for shard in free if not shard.abandoned and shard not in hopeless]
@@ -137,11 +138,10 @@ def is_hopeless(deployment: Deployment, shard: Shard) -> bool:
     return not shard.abandoned and shard.attempts >= deployment.settings.max_attempts
 
 
-def abandon(deployment: Deployment, shard: Shard) -> Operation[None]:
-    """Give a shard up, with words that its rows and the batch's errors show."""
+def give_up_shard(deployment: Deployment, batch: Batch, shard: Shard) -> Operation[None]:
+    """Give up a shard that is hopeless."""
     reason = f"The shard was given up: {shard.attempts} runs of it ended without a new row."
-    yield from deployment.table.abandon(shard.batch_id, shard.number, reason)
-    logger.error("shard given up", batch_id=shard.batch_id, shard=shard.number, reason=reason)
+    yield from abandon(deployment, shard, reason, model=batch.model)
 
 
 def _give_up(deployment: Deployment, batch: Batch, now: int) -> Operation[None]:

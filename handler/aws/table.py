@@ -113,6 +113,23 @@ class Table(Store):
             return None
         return load(Batch, fields)
 
+    def note_announced(self, batch: Batch) -> Operation[bool]:
+        """Note that the batch's status was told; True for one alone of those who tell it.
+
+        For nobody, where the answer to the first was lost, or the batch has moved on.
+        """
+        try:
+            yield from self.update(
+                _batch_key(batch.id),
+                {"announced": str(batch.status)},
+                "#status = :expected AND"
+                " (attribute_not_exists(#announced) OR #announced <> :expected)",
+                {":expected": str(batch.status)},
+            )
+        except ConditionFailed:
+            return False
+        return True
+
     def set_once(self, batch_id: str, field: str, value: object) -> Operation[Any]:
         """Set a field that has no value yet; return the one that it has then.
 
@@ -294,17 +311,21 @@ class Table(Store):
             if now is None or not is_free or now.fence != shard.fence:
                 raise
 
-    def abandon(self, batch_id: str, number: int, reason: str) -> Operation[None]:
-        """Give up the lines of a shard that have no row; a shard that is done stays as it is."""
+    def abandon(self, batch_id: str, number: int, reason: str) -> Operation[bool]:
+        """Give up the lines of a shard that have no row; True for the first who does.
+
+        A shard that is done or given up already stays as it is.
+        """
         try:
             yield from self.update(
                 _shard_key_of(batch_id, number),
                 {"abandoned": reason},
-                "#status = :pending",
+                "#status = :pending AND attribute_not_exists(#abandoned)",
                 {":pending": str(ShardStatus.PENDING)},
             )
         except ConditionFailed:
-            return
+            return False
+        return True
 
     def commit(
         self,

@@ -79,6 +79,17 @@ class Progress:
             self.rows_per_second + other.rows_per_second,
         )
 
+    def since(self, earlier: Progress) -> Progress:
+        """Return what has been added since, field by field and never less than nothing."""
+        return Progress(
+            max(0, self.completed - earlier.completed),
+            max(0, self.failed - earlier.failed),
+            max(0, self.prompt_tokens - earlier.prompt_tokens),
+            max(0, self.cached_tokens - earlier.cached_tokens),
+            max(0, self.completion_tokens - earlier.completion_tokens),
+            max(0.0, self.gpu_seconds - earlier.gpu_seconds),
+        )
+
     @property
     def num_rows(self) -> int:
         """Rows that are durable, good or bad."""

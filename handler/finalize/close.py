@@ -19,6 +19,7 @@ from uuid import uuid4
 from engine.protocol.errors import LineError
 from engine.protocol.lines import RawLine, parse_line, read_lines
 from engine.protocol.rows import print_malformed, print_not_run
+from handler.abandon import abandon
 from handler.aws.bucket import read_range
 from handler.aws.queues import advance_message
 from handler.aws.sync import Aws
@@ -28,6 +29,7 @@ from handler.batch.parts import FinishedRow, PartIndex, decode_index, encode_par
 from handler.batch.states import Status
 from handler.errors import ConditionFailed, LeaseLost, NotThere, ObjectChanged
 from handler.log import logger
+from handler.metrics import emit, figures_of
 from handler.run import RESERVE_SECONDS, ComeBack, Run
 from handler.settings import Deployment
 
@@ -161,21 +163,23 @@ def _close(
     num_failures = _fill(aws, deployment, batch, mine, index)
     seal = index.seal()
     aws.run(deployment.bucket.put_segments(mine, seal))
+    final = replace(
+        progress,
+        failed=progress.failed + num_failures,
+        gpu_seconds=mine.progress.gpu_seconds,
+    )
     try:
         aws.run(
             table.commit(
                 mine,
-                progress=replace(
-                    progress,
-                    failed=progress.failed + num_failures,
-                    gpu_seconds=mine.progress.gpu_seconds,
-                ),
+                progress=final,
                 output_sizes=[segment.num_bytes for segment in seal.output],
                 error_sizes=[segment.num_bytes for segment in seal.errors],
             )
         )
     except LeaseLost:
         return False
+    emit(figures_of(final.since(mine.progress)), model=batch.model, batch_id=batch.id)
     logger.info(
         "shard closed",
         batch_id=batch.id,
@@ -207,7 +211,7 @@ def _fill(aws: Aws, deployment: Deployment, batch: Batch, shard: Shard, index: P
         data = aws.run(read_range(batch.source, shard.start, shard.end))
     except (NotThere, ObjectChanged):
         if shard.abandoned is None:
-            aws.run(deployment.table.abandon(batch.id, shard.number, _UNREADABLE))
+            aws.run(abandon(deployment, shard, _UNREADABLE, model=batch.model))
         return 0
     lines = read_lines(BytesIO(data), first_number=shard.first_line)
     filled = list(_rows_of((line for line in lines if line.number not in index), reason))

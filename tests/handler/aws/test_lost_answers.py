@@ -160,6 +160,18 @@ def turning(deployment: Deployment, batch_id: str) -> Operation[None]:
     yield from deployment.table.give_turn(batch_id, "me")
 
 
+def noting(deployment: Deployment, batch_id: str) -> Operation[bool]:
+    """Note that a batch's status was told."""
+    batch = yield from deployment.table.get_batch(batch_id)
+    assert batch is not None
+    return (yield from deployment.table.note_announced(batch))
+
+
+def untold(operation: Operation[bool]) -> Operation[None]:
+    """Run an operation that tells the first from all others: to a second try it says no."""
+    yield from operation
+
+
 def filing(deployment: Deployment) -> Operation[Case]:
     """Return a file's record."""
     file = File(f"file-{uuid4().hex}", "t", "k", 5, NOW, "n", "batch_output")
@@ -198,7 +210,8 @@ CASES: dict[str, Callable[[Deployment], Operation[Case]]] = {
             shard, progress=PROGRESS, suspects=((1, 2), (3,)), quarantined=(4,), attempts=1
         )
     ),
-    "abandon": of_shard(lambda d, shard: d.table.abandon(shard.batch_id, 0, "why")),
+    "abandon": of_shard(lambda d, shard: untold(d.table.abandon(shard.batch_id, 0, "why"))),
+    "note_announced": of_batch(lambda d, id_: untold(noting(d, id_))),
     "commit": of_shard(
         lambda d, shard: d.table.commit(
             shard, progress=PROGRESS, output_sizes=[5, 6], error_sizes=[]

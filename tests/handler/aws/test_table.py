@@ -229,7 +229,7 @@ def test_a_done_shard_stays_as_it_is(run: Run, deployment: Deployment) -> None:
                     mine.batch_id, 0, owner="b", now=LATER, lease_seconds=1, steal=steal
                 )
             )
-    run(deployment.table.abandon(mine.batch_id, 0, "why not"))
+    assert run(deployment.table.abandon(mine.batch_id, 0, "why not")) is False
     run(deployment.table.put_shard(Shard(mine.batch_id, 0, 1, 10, 0, 100)))
     assert run(deployment.table.get_shard(mine.batch_id, 0)) == done
 
@@ -237,7 +237,8 @@ def test_a_done_shard_stays_as_it_is(run: Run, deployment: Deployment) -> None:
 def test_an_abandoned_shard_says_why(run: Run, deployment: Deployment) -> None:
     """The reason stands beside what the shard is else."""
     mine = run(claimed(deployment))
-    run(deployment.table.abandon(mine.batch_id, 0, "it never ends"))
+    assert run(deployment.table.abandon(mine.batch_id, 0, "it never ends")) is True
+    assert run(deployment.table.abandon(mine.batch_id, 0, "says another")) is False
     found = run(deployment.table.get_shard(mine.batch_id, 0))
     assert found == replace(mine, abandoned="it never ends")
 
@@ -277,6 +278,19 @@ def test_fields_change_only_under_the_expected_status(run: Run, deployment: Depl
     assert run(change(batch.id, Status.FINALIZING, checkpoint="there")) is None
     changed = run(change(batch.id, Status.VALIDATING, checkpoint=None))
     assert changed == run(deployment.table.get_batch(batch.id)) == replace(batch, num_rows=3)
+
+
+def test_a_status_is_noted_as_told_by_one(run: Run, deployment: Deployment) -> None:
+    """The second is told that it was not the first; nor is one whose batch has moved on."""
+    table = deployment.table
+    batch = run(table.create_batch(make_batch(deployment)))
+    assert [run(table.note_announced(batch)) for _ in range(2)] == [True, False]
+    moved = run(table.move_batch(batch.id, Status.IN_PROGRESS, NOW)).batch
+    assert run(table.note_announced(batch)) is False
+    assert moved is not None
+    assert run(table.note_announced(moved)) is True
+    assert run(table.get_batch(batch.id)) == replace(moved, announced=Status.IN_PROGRESS)
+    assert run(table.note_announced(make_batch(deployment))) is False
 
 
 def test_one_has_the_turn(run: Run, deployment: Deployment) -> None:
