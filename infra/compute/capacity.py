@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
-from aws_cdk import Size
+from aws_cdk import ArnFormat, Size, Stack
 from aws_cdk import aws_autoscaling as autoscaling
 from aws_cdk import aws_ec2 as ec2
 from aws_cdk import aws_ecs as ecs
@@ -18,6 +19,13 @@ from infra.gpus import GPUS
 
 # For the image, which brings CUDA along, and for a model's weights beside it.
 DISK = Size.gibibytes(200)
+# AWS's policy for the role that starts machines lets it hand over roles of such names only.
+_HANDED_OVER = "ecsInstanceRole"
+_SUBMISSIONS = (
+    "SubmitAttachmentStateChanges",
+    "SubmitContainerStateChange",
+    "SubmitTaskStateChange",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,110 +35,183 @@ class Capacity:
     provider: str
     compatibility: ecs.Compatibility
 
-
-def add_capacity(
-    scope: Construct, *, cluster: ecs.Cluster, network: WorkerNetwork, config: Config, model: Model
-) -> Capacity:
-    """Add the machines that the configuration asks for; there are none until a task needs one."""
-    if config.compute == "asg":
-        return _add_group(scope, cluster, network, model, is_spot=config.spot)
-    return _add_managed(scope, cluster, network, model, is_spot=config.spot)
+    @property
+    def strategies(self) -> Sequence[ecs.CapacityProviderStrategy]:
+        """Return the strategy of a service that runs on these machines only."""
+        return [ecs.CapacityProviderStrategy(capacity_provider=self.provider, weight=1)]
 
 
-def _add_managed(
-    scope: Construct, cluster: ecs.Cluster, network: WorkerNetwork, model: Model, *, is_spot: bool
-) -> Capacity:
-    gpu, count = GPUS[model.gpu], model.gpus_per_worker
-    provider = ecs.ManagedInstancesCapacityProvider(
-        scope,
-        "Machines",
-        subnets=network.subnets,
-        security_groups=[network.workers],
-        capacity_option_type=(
-            ecs.CapacityOptionType.SPOT if is_spot else ecs.CapacityOptionType.ON_DEMAND
-        ),
-        task_volume_storage=DISK,
-        propagate_tags=ecs.PropagateManagedInstancesTags.CAPACITY_PROVIDER,
-        instance_requirements=ec2.InstanceRequirementsConfig(
-            v_cpu_count_min=gpu.vcpus * count,
-            memory_min=Size.gibibytes(gpu.memory_gib * count),
-            accelerator_count_min=count,
-            accelerator_count_max=count,
-            accelerator_manufacturers=[ec2.AcceleratorManufacturer.NVIDIA],
-            accelerator_types=[ec2.AcceleratorType.GPU],
-            allowed_instance_types=list(gpu.families),
-        ),
-    )
-    cluster.add_managed_instances_capacity_provider(provider)
-    return Capacity(provider.capacity_provider_name, ecs.Compatibility.MANAGED_INSTANCES)
+class Machines(Construct):
+    """Adds the machines that the configuration asks for; there are none until a task needs one.
 
+    Those of all models have one role: it serves ECS's agent, and no task can get at it.
+    """
 
-def _add_group(
-    scope: Construct, cluster: ecs.Cluster, network: WorkerNetwork, model: Model, *, is_spot: bool
-) -> Capacity:
-    template = ec2.LaunchTemplate(
-        scope,
-        "Template",
-        instance_type=ec2.InstanceType(GPUS[model.gpu].instances[model.gpus_per_worker]),
-        # Its id is looked up by CloudFormation at each deployment: synthesis asks nobody.
-        machine_image=ecs.EcsOptimizedImage.amazon_linux2023(ecs.AmiHardwareType.GPU),
-        role=iam.Role(
+    def __init__(
+        self,
+        scope: Construct,
+        construct_id: str,
+        *,
+        cluster: ecs.Cluster,
+        network: WorkerNetwork,
+        config: Config,
+    ) -> None:
+        super().__init__(scope, construct_id)
+        self._cluster, self._network, self._config = cluster, network, config
+
+    def add(self, scope: Construct, model: Model) -> Capacity:
+        """Add the machines of one model below `scope`."""
+        add = self._add_group if self._config.compute == "asg" else self._add_managed
+        return add(scope, model)
+
+    def _add_managed(self, scope: Construct, model: Model) -> Capacity:
+        gpu, count = GPUS[model.gpu], model.gpus_per_worker
+        option = ecs.CapacityOptionType
+        provider = ecs.ManagedInstancesCapacityProvider(
             scope,
-            "MachineRole",
+            "Machines",
+            subnets=self._network.subnets,
+            security_groups=[self._network.workers],
+            infrastructure_role=self._starter,
+            ec2_instance_profile=self._profile,
+            capacity_option_type=option.SPOT if self._config.spot else option.ON_DEMAND,
+            task_volume_storage=DISK,
+            propagate_tags=ecs.PropagateManagedInstancesTags.CAPACITY_PROVIDER,
+            instance_requirements=ec2.InstanceRequirementsConfig(
+                v_cpu_count_min=gpu.vcpus * count,
+                memory_min=Size.gibibytes(gpu.memory_gib * count),
+                accelerator_count_min=count,
+                accelerator_count_max=count,
+                accelerator_manufacturers=[ec2.AcceleratorManufacturer.NVIDIA],
+                accelerator_types=[ec2.AcceleratorType.GPU],
+                allowed_instance_types=list(gpu.families),
+            ),
+        )
+        self._cluster.add_managed_instances_capacity_provider(provider)
+        return Capacity(provider.capacity_provider_name, ecs.Compatibility.MANAGED_INSTANCES)
+
+    def _add_group(self, scope: Construct, model: Model) -> Capacity:
+        is_spot = self._config.spot
+        group = autoscaling.AutoScalingGroup(
+            scope,
+            "Group",
+            vpc=self._cluster.vpc,
+            vpc_subnets=ec2.SubnetSelection(subnets=self._network.subnets),
+            min_capacity=0,
+            max_capacity=model.max_workers,
+            new_instances_protected_from_scale_in=True,
+            mixed_instances_policy=autoscaling.MixedInstancesPolicy(
+                launch_template=self._template(scope, model),
+                instances_distribution=autoscaling.InstancesDistribution(
+                    on_demand_percentage_above_base_capacity=0 if is_spot else 100,
+                    spot_allocation_strategy=autoscaling.SpotAllocationStrategy.PRICE_CAPACITY_OPTIMIZED,
+                ),
+            ),
+            capacity_rebalance=is_spot,
+        )
+        provider = ecs.AsgCapacityProvider(
+            scope,
+            "Machines",
+            auto_scaling_group=group,
+            enable_managed_scaling=True,
+            enable_managed_termination_protection=True,
+            enable_managed_draining=True,
+            target_capacity_percent=100,
+        )
+        self._cluster.add_asg_capacity_provider(provider)
+        return Capacity(provider.capacity_provider_name, ecs.Compatibility.EC2)
+
+    def _template(self, scope: Construct, model: Model) -> ec2.LaunchTemplate:
+        volume = ec2.BlockDeviceVolume.ebs(
+            int(DISK.to_gibibytes()), encrypted=True, volume_type=ec2.EbsDeviceVolumeType.GP3
+        )
+        return ec2.LaunchTemplate(
+            scope,
+            "Template",
+            instance_type=ec2.InstanceType(GPUS[model.gpu].instances[model.gpus_per_worker]),
+            # Its id is looked up by CloudFormation at each deployment: synthesis asks nobody.
+            machine_image=ecs.EcsOptimizedImage.amazon_linux2023(ecs.AmiHardwareType.GPU),
+            # As it is: the cluster would add what no machine needs.
+            role=self._role.without_policy_updates(),
+            security_group=self._network.workers,
+            user_data=_user_data(),
+            http_tokens=ec2.LaunchTemplateHttpTokens.REQUIRED,
+            http_put_response_hop_limit=1,
+            block_devices=[ec2.BlockDevice(device_name="/dev/xvda", volume=volume)],
+        )
+
+    @cached_property
+    def _role(self) -> iam.Role:
+        """The role of a machine: what ECS's agent asks of ECS. Images and logs are a task's."""
+        is_managed = self._config.compute == "managed-instances"
+        role = iam.Role(
+            self,
+            "Role",
+            # Roles are the account's and not the region's: two regions must not share this one.
+            role_name=f"{_HANDED_OVER}-{self._config.name}-{Stack.of(self).region}"
+            if is_managed
+            else None,
             assumed_by=iam.ServicePrincipal("ec2.amazonaws.com"),
+        )
+        cluster = self._cluster.cluster_arn
+        machines = Stack.of(self).format_arn(
+            service="ecs",
+            resource="container-instance",
+            resource_name=f"{self._config.name}/*",
+            arn_format=ArnFormat.SLASH_RESOURCE_NAME,
+        )
+        # AWS has no resource for the first: it says where to ask for everything else.
+        rights = [
+            ("*", ["DiscoverPollEndpoint"]),
+            (cluster, ["RegisterContainerInstance", *_SUBMISSIONS]),
+            (machines, ["Poll", "StartTelemetrySession"]),
+        ]
+        if is_managed:
+            rights += [(machines, ["PutSystemLogEvents"])]
+        else:
+            # Those of a group leave by themselves, and drain at a Spot notice.
+            rights += [
+                (cluster, ["DeregisterContainerInstance"]),
+                (machines, ["UpdateContainerInstancesState"]),
+            ]
+        for resource, actions in rights:
+            role.add_to_policy(
+                iam.PolicyStatement(
+                    actions=[f"ecs:{action}" for action in actions], resources=[resource]
+                )
+            )
+        return role
+
+    @cached_property
+    def _profile(self) -> iam.InstanceProfile:
+        return iam.InstanceProfile(
+            self, "Profile", role=self._role, instance_profile_name=self._role.role_name
+        )
+
+    @cached_property
+    def _starter(self) -> iam.Role:
+        """The role with which ECS starts and ends machines: AWS alone knows what that takes."""
+        return iam.Role(
+            self,
+            "Starter",
+            assumed_by=iam.ServicePrincipal("ecs.amazonaws.com"),
             managed_policies=[
                 iam.ManagedPolicy.from_aws_managed_policy_name(
-                    "service-role/AmazonEC2ContainerServiceforEC2Role"
+                    "AmazonECSInfrastructureRolePolicyForManagedInstances"
                 )
             ],
-        ),
-        security_group=network.workers,
-        user_data=ec2.UserData.for_linux(),
-        http_tokens=ec2.LaunchTemplateHttpTokens.REQUIRED,
-        # Containers cannot reach the credentials of their machine.
-        http_put_response_hop_limit=1,
-        block_devices=[
-            ec2.BlockDevice(
-                device_name="/dev/xvda",
-                volume=ec2.BlockDeviceVolume.ebs(
-                    int(DISK.to_gibibytes()),
-                    encrypted=True,
-                    volume_type=ec2.EbsDeviceVolumeType.GP3,
-                ),
-            )
-        ],
-    )
-    group = autoscaling.AutoScalingGroup(
-        scope,
-        "Group",
-        vpc=cluster.vpc,
-        vpc_subnets=ec2.SubnetSelection(subnets=network.subnets),
-        min_capacity=0,
-        max_capacity=model.max_workers,
-        new_instances_protected_from_scale_in=True,
-        mixed_instances_policy=autoscaling.MixedInstancesPolicy(
-            launch_template=template,
-            instances_distribution=autoscaling.InstancesDistribution(
-                on_demand_percentage_above_base_capacity=0 if is_spot else 100,
-                spot_allocation_strategy=autoscaling.SpotAllocationStrategy.PRICE_CAPACITY_OPTIMIZED,
-            ),
-        ),
-        capacity_rebalance=is_spot,
-    )
-    provider = ecs.AsgCapacityProvider(
-        scope,
-        "Machines",
-        auto_scaling_group=group,
-        enable_managed_scaling=True,
-        enable_managed_termination_protection=True,
-        enable_managed_draining=True,
-        target_capacity_percent=100,
-    )
-    # A Spot notice then becomes a SIGTERM two minutes before the end.
-    cluster.add_asg_capacity_provider(provider, spot_instance_draining=is_spot)
-    return Capacity(provider.capacity_provider_name, ecs.Compatibility.EC2)
+        )
 
 
-def strategies(capacity: Capacity) -> Sequence[ecs.CapacityProviderStrategy]:
-    """Return the strategy of a service that runs on these machines only."""
-    return [ecs.CapacityProviderStrategy(capacity_provider=capacity.provider, weight=1)]
+def _user_data() -> ec2.UserData:
+    """Return how ECS's agent is set up; the cluster adds its own name."""
+    user_data = ec2.UserData.for_linux()
+    for setting in (
+        # A Spot notice becomes a SIGTERM, two minutes before the end. CDK would set this for groups
+        # with a Spot price only.
+        "ECS_ENABLE_SPOT_INSTANCE_DRAINING=true",
+        # Tasks must not have their machine's rights; the hop limit stops no network of their own.
+        "ECS_AWSVPC_BLOCK_IMDS=true",
+    ):
+        user_data.add_commands(f"echo {setting} >> /etc/ecs/ecs.config")
+    return user_data

@@ -10,6 +10,7 @@ from aws_cdk import aws_ecs as ecs
 from constructs import Construct
 
 from infra.alarms import add_alarm
+from infra.compute.capacity import Machines
 from infra.compute.network import WorkerNetwork
 from infra.compute.scaling import backlog
 from infra.compute.worker import WorkerService
@@ -43,6 +44,7 @@ class ComputeStack(Stack):
             # Which counts the tasks that run.
             container_insights_v2=ecs.ContainerInsights.ENABLED,
         )
+        machines = Machines(self, "Machines", cluster=cluster, network=network, config=config)
         self.workers = {
             model.name: WorkerService(
                 self,
@@ -50,6 +52,7 @@ class ComputeStack(Stack):
                 data=data,
                 cluster=cluster,
                 network=network,
+                machines=machines,
                 image=image,
                 model=model,
             )

@@ -8,7 +8,7 @@ from aws_cdk import aws_iam as iam
 from constructs import Construct
 
 from infra import permissions as may
-from infra.compute.capacity import add_capacity, strategies
+from infra.compute.capacity import Machines
 from infra.compute.network import WorkerNetwork
 from infra.compute.scaling import BacklogScaling
 from infra.config import Model
@@ -35,13 +35,14 @@ class WorkerService(Construct):
         data: DataStack,
         cluster: ecs.Cluster,
         network: WorkerNetwork,
+        machines: Machines,
         image: ecs.ContainerImage,
         model: Model,
     ) -> None:
         super().__init__(scope, construct_id)
         self.model = model
         config = data.config
-        capacity = add_capacity(self, cluster=cluster, network=network, config=config, model=model)
+        capacity = machines.add(self, model)
         self.logs = log_group(self, "Logs", days=config.retention.log_days)
         task = self._add_task(data, image, capacity.compatibility)
         make = (
@@ -55,7 +56,7 @@ class WorkerService(Construct):
             cluster=cluster,
             service_name=config.service_of(model),
             task_definition=task,
-            capacity_provider_strategies=strategies(capacity),
+            capacity_provider_strategies=capacity.strategies,
             vpc_subnets={"subnets": network.subnets},
             security_groups=[network.workers],
             # A worker more than there are GPUs could only wait for the one that it replaces.
