@@ -1,0 +1,251 @@
+"""The real stacks with every request checked against IAM: each role can do its work, and no more.
+
+The emulator serves TLS here, because the stacks' policies refuse everything else.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import tomllib
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import boto3
+import pytest
+import trustme
+from botocore.exceptions import ClientError
+
+from infra.client import Api
+from infra.config import DEFAULT_PATH, Config, make_config
+from infra.drops import Drops
+from infra.outputs import Outputs
+from localstack.local import new_key
+from localstack.ministack import Enforcement, environment_for, running_ministack
+from localstack.processes import Processes
+from localstack.stacks import client_options, deploy, local_api_url
+
+ROOT = Path(__file__).parents[2]
+EXAMPLE = (ROOT / "examples" / "demo.jsonl").read_bytes()
+# The emulator asks for rights that IAM does not know: there a batch of messages is sent by the
+# right to send one. https://docs.aws.amazon.com/service-authorization/latest/reference/list_amazonsqs.html
+EMULATOR_ONLY = {
+    "Version": "2012-10-17",
+    "Statement": [{"Effect": "Allow", "Action": "sqs:SendMessageBatch", "Resource": "*"}],
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Guarded:
+    """A deployment whose every request is checked; `environment` leads administrators to it."""
+
+    environment: Mapping[str, str]
+    outputs: Outputs
+    drops: Drops
+    worker: Mapping[str, str]
+    api_url: str
+    folder: Path
+
+    def client(self, service: str, environment: Mapping[str, str] | None = None) -> Any:
+        """Return a client with an administrator's rights, or those that an environment holds."""
+        environment = environment or self.environment
+        session = {"aws_session_token": environment.get("AWS_SESSION_TOKEN")}
+        return boto3.client(service, **client_options(environment), **session)
+
+
+@pytest.fixture(scope="module")
+def config() -> Config:
+    """Return the configuration of the repository, with weights in a bucket."""
+    found = tomllib.loads(DEFAULT_PATH.read_text(encoding="utf-8"))
+    return make_config(found, "test")
+
+
+@pytest.fixture(scope="module")
+def guarded(tmp_path_factory: pytest.TempPathFactory, config: Config) -> Iterator[Guarded]:
+    """Deploy Data and Api, and give the worker the role that the Compute stack makes for it."""
+    folder = tmp_path_factory.mktemp("guarded")
+    enforcement = make_enforcement(folder)
+    with running_ministack(folder, enforcement=enforcement) as url:
+        environment = environment_for(url, enforcement.authority)
+        # The CDK's bundle of the AWS SDK knows no authorities but its own.
+        trusting = environment | {"NODE_TLS_REJECT_UNAUTHORIZED": "0"}
+        outputs = deploy(trusting, folder, config=DEFAULT_PATH, name=config.name)
+        options = client_options(environment)
+        iam = boto3.client("iam", **options)
+        for role in iam.list_roles(MaxItems=1000)["Roles"]:
+            if role["RoleName"].startswith(f"{config.name}-api-"):
+                put_policy(iam, role["RoleName"], EMULATOR_ONLY)
+        policy = resolve(worker_policy(config), boto3.client("cloudformation", **options))
+        yield Guarded(
+            environment,
+            outputs,
+            Drops(boto3.client("s3", **options), outputs.bucket),
+            environment | assume_role(options, policy),
+            local_api_url(url, outputs),
+            folder,
+        )
+
+
+def make_enforcement(folder: Path) -> Enforcement:
+    """Return what the emulator proves itself by."""
+    found = Enforcement(folder / "server.pem", folder / "key.pem", folder / "authority.pem")
+    authority = trustme.CA()
+    certificate = authority.issue_cert("127.0.0.1", "localhost")
+    authority.cert_pem.write_to_path(found.authority)
+    certificate.private_key_pem.write_to_path(found.key)
+    certificate.cert_chain_pems[0].write_to_path(found.certificate)
+    return found
+
+
+def worker_policy(config: Config) -> dict[str, Any]:
+    """Return the policy of the worker's task role as the Compute stack has it."""
+    from aws_cdk import App
+    from aws_cdk import aws_ecs as ecs
+    from aws_cdk import aws_lambda as lambda_
+    from aws_cdk.assertions import Template
+
+    from infra.app import add_stacks
+    from infra.bundle import Bundle
+
+    app = App()
+    code = lambda_.Code.from_asset(str(ROOT / "examples"))
+    bundle = Bundle(code, lambda_.Runtime.PYTHON_3_11, lambda_.Architecture.ARM_64)
+    add_stacks(app, config, bundle, ecs.ContainerImage.from_registry("tidemill"))
+    compute = app.node.find_child("Compute")
+    resources = Template.from_stack(compute).to_json()["Resources"]
+    [role] = {
+        resource["Properties"]["TaskRoleArn"]["Fn::GetAtt"][0]
+        for resource in resources.values()
+        if resource["Type"] == "AWS::ECS::TaskDefinition"
+    }
+    [policy] = [
+        resource["Properties"]["PolicyDocument"]
+        for resource in resources.values()
+        if resource["Type"] == "AWS::IAM::Policy"
+        and {"Ref": role} in resource["Properties"]["Roles"]
+    ]
+    return dict(policy)
+
+
+def resolve(template: Any, cloudformation: Any) -> Any:
+    """Return a piece of a template with its references resolved as CloudFormation does it."""
+    exports = {
+        export["Name"]: export["Value"]
+        for page in cloudformation.get_paginator("list_exports").paginate()
+        for export in page["Exports"]
+    }
+    pseudo = {
+        "AWS::Partition": "aws",
+        "AWS::Region": "us-east-1",
+        "AWS::AccountId": "000000000000",
+    }
+
+    def value(found: Any) -> Any:
+        match found:
+            case {"Fn::ImportValue": name}:
+                return exports[name]
+            case {"Fn::Join": [between, parts]}:
+                return between.join(value(part) for part in parts)
+            case {"Ref": name}:
+                return pseudo[name]
+            case dict():
+                return {name: value(item) for name, item in found.items()}
+            case list():
+                return [value(item) for item in found]
+        return found
+
+    return value(template)
+
+
+def assume_role(options: Mapping[str, Any], policy: dict[str, Any]) -> dict[str, str]:
+    """Make a role with the policy and return the variables of its temporary credentials."""
+    trust = {
+        "Version": "2012-10-17",
+        "Statement": [
+            {
+                "Effect": "Allow",
+                "Principal": {"AWS": "arn:aws:iam::000000000000:root"},
+                "Action": "sts:AssumeRole",
+            }
+        ],
+    }
+    iam = boto3.client("iam", **options)
+    role = iam.create_role(RoleName="worker", AssumeRolePolicyDocument=json.dumps(trust))["Role"]
+    put_policy(iam, "worker", policy)
+    found = boto3.client("sts", **options).assume_role(
+        RoleArn=role["Arn"], RoleSessionName="worker"
+    )["Credentials"]
+    return {
+        "AWS_ACCESS_KEY_ID": found["AccessKeyId"],
+        "AWS_SECRET_ACCESS_KEY": found["SecretAccessKey"],
+        "AWS_SESSION_TOKEN": found["SessionToken"],
+    }
+
+
+def put_policy(iam: Any, role: str, policy: dict[str, Any]) -> None:
+    """Give a role a further policy."""
+    iam.put_role_policy(RoleName=role, PolicyName="test", PolicyDocument=json.dumps(policy))
+
+
+def test_a_file_becomes_rows_with_every_request_checked(guarded: Guarded) -> None:
+    """Intake, worker, finalize, authorizer and API have all the rights they need."""
+    told = guarded.outputs.environment | {"TIDEMILL_WAIT_SECONDS": "1"}
+    with Processes({**guarded.worker, **told}, guarded.folder) as processes:
+        processes.start("worker", sys.executable, "-m", "cli", "worker")
+        guarded.drops.drop("example", EXAMPLE)
+        report = guarded.drops.wait("example", seconds=120)
+        log = processes.log_of("worker")
+    assert report["status"] == "completed"
+    assert report["request_counts"]["total"] == len(EXAMPLE.splitlines())
+    assert len(guarded.drops.rows("example")) == report["request_counts"]["completed"]
+    assert "AccessDenied" not in log
+
+
+def test_the_api_answers_and_cancels_under_its_roles(
+    guarded: Guarded, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The authorizer finds the key; the API finds the batch and ends it, with a report."""
+    monkeypatch.setenv("SSL_CERT_FILE", guarded.environment["SSL_CERT_FILE"])
+    key = new_key(client_options(guarded.environment), guarded.outputs, name="test")
+    url = guarded.drops.drop("cancelled", EXAMPLE)
+    with Api(guarded.api_url, key) as api:
+        batch = api.follow(url, seconds=60, until=lambda batch: batch["status"] == "in_progress")
+        assert api.cancel(batch["id"])["status"] == "cancelled"
+    report = guarded.drops.wait("cancelled", seconds=30)
+    assert (report["id"], report["status"]) == (batch["id"], "cancelled")
+
+
+FORBIDDEN: dict[str, Callable[[Guarded, Any], object]] = {
+    "read results": lambda g, client: client("s3").get_object(
+        Bucket=g.outputs.bucket, Key="output/example.jsonl"
+    ),
+    "write a result": lambda g, client: client("s3").put_object(
+        Bucket=g.outputs.bucket, Key="output/example.jsonl", Body=b""
+    ),
+    "write an input": lambda g, client: client("s3").put_object(
+        Bucket=g.outputs.bucket, Key="input/x.jsonl", Body=b""
+    ),
+    "delete": lambda g, client: client("s3").delete_object(Bucket=g.outputs.bucket, Key="work/x"),
+    "take control messages": lambda g, client: client("sqs").receive_message(
+        QueueUrl=g.outputs.control_queue
+    ),
+    "make items": lambda g, client: client("dynamodb").put_item(
+        TableName=g.outputs.table, Item={"pk": {"S": "KEY#x"}, "sk": {"S": "META"}}
+    ),
+    "list a tenant's batches": lambda g, client: client("dynamodb").query(
+        TableName=g.outputs.table,
+        IndexName="by_tenant",
+        KeyConditionExpression="tenant = :t",
+        ExpressionAttributeValues={":t": {"S": "default"}},
+    ),
+}
+
+
+@pytest.mark.parametrize("what", FORBIDDEN)
+def test_a_worker_cannot(what: str, guarded: Guarded) -> None:
+    """What is not a worker's business is refused to it."""
+    with pytest.raises(ClientError) as refused:
+        FORBIDDEN[what](guarded, lambda service: guarded.client(service, guarded.worker))
+    assert "AccessDenied" in refused.value.response["Error"]["Code"]
