@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Literal
 
 from aws_cdk import Duration
 from aws_cdk import aws_applicationautoscaling as scaling
@@ -53,6 +54,24 @@ def steps(max_workers: int) -> Iterator[tuple[int, int | None, int]]:
     yield workers, None, workers
 
 
+def tasks(
+    metric_name: Literal["DesiredTaskCount", "RunningTaskCount"],
+    *,
+    cluster: str,
+    service: str,
+    label: str = "tasks",
+) -> cloudwatch.Metric:
+    """Return how many tasks of a service are to run, or do."""
+    return cloudwatch.Metric(
+        namespace="ECS/ContainerInsights",
+        metric_name=metric_name,
+        dimensions_map={"ClusterName": cluster, "ServiceName": service},
+        period=_MINUTE,
+        statistic="Maximum",
+        label=label,
+    )
+
+
 class BacklogScaling(Construct):
     """Sets the number of a service's tasks: up at once, to nothing after a quarter of an hour.
 
@@ -67,12 +86,15 @@ class BacklogScaling(Construct):
         *,
         service: ecs.BaseService,
         queue: sqs.IQueue,
+        wanted: cloudwatch.IMetric,
         max_workers: int,
     ) -> None:
+        """`wanted` counts the tasks that are to run."""
         super().__init__(scope, construct_id)
-        tasks = service.auto_scale_task_count(min_capacity=0, max_capacity=max_workers)
-        target = tasks.node.find_child("Target")
+        count = service.auto_scale_task_count(min_capacity=0, max_capacity=max_workers)
+        target = count.node.find_child("Target")
         assert isinstance(target, scaling.ScalableTarget)
+        comparison = cloudwatch.ComparisonOperator
         grow = self._action("Grow", target)
         for lower, upper, workers in steps(max_workers):
             # Bounds count from the alarm's threshold, which is 1.
@@ -81,10 +103,26 @@ class BacklogScaling(Construct):
                 lower_bound=lower - 1,
                 upper_bound=None if upper is None else upper - 1,
             )
-        self._alarm("Work", queue, grow, minutes=1, is_idle=False)
+        self._alarm(
+            "Work",
+            grow,
+            metric=backlog(queue),
+            threshold=1,
+            comparison=comparison.GREATER_THAN_OR_EQUAL_TO_THRESHOLD,
+            minutes=1,
+            description="Starts workers",
+        )
         shrink = self._action("Shrink", target)
         shrink.add_adjustment(adjustment=0, upper_bound=0)
-        self._alarm("Idle", queue, shrink, minutes=IDLE_MINUTES, is_idle=True)
+        self._alarm(
+            "Idle",
+            shrink,
+            metric=_work_of(wanted, queue),
+            threshold=0,
+            comparison=comparison.LESS_THAN_OR_EQUAL_TO_THRESHOLD,
+            minutes=IDLE_MINUTES,
+            description="Stops the last workers",
+        )
 
     def _action(self, name: str, target: scaling.ScalableTarget) -> scaling.StepScalingAction:
         return scaling.StepScalingAction(
@@ -93,32 +131,45 @@ class BacklogScaling(Construct):
             scaling_target=target,
             adjustment_type=scaling.AdjustmentType.EXACT_CAPACITY,
             metric_aggregation_type=scaling.MetricAggregationType.MAXIMUM,
-            cooldown=_MINUTE,
+            # Holds back what would lessen the number, never what would raise it further: with a
+            # shard done, or miscounted, workers that are still loading are not stopped.
+            cooldown=Duration.minutes(IDLE_MINUTES),
         )
 
     def _alarm(
         self,
         name: str,
-        queue: sqs.IQueue,
         action: scaling.StepScalingAction,
         *,
+        metric: cloudwatch.IMetric,
+        threshold: int,
+        comparison: cloudwatch.ComparisonOperator,
         minutes: int,
-        is_idle: bool,
+        description: str,
     ) -> None:
-        comparison = cloudwatch.ComparisonOperator
         alarm = cloudwatch.Alarm(
             self,
             name,
-            metric=backlog(queue),
-            threshold=0 if is_idle else 1,
-            comparison_operator=(
-                comparison.LESS_THAN_OR_EQUAL_TO_THRESHOLD
-                if is_idle
-                else comparison.GREATER_THAN_OR_EQUAL_TO_THRESHOLD
-            ),
+            metric=metric,
+            threshold=threshold,
+            comparison_operator=comparison,
             evaluation_periods=minutes,
             datapoints_to_alarm=minutes,
-            treat_missing_data=cloudwatch.TreatMissingData.MISSING,
-            alarm_description="Starts workers" if not is_idle else "Stops the last workers",
+            treat_missing_data=cloudwatch.TreatMissingData.NOT_BREACHING,
+            alarm_description=description,
         )
         alarm.add_alarm_action(actions.ApplicationScalingAction(action))
+
+
+def _work_of(wanted: cloudwatch.IMetric, queue: sqs.IQueue) -> cloudwatch.MathExpression:
+    """Return the shards for the workers that are to run, and 1 where there shall be none.
+
+    An alarm acts each minute for as long as it lasts: one that lasted while there are no workers
+    would stop the first that intake starts. Without a count of tasks there may always be some.
+    """
+    return cloudwatch.MathExpression(
+        expression="IF(FILL(wanted, 1) > 0, shards, 1)",
+        label="work for workers",
+        period=_MINUTE,
+        using_metrics={"wanted": wanted, "shards": backlog(queue)},
+    )

@@ -9,16 +9,16 @@ from aws_cdk import aws_cloudwatch as cloudwatch
 from aws_cdk import aws_ecs as ecs
 from constructs import Construct
 
+from handler.batch.options import window_seconds
 from infra.alarms import add_alarm
 from infra.compute.capacity import Machines
 from infra.compute.network import WorkerNetwork
-from infra.compute.scaling import backlog
+from infra.compute.scaling import backlog, tasks
 from infra.compute.worker import WorkerService
 from infra.data.stack import DataStack
 
 _MINUTE = Duration.minutes(1)
 _NO_WORKER_MINUTES = 20
-_OLD_SECONDS = 6 * 3600
 
 
 class ComputeStack(Stack):
@@ -59,7 +59,13 @@ class ComputeStack(Stack):
             for model in config.models
         }
         self.running = {
-            name: _running(config.name, worker) for name, worker in self.workers.items()
+            name: tasks(
+                "RunningTaskCount",
+                cluster=config.name,
+                service=worker.service.service_name,
+                label=name,
+            )
+            for name, worker in self.workers.items()
         }
         for worker in self.workers.values():
             self._add_alarms(data, worker)
@@ -87,9 +93,9 @@ class ComputeStack(Stack):
             metric=queue.metric_approximate_age_of_oldest_message(
                 period=_MINUTE, statistic="Maximum"
             ),
-            above=_OLD_SECONDS,
+            above=window_seconds(data.config.windows.default, param="default") / 4,
             minutes=15,
-            description=f"A shard of {worker.model.name} has waited for six hours.",
+            description=f"A shard of {worker.model.name} has waited for a quarter of a window.",
         )
         add_alarm(
             worker,
@@ -106,15 +112,3 @@ class ComputeStack(Stack):
             minutes=3,
             description=f"Workers of {worker.model.name} lose their leases again and again.",
         )
-
-
-def _running(cluster: str, worker: WorkerService) -> cloudwatch.IMetric:
-    """Return the number of a model's workers."""
-    return cloudwatch.Metric(
-        namespace="ECS/ContainerInsights",
-        metric_name="RunningTaskCount",
-        dimensions_map={"ClusterName": cluster, "ServiceName": worker.service.service_name},
-        period=_MINUTE,
-        statistic="Maximum",
-        label=worker.model.name,
-    )

@@ -10,7 +10,7 @@ from constructs import Construct
 from infra import permissions as may
 from infra.compute.capacity import Machines
 from infra.compute.network import WorkerNetwork
-from infra.compute.scaling import BacklogScaling
+from infra.compute.scaling import BacklogScaling, tasks
 from infra.config import Model
 from infra.data.stack import DataStack
 from infra.gpus import GPUS
@@ -74,6 +74,9 @@ class WorkerService(Construct):
             "Scaling",
             service=self.service,
             queue=data.doorbells.work[model.name],
+            wanted=tasks(
+                "DesiredTaskCount", cluster=config.name, service=self.service.service_name
+            ),
             max_workers=model.max_workers,
         )
 
