@@ -1,0 +1,168 @@
+"""What container/Dockerfile promises of an image, and what of the repository can get into one."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+# Versions of Node that need not warn of their age; aws_cdk starts it when it is imported.
+os.environ["JSII_SILENCE_WARNING_END_OF_LIFE_NODE_VERSION"] = "18,20,22"
+
+from aws_cdk import App, Stack
+from aws_cdk.aws_ecr_assets import DockerImageAsset
+
+from tests.container.dockerfile import (
+    INSTRUCTIONS,
+    PATH,
+    ROOT,
+    copied_from_context,
+    of_stage,
+    only,
+    read_dockerfile,
+    volumes,
+)
+
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+COPIED = {source for sources, _ in copied_from_context("build") for source in sources}
+
+
+def test_hadolint_finds_nothing() -> None:
+    """Rules that are not followed are named in the file, each where it is broken."""
+    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
+    hadolint = shutil.which("hadolint", path=path)
+    assert hadolint is not None, "pip install -e '.[dev]'"
+    done = subprocess.run([hadolint, PATH], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
+def test_instructions_are_read_as_docker_reads_them() -> None:
+    """The other tests stand on that."""
+    text = "# a\nFROM x AS one\nRUN a \\\n# b\n && c\n\nFROM scratch\nCOPY --from=one /a /b\n"
+    found = [(it.stage, it.name, it.words) for it in read_dockerfile(text)]
+    assert found == [
+        ("one", "FROM", "x AS one"),
+        ("one", "RUN", "a && c"),
+        ("", "FROM", "scratch"),
+        ("", "COPY", "--from=one /a /b"),
+    ]
+
+
+def test_every_stage_begins_with_one_base_of_one_version() -> None:
+    """The Python that constraints.txt was resolved for; the last stage begins with nothing."""
+    [base] = [it.words for it in INSTRUCTIONS if it.name == "ARG"]
+    assert re.fullmatch(r"BASE=python:3\.11\.\d+-slim-bookworm", base)
+    assert "with Python 3.11." in (ROOT / "constraints.txt").read_text(encoding="utf-8")
+    bases = [it.words.split()[0] for it in INSTRUCTIONS if it.name == "FROM"]
+    assert bases == ["${BASE}", "${BASE}", "scratch"]
+
+
+def test_the_last_stage_runs_nothing_and_takes_nothing_of_the_context() -> None:
+    """It has no shell to run anything with, and only what the stages before have made."""
+    assert of_stage("", "RUN", "SHELL", "ADD") == []
+    assert copied_from_context("") == []
+    assert {it.flags["from"] for it in of_stage("", "COPY")} == {"build", "system"}
+
+
+def test_nothing_is_fetched_by_its_address() -> None:
+    """Neither by ADD nor by a tool; what pip installs has an exact version."""
+    assert [it for it in INSTRUCTIONS if it.name == "ADD"] == []
+    commands = [it.words for it in INSTRUCTIONS if it.name == "RUN"]
+    assert [words for words in commands if re.search(r"://|\bcurl\b|\bwget\b|\bgit\b", words)] == []
+    installs = [
+        words
+        for command in commands
+        for words in command.split("&&")
+        if re.search(r"\bpip .*\binstall\b", words) and "uninstall" not in words
+    ]
+    assert len(installs) == 2
+    assert all("--constraint constraints.txt" in it or "--no-deps" in it for it in installs)
+
+
+def test_no_secret_is_set() -> None:
+    """Neither in the environment nor as an argument, which would stay in the image's history."""
+    named = [it.words for it in INSTRUCTIONS if it.name in {"ARG", "ENV", "LABEL"}]
+    assert named
+    assert [it for it in named if re.search(r"(?i)token|secret|passw|credential|key", it)] == []
+
+
+def test_it_runs_as_a_user_that_is_a_number() -> None:
+    """Not root's, so that an orchestrator can see it; the user owns the folder that is its home."""
+    user = only("", "USER").words
+    uid, gid = map(int, user.split(":"))
+    assert uid == gid >= 10_000
+    [system] = of_stage("system", "RUN")
+    assert f"useradd --uid {uid} --gid {gid} " in system.words
+    assert f"install --directory --owner={uid} --group={gid}" in system.words
+
+
+def test_no_shell_stands_between() -> None:
+    """Signals reach the worker, and neither start nor check needs a shell."""
+    assert only("", "ENTRYPOINT").listed == ["tidemill"]
+    assert only("", "CMD").listed == ["worker"]
+    assert only("", "STOPSIGNAL").words == "SIGTERM"
+    health_check = only("", "HEALTHCHECK")
+    assert health_check.words.endswith('CMD ["python", "-m", "cli.health"]')
+    assert all(it.is_exec_form for it in of_stage("", "ENTRYPOINT", "CMD", "VOLUME"))
+
+
+def test_all_that_is_written_goes_to_the_volumes() -> None:
+    """So the root may be read-only; weights may outlive a container, its pulse may not."""
+    settings = only("", "ENV").pairs
+    shared, own = "/var/cache/tidemill", "/tmp"  # noqa: S108 - of the image
+    assert volumes() == [own, shared]
+    assert settings["PYTHONDONTWRITEBYTECODE"] == "1"
+    for name in ("HOME", "NUMBA_CACHE_DIR", "TIDEMILL_WEIGHTS_CACHE"):
+        assert settings[name].startswith(shared)
+    assert settings["TIDEMILL_HEALTH_FILE"].startswith(f"{own}/")
+    assert "TMPDIR" not in settings
+
+
+def test_tools_are_removed_from_the_system(tmp_path: Path) -> None:
+    """No shell, no installer, nothing that changes the user: by the very commands of the file."""
+    kept = {"/usr/local/bin/python3.11", "/usr/sbin/ldconfig", "/usr/lib/libc.so.6"}
+    tools = ("bin/sh", "bin/apt-get", "bin/su", "bin/perl", "sbin/chroot", "local/bin/pip3")
+    for name in (*kept, *(f"/usr/{tool}" for tool in tools)):
+        path = tmp_path / name.removeprefix("/")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.touch()
+    [system] = of_stage("system", "RUN")
+    for command in system.words.split("&&"):
+        if command.split()[0] == "find":
+            here = re.sub(r"(?<=\s)/usr/", f"{tmp_path}/usr/", command)
+            subprocess.run(["/bin/sh", "-c", here], check=True)
+    left = {f"/{path.relative_to(tmp_path)}" for path in tmp_path.rglob("*") if path.is_file()}
+    assert left == kept
+
+
+def test_what_is_copied_is_what_is_packaged() -> None:
+    """Every package of the wheel, and what its making reads."""
+    packages = PROJECT["tool"]["hatch"]["build"]["targets"]["wheel"]["packages"]
+    files = {"constraints.txt", "pyproject.toml", PROJECT["project"]["readme"]}
+    assert {*packages, *files, *PROJECT["project"]["license-files"]} == COPIED
+
+
+def test_nothing_else_of_the_repository_gets_to_a_build(tmp_path: Path) -> None:
+    """As `cdk deploy` reads .dockerignore: no history, no secrets, no caches; all that is copied.
+
+    The Dockerfile itself too, which the CDK forgets when it does not lie in the root.
+    """
+    app = App(outdir=str(tmp_path))
+    asset = DockerImageAsset(
+        Stack(app, "Stack"), "Image", directory=str(ROOT), file="container/Dockerfile"
+    )
+    folder = tmp_path / f"asset.{asset.asset_hash}"
+    files = {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
+    assert {name.split("/")[0] for name in files} == {*COPIED, "container", ".dockerignore"}
+    assert {name for name in files if name.startswith("container/")} == {"container/Dockerfile"}
+    wanted = {
+        str(path.relative_to(ROOT))
+        for name in COPIED
+        for path in ((ROOT / name).rglob("*") if (ROOT / name).is_dir() else [ROOT / name])
+        if path.is_file() and "__pycache__" not in path.parts
+    }
+    assert files == {*wanted, "container/Dockerfile", ".dockerignore"}
