@@ -18,6 +18,7 @@ from localstack.processes import ROOT
 _NODE_BIN = ROOT / "infra" / "node_modules" / ".bin"
 # The emulator has no GPUs to scale: workers are processes beside it.
 _STACKS = ("Data", "Api")
+_ACCOUNT = "aws://000000000000/us-east-1"
 
 
 class DeploymentFailed(Exception):
@@ -39,7 +40,8 @@ def deploy(environment: Mapping[str, str], folder: Path, *, config: Path, name: 
     `environment` is `environment_for` the emulator, `name` the configuration's. Raises
     DeploymentFailed.
     """
-    bootstrapping = _begin(["cdklocal", "bootstrap"], environment)
+    # Named, and away from cdk.json, the account is set up without a synthesis.
+    bootstrapping = _begin(["cdklocal", "bootstrap", _ACCOUNT], environment, cwd=folder)
     out = synthesise(folder, config=config)
     _finish(bootstrapping)
     _finish(
@@ -68,7 +70,9 @@ def client_options(environment: Mapping[str, str]) -> dict[str, Any]:
     }
 
 
-def _begin(command: list[str], environment: Mapping[str, str]) -> subprocess.Popen[str]:
+def _begin(
+    command: list[str], environment: Mapping[str, str], *, cwd: Path = ROOT
+) -> subprocess.Popen[str]:
     found = shutil.which(command[0], path=str(_NODE_BIN))
     if found is None:
         raise DeploymentFailed(
@@ -77,7 +81,7 @@ def _begin(command: list[str], environment: Mapping[str, str]) -> subprocess.Pop
     quiet = {"CI": "true", "JSII_SILENCE_WARNING_END_OF_LIFE_NODE_VERSION": "1"}
     return subprocess.Popen(  # noqa: S603 - our own command
         [found, *command[1:]],
-        cwd=ROOT,
+        cwd=cwd,
         env={**os.environ, **quiet, **environment, "PATH": _path()},
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
