@@ -113,7 +113,6 @@ def take_work(data: DataStack, model_name: str) -> iam.PolicyStatement:
             "sqs:DeleteMessage",
             "sqs:ChangeMessageVisibility",
             "sqs:SendMessage",
-            "sqs:GetQueueAttributes",
         ],
         [data.doorbells.work[model_name].queue_arn],
     )
@@ -128,13 +127,13 @@ def worker(data: DataStack, model: Model) -> list[iam.PolicyStatement]:
     statements = [
         take_work(data, model.name),
         ring_control(data),
-        _allow(["dynamodb:GetItem", "dynamodb:UpdateItem"], [data.table.table_arn]),
+        batches(data, "GetItem", "UpdateItem"),
         find_objects(data),
         read_objects(data, "input/", "files/", "work/"),
         write_objects(data, "work/"),
         _keep_task(data),
     ]
-    return [*statements, *_read_weights(model.weights)]
+    return [*statements, *_read_weights(data, model.weights)]
 
 
 def _keep_task(data: DataStack) -> iam.PolicyStatement:
@@ -148,12 +147,12 @@ def _keep_task(data: DataStack) -> iam.PolicyStatement:
     return _allow(["ecs:UpdateTaskProtection"], [tasks])
 
 
-def _read_weights(url: str) -> list[iam.PolicyStatement]:
+def _read_weights(data: DataStack, url: str) -> list[iam.PolicyStatement]:
     """Return the right to find and read what lies under the prefix of a model's weights."""
     if not url:
         return []
     bucket, _, prefix = url.removeprefix("s3://").partition("/")
-    arn, prefix = f"arn:aws:s3:::{bucket}", f"{prefix.rstrip('/')}/"
+    arn, prefix = f"arn:{Stack.of(data).partition}:s3:::{bucket}", f"{prefix.strip('/')}/"
     listing = _allow([_FIND], [arn])
     listing.add_condition("StringLike", {"s3:prefix": [f"{prefix}*"]})
     return [listing, _allow(["s3:GetObject"], [f"{arn}/{prefix}*"])]
