@@ -40,13 +40,9 @@ class Acknowledgement:
         return (
             rule == self.rule
             and fnmatchcase(finding, self.finding)
-            and fnmatchcase(path, f"{self.path}/Resource")
+            and fnmatchcase(path.removesuffix("/Resource"), self.path)
         )
 
-
-_OBJECTS_OF_A_PREFIX = (
-    "Objects get their names while a batch runs: a role reaches those under its own prefixes."
-)
 
 ACKNOWLEDGED: Final = (
     Acknowledgement(
@@ -58,15 +54,17 @@ ACKNOWLEDGED: Final = (
     *(
         Acknowledgement(
             "AwsSolutions-IAM5",
-            f"Api/{function}/Role/DefaultPolicy",
-            _OBJECTS_OF_A_PREFIX,
+            f"{role}/DefaultPolicy",
+            "Objects get their names while a batch runs: a role reaches those under its own "
+            "prefixes.",
             finding=f"Resource::*DropsBucket*/{prefix}/[*]",
         )
-        for function, prefixes in (
-            ("Control", ("input", "files", "work", "output")),
-            ("Reaper", ("files", "work", "output")),
-            ("DeadLetters", ("files", "work", "output")),
-            ("Api", ("files", "output")),
+        for role, prefixes in (
+            ("Api/Control/Role", ("input", "files", "work", "output")),
+            ("Api/Reaper/Role", ("files", "output")),
+            ("Api/DeadLetters/Role", ("files", "output")),
+            ("Api/Api/Role", ("files", "output")),
+            ("Compute/Worker-*/Role", ("input", "files", "work")),
         )
         for prefix in prefixes
     ),
@@ -79,6 +77,61 @@ ACKNOWLEDGED: Final = (
         "AwsSolutions-APIG4",
         "Api/Http/Api/GET--health",
         "A health check has no key; the answer says that the API is up and nothing else.",
+    ),
+    Acknowledgement(
+        "AwsSolutions-IAM5",
+        "Compute/Worker-*/Role/DefaultPolicy",
+        "Who drops weights under the prefix of a model names the files; the role reads no others.",
+        finding="Resource::arn:*:s3:::*/[*]",
+    ),
+    Acknowledgement(
+        "AwsSolutions-IAM5",
+        "Compute/Worker-*/Role/DefaultPolicy",
+        "A task protects itself while it works, and gets its id when it starts; the tasks of this "
+        "cluster are all workers.",
+        finding="Resource::arn:*:ecs:*:task/*/[*]",
+    ),
+    Acknowledgement(
+        "AwsSolutions-IAM5",
+        "Compute/Machines/Role/DefaultPolicy",
+        "A machine gets its id when it joins the cluster, which is the only one that it may join.",
+        finding="Resource::arn:*:ecs:*:container-instance/*/[*]",
+    ),
+    Acknowledgement(
+        "AwsSolutions-IAM5",
+        "Compute/Machines/Role/DefaultPolicy",
+        "ecs:DiscoverPollEndpoint, which asks for an address, knows no resources.",
+        finding="Resource::[*]",
+    ),
+    Acknowledgement(
+        "AwsSolutions-IAM4",
+        "Compute/Machines/Starter",
+        "What ECS needs to make and end machines is its own affair, and grows with it; this role "
+        "is for ECS alone.",
+        finding="Policy::*/AmazonECSInfrastructureRolePolicyForManagedInstances",
+    ),
+    Acknowledgement(
+        "AwsSolutions-VPC7",
+        "Compute/Network/Vpc",
+        "Nothing comes in, and only endpoints of AWS are to be reached: a log of flows would tell "
+        "less than the logs of what they reach.",
+    ),
+    Acknowledgement(
+        "AwsSolutions-ECS2",
+        "Compute/Worker-*/Task",
+        "The variables are names of resources and limits; a worker has no secret.",
+    ),
+    Acknowledgement(
+        "AwsSolutions-AS3",
+        "Compute/Worker-*/Group/ASG",
+        "Machines come and go with every batch; an alarm tells when a model that has work has no "
+        "worker.",
+    ),
+    Acknowledgement(
+        "AwsSolutions-EC26",
+        "Compute/Worker-*/Group/ASG",
+        "The launch template encrypts its disk; the rule does not look where a group of mixed "
+        "instances names its template.",
     ),
 )
 

@@ -111,6 +111,7 @@ def test_the_app_is_checked(
 
     monkeypatch.setattr(infra_app, "add_stacks", add_stacks_and_fault)
     monkeypatch.setattr(infra_app, "make_bundle", lambda _: stub_bundle())
+    monkeypatch.setattr(infra_app, "worker_image", lambda: None)
     monkeypatch.setattr(infra_app, "App", lambda: App(outdir=str(tmp_path)))
     with pytest.raises(RuntimeError, match="ValidationFailed"):
         infra_app.main()
@@ -127,7 +128,8 @@ def test_the_app_is_checked(
         ("AwsSolutions-IAM5", "Api/Role/Policy/Resource", False),
         ("AwsSolutions-IAM4[Resource::<Bucket.Arn>/work/*]", "Api/Role/Policy/Resource", False),
         ("AwsSolutions-IAM5[Resource::<Bucket.Arn>/work/*]", "Data/Role/Policy/Resource", False),
-        ("AwsSolutions-IAM5[Resource::<Bucket.Arn>/work/*]", "Api/Role/Policy", False),
+        ("AwsSolutions-IAM5[Resource::<Bucket.Arn>/work/*]", "Api/Role/Policy", True),
+        ("AwsSolutions-IAM5[Resource::<Bucket.Arn>/work/*]", "Api/Role/Policy/Other", False),
     ],
 )
 def test_an_acknowledgement_covers_what_it_names(
