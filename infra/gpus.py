@@ -24,7 +24,7 @@ class Gpu:
 
 # Source: the pages of EC2's instance types.
 GPUS: Final[Mapping[str, Gpu]] = {
-    "t4": Gpu(("g4dn.*",), {1: "g4dn.xlarge", 4: "g4dn.12xlarge", 8: "g4dn.metal"}, 3, 13),
+    "t4": Gpu(("g4dn.*",), {1: "g4dn.xlarge", 4: "g4dn.12xlarge"}, 3, 13),
     "a10g": Gpu(("g5.*",), {1: "g5.xlarge", 4: "g5.12xlarge", 8: "g5.48xlarge"}, 3, 13),
     "l4": Gpu(("g6.*",), {1: "g6.xlarge", 4: "g6.12xlarge", 8: "g6.48xlarge"}, 3, 13),
     "l40s": Gpu(("g6e.*",), {1: "g6e.xlarge", 4: "g6e.12xlarge", 8: "g6e.48xlarge"}, 3, 28),
