@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import os
 import sys
-import time
 from collections.abc import Mapping
 from contextlib import suppress
+from datetime import UTC, datetime
 from enum import StrEnum
 from typing import Final
 
@@ -56,7 +56,8 @@ def emit(figures: Figures, *, model: str | None, **labels: str | int) -> None:
     """Tell figures of this process, and of a model where one is known.
 
     `labels` stand in the line, where queries find them, and are no dimensions: a metric for each
-    batch would cost more than the batch. A standard output that is gone is no error.
+    batch would cost more than the batch. The line is an event of the log like any other, but for
+    the logger's level. A standard output that is gone is no error.
     """
     # A Lambda is named by its environment; the only other process of the cloud is a worker.
     dimensions = {"service": os.environ.get("POWERTOOLS_SERVICE_NAME", "worker")}
@@ -64,8 +65,14 @@ def emit(figures: Figures, *, model: str | None, **labels: str | int) -> None:
         dimensions["model"] = model
     metrics = [{"Name": metric, "Unit": _UNITS.get(metric, "Count")} for metric in figures]
     directive = {"Namespace": NAMESPACE, "Dimensions": [list(dimensions)], "Metrics": metrics}
-    about = {"Timestamp": time.time_ns() // 1_000_000, "CloudWatchMetrics": [directive]}
-    line = to_json({"_aws": about, **dimensions, **figures, **labels}).decode()
+    now = datetime.now(UTC)
+    event = {
+        "level": "INFO",
+        "message": "figures",
+        "timestamp": f"{now:%Y-%m-%d %H:%M:%S},{now.microsecond // 1000:03}+0000",
+    }
+    about = {"Timestamp": int(now.timestamp() * 1000), "CloudWatchMetrics": [directive]}
+    line = to_json({**event, **dimensions, **figures, **labels, "_aws": about}).decode()
     with suppress(OSError):
         sys.stdout.write(f"{line}\n")
         sys.stdout.flush()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -13,6 +13,7 @@ from handler.errors import AwsError, NotThere
 
 _MAX_ENTRIES = 10
 MAX_DELAY_SECONDS = 900
+_SENT = "SentTimestamp"
 _COUNTS = [
     "ApproximateNumberOfMessages",
     "ApproximateNumberOfMessagesDelayed",
@@ -21,10 +22,14 @@ _COUNTS = [
 
 
 class Message(NamedTuple):
-    """A received message: `receipt` stands for it until its visibility ends."""
+    """A received message: `receipt` stands for it until its visibility ends.
+
+    `sent_at` is Unix seconds, None where the queue does not tell.
+    """
 
     body: str
     receipt: str
+    sent_at: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,10 +74,11 @@ class Queue:
                 "MaxNumberOfMessages": min(_MAX_ENTRIES, max_messages),
                 "WaitTimeSeconds": wait_seconds,
                 "VisibilityTimeout": visibility_seconds,
+                "MessageSystemAttributeNames": [_SENT],
             },
         )
         return [
-            Message(message["Body"], message["ReceiptHandle"])
+            Message(message["Body"], message["ReceiptHandle"], _sent_at(message))
             for message in response.get("Messages", ())
         ]
 
@@ -109,6 +115,11 @@ class Queue:
             )
         except NotThere:
             return
+
+
+def _sent_at(message: Mapping[str, Any]) -> float | None:
+    milliseconds = message.get("Attributes", {}).get(_SENT)
+    return None if milliseconds is None else int(milliseconds) / 1000
 
 
 def shard_message(batch_id: str, shard: int) -> dict[str, object]:

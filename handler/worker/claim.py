@@ -7,12 +7,14 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, NamedTuple
 
+from handler.abandon import abandon
 from handler.aws.items import dump, load
 from handler.aws.queues import advance_message
 from handler.batch.model import Batch, EngineInfo, Shard, ShardStatus
 from handler.batch.states import Status
 from handler.errors import ConditionFailed, LeaseLost
 from handler.log import logger
+from handler.metrics import Metric
 from handler.worker.doorbell import Doorbell, Target
 from handler.worker.site import Site
 
@@ -51,6 +53,7 @@ async def claim_shard(site: Site, doorbell: Doorbell, *, owner: str) -> Claim | 
     batch = await site.insist(lambda: table.get_batch(target.batch_id))
     reason = why_not_run(batch, shard, site.wall(), site.deployment.settings.max_attempts)
     if batch is not None and reason is None:
+        _tell_wait(site, doorbell, batch)
         return Claim(shard, batch, doorbell, sent_at)
     await _give_back(site, doorbell, shard, reason or "there is no such batch")
     return None
@@ -108,10 +111,16 @@ async def _give_back(site: Site, doorbell: Doorbell, shard: Shard, reason: str) 
         logger.info("lease lost", reason=str(exc), batch_id=shard.batch_id, shard=shard.number)
     if is_hopeless and shard.abandoned is None:
         words = f"The shard was given up: {reason}."
-        await site.aws.run(table.abandon(shard.batch_id, shard.number, words))
+        await site.aws.run(abandon(site.deployment, shard, words, model=site.model))
     logger.warning("not run", reason=reason, batch_id=shard.batch_id, shard=shard.number)
     await site.aws.run(site.deployment.control.send(advance_message(shard.batch_id)))
     await doorbell.dismiss()
+
+
+def _tell_wait(site: Site, doorbell: Doorbell, batch: Batch) -> None:
+    if doorbell.waited_seconds is not None:
+        waited_seconds = round(doorbell.waited_seconds, 3)
+        site.tell({Metric.QUEUE_WAIT_SECONDS: waited_seconds}, batch_id=batch.id)
 
 
 async def ring_if_last(site: Site, batch_id: str) -> None:

@@ -28,13 +28,18 @@ def parse_target(body: str) -> Target | None:
 
 
 class Doorbell:
-    """One received message; `target` is None for nonsense. Nothing here may lose a shard."""
+    """One received message; `target` is None for nonsense. Nothing here may lose a shard.
+
+    `waited_seconds` is how old it was when it was received, None where that is not told.
+    """
 
     def __init__(self, site: Site, message: Message) -> None:
         self._site = site
         self._message: Message | None = message
         self._received_at = self._kept_at = site.clock()
         self.target = parse_target(message.body)
+        waited_since = message.sent_at
+        self.waited_seconds = None if waited_since is None else max(0.0, site.wall() - waited_since)
 
     @property
     def is_held(self) -> bool:

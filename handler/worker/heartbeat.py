@@ -7,6 +7,7 @@ from collections.abc import Callable, Coroutine, Sequence
 from functools import partial
 from typing import Any, NoReturn
 
+from engine.protocol.stats import EngineStats
 from handler.batch.model import Batch
 from handler.batch.states import Status
 from handler.errors import AwsError, LeaseLost
@@ -19,12 +20,13 @@ from handler.worker.site import Site
 class Heartbeat:
     """Beats every `tick_seconds`; `num_gpus` are shared by the runs as they use them.
 
-    Each thing has a task of its own within a beat, and a slow one is not begun twice, so that it
-    holds nothing else up.
+    `stats` tells what the engine does now. Each thing has a task of its own within a beat, and a
+    slow one is not begun twice, so that it holds nothing else up.
     """
 
     def __init__(self, site: Site, runs: Sequence[ShardRun], protection: Protection) -> None:
         self.num_gpus = 0
+        self.stats: Callable[[], EngineStats] = EngineStats
         self._site = site
         self._runs = runs
         self._protection = protection
@@ -45,7 +47,7 @@ class Heartbeat:
     def beat(self) -> None:
         """Begin whatever is due."""
         runs = [run for run in self._runs if not run.is_over]
-        self._share_gpu_time(runs)
+        self._share_time(runs)
         self._told = {run: told for run, told in self._told.items() if run in runs}
         for run in runs:
             if run.lease.is_over:
@@ -56,6 +58,8 @@ class Heartbeat:
         for batch_id in {run.shard.batch_id for run in runs}:
             self._begin(("batch", batch_id), partial(self._look_at, batch_id))
         self._begin("protection", partial(self._protection.keep, is_busy=bool(runs)))
+        if self._site.meter.is_due(self._site.clock()):
+            self._site.tell(self._site.meter.take())
 
     def _begin(self, what: object, make: Callable[[], Coroutine[Any, Any, None]]) -> None:
         if what in self._going:
@@ -88,6 +92,7 @@ class Heartbeat:
         except LeaseLost:
             run.lose()
         else:
+            run.told(progress)
             run.lease.renewed(sent_at)
             self._told[run] = progress.num_rows
 
@@ -100,8 +105,8 @@ class Heartbeat:
                 if run.shard.batch_id == batch_id:
                     run.end(Ending(reason))
 
-    def _share_gpu_time(self, runs: Sequence[ShardRun]) -> None:
-        """Add the time since the last beat to the runs that were in the engine, by their share.
+    def _share_time(self, runs: Sequence[ShardRun]) -> None:
+        """Add the GPUs' time since the last beat to the runs in the engine, by their share.
 
         Time that this process was stopped for is nobody's.
         """
@@ -109,10 +114,12 @@ class Heartbeat:
         seconds = min(now - self._beat_at, 2 * self._site.config.tick_seconds)
         self._beat_at = now
         num_inflight = sum(run.agenda.num_inflight for run in runs)
+        if not num_inflight:
+            return
         for run in runs:
-            if num_inflight:
-                share = run.agenda.num_inflight / num_inflight
-                run.gpu_seconds += seconds * self.num_gpus * share
+            share = run.agenda.num_inflight / num_inflight
+            run.gpu_seconds += seconds * self.num_gpus * share
+        self._site.meter.work(seconds, self.stats().kv_cache_usage)
 
 
 def why_end(batch: Batch | None, now: float) -> str | None:

@@ -22,6 +22,7 @@ from handler.batch.parts import FinishedRow, PartIndex, decode_index, encode_par
 from handler.batch.states import Status
 from handler.errors import AwsError, HandlerError, LeaseLost, NotThere, ObjectChanged
 from handler.log import logger
+from handler.metrics import Metric
 from handler.worker.agenda import Agenda, Verdict
 from handler.worker.claim import Claim, ring_if_last
 from handler.worker.lease import Lease, guarded
@@ -64,6 +65,7 @@ class ShardRun:
         self._index = PartIndex()
         self._unflushed = Unflushed()
         self._durable = replace(claim.shard.progress, rows_per_second=0.0)
+        self._told = claim.shard.progress
         self._flushed_at = site.clock()
         self._part_numbers = count()
         self._has_new_rows = False
@@ -103,6 +105,15 @@ class ShardRun:
         """Claims, with this one, since rows were last made durable."""
         return 0 if self._has_new_rows else self.shard.attempts
 
+    def told(self, progress: Progress) -> None:
+        """Take note that the table has this progress, and count what nobody has told it before.
+
+        Answers may come in another order than they were given: what is older adds nothing.
+        """
+        new = progress.since(self._told)
+        self._told += new
+        self._site.meter.count(new)
+
     def finish(self, raw: RawLine, row: Row) -> None:
         """Take the row of a line that the engine has answered."""
         self.agenda.finish(raw.number)
@@ -139,7 +150,7 @@ class ShardRun:
             else:
                 await self._release()
         except LeaseLost as exc:
-            logger.warning("lease lost", reason=str(exc), **self.labels)
+            self._note_loss(exc)
         except ObjectChanged as exc:
             await self._fail_batch(str(exc))
         except Exception as exc:  # noqa: BLE001 - one shard's misfortune must not stop the others
@@ -264,6 +275,7 @@ class ShardRun:
                 error_sizes=[segment.num_bytes for segment in seal.errors],
             )
         )
+        self.told(progress)
         logger.info(
             "committed", completed=progress.completed, failed=progress.failed, **self.labels
         )
@@ -291,6 +303,8 @@ class ShardRun:
         """Give the shard back and leave its message, which comes again after a while."""
         try:
             await self._give_back(Ending(reason), self.attempts)
+        except LeaseLost as exc:
+            self._note_loss(exc)
         except HandlerError as exc:
             logger.warning("lease left to end", reason=str(exc), **self.labels)
 
@@ -312,6 +326,8 @@ class ShardRun:
             )
             self._ending = Ending("input changed")
             await self._release()
+        except LeaseLost as exc:
+            self._note_loss(exc)
         except HandlerError as exc:
             logger.warning("lease left to end", reason=str(exc), **self.labels)
 
@@ -320,18 +336,24 @@ class ShardRun:
             self.agenda.suspects if self.is_open else self.shard.suspects
         )
         self._is_handing_over = True
+        progress = replace(self.progress, rows_per_second=0.0)
         await self._insist(
             lambda: self._site.deployment.table.release(
                 self.shard,
-                progress=replace(self.progress, rows_per_second=0.0),
+                progress=progress,
                 suspects=verdict.suspects,
                 quarantined=(*self.shard.quarantined, *verdict.quarantined),
                 attempts=attempts,
             )
         )
+        self.told(progress)
         logger.info("released", reason=ending.reason, **self.labels)
 
     # What they are made of
+
+    def _note_loss(self, exc: LeaseLost) -> None:
+        logger.warning("lease lost", reason=str(exc), **self.labels)
+        self._site.tell({Metric.LEASES_LOST: 1}, batch_id=self.batch.id, shard=self.shard.number)
 
     def _add(self, row: FinishedRow) -> None:
         is_first = not self._unflushed

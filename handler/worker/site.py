@@ -5,15 +5,17 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from handler.aws.calls import Operation, T
 from handler.aws.queues import Queue
 from handler.errors import AwsError, ConditionFailed, NotThere, ObjectChanged
 from handler.log import logger
+from handler.metrics import Figures, emit
 from handler.settings import Deployment
 from handler.worker.config import WorkerConfig
+from handler.worker.meter import Meter
 
 RETRY_SECONDS = 1.0
 PATIENCE_SECONDS = 60.0
@@ -28,7 +30,10 @@ class Runs(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Site:
-    """Where a worker works. `wall` is Unix time, `clock` one that is never set."""
+    """Where a worker works. `wall` is Unix time, `clock` one that is never set.
+
+    `meter` sums up what the worker does.
+    """
 
     aws: Runs
     deployment: Deployment
@@ -36,6 +41,18 @@ class Site:
     config: WorkerConfig
     wall: Callable[[], float] = time.time
     clock: Callable[[], float] = time.monotonic
+    meter: Meter = field(default_factory=Meter)
+
+    @property
+    def model(self) -> str | None:
+        """Return the model whose queue this worker serves; None for a queue of no known model."""
+        known = self.deployment.work.items()
+        return next((model for model, queue in known if queue == self.queue), None)
+
+    def tell(self, figures: Figures, **labels: str | int) -> None:
+        """Tell figures of this worker's model, if there are any."""
+        if figures:
+            emit(figures, model=self.model, **labels)
 
     async def insist(self, make: Callable[[], Operation[T]]) -> T:
         """Run an operation again while AWS fails, for a minute; raises what it fails with then.

@@ -12,10 +12,12 @@ from typing import Any, Protocol
 from uuid import uuid4
 
 from engine.protocol.stats import EngineInfo as LoadedEngine
+from engine.protocol.stats import EngineStats
 from handler.aws.queues import Message
 from handler.batch.model import EngineInfo
 from handler.errors import AwsError, HandlerError
 from handler.log import logger
+from handler.metrics import Metric
 from handler.worker.agenda import Verdict
 from handler.worker.claim import claim_shard, note_engine
 from handler.worker.doorbell import Doorbell
@@ -38,6 +40,10 @@ MAX_BARREN_LIVES = 16
 
 class Link(Engine, Protocol):
     """One life of an engine; `link.EngineLink` is one."""
+
+    @property
+    def stats(self) -> EngineStats:
+        """Return what the engine last said of its work."""
 
     async def start(self) -> LoadedEngine:
         """Load the model; raises EngineFailed when that cannot be."""
@@ -78,6 +84,7 @@ class Worker:
                     has_died = await self._live(link, beating)
                 except EngineFailed as exc:
                     logger.error("engine cannot be started", reason=str(exc), code=exc.code)
+                    self._site.tell({Metric.ENGINE_DEATHS: 1})
                     return 1
                 finally:
                     await link.close()
@@ -92,6 +99,7 @@ class Worker:
                 limit = self._site.config.wait_seconds + _TAKING_SECONDS
                 _, late = await asyncio.wait(self._returning, timeout=limit)
                 await _cancel(*late)
+            self._site.tell(self._site.meter.take())
             await self._protection.keep(is_busy=False)
 
     async def _live(self, link: Link, beating: asyncio.Task[None]) -> bool:
@@ -111,6 +119,7 @@ class Worker:
     async def _serve(self, link: Link, engine: LoadedEngine, beating: asyncio.Task[None]) -> bool:
         config = self._site.config
         self._heartbeat.num_gpus = engine.num_gpus
+        self._heartbeat.stats = lambda: link.stats
         feed = Feed(
             link,
             self._runs,
@@ -234,6 +243,7 @@ class Worker:
             return False
         reason = feed.died.result()
         logger.error("engine died", reason=reason, num_answered=feed.num_answered)
+        self._site.tell({Metric.ENGINE_DEATHS: 1})
         self._num_barren_lives = 0 if feed.num_answered else self._num_barren_lives + 1
         return True
 

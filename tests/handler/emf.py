@@ -7,6 +7,7 @@ import math
 import time
 from collections import Counter
 from collections.abc import Iterable
+from datetime import datetime
 from typing import Any, NamedTuple
 
 from handler.metrics import NAMESPACE, Metric
@@ -29,6 +30,7 @@ class Line(NamedTuple):
 def parse(text: str) -> Line:
     """Return what a line tells; fails where CloudWatch would make no metric, or another one."""
     fields = json.loads(text)
+    check_event({name: fields.pop(name) for name in ("level", "message", "timestamp")})
     about = fields.pop("_aws")
     assert set(about) == {"Timestamp", "CloudWatchMetrics"}
     assert type(about["Timestamp"]) is int
@@ -47,6 +49,13 @@ def parse(text: str) -> Line:
         assert value >= 0
     assert not set(fields) & set(Metric), "a figure that no metric is made of"
     return Line(dimensions, figures, units, fields)
+
+
+def check_event(event: dict[str, str]) -> None:
+    """Fail for what is no event of a log, in the form in which the logger writes them."""
+    assert (event["level"], event["message"]) == ("INFO", "figures")
+    at = datetime.strptime(event["timestamp"], "%Y-%m-%d %H:%M:%S,%f%z")
+    assert abs(at.timestamp() - time.time()) < 3600
 
 
 def units_of(metrics: list[dict[str, str]]) -> dict[str, str]:

@@ -10,7 +10,7 @@ from engine.protocol.answer import answer
 from engine.protocol.frames import Row
 from engine.protocol.lines import RawLine
 from engine.protocol.reply import Reply, Usage
-from engine.protocol.stats import EngineInfo
+from engine.protocol.stats import EngineInfo, EngineStats
 from handler.aws.aio import AioAws
 from handler.aws.calls import Call, Operation
 from handler.errors import HandlerError
@@ -22,7 +22,8 @@ class FakeEngine:
     """An engine in this process, one link a life.
 
     `asked` are all requests that it was given, `inside` those that it has, and `company` what it
-    had when each came. After `refuses_after` lives it cannot be started any more.
+    had when each came. After `refuses_after` lives it cannot be started any more. `stats` is what
+    it says of itself.
     """
 
     def __init__(
@@ -31,6 +32,7 @@ class FakeEngine:
         self.refuses_after = refuses_after
         self.max_num_seqs = max_num_seqs
         self.load_seconds = load_seconds
+        self.stats = EngineStats(kv_cache_usage=0.25)
         self.asked: list[str] = []
         self.inside: set[str] = set()
         self.company: list[frozenset[str]] = []
@@ -49,6 +51,11 @@ class FakeLink:
         self._engine = engine
         self._script = ScriptedEngine()
         self._died: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    @property
+    def stats(self) -> EngineStats:
+        """Return what the engine says of itself."""
+        return self._engine.stats
 
     async def start(self) -> EngineInfo:
         """Start, unless it refuses."""

@@ -237,7 +237,7 @@ def test_rows_do_not_depend_on_who_ran_them(rig: Rig) -> None:
     table = rig.deployment.table
     key = {"pk": f"BATCH#{broken.id}", "sk": "META"}
     created_at = whole.batch.created_at
-    rig.run(table._update(key, {"created_at": created_at}, "attribute_exists(pk)", {}))
+    rig.run(table.update(key, {"created_at": created_at}, "attribute_exists(pk)", {}))
     flags = ("--max-inflight", 1)
     first = rig.start(*flags)
     wait_for(lambda: first.events("engine ready"), lambda: first.log)

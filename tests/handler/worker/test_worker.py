@@ -211,7 +211,7 @@ async def test_lines_that_were_not_counted_are_another_input(rig: Rig) -> None:
     work = rig.batch(GOOD, GOOD, rings=False)
     table = rig.deployment.table
     key = {"pk": f"BATCH#{work.id}", "sk": "SHARD#0000000"}
-    rig.run(table._update(key, {"num_rows": 3}, "attribute_exists(pk)", {}))
+    rig.run(table.update(key, {"num_rows": 3}, "attribute_exists(pk)", {}))
     work.ring()
     async with rig.worker():
         await until(lambda: work.batch.status is Status.FINALIZING)
