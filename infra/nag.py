@@ -93,6 +93,12 @@ ACKNOWLEDGED: Final = (
     ),
     Acknowledgement(
         "AwsSolutions-IAM5",
+        "Compute/Worker-*/Task/ExecutionRole/DefaultPolicy",
+        "ecr:GetAuthorizationToken, which a pull of the image begins with, knows no resources.",
+        finding="Resource::[*]",
+    ),
+    Acknowledgement(
+        "AwsSolutions-IAM5",
         "Compute/Machines/Role/DefaultPolicy",
         "A machine gets its id when it joins the cluster, which is the only one that it may join.",
         finding="Resource::arn:*:ecs:*:container-instance/*/[*]",

@@ -57,11 +57,14 @@ def make_app(
 
     Its argument holds the keys in which the configuration differs from infra/config.toml.
     """
+    # An image that is built at deployment, as the real one: its repository is CDK's own.
+    image = tmp_path_factory.mktemp("image")
+    (image / "Dockerfile").write_text("FROM scratch\n", encoding="utf-8")
 
     def make(overrides: dict[str, Any]) -> App:
         app = App(outdir=str(tmp_path_factory.mktemp("cdk")))
         config = make_config(default_config | overrides, "test")
-        add_stacks(app, config, stub_bundle(), ecs.ContainerImage.from_registry("tidemill"))
+        add_stacks(app, config, stub_bundle(), ecs.ContainerImage.from_asset(str(image)))
         return app
 
     return make
