@@ -23,7 +23,7 @@ from handler.aws.queues import advance_message, shard_message, tens
 from handler.aws.sync import Aws
 from handler.batch.model import Batch, BatchError, Shard, ShardStatus
 from handler.batch.states import Status
-from handler.errors import AwsError, HandlerError
+from handler.errors import AwsError
 from handler.finalize.end import end
 from handler.log import logger
 from handler.settings import Deployment
@@ -53,7 +53,7 @@ def reap(aws: Aws, deployment: Deployment, now: int) -> None:
     def look_at(batch_id: str) -> str | None:
         try:
             return aws.run(look(deployment, batch_id, now))
-        except HandlerError:
+        except Exception:  # noqa: BLE001 - a fault of ours with one must not stop the others
             logger.exception("batch not looked at", batch_id=batch_id)
             return None
 

@@ -66,7 +66,12 @@ class Table(Store):
                 return (yield from self.get_batch(batch.id))
             if newest and _rank(newest["sequencer"]) >= _rank(sequencer):
                 return None
-            follower = replace(batch, predecessor=newest["batch_id"] if newest else None)
+            older_id = newest["batch_id"] if newest else None
+            older = (yield from self.get_batch(older_id)) if older_id else None
+            if older is not None and older.is_terminal and older.final is None:
+                # It has published nothing, so what counts is the one that it replaced.
+                older_id = older.predecessor
+            follower = replace(batch, predecessor=older_id)
             known = condition("batch_id = :known", {":known": newest["batch_id"]}) if newest else {}
             fields = {"batch_id": batch.id, "sequencer": sequencer, "expires": _drop_expires(batch)}
             newest_put = {

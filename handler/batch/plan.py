@@ -12,7 +12,10 @@ MAX_SHARD_BYTES = 16 * 2**20
 
 @dataclass(frozen=True, slots=True)
 class ShardLimits:
-    """A shard ends before it would pass either limit; one line alone may pass the second."""
+    """A shard ends before it would pass either limit; one line alone may pass the second.
+
+    Blank lines count for the first, or a shard of them could be as long as the file.
+    """
 
     max_lines: int = MAX_SHARD_LINES
     max_bytes: int = MAX_SHARD_BYTES
@@ -30,25 +33,31 @@ class ShardCutter:
     number: int = 0
     first_line: int = 1
     start: int = 0
+    end: int = 0
     num_rows: int = 0
 
     def add(self, line: int, start: int, end: int) -> Shard | None:
         """Take the line in bytes `start` to `end`; return the shard that ended before it."""
         is_full = self.num_rows > 0 and (
-            self.num_rows >= self.limits.max_lines or end - self.start > self.limits.max_bytes
+            line - self.first_line >= self.limits.max_lines
+            or end - self.start > self.limits.max_bytes
         )
-        shard = self._close(start) if is_full else None
+        shard = self._close() if is_full else None
         if self.num_rows == 0:
             self.first_line, self.start = line, start
         self.num_rows += 1
+        self.end = end
         return shard
 
-    def finish(self, end: int) -> Shard | None:
+    def finish(self) -> Shard | None:
         """Return the last shard, or None when every line is in one already."""
-        return self._close(end) if self.num_rows else None
+        return self._close() if self.num_rows else None
 
-    def _close(self, end: int) -> Shard:
-        shard = Shard(self.batch_id, self.number, self.first_line, self.num_rows, self.start, end)
+    def _close(self) -> Shard:
+        """Return the lines so far, without the blank ones that follow them."""
+        shard = Shard(
+            self.batch_id, self.number, self.first_line, self.num_rows, self.start, self.end
+        )
         self.number += 1
         self.num_rows = 0
         return shard

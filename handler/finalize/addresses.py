@@ -27,6 +27,7 @@ _DENIED = tuple(
         "fc00::/7 fe80::/10 fec0::/10 ff00::/8"
     ).split()
 )
+_UNICAST = ip_network("2000::/3")  # all that has been handed out of IPv6
 # No white space, no backslash, nothing beyond ASCII: what parsers disagree about.
 _URL = re.compile(r"[!-\[\]-~]+")
 _HOST = re.compile(r"[A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\]")
@@ -70,7 +71,10 @@ def find_target(url: str, resolve: Resolve = resolve) -> Target:
     if not _HOST.fullmatch(host) or port == 0:
         raise UrlRefused("the url names no host")
     host = host.strip("[]")
-    addresses = tuple(dict.fromkeys(resolve(host, port)))
+    try:
+        addresses = tuple(dict.fromkeys(resolve(host, port)))
+    except UnicodeError as exc:  # an empty label, or one of more than 63 characters
+        raise UrlRefused("the url names no host") from exc
     if not addresses or not all(map(is_public, addresses)):
         raise UrlRefused(f"{host} is not a public host")
     path = f"{parts.path or '/'}?{parts.query}" if parts.query else parts.path or "/"
@@ -83,7 +87,9 @@ def is_public(address: str) -> bool:
         parsed = ip_address(address)
     except ValueError:
         return False
-    if isinstance(parsed, IPv6Address) and parsed.scope_id is not None:
+    if isinstance(parsed, IPv6Address) and (
+        parsed.scope_id is not None or parsed not in _UNICAST  # ::ffff:0:0:0/96 and the like
+    ):
         return False
     return parsed.is_global and not any(
         parsed in network for network in _DENIED if network.version == parsed.version

@@ -9,18 +9,18 @@ cancelled or has failed.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from dataclasses import dataclass, replace
-from io import BytesIO
 from itertools import islice
+from threading import Lock
 from uuid import uuid4
 
 from engine.protocol.errors import LineError
 from engine.protocol.lines import RawLine, parse_line, read_lines
 from engine.protocol.rows import print_malformed, print_not_run
 from handler.abandon import abandon
-from handler.aws.bucket import read_range
 from handler.aws.queues import advance_message
 from handler.aws.sync import Aws
 from handler.batch.keys import fill_key
@@ -28,6 +28,7 @@ from handler.batch.model import Batch, Progress, Shard, ShardStatus
 from handler.batch.parts import FinishedRow, PartIndex, decode_index, encode_part
 from handler.batch.states import Status
 from handler.errors import ConditionFailed, LeaseLost, NotThere, ObjectChanged
+from handler.intake.stream import LineStream, ObjectStream
 from handler.log import logger
 from handler.metrics import emit, figures_of
 from handler.run import RESERVE_SECONDS, ComeBack, Run
@@ -37,9 +38,11 @@ from handler.settings import Deployment
 PATIENCE_SECONDS = 8.0
 _WAIT_SECONDS = 1.0
 _LEASE_SECONDS = 60.0
-# Each holds the input and the parts of one shard.
+# Each holds the parts of one shard.
 _NUM_THREADS = 4
 _NUM_AT_ONCE = 4 * _NUM_THREADS
+# A line of 32 MiB takes a gigabyte while it is parsed: one at a time.
+_parsing = Lock()
 
 EXPIRED_MESSAGE = "The completion window of the batch ended before this line was run."
 _UNREADABLE = "The input can no longer be read, so lines that were not run have no row"
@@ -207,14 +210,16 @@ def _fill(aws: Aws, deployment: Deployment, batch: Batch, shard: Shard, index: P
     reason = why_not_run(batch, shard)
     if reason is None or len(index) == shard.num_rows:
         return 0
-    try:
-        data = aws.run(read_range(batch.source, shard.start, shard.end))
-    except (NotThere, ObjectChanged):
-        if shard.abandoned is None:
-            aws.run(abandon(deployment, shard, _UNREADABLE, model=batch.model))
-        return 0
-    lines = read_lines(BytesIO(data), first_number=shard.first_line)
-    filled = list(_rows_of((line for line in lines if line.number not in index), reason))
+    # As a stream: the one line of a shard may be a gigabyte that is to be skipped.
+    source = replace(batch.source, num_bytes=shard.end)
+    with closing(ObjectStream(aws, source, shard.start)) as stream:
+        lines = read_lines(LineStream(stream), first_number=shard.first_line)
+        try:
+            filled = [_row_of(line, reason) for line in lines if line.number not in index]
+        except (NotThere, ObjectChanged):
+            if shard.abandoned is None:
+                aws.run(abandon(deployment, shard, _UNREADABLE, model=batch.model))
+            return 0
     key = fill_key(batch.id, shard.number, shard.fence)
     part = encode_part(row for row, _ in filled)
     aws.run(deployment.bucket.put(key, part))
@@ -222,10 +227,10 @@ def _fill(aws: Aws, deployment: Deployment, batch: Batch, shard: Shard, index: P
     return sum(is_failure for _, is_failure in filled)
 
 
-def _rows_of(lines: Iterator[RawLine], reason: NotRun) -> Iterator[tuple[FinishedRow, bool]]:
-    """Yield each line's row and whether it is a failure; a line that is no request is one."""
-    for raw in lines:
-        is_failure = reason.is_failure
+def _row_of(raw: RawLine, reason: NotRun) -> tuple[FinishedRow, bool]:
+    """Return a line's row and whether it is a failure; a line that is no request is one."""
+    is_failure = reason.is_failure
+    with _parsing:
         try:
             line = parse_line(raw)
         except LineError as exc:
@@ -234,7 +239,8 @@ def _rows_of(lines: Iterator[RawLine], reason: NotRun) -> Iterator[tuple[Finishe
             row = print_not_run(
                 line.digest, line.custom_id, code=reason.code, message=reason.message
             )
-        yield FinishedRow(raw.number, row, is_success=False), is_failure
+            del line
+    return FinishedRow(raw.number, row, is_success=False), is_failure
 
 
 def progress_of(shards: Sequence[Shard]) -> Progress:

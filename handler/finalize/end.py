@@ -35,7 +35,9 @@ def end(
         if batch.is_terminal:
             yield from announce(deployment, batch)
         return batch
-    ended_at = int((yield from table.set_once(batch_id, "ended_at", now)))
+    chosen = int((yield from table.set_once(batch_id, "ended_at", now)))
+    # It may have been chosen by a run that died, or was overtaken, before what came since.
+    ended_at = max(chosen, batch.winds_up_since or batch.in_progress_at or 0)
     ended = replace(batch.moved(status, ended_at), ended_at=ended_at, **changes)
     yield from _write_report(deployment, ended, ended_at)
     fields = dump(ended)
@@ -43,6 +45,9 @@ def end(
         batch_id, status, ended_at, **{name: fields[name] for name in changes}
     )
     if moved.batch is not None and moved.batch.is_terminal:
+        if not moved.is_there:
+            # Another end was quicker, and ours must not be the last word beside the output.
+            yield from _write_report(deployment, moved.batch, moved.batch.ended_at or ended_at)
         logger.info("batch ended", batch_id=batch_id, status=str(moved.batch.status))
         yield from announce(deployment, moved.batch)
     return moved.batch

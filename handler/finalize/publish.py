@@ -52,13 +52,19 @@ def publish(run: Run, shards: Sequence[Shard]) -> None:
 
 
 def _wait_for_predecessor(run: Run) -> None:
-    """Let the batch that this one replaced publish first; look the rarer the longer it takes."""
-    if run.batch.predecessor is None:
-        return
-    predecessor = run.aws.run(run.deployment.table.get_batch(run.batch.predecessor))
-    if predecessor is not None and not predecessor.is_terminal:
-        waited_seconds = run.now() - (run.batch.winds_up_since or 0)
-        raise ComeBack(min(_MAX_WAIT_SECONDS, max(_MIN_WAIT_SECONDS, waited_seconds / 8)))
+    """Let older batches of the key publish first; look the rarer the longer it takes.
+
+    One that has published had waited itself. One that ended without it (refused, or cancelled
+    before anything was run) had not, and those before it may publish still.
+    """
+    older_id = run.batch.predecessor
+    while older_id is not None:
+        run.check()
+        older = run.aws.run(run.deployment.table.get_batch(older_id))
+        if older is not None and not older.is_terminal:
+            waited_seconds = run.now() - (run.batch.winds_up_since or 0)
+            raise ComeBack(min(_MAX_WAIT_SECONDS, max(_MIN_WAIT_SECONDS, waited_seconds / 8)))
+        older_id = older.predecessor if older is not None and older.final is None else None
 
 
 def _errors_of(shards: Sequence[Shard]) -> list[BatchError]:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import socket
 import ssl
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from http.client import HTTPException, HTTPSConnection
+from threading import Event, Timer
 from typing import NamedTuple
 
 from handler.finalize.addresses import Resolve, Target, resolve
@@ -18,7 +20,8 @@ _MAX_TEXT_BYTES = 64 * 2**10
 class Network:
     """How hosts are reached: names to addresses, addresses to connections, and whom to trust.
 
-    After `stall_seconds` without any progress a transfer is given up.
+    After `stall_seconds` without any progress a transfer is given up, and so are a handshake and an
+    answer that take longer than that: one byte at a time is progress too.
     """
 
     resolve: Resolve = resolve
@@ -55,10 +58,38 @@ class _PinnedConnection(HTTPSConnection):
     def connect(self) -> None:
         plain = self._network.connect(self._place, self._network.stall_seconds)
         try:
-            self.sock = self._network.context.wrap_socket(plain, server_hostname=self.host)
+            self.sock = self._network.context.wrap_socket(
+                plain, server_hostname=self.host, do_handshake_on_connect=False
+            )
         except BaseException:
             plain.close()
             raise
+        with _within(self._network.stall_seconds, self.sock):
+            self.sock.do_handshake()
+
+
+@contextmanager
+def _within(seconds: float, connected: socket.socket) -> Iterator[None]:
+    """Break the connection after a while; raises TimeoutError then."""
+    is_over = Event()
+
+    def shut() -> None:
+        is_over.set()
+        with suppress(OSError):  # closed meanwhile
+            socket.socket.shutdown(connected, socket.SHUT_RDWR)
+
+    timer = Timer(seconds, shut)
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    except (HTTPException, OSError):
+        if not is_over.is_set():
+            raise
+    finally:
+        timer.cancel()
+    if is_over.is_set():
+        raise TimeoutError(f"not done after {seconds:g} s")
 
 
 def put_stream(
@@ -79,8 +110,10 @@ def put_stream(
                 raise
             # A server that refuses before it has read all may have said why.
             broken = exc
-        response = connection.getresponse()
-        return Answer(response.status, response.read(_MAX_TEXT_BYTES).decode(errors="replace"))
+        with _within(network.stall_seconds, connection.sock):
+            response = connection.getresponse()
+            text = response.read(_MAX_TEXT_BYTES).decode(errors="replace")
+        return Answer(response.status, text)
     except (HTTPException, OSError):
         if broken is not None:
             raise broken from None

@@ -78,8 +78,7 @@ def take_drop(deployment: Deployment, drop: Drop, now: int) -> Operation[Batch |
         logger.info("upload overtaken by a newer one", batch_id=batch_id, key=drop.key)
         return None
     logger.info("upload", batch_id=batch_id, key=drop.key, num_bytes=batch.source.num_bytes)
-    if made.predecessor is not None:
-        yield from _replace(deployment, made, made.predecessor, now)
+    yield from _replace(deployment, made, now)
     yield from announce(deployment, made)
     return made
 
@@ -132,12 +131,18 @@ def _options_of_drop(
         return Options(default_window), (BatchError(exc.code, exc.message, exc.param),)
 
 
-def _replace(deployment: Deployment, batch: Batch, older_id: str, now: int) -> Operation[None]:
-    try:
-        yield from cancel(deployment, older_id, now)
-    except NotCancellable:
-        return
-    logger.info("older batch of the key cancelled", batch_id=older_id, newer=batch.id)
+def _replace(deployment: Deployment, batch: Batch, now: int) -> Operation[None]:
+    """Cancel the batch that this one replaces, and those before it if it never came to run."""
+    older_id = batch.predecessor
+    while older_id is not None:
+        try:
+            older = yield from cancel(deployment, older_id, now)
+        except NotCancellable:
+            older = yield from deployment.table.get_batch(older_id)
+        else:
+            logger.info("older batch of the key cancelled", batch_id=older_id, newer=batch.id)
+        is_over = older is not None and older.is_terminal and older.final is None
+        older_id = older.predecessor if older is not None and is_over else None
 
 
 def _source(

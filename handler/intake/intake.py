@@ -214,7 +214,7 @@ class _Reading:
         for raw in read_lines(lines, first_number=lines.num_lines + 1):
             checker.check(raw)
             write(cutter.add(raw.number, lines.line_start, lines.tell()))
-        write(cutter.finish(batch.source.num_bytes))
+        write(cutter.finish())
 
     def _put_shard(self, shard: Shard) -> None:
         shard = replace(shard, expires=self.run.batch.expires)

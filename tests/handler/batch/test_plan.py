@@ -23,7 +23,7 @@ def cut(lengths: list[int], limits: ShardLimits, stop_after: int | None = None) 
         position += length
         if number == stop_after:
             cutter = ShardCutter(**asdict(cutter) | {"limits": limits})
-    shards.append(cutter.finish(position))
+    shards.append(cutter.finish())
     return [shard for shard in shards if shard is not None]
 
 
@@ -53,3 +53,34 @@ def test_another_run_cuts_as_the_first_would_have(
 ) -> None:
     """The cutter's fields are all that it knows."""
     assert cut(lengths, limits, stop_after) == cut(lengths, limits)
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 30), st.integers(0, 40), st.integers(1, 50)), max_size=30),
+    LIMITS,
+)
+def test_blank_lines_make_no_shard_longer_than_its_limits(
+    lines: list[tuple[int, int, int]], limits: ShardLimits
+) -> None:
+    """However many there are before, between and after; every request is in one shard still."""
+    cutter = ShardCutter("batch_1", limits)
+    shards, line, position = [], 0, 0
+    places = []
+    for num_blank, blank_bytes, length in lines:
+        line, position = line + num_blank + 1, position + blank_bytes
+        places.append((line, position, position + length))
+        shards.append(cutter.add(*places[-1]))
+        position += length
+    shards.append(cutter.finish())
+    made = [shard for shard in shards if shard is not None]
+    assert sum(shard.num_rows for shard in made) == len(lines)
+    for shard in made:
+        inside = [place for place in places if shard.start <= place[1] and place[2] <= shard.end]
+        assert len(inside) == shard.num_rows
+        assert (inside[0][0], inside[0][1], inside[-1][2]) == (
+            shard.first_line,
+            shard.start,
+            shard.end,
+        )
+        assert inside[-1][0] - shard.first_line < limits.max_lines
+        assert shard.end - shard.start <= limits.max_bytes or shard.num_rows == 1

@@ -30,6 +30,8 @@ INSIDE = [
     "::1",
     "::7f00:1",
     "::ffff:8.8.8.8",
+    "::ffff:0:8.8.8.8",
+    "4000::1",
     "::ffff:127.0.0.1",
     "64:ff9b::a9fe:a9fe",
     "64:ff9b::808:808",
@@ -138,3 +140,10 @@ def test_a_url_without_a_path_asks_for_the_root() -> None:
     assert find_target("https://example.com#x", lambda *_: ["8.8.8.8"]).path == "/"
     assert find_target("https://example.com?a=1", lambda *_: ["8.8.8.8"]).path == "/?a=1"
     assert find_target("https://[2a00:1450::1]:1/", lambda *_: ["8.8.8.8"]).host == "2a00:1450::1"
+
+
+def test_a_host_that_is_no_name_is_refused() -> None:
+    """An empty label, or one that is longer than a name may be, is the url's fault."""
+    for host in ("a..example.com", f"{'a' * 64}.example.com"):
+        with pytest.raises(UrlRefused, match="names no host"):
+            find_target(f"https://{host}/x")

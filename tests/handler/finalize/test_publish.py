@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
@@ -13,6 +14,7 @@ from pydantic_core import from_json
 from handler.batch.states import Status
 from handler.errors import NotThere
 from handler.finalize.close import close_shards
+from handler.finalize.end import end
 from handler.finalize.kinds import OUTPUT
 from handler.finalize.publish import publish
 from handler.run import ComeBack, Run, TurnLost
@@ -167,6 +169,20 @@ def test_waiting_for_an_older_batch_grows_longer(mini: Cloud) -> None:
             publish(run, [])
         delays.append(pause.value.delay_seconds)
     assert delays == [1, 10, 60]
+
+
+def test_a_batch_waits_for_those_before_one_that_published_nothing(mini: Cloud) -> None:
+    """Otherwise the oldest, which winds up still, would write its rows over the newest ones."""
+    oldest = large(mini, 1, 10)
+    between = mini.drop(4)
+    newest = large(mini, 1, 10)
+    mini.run(end(mini.deployment, between.id, Status.FAILED, int(time.time())))
+    run = Run(mini.aws, mini.deployment, newest.batch, plenty)
+    with pytest.raises(ComeBack):
+        publish(run, [])
+    oldest.finish()
+    publish(run, close_shards(run))
+    assert newest.batch.final is not None
 
 
 def test_rows_are_lines_of_json(cloud: Cloud) -> None:

@@ -14,6 +14,7 @@ from handler.batch.model import BatchError
 from handler.intake.check import (
     Findings,
     LineChecker,
+    _find_short_route,
     judge,
     recognise_binary,
     recognise_text,
@@ -242,3 +243,11 @@ def test_nothing_is_guessed_about_others(head: bytes) -> None:
     """Their lines speak for themselves."""
     assert recognise_binary(head) is None
     assert recognise_text(head) is None
+
+
+def test_urls_as_long_as_lines_are_not_kept() -> None:
+    """What is remembered of urls stays in a Lambda for hours: short ones only."""
+    _find_short_route.cache_clear()
+    findings = check(request(url="/x" * 1_000_000), request(url="/y"))
+    assert [error.code for error in findings.errors] == ["invalid_url", "invalid_url"]
+    assert _find_short_route.cache_info().currsize == 1

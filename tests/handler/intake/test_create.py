@@ -143,11 +143,11 @@ def test_an_older_event_that_comes_late_makes_nothing(cloud: Cloud) -> None:
 
 
 def test_a_batch_that_has_ended_is_not_disturbed(cloud: Cloud) -> None:
-    """A newer upload of its key simply comes after it."""
+    """A newer upload of its key waits for nothing: it has published nothing and never will."""
     first = cloud.take_in(cloud.create(b""))
     assert first.status is Status.FAILED
     second = cloud.create(lines_of(1))
-    assert second.predecessor == first.id
+    assert second.predecessor is None
     assert cloud.batch(first.id).status is Status.FAILED
 
 
@@ -168,7 +168,8 @@ def test_a_run_that_dies_before_it_cancels_is_done_again(
     third = cloud.create(lines_of(3))
     second_id = batch_id_of_drop(cloud.bucket, drop.key, drop.sequencer)
     assert third.predecessor == second_id
-    assert cloud.batch(first.id).status is Status.VALIDATING
+    assert cloud.batch(second_id).status is Status.CANCELLED
+    assert cloud.batch(first.id).status is Status.CANCELLED
     second = take(cloud, drop)
     assert second is not None
     assert cloud.batch(first.id).status is Status.CANCELLED
@@ -278,3 +279,13 @@ def test_a_request_cannot_name_other_objects(mini: Cloud, key: str) -> None:
     for name in (f"s3://{mini.bucket}/{key}", "file-1"):
         with pytest.raises(InvalidOption, match="input_file_id"):
             request_batch(mini, input_file_id=name)
+
+
+def test_a_refused_upload_does_not_hide_the_batch_before_it(cloud: Cloud) -> None:
+    """The third upload of a key waits for the first, which still runs, not for the refused one."""
+    first = cloud.take_in(cloud.create(lines_of(12)))
+    cloud.claim(first.id)
+    refused = cloud.take_in(cloud.create(b""))
+    assert refused.status is Status.FAILED
+    assert cloud.batch(first.id).status is Status.CANCELLING
+    assert cloud.create(lines_of(1)).predecessor == first.id

@@ -10,13 +10,14 @@ import pytest
 
 from handler import reap as reaping
 from handler.aws.bucket import Bucket
+from handler.aws.calls import Operation
 from handler.aws.queues import advance_message, shard_message
 from handler.batch.model import BatchError
 from handler.batch.states import Status
 from handler.finalize.close import close_abandoned
 from handler.lambdas import reaper
 from handler.reap import OVERDUE_SECONDS, SILENT_SECONDS, STUCK_SECONDS, reap
-from handler.settings import deployment
+from handler.settings import Deployment, deployment
 from localstack.pump import Context
 from tests.emulators import MODEL, Emulator
 from tests.handler.finalize.rig import Cloud, Drop, plenty
@@ -243,3 +244,22 @@ def test_the_handler_reads_its_environment(mini: Cloud, monkeypatch: pytest.Monk
     deployment.cache_clear()
     reaper._aws.cache_clear()
     assert mini.messages(wait_seconds=10) == advance(drop)
+
+
+def test_a_batch_that_cannot_be_read_keeps_nobody_waiting(
+    mini: Cloud, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One item that this version does not understand: all others are looked at."""
+    drops = [mini.drop(4, key=f"input/{number}.jsonl").begin() for number in range(12)]
+    looked_at = []
+
+    def look_or_raise(deployment: Deployment, batch_id: str, now: int) -> Operation[str | None]:
+        looked_at.append(batch_id)
+        if batch_id == min(drop.id for drop in drops):
+            raise ValueError("a status of another version")
+        return (yield from original(deployment, batch_id, now))
+
+    original = reaping.look
+    monkeypatch.setattr(reaping, "look", look_or_raise)
+    look(mini)
+    assert sorted(looked_at) == sorted(drop.id for drop in drops)
