@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from email.errors import HeaderParseError
+from email.errors import MessageError
 from email.header import decode_header, make_header
 from typing import Any, Final
 from urllib.parse import urlsplit
@@ -160,7 +160,7 @@ def _decode(text: str) -> str:
     """Return what an RFC 2047 value means; one that is broken is taken as it stands."""
     try:
         return str(make_header(decode_header(text)))
-    except (HeaderParseError, LookupError, UnicodeError, ValueError):
+    except (MessageError, LookupError, UnicodeError, ValueError):
         return text
 
 

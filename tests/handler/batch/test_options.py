@@ -175,7 +175,8 @@ def test_encoded_values_are_decoded(text: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["=?nonsense?B?w6k=?=", "=?UTF-8?B?w6?=", "=?UTF-8?B?/w==?=", "=?", "a =?UTF-8?"]
+    "text",
+    ["=?nonsense?B?w6k=?=", "=?UTF-8?B?w6?=", "=?UTF-8?B?/w==?=", "=?", "a =?UTF-8?", "=?é?q?x?="],
 )
 def test_values_that_are_encoded_wrongly_stay_as_they_are(text: str) -> None:
     """Metadata that cannot be decoded is no reason to refuse a file."""
