@@ -120,9 +120,20 @@ def _info(model: LoadedModel, config: EngineConfig) -> EngineInfo:
         version = "unknown"
     return EngineInfo(
         model=config.model,
-        revision=getattr(model.network.config, "_commit_hash", None),  # hub models have one
+        revision=_revision(config.model),
         engine_version=version,
         device=torch.cuda.get_device_name(model.device) if is_gpu else model.device.type,
         num_gpus=int(is_gpu),
         max_num_seqs=config.max_num_seqs,
     )
+
+
+def _revision(name: str) -> str | None:
+    """Return the revision of a model that lies in a snapshot of the hub's cache, or of one like it.
+
+    Transformers does not tell it any more, but files lie in `snapshots/<revision>/`.
+    """
+    from transformers.utils.hub import cached_file, extract_commit_hash
+
+    revision: str | None = extract_commit_hash(cached_file(name, "config.json"), None)
+    return revision
