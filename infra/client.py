@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 import httpx
 
@@ -19,7 +18,7 @@ class ApiFailed(Exception):
 
 
 class Api:
-    """Calls one deployment with a key; a context manager that closes its connections."""
+    """Calls one deployment with a key until it is closed."""
 
     def __init__(self, url: str, key: str) -> None:
         self._http = httpx.Client(
@@ -28,15 +27,8 @@ class Api:
             timeout=_TIMEOUT_SECONDS,
         )
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        value: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def close(self) -> None:
+        """Close its connections."""
         self._http.close()
 
     def batch(self, batch_id: str) -> dict[str, Any]:

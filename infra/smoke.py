@@ -11,7 +11,7 @@ import json
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from uuid import uuid4
 
 import boto3
@@ -137,7 +137,7 @@ def smoke(
     """Try the deployment of this name; raises SmokeFailed, ApiFailed, NotDeployed."""
     outputs = read_outputs(boto3.client("cloudformation"), name)
     drops = Drops(boto3.client("s3"), outputs.bucket)
-    with temporary_key(outputs) as key, Api(outputs.api_url, key) as api:
+    with temporary_key(outputs) as key, closing(Api(outputs.api_url, key)) as api:
         visit = Smoke(api, drops, model or next(iter(outputs.work_queues)), seconds)
         try:
             for sentence in visit.run():

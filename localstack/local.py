@@ -7,7 +7,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -56,9 +56,9 @@ class LocalCloud:
     key: str
     processes: Processes
 
-    def api(self) -> Api:
-        """Return a client of its API."""
-        return Api(self.api_url, self.key)
+    def api(self) -> AbstractContextManager[Api]:
+        """Return a client of its API, to be closed by leaving it."""
+        return closing(Api(self.api_url, self.key))
 
     def run_file(
         self, name: str, body: bytes, *, seconds: float, show: Callable[[dict[str, Any]], None]

@@ -9,6 +9,7 @@ import json
 import sys
 import tomllib
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -210,7 +211,7 @@ def test_the_api_answers_and_cancels_under_its_roles(
     monkeypatch.setenv("SSL_CERT_FILE", guarded.environment["SSL_CERT_FILE"])
     key = new_key(client_options(guarded.environment), guarded.outputs, name="test")
     url = guarded.drops.drop("cancelled", EXAMPLE)
-    with Api(guarded.api_url, key) as api:
+    with closing(Api(guarded.api_url, key)) as api:
         batch = api.follow(url, seconds=60, until=lambda batch: batch["status"] == "in_progress")
         assert api.cancel(batch["id"])["status"] == "cancelled"
     report = guarded.drops.wait("cancelled", seconds=30)
