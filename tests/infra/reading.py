@@ -1,0 +1,138 @@
+"""Templates as a person reads them: names for references, statements one by one."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, NamedTuple
+
+from aws_cdk.assertions import Template
+
+# What CDK adds to a logical id to keep it apart from others.
+_HASH = re.compile(r"[0-9A-F]{8}$")
+_PSEUDO = {
+    "AWS::AccountId": "111122223333",
+    "AWS::Partition": "aws",
+    "AWS::Region": "eu-west-1",
+    "AWS::URLSuffix": "amazonaws.com",
+}
+
+
+class Grant(NamedTuple):
+    """One thing that a role may do to one resource, if a condition holds (as JSON)."""
+
+    action: str
+    resource: str
+    condition: str = ""
+
+
+class Deployment:
+    """All stacks of one configuration; references between them are followed."""
+
+    def __init__(self, templates: Mapping[str, Template]) -> None:
+        self.templates = {stack: template.to_json() for stack, template in templates.items()}
+        self._exports = {
+            output["Export"]["Name"]: output["Value"]
+            for template in self.templates.values()
+            for output in template.get("Outputs", {}).values()
+            if "Export" in output
+        }
+
+    def resources(self, kind: str) -> dict[str, dict[str, Any]]:
+        """Return the resources of a type (`AWS::SQS::Queue`) in all stacks by their plain names."""
+        return {
+            _plain_id(name): resource
+            for template in self.templates.values()
+            for name, resource in template["Resources"].items()
+            if resource["Type"] == kind
+        }
+
+    def properties(self, kind: str) -> dict[str, dict[str, Any]]:
+        """Return the properties of the resources of a type, with names for references."""
+        return {
+            name: self.plain(resource.get("Properties", {}))
+            for name, resource in self.resources(kind).items()
+        }
+
+    def outputs(self, stack: str) -> dict[str, Any]:
+        """Return what a stack tells of itself, less what other stacks import."""
+        return {
+            name: self.plain(output["Value"])
+            for name, output in self.templates[stack]["Outputs"].items()
+            if "Export" not in output
+        }
+
+    def plain(self, value: Any) -> Any:
+        """Return a value with the name of a resource in place of each reference to it.
+
+        An attribute of a resource reads `Name.Attribute`.
+        """
+        match value:
+            case {"Ref": name}:
+                return _PSEUDO.get(name) or _plain_id(name)
+            case {"Fn::GetAtt": [name, attribute]}:
+                return f"{_plain_id(name)}.{attribute}"
+            case {"Fn::ImportValue": name}:
+                return self.plain(self._exports[name])
+            case {"Fn::Join": [separator, parts]}:
+                return separator.join(self.plain(part) for part in parts)
+            case {"Fn::Sub": str(text)}:
+                return re.sub(r"\$\{([^}]+)\}", lambda found: _PSEUDO[found[1]], text)
+            case dict():
+                return {key: self.plain(inner) for key, inner in value.items()}
+            case list():
+                return [self.plain(inner) for inner in value]
+        return value
+
+    def grants(self, role: str) -> set[Grant]:
+        """Return all that the policies of a role allow."""
+        return {
+            Grant(action, resource, _condition(statement))
+            for statement in self._statements_of(role)
+            for action in each(statement["Action"])
+            for resource in each(statement["Resource"])
+        }
+
+    def statements(self) -> Iterator[tuple[str, dict[str, Any]]]:
+        """Yield every statement of a role's or a user's policies, with the policy's name."""
+        for kind in ("AWS::IAM::Policy", "AWS::IAM::ManagedPolicy"):
+            for name, policy in self.properties(kind).items():
+                for statement in policy["PolicyDocument"]["Statement"]:
+                    yield name, statement
+        for kind in ("AWS::IAM::Role", "AWS::IAM::User", "AWS::IAM::Group"):
+            for name, holder in self.properties(kind).items():
+                for policy in holder.get("Policies", ()):
+                    for statement in policy["PolicyDocument"]["Statement"]:
+                        yield name, statement
+
+    def resource_statements(self, kind: str, of: str) -> list[dict[str, Any]]:
+        """Return the statements of the only policy of a kind for a resource, such as a queue."""
+        (policy,) = (
+            policy
+            for policy in self.properties(kind).values()
+            if of in {value for held in policy.values() for value in each(held) if held != {}}
+        )
+        found: list[dict[str, Any]] = policy["PolicyDocument"]["Statement"]
+        return found
+
+    def _statements_of(self, role: str) -> Iterator[dict[str, Any]]:
+        for policy in self.properties("AWS::IAM::Policy").values():
+            if role in policy["Roles"]:
+                yield from policy["PolicyDocument"]["Statement"]
+        for policy in self.properties("AWS::IAM::Role")[role].get("Policies", ()):
+            yield from policy["PolicyDocument"]["Statement"]
+
+
+def each(value: Any) -> Iterable[Any]:
+    """Return the values of what may be a list of them or one alone."""
+    return value if isinstance(value, list) else [value]
+
+
+def _condition(statement: Mapping[str, Any]) -> str:
+    found = statement.get("Condition")
+    return json.dumps(found, sort_keys=True) if found else ""
+
+
+def _plain_id(logical_id: str) -> str:
+    return _HASH.sub("", logical_id)

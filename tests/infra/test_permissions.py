@@ -1,0 +1,313 @@
+"""Every role may do what its code does and nothing more, to its own resources and no others."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import pytest
+from aws_cdk.assertions import Template
+
+from tests.infra.calls import needed_by
+from tests.infra.conftest import Synth
+from tests.infra.reading import Deployment, each
+
+TABLE, BUCKET = "BatchesTable.Arn", "DropsBucket.Arn"
+CONTROL, DEAD = "DoorbellsControl.Arn", "DoorbellsDeadLetters.Arn"
+WORK = "DoorbellsWorktidemilldemo.Arn"
+SERVICE = "arn:aws:ecs:eu-west-1:111122223333:service/tidemill/tidemill-tidemill-demo"
+OUTPUT, FILES = f"{BUCKET}/output/*", f"{BUCKET}/files/*"
+INPUT, IN_FLIGHT = f"{BUCKET}/input/*", f"{BUCKET}/work/*"
+
+# What Lambda itself does for a function that a queue calls.
+FED = "sqs:ReceiveMessage ChangeMessageVisibility GetQueueUrl DeleteMessage GetQueueAttributes"
+TO_END_BATCHES = {
+    CONTROL: "sqs:SendMessage",
+    WORK: "sqs:SendMessage",
+    SERVICE: "ecs:DescribeServices UpdateService",
+    "EventsBus.Arn": "events:PutEvents",
+    OUTPUT: "s3:PutObject",
+    FILES: "s3:PutObject",
+}
+OBJECT = "s3:GetObject GetObjectVersion PutObject"
+RESULT = f"{OBJECT} DeleteObject AbortMultipartUpload ListMultipartUploadParts"
+# What each role may do to which resource.
+ROLES = {
+    "ControlRole": TO_END_BATCHES
+    | {
+        TABLE: "dynamodb:GetItem PutItem UpdateItem DeleteItem Query",
+        CONTROL: f"{FED} SendMessage",
+        BUCKET: "s3:ListBucket",
+        INPUT: "s3:GetObject GetObjectVersion",
+        IN_FLIGHT: OBJECT,
+        OUTPUT: RESULT,
+        FILES: RESULT,
+    },
+    "ReaperRole": TO_END_BATCHES
+    | {
+        TABLE: "dynamodb:GetItem UpdateItem DeleteItem Query",
+        WORK: "sqs:SendMessage GetQueueAttributes",
+    },
+    "DeadLettersRole": TO_END_BATCHES
+    | {TABLE: "dynamodb:GetItem UpdateItem DeleteItem", DEAD: FED},
+    "ApiRole": {
+        TABLE: "dynamodb:GetItem UpdateItem DeleteItem Query",
+        f"{TABLE}/index/by_tenant": "dynamodb:Query",
+        CONTROL: "sqs:SendMessage",
+        "EventsBus.Arn": "events:PutEvents",
+        OUTPUT: "s3:PutObject",
+        FILES: "s3:PutObject",
+    },
+    "AuthorizerRole": {TABLE: "dynamodb:GetItem"},
+    "ScheduleRole": {
+        "ReaperFunction.Arn": "lambda:InvokeFunction",
+        "DoorbellsUndeliverable.Arn": "sqs:SendMessage",
+    },
+    "WorkertidemilldemoRole": {
+        TABLE: "dynamodb:GetItem UpdateItem",
+        WORK: "sqs:ReceiveMessage ChangeMessageVisibility DeleteMessage SendMessage",
+        CONTROL: "sqs:SendMessage",
+        BUCKET: "s3:ListBucket",
+        INPUT: "s3:GetObject GetObjectVersion",
+        FILES: "s3:GetObject GetObjectVersion",
+        IN_FLIGHT: OBJECT,
+        "arn:aws:ecs:eu-west-1:111122223333:task/tidemill/*": "ecs:UpdateTaskProtection",
+    },
+}
+# The module whose code runs under a role.
+CODE = {
+    "ControlRole": "handler.lambdas.control",
+    "ReaperRole": "handler.lambdas.reaper",
+    "DeadLettersRole": "handler.lambdas.dead_letters",
+    "ApiRole": "handler.lambdas.api",
+    "AuthorizerRole": "handler.lambdas.authorizer",
+    "WorkertidemilldemoRole": "handler.worker.worker",
+}
+FUNCTION_ROLES = {role for role, module in CODE.items() if module.startswith("handler.lambdas.")}
+FED_ROLES = {"ControlRole", "DeadLettersRole"}
+# What a client's method needs of IAM, where that is not a right of the same name.
+RIGHTS = {
+    ("dynamodb", "transact_write_items"): "",
+    ("s3", "abort_multipart_upload"): "s3:AbortMultipartUpload",
+    ("s3", "complete_multipart_upload"): "s3:PutObject",
+    ("s3", "create_multipart_upload"): "s3:PutObject",
+    # Without the second a missing object is a forbidden one.
+    ("s3", "head_object"): "s3:GetObject ListBucket",
+    ("s3", "list_objects_v2"): "s3:ListBucket",
+    ("s3", "list_parts"): "s3:ListMultipartUploadParts",
+    ("s3", "upload_part"): "s3:PutObject",
+    ("s3", "upload_part_copy"): "s3:GetObject PutObject",
+    ("sqs", "send_message_batch"): "sqs:SendMessage",
+}
+# What stands in the source where an argument needs more than the method does.
+RIGHTS_OF_TEXTS = {
+    "Put": "dynamodb:PutItem",
+    "Update": "dynamodb:UpdateItem",
+    "Delete": "dynamodb:DeleteItem",
+    "ConditionCheck": "dynamodb:ConditionCheckItem",
+    "VersionId": "s3:GetObjectVersion",
+}
+# Rights for what is no `Call`: ECS's agent asks for a task's protection in its name.
+ELSEWHERE = {"WorkertidemilldemoRole": {"ecs:UpdateTaskProtection"}}
+# What AWS lets nobody narrow down to a resource.
+RESOURCELESS = {"ecr:GetAuthorizationToken", "ecs:DiscoverPollEndpoint"}
+# EventBridge documents no condition for topics; who abuses that can send us a message.
+OPEN_TO_SERVICES = {("EventsAlarms", "events.amazonaws.com")}
+
+
+@pytest.fixture(scope="module")
+def deployment(templates: dict[str, Template]) -> Deployment:
+    """Return the deployment of infra/config.toml."""
+    return Deployment(templates)
+
+
+@pytest.fixture(scope="module", params=["as it is", "asg and iam"])
+def any_deployment(request: pytest.FixtureRequest, synth: Synth) -> Deployment:
+    """Return each kind of deployment in turn."""
+    others = {
+        "compute": "asg",
+        "auth": "iam",
+        "models": [{"name": "small", "gpu": "t4", "weights": "s3://weights/small"}],
+    }
+    return Deployment(synth({} if request.param == "as it is" else others))
+
+
+def rights(words: str) -> set[str]:
+    """Return actions of IAM, of which only the first names its service."""
+    service, _, names = words.partition(":")
+    return {f"{service}:{name}" for name in names.split()}
+
+
+def own(role: str) -> set[tuple[str, str]]:
+    """Return what the table above says of a role, as pairs of action and resource."""
+    logs = f"{role.removesuffix('Role')}Logs.Arn"
+    written = {"logs:CreateLogStream", "logs:PutLogEvents"} if role in FUNCTION_ROLES else set()
+    return {
+        *(
+            (action, resource)
+            for resource, words in ROLES[role].items()
+            for action in rights(words)
+        ),
+        *((action, logs) for action in written),
+    }
+
+
+@pytest.mark.parametrize("role", ROLES)
+def test_a_role_reaches_its_own(deployment: Deployment, role: str) -> None:
+    """Each role has the rights of the table, on those resources, and has no others."""
+    found = {(grant.action, grant.resource) for grant in deployment.grants(role)}
+    assert found == own(role)
+
+
+@pytest.mark.parametrize("role", CODE)
+def test_a_role_may_do_what_its_code_does(role: str) -> None:
+    """Every right is used by a call in the source, and every call in the source has its rights."""
+    needed = needed_by(CODE[role])
+    used = ELSEWHERE.get(role, set()) | (rights(FED) if role in FED_ROLES else set())
+    for service, method in needed.calls:
+        camel = "".join(word.capitalize() for word in method.split("_"))
+        used |= rights(RIGHTS.get((service, method), f"{service}:{camel}"))
+    for text in needed.texts & set(RIGHTS_OF_TEXTS):
+        used |= rights(RIGHTS_OF_TEXTS[text])
+    assert {action for words in ROLES[role].values() for action in rights(words)} == used
+
+
+def test_only_the_api_lists_tenants() -> None:
+    """The index by tenant may be asked by whom the source has asking it, and by nobody else."""
+    asking = {role for role, module in CODE.items() if "IndexName" in needed_by(module).texts}
+    assert asking == {role for role in ROLES if f"{TABLE}/index/by_tenant" in ROLES[role]}
+    assert asking == {"ApiRole"}
+
+
+@pytest.mark.parametrize("role", CODE)
+def test_api_keys_are_read_by_the_authorizer_alone(deployment: Deployment, role: str) -> None:
+    """The table's condition lets the authorizer see keys only, and everybody else no keys."""
+    conditions = {grant.condition for grant in deployment.grants(role) if grant.resource == TABLE}
+    wanted = (
+        '{"ForAllValues:StringLike": {"dynamodb:LeadingKeys": ["KEY#*"]}}'
+        if role == "AuthorizerRole"
+        else '{"ForAllValues:StringNotLike": {"dynamodb:LeadingKeys": ["KEY*"]}}'
+    )
+    assert conditions == {wanted}
+
+
+def test_no_statement_has_a_wildcard_among_its_actions(any_deployment: Deployment) -> None:
+    """Every right is written out, and none is given by leaving others out."""
+    for name, statement in any_deployment.statements():
+        assert statement["Effect"] == "Allow", name
+        assert not {"NotAction", "NotResource"} & set(statement), name
+        assert not [action for action in each(statement["Action"]) if "*" in action], name
+
+
+def test_a_right_on_everything_is_one_that_knows_no_resources(any_deployment: Deployment) -> None:
+    """`*` alone is the resource of nothing that could have another."""
+    found = {
+        action
+        for _, statement in any_deployment.statements()
+        if "*" in each(statement["Resource"])
+        for action in each(statement["Action"])
+    }
+    assert found == RESOURCELESS
+
+
+def test_a_wildcard_in_a_resource_is_its_last_part(any_deployment: Deployment) -> None:
+    """A resource may be all under a prefix or of a cluster, never one of several buckets."""
+    resources = {
+        resource
+        for _, statement in any_deployment.statements()
+        for resource in each(statement["Resource"])
+        if resource != "*"
+    }
+    assert not [resource for resource in resources if "*" in resource[:-1]]
+    assert not [resource for resource in resources if resource.endswith(f"{BUCKET}/*")]
+    starred = [resource for resource in resources if resource.endswith("*")]
+    assert starred
+    assert [resource for resource in starred if not resource.endswith("/*")] == []
+
+
+def test_aws_writes_the_policy_of_its_own_machinery_only(any_deployment: Deployment) -> None:
+    """The one role with a policy that AWS keeps is the one by which ECS starts machines."""
+    managed = {
+        name: policies
+        for name, role in any_deployment.properties("AWS::IAM::Role").items()
+        if (policies := role.get("ManagedPolicyArns"))
+    }
+    assert managed in (
+        {},
+        {
+            "MachinesStarter": [
+                "arn:aws:iam::aws:policy/AmazonECSInfrastructureRolePolicyForManagedInstances"
+            ]
+        },
+    )
+
+
+def test_every_role_is_for_one_service(any_deployment: Deployment) -> None:
+    """Nobody but the service that a role is made for may take it: no account and no user."""
+    for name, role in any_deployment.properties("AWS::IAM::Role").items():
+        (statement,) = role["AssumeRolePolicyDocument"]["Statement"]
+        assert list(statement["Principal"]) == ["Service"], name
+        assert str(statement["Principal"]["Service"]).endswith(".amazonaws.com"), name
+
+
+def test_only_schedules_of_this_account_call_the_reaper(deployment: Deployment) -> None:
+    """The scheduler takes its role for this account alone."""
+    role = deployment.properties("AWS::IAM::Role")["ScheduleRole"]
+    (statement,) = role["AssumeRolePolicyDocument"]["Statement"]
+    assert statement["Condition"] == {"StringEquals": {"aws:SourceAccount": "111122223333"}}
+
+
+def test_no_policy_of_a_resource_lets_strangers_in(any_deployment: Deployment) -> None:
+    """Queues, topic and bucket allow AWS's services something, each for this account's sake."""
+    allowed = [
+        (name, statement)
+        for kind in ("AWS::SQS::QueuePolicy", "AWS::SNS::TopicPolicy", "AWS::S3::BucketPolicy")
+        for name, policy in any_deployment.properties(kind).items()
+        for statement in policy["PolicyDocument"]["Statement"]
+        if statement["Effect"] == "Allow"
+    ]
+    assert allowed
+    for name, statement in allowed:
+        service = statement["Principal"]["Service"]
+        if (name.removesuffix("Policy"), service) not in OPEN_TO_SERVICES:
+            assert _is_bound(statement["Condition"]), name
+
+
+def test_only_the_gateway_calls_the_api(any_deployment: Deployment) -> None:
+    """A function that may be called from outside is called by this API and no other."""
+    permissions = any_deployment.properties("AWS::Lambda::Permission").values()
+    assert permissions
+    for permission in permissions:
+        assert permission["Principal"] == "apigateway.amazonaws.com"
+        assert ":HttpApi/" in permission["SourceArn"]
+
+
+def test_weights_are_read_from_their_prefix(synth: Synth) -> None:
+    """A worker with weights of its own sees them, and nothing else of their bucket."""
+    weights = "s3://weights/large/v2"
+    found = Deployment(synth({"models": [{"name": "large", "gpu": "l4", "weights": weights}]}))
+    foreign = {
+        (grant.action, grant.resource, grant.condition)
+        for grant in found.grants("WorkerlargeRole")
+        if ":s3:::" in grant.resource
+    }
+    assert foreign == {
+        (
+            "s3:ListBucket",
+            "arn:aws:s3:::weights",
+            '{"StringLike": {"s3:prefix": ["large/v2/*"]}}',
+        ),
+        ("s3:GetObject", "arn:aws:s3:::weights/large/v2/*", ""),
+    }
+
+
+def _is_bound(condition: dict[str, dict[str, Any]]) -> bool:
+    """Say whether a condition names this account or a resource in it."""
+    values: Iterable[str] = (
+        value
+        for operator, keys in condition.items()
+        if operator in {"StringEquals", "ArnEquals", "ArnLike"}
+        for key, value in keys.items()
+        if key in {"aws:SourceAccount", "aws:SourceArn"}
+    )
+    return any(value == "111122223333" or value.endswith(".Arn") for value in values)
