@@ -199,7 +199,7 @@ def cut(batch_id: str, lines: Sequence[bytes], shard_lines: int) -> list[Shard]:
         if line.strip():
             shards.append(cutter.add(number, position, position + len(line)))
         position += len(line)
-    shards.append(cutter.finish(position))
+    shards.append(cutter.finish())
     return [shard for shard in shards if shard is not None]
 
 
