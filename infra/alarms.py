@@ -15,10 +15,10 @@ def add_alarm(
     topic: sns.ITopic,
     metric: cloudwatch.IMetric,
     above: float,
-    minutes: int,
+    periods: int,
     description: str,
 ) -> cloudwatch.Alarm:
-    """Tell the topic when a metric of one-minute periods was above a value for so many minutes.
+    """Tell the topic when a metric was above a value for so many of its periods on end.
 
     No data is good news: most of these metrics exist only while something happens.
     """
@@ -28,7 +28,7 @@ def add_alarm(
         metric=metric,
         threshold=above,
         comparison_operator=cloudwatch.ComparisonOperator.GREATER_THAN_THRESHOLD,
-        evaluation_periods=minutes,
+        evaluation_periods=periods,
         treat_missing_data=cloudwatch.TreatMissingData.NOT_BREACHING,
         alarm_description=f"{description} See docs/operate.md.",
     )

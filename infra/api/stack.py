@@ -28,7 +28,9 @@ _RESULTS = ("output/", "files/")
 # Files that are read or joined at once; more wait in the queue.
 _MAX_CONTROL_RUNS = 50
 _DEAD_LETTER_SECONDS = 60
-_REAPER_PERIOD = Duration.minutes(5)
+_REAPER_MINUTES = 5
+# Lambda tries a scheduled run that fails three times in all.
+_FEW_ERRORS = 2
 
 
 class ApiStack(Stack):
@@ -101,14 +103,14 @@ class ApiStack(Stack):
         scheduler.Schedule(
             self,
             "Schedule",
-            schedule=scheduler.ScheduleExpression.rate(_REAPER_PERIOD),
+            schedule=scheduler.ScheduleExpression.rate(Duration.minutes(_REAPER_MINUTES)),
             target=scheduler_targets.LambdaInvoke(
                 reaper.function,
                 # What the construct would add to it is the right to call any version.
                 role=self._schedule_role(reaper, undeliverable).without_policy_updates(),
                 dead_letter_queue=undeliverable,
                 # The next look sees what this one would have seen.
-                max_event_age=_REAPER_PERIOD,
+                max_event_age=Duration.minutes(_REAPER_MINUTES),
                 retry_attempts=2,
             ),
             description="Looks at every active batch",
@@ -209,23 +211,28 @@ class ApiStack(Stack):
         )
 
     def _add_alarms(self) -> None:
-        topic, minute = self.data.topic, Duration.minutes(1)
+        topic = self.data.topic
         for function in (self.control, self.reaper, self.dead_letters, self.api):
             add_alarm(
                 function,
                 "Errors",
                 topic=topic,
-                metric=function.function.metric_errors(period=minute, statistic="Sum"),
-                above=0,
-                minutes=5,
+                # In which the reaper runs three times.
+                metric=function.function.metric_errors(
+                    period=Duration.minutes(3 * _REAPER_MINUTES), statistic="Sum"
+                ),
+                above=_FEW_ERRORS,
+                periods=1,
                 description=f"{function.node.id} fails again and again.",
             )
         add_alarm(
             self,
             "ApiServerErrors",
             topic=topic,
-            metric=self.http_api.api.metric_server_error(period=minute, statistic="Sum"),
+            metric=self.http_api.api.metric_server_error(
+                period=Duration.minutes(1), statistic="Sum"
+            ),
             above=0,
-            minutes=3,
+            periods=3,
             description="The API answers requests with 5xx.",
         )

@@ -83,7 +83,7 @@ class ComputeStack(Stack):
                 using_metrics={"tasks": self.running[worker.model.name], "shards": backlog(queue)},
             ),
             above=0,
-            minutes=_NO_WORKER_MINUTES,
+            periods=_NO_WORKER_MINUTES,
             description=f"Shards of {worker.model.name} wait and no worker runs.",
         )
         add_alarm(
@@ -94,7 +94,7 @@ class ComputeStack(Stack):
                 period=_MINUTE, statistic="Maximum"
             ),
             above=window_seconds(data.config.windows.default, param="default") / 4,
-            minutes=15,
+            periods=15,
             description=f"A shard of {worker.model.name} has waited for a quarter of a window.",
         )
         add_alarm(
@@ -109,6 +109,6 @@ class ComputeStack(Stack):
                 statistic="Sum",
             ),
             above=5,
-            minutes=3,
+            periods=3,
             description=f"Workers of {worker.model.name} lose their leases again and again.",
         )

@@ -19,6 +19,10 @@ _WORK_VISIBILITY = Duration.seconds(60)
 _MAX_RECEIVES = 5
 _DEAD_LETTER_VISIBILITY = Duration.seconds(6 * 60)
 
+# The longest there is: shards of a batch wait their turn here, and an upload is known to nobody
+# else until its message is dealt with.
+_RETENTION = Duration.days(14)
+
 
 class Doorbells(Construct):
     """`control`, `work` (one queue a model, by the model's name) and their `dead_letters`."""
@@ -26,23 +30,22 @@ class Doorbells(Construct):
     def __init__(self, scope: Construct, construct_id: str, *, models: Iterable[Model]) -> None:
         super().__init__(scope, construct_id)
         # What even its own handler cannot deal with stays here for a person, and raises an alarm.
-        self.undeliverable = self._queue("Undeliverable", retention_period=Duration.days(14))
+        self.undeliverable = self._queue("Undeliverable")
         self.dead_letters = self._queue(
             "DeadLetters",
             visibility_timeout=_DEAD_LETTER_VISIBILITY,
-            retention_period=Duration.days(14),
             dead_letter_queue=sqs.DeadLetterQueue(queue=self.undeliverable, max_receive_count=10),
         )
         redrive = sqs.DeadLetterQueue(queue=self.dead_letters, max_receive_count=_MAX_RECEIVES)
         self.control = self._queue(
-            "Control", visibility_timeout=_CONTROL_VISIBILITY, dead_letter_queue=redrive
+            "Control",
+            visibility_timeout=_CONTROL_VISIBILITY,
+            dead_letter_queue=redrive,
         )
         self.work = {
             model.name: self._queue(
                 f"Work-{model.slug}",
                 visibility_timeout=_WORK_VISIBILITY,
-                # Longer than any batch's window may be left: shards of one wait their turn here.
-                retention_period=Duration.days(14),
                 dead_letter_queue=redrive,
             )
             for model in models
@@ -53,7 +56,6 @@ class Doorbells(Construct):
         construct_id: str,
         *,
         visibility_timeout: Duration | None = None,
-        retention_period: Duration | None = None,
         dead_letter_queue: sqs.DeadLetterQueue | None = None,
     ) -> sqs.Queue:
         return sqs.Queue(
@@ -62,6 +64,6 @@ class Doorbells(Construct):
             encryption=sqs.QueueEncryption.SQS_MANAGED,
             enforce_ssl=True,
             visibility_timeout=visibility_timeout,
-            retention_period=retention_period,
+            retention_period=_RETENTION,
             dead_letter_queue=dead_letter_queue,
         )

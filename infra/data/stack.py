@@ -77,7 +77,7 @@ class DataStack(Stack):
                 period=_MINUTE, statistic="Maximum"
             ),
             above=0,
-            minutes=1,
+            periods=1,
             description="A message that even the handler of dead letters could not deal with.",
         )
         add_alarm(
@@ -88,7 +88,7 @@ class DataStack(Stack):
                 period=_MINUTE, statistic="Maximum"
             ),
             above=0,
-            minutes=10,
+            periods=10,
             description="Dead letters are not being dealt with.",
         )
         add_alarm(
@@ -99,7 +99,7 @@ class DataStack(Stack):
                 period=_MINUTE, statistic="Maximum"
             ),
             above=30 * 60,
-            minutes=5,
+            periods=5,
             description="A message has waited for half an hour to be handled: intake is stuck.",
         )
 
