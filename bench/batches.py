@@ -17,7 +17,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from localstack.cloud import ROOT, Cloud
+from localstack.cloud import Cloud
+from localstack.processes import ROOT
 from localstack.ministack import environment_for, running_ministack
 from localstack.resources import create_resources
 
