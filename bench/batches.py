@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import Any
 
 from localstack.cloud import Cloud
-from localstack.processes import ROOT
 from localstack.ministack import environment_for, running_ministack
+from localstack.processes import ROOT
 from localstack.resources import create_resources
 
 MODEL = "scripted"
