@@ -1,0 +1,71 @@
+"""The kinds of deployments that the Compute stack makes, and its resources by name."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from tests.infra.reading import Deployment
+
+BIG = {
+    "name": "org/Big",
+    "gpu": "l4",
+    "gpus_per_worker": 4,
+    "max_workers": 8,
+    "weights": "s3://weights-of-big/models/big",
+    "dtype": "bfloat16",
+    "args": ["--max-num-seqs", "64"],
+}
+SMALL = {"name": "small", "gpu": "t4", "weights": "s3://weights-of-small/small/"}
+TWO = {"models": [BIG, SMALL]}
+GROUPS = TWO | {"compute": "asg"}
+SPOT_GROUPS = GROUPS | {"spot": True}
+SPOT_MANAGED = TWO | {"spot": True}
+# Every kind of deployment: what holds for workers holds in each of them.
+KINDS: dict[str, dict[str, Any]] = {
+    "as it is": {},
+    "managed": TWO,
+    "managed, Spot": SPOT_MANAGED,
+    "groups": GROUPS,
+    "groups, Spot": SPOT_GROUPS,
+}
+
+
+class Compute(Deployment):
+    """All stacks of a configuration, and the Compute stack's resources by type."""
+
+    def plain(self, value: Any) -> Any:
+        """Return a value with names in place of references, also within a text."""
+        match value:
+            case {"Fn::Sub": str(text)}:
+                return re.sub(
+                    r"\$\{(.+?)\}", lambda found: str(self.plain({"Ref": found[1]})), text
+                )
+        return super().plain(value)
+
+    def of(self, kind: str) -> dict[str, dict[str, Any]]:
+        """Return the properties of the Compute stack's resources of a type."""
+        return {
+            name.removesuffix(tail): self.plain(resource.get("Properties", {}))
+            for name, resource in self.templates["Compute"]["Resources"].items()
+            if resource["Type"] == kind
+            for tail in [re.search(r"[0-9A-F]{8}$|$", name)[0]]  # type: ignore[index]
+        }
+
+    def only(self, kind: str) -> dict[str, Any]:
+        """Return the properties of the only resource of a type."""
+        [properties] = self.of(kind).values()
+        return properties
+
+    def task(self, slug: str) -> dict[str, Any]:
+        """Return the task definition of a model."""
+        return self.of("AWS::ECS::TaskDefinition")[f"Worker{slug.replace('-', '')}Task"]
+
+    def container(self, slug: str) -> dict[str, Any]:
+        """Return the only container of a model's tasks."""
+        [container] = self.task(slug)["ContainerDefinitions"]
+        return dict(container)
+
+    def environment(self, slug: str) -> dict[str, str]:
+        """Return the variables that a model's worker gets."""
+        return {item["Name"]: item["Value"] for item in self.container(slug)["Environment"]}

@@ -1,0 +1,314 @@
+"""The service of each model: what runs, as whom, with which rights."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+import pytest
+from aws_cdk import App, Stack
+from aws_cdk import aws_ecs as ecs
+
+from cli.main import make_parser
+from cli.worker import WorkerOptions, options_from
+from handler.settings import read_settings
+from handler.worker.config import read_config
+from infra.app import worker_image
+from tests.infra.compute.kinds import BIG, SMALL, Compute
+from tests.infra.conftest import Synth
+from tests.infra.reading import Grant
+
+ROOT = Path(__file__).parents[3]
+MODELS = {"orgbig": BIG, "small": SMALL}
+BOTH = ("managed", "groups")
+ACCOUNT = "eu-west-1:111122223333"
+BUCKET, TABLE = "DropsBucket.Arn", "BatchesTable.Arn"
+NO_KEYS = json.dumps({"ForAllValues:StringNotLike": {"dynamodb:LeadingKeys": ["KEY*"]}})
+
+
+@pytest.fixture(params=BOTH)
+def made(request: pytest.FixtureRequest, compute: dict[str, Compute]) -> Compute:
+    """Return two models on each sort of machines."""
+    return compute[request.param]
+
+
+# The service
+
+
+def test_a_service_starts_with_no_worker(any_kind: Compute) -> None:
+    """A deployment alone pays for no GPU."""
+    assert {service["DesiredCount"] for service in services(any_kind).values()} == {0}
+
+
+def test_a_service_runs_on_its_models_machines_only(made: Compute) -> None:
+    """A GPU that was paid for one model does not serve another."""
+    for slug in MODELS:
+        service = services(made)[slug]
+        assert service["CapacityProviderStrategy"] == [
+            {"CapacityProvider": f"Worker{slug}Machines", "Weight": 1}
+        ]
+        assert "LaunchType" not in service
+        assert service["TaskDefinition"] == f"Worker{slug}Task"
+
+
+def test_a_deployment_takes_a_gpu_from_the_worker_that_it_replaces(any_kind: Compute) -> None:
+    """There may be no GPU beside those in use; a bad version is taken back by itself."""
+    for service in services(any_kind).values():
+        deployment = service["DeploymentConfiguration"]
+        assert (deployment["MinimumHealthyPercent"], deployment["MaximumPercent"]) == (0, 100)
+        assert deployment["DeploymentCircuitBreaker"] == {"Enable": True, "Rollback": True}
+        assert service["AvailabilityZoneRebalancing"] == "DISABLED"
+
+
+def test_nobody_gets_a_shell_in_a_worker(any_kind: Compute) -> None:
+    """ECS Exec stays off."""
+    assert not any(service.get("EnableExecuteCommand") for service in services(any_kind).values())
+
+
+def test_lambdas_know_the_services_by_their_names(made: Compute) -> None:
+    """Intake wakes the service that there is."""
+    told = {
+        variables["TIDEMILL_SERVICES"]
+        for function in made.properties("AWS::Lambda::Function").values()
+        if (variables := function.get("Environment", {}).get("Variables"))
+    }
+    names = {slug: service["ServiceName"] for slug, service in services(made).items()}
+    assert made.only("AWS::ECS::Cluster")["ClusterName"] == "tidemill"
+    assert [json.loads(services) for services in told] == [
+        {model["name"]: f"tidemill/{names[slug]}" for slug, model in MODELS.items()}
+    ]
+
+
+# The task
+
+
+def test_a_worker_has_the_gpus_that_the_configuration_says(made: Compute) -> None:
+    """ECS reserves them for its container."""
+    for slug, model in MODELS.items():
+        count = str(model.get("gpus_per_worker", 1))
+        assert made.container(slug)["ResourceRequirements"] == [{"Type": "GPU", "Value": count}]
+
+
+@pytest.mark.parametrize(
+    ("kind", "machines"), [("managed", "MANAGED_INSTANCES"), ("groups", "EC2")]
+)
+def test_a_task_is_made_for_its_sort_of_machines(
+    compute: dict[str, Compute], kind: str, machines: str
+) -> None:
+    """ECS checks a task's parameters for the sort that it names."""
+    for task in compute[kind].of("AWS::ECS::TaskDefinition").values():
+        assert task["RequiresCompatibilities"] == [machines]
+        assert task["NetworkMode"] == "awsvpc"
+
+
+def test_a_container_can_do_no_more_than_its_work(any_kind: Compute) -> None:
+    """Nothing of the image can be changed, and no right of the kernel is left to its user."""
+    for task in any_kind.of("AWS::ECS::TaskDefinition").values():
+        [container] = task["ContainerDefinitions"]
+        assert container["ReadonlyRootFilesystem"] is True
+        assert container["LinuxParameters"]["Capabilities"] == {"Drop": ["ALL"]}
+        assert not container.get("Privileged")
+        assert not container["User"].startswith(("0", "root"))
+
+
+def test_a_worker_has_two_minutes_to_stop(any_kind: Compute) -> None:
+    """SIGTERM reaches it through an init process that reaps what its engine leaves behind."""
+    for task in any_kind.of("AWS::ECS::TaskDefinition").values():
+        [container] = task["ContainerDefinitions"]
+        assert container["StopTimeout"] == 120
+        assert container["LinuxParameters"]["InitProcessEnabled"] is True
+
+
+def test_logs_are_kept_for_as_long_as_the_configuration_says(synth: Synth) -> None:
+    """Each model has a group of its own."""
+    kept = Compute(synth({"models": [BIG, SMALL], "retention": {"log_days": 7}}))
+    groups = kept.of("AWS::Logs::LogGroup")
+    for slug in MODELS:
+        logging = kept.container(slug)["LogConfiguration"]
+        assert logging["LogDriver"] == "awslogs"
+        assert groups[logging["Options"]["awslogs-group"]]["RetentionInDays"] == 7
+    assert len(groups) == len(MODELS)
+
+
+def test_a_worker_is_told_its_model_by_flags_that_it_knows(made: Compute) -> None:
+    """The command is one that `tidemill` takes, and means what the configuration says."""
+    for slug, model in MODELS.items():
+        options = options_of(made, slug)
+        assert options.served_model_names == (model["name"],)
+        assert options.model == model["weights"]
+        assert options.dtype == model.get("dtype", "auto")
+    assert options_of(made, "orgbig").max_num_seqs == 64
+
+
+def test_without_weights_a_worker_runs_the_demo_model(compute: dict[str, Compute]) -> None:
+    """It lies in the image; its name is the configuration's."""
+    options = options_of(compute["as it is"], "tidemilldemo")
+    assert (options.model, options.served_model_names) == (None, ("tidemill-demo",))
+
+
+def test_a_worker_finds_its_deployment_in_its_environment(made: Compute) -> None:
+    """Every name is there, and the queue of its model among them."""
+    for slug, model in MODELS.items():
+        environment = made.environment(slug)
+        settings = read_settings(environment)
+        assert settings.bucket == "DropsBucket"
+        assert settings.table == "BatchesTable"
+        assert settings.control_queue == "DoorbellsControl"
+        assert settings.work_queues[model["name"]] == f"DoorbellsWork{slug}"
+        assert read_config(environment, {"queue": "url"}).queue == "url"
+        assert environment["AWS_DEFAULT_REGION"] == "eu-west-1"
+        assert environment["POWERTOOLS_SERVICE_NAME"] == "worker"
+
+
+# What the image and the task must agree on
+
+
+def test_the_task_runs_the_image_as_it_is_meant_to_be(made: Compute) -> None:
+    """The same user, the same health check, and a volume wherever the image writes."""
+    words = instructions()
+    image = dict(re.findall(r"(\w+)=(\S+)", words["ENV"]))
+    for slug in MODELS:
+        container = made.container(slug)
+        assert container["User"] == words["USER"]
+        check = json.loads(words["HEALTHCHECK"].partition(" CMD ")[2])
+        assert container["HealthCheck"]["Command"] == ["CMD", *check]
+        volumes = writable(made, slug)
+        assert volumes == set(json.loads(words["VOLUME"]))
+        variables = image | made.environment(slug)
+        for name in ("HOME", "NUMBA_CACHE_DIR", "TIDEMILL_WEIGHTS_CACHE", "TIDEMILL_HEALTH_FILE"):
+            path = PurePosixPath(variables[name])
+            assert any(path.is_relative_to(volume) for volume in volumes), name
+
+
+def test_volumes_are_the_tasks_own(any_kind: Compute) -> None:
+    """Nothing of a machine, and nothing of another task, is to be seen in them."""
+    for task in any_kind.of("AWS::ECS::TaskDefinition").values():
+        assert all(set(volume) == {"Name"} for volume in task["Volumes"])
+
+
+def test_the_image_is_built_from_what_it_needs(tmp_path: Path) -> None:
+    """For the machines' processors, and without whatever else lies in a checkout."""
+    app = App(outdir=str(tmp_path))
+    task = ecs.Ec2TaskDefinition(Stack(app, "Stack"), "Task")
+    task.add_container("worker", image=worker_image(), memory_limit_mib=1)
+    app.synth()
+    [manifest] = tmp_path.glob("Stack.assets.json")
+    [asset] = json.loads(manifest.read_text(encoding="utf-8"))["dockerImages"].values()
+    assert asset["source"]["dockerFile"] == "container/Dockerfile"
+    assert asset["source"]["platform"] == "linux/amd64"
+    context = tmp_path / asset["source"]["directory"]
+    assert {path.name for path in context.iterdir() if path.name != ".dockerignore"} == {
+        *("LICENSE", "README.md", "constraints.txt", "pyproject.toml"),
+        *("cli", "container", "demo", "engine", "handler"),
+    }
+
+
+# Rights
+
+
+@pytest.mark.parametrize("slug", MODELS)
+def test_a_worker_may_do_its_models_work_and_nothing_else(made: Compute, slug: str) -> None:
+    """Its queue, its weights, parts in flight, shards; neither results nor keys."""
+    bucket, prefix = {
+        "orgbig": ("arn:aws:s3:::weights-of-big", "models/big/"),
+        "small": ("arn:aws:s3:::weights-of-small", "small/"),
+    }[slug]
+    queue = f"DoorbellsWork{slug}.Arn"
+    assert made.task(slug)["TaskRoleArn"] == f"Worker{slug}Role.Arn"
+    assert made.grants(f"Worker{slug}Role") == {
+        Grant("sqs:ReceiveMessage", queue),
+        Grant("sqs:DeleteMessage", queue),
+        Grant("sqs:ChangeMessageVisibility", queue),
+        Grant("sqs:SendMessage", queue),
+        Grant("sqs:SendMessage", "DoorbellsControl.Arn"),
+        Grant("dynamodb:GetItem", TABLE, NO_KEYS),
+        Grant("dynamodb:UpdateItem", TABLE, NO_KEYS),
+        Grant("s3:ListBucket", BUCKET),
+        *(
+            Grant(action, f"{BUCKET}/{folder}/*")
+            for action in ("s3:GetObject", "s3:GetObjectVersion")
+            for folder in ("input", "files", "work")
+        ),
+        Grant("s3:PutObject", f"{BUCKET}/work/*"),
+        Grant("ecs:UpdateTaskProtection", f"arn:aws:ecs:{ACCOUNT}:task/tidemill/*"),
+        Grant("s3:ListBucket", bucket, json.dumps({"StringLike": {"s3:prefix": [f"{prefix}*"]}})),
+        Grant("s3:GetObject", f"{bucket}/{prefix}*"),
+    }
+
+
+def test_no_worker_reaches_another_models_queue_or_weights(made: Compute) -> None:
+    """Two models of one deployment may be of two parties."""
+    for mine, other in (("orgbig", "small"), ("small", "orgbig")):
+        reached = {grant.resource for grant in made.grants(f"Worker{mine}Role")}
+        [weights] = {
+            grant.resource
+            for grant in made.grants(f"Worker{other}Role")
+            if grant.resource.startswith("arn:aws:s3:::") and grant.action == "s3:GetObject"
+        }
+        assert weights not in reached
+        assert f"DoorbellsWork{other}.Arn" not in reached
+
+
+def test_without_weights_a_worker_reads_no_other_bucket(compute: dict[str, Compute]) -> None:
+    """A model in the image gives no right to any."""
+    reached = {grant.resource for grant in compute["as it is"].grants("WorkertidemilldemoRole")}
+    assert not any(resource.startswith("arn:aws:s3:::") for resource in reached)
+
+
+def test_only_tasks_of_this_account_take_a_workers_role(any_kind: Compute) -> None:
+    """ECS must not be talked into it by somebody else."""
+    for slug in services(any_kind):
+        role = any_kind.of("AWS::IAM::Role")[f"Worker{slug}Role"]
+        [statement] = role["AssumeRolePolicyDocument"]["Statement"]
+        assert statement["Principal"] == {"Service": "ecs-tasks.amazonaws.com"}
+        assert statement["Condition"] == {"StringEquals": {"aws:SourceAccount": "111122223333"}}
+
+
+def test_ecs_may_fetch_the_image_and_write_the_log(made: Compute) -> None:
+    """That is all that starting a task takes."""
+    images = (
+        f"arn:aws:ecr:{ACCOUNT}:repository/cdk-hnb659fds-container-assets-111122223333-eu-west-1"
+    )
+    for slug in MODELS:
+        logs = f"Worker{slug}Logs.Arn"
+        assert made.task(slug)["ExecutionRoleArn"] == f"Worker{slug}TaskExecutionRole.Arn"
+        assert made.grants(f"Worker{slug}TaskExecutionRole") == {
+            # AWS has no resource for this one.
+            Grant("ecr:GetAuthorizationToken", "*"),
+            Grant("ecr:BatchCheckLayerAvailability", images),
+            Grant("ecr:GetDownloadUrlForLayer", images),
+            Grant("ecr:BatchGetImage", images),
+            Grant("logs:CreateLogStream", logs),
+            Grant("logs:PutLogEvents", logs),
+        }
+
+
+def services(made: Compute) -> dict[str, dict[str, Any]]:
+    """Return the services by their models."""
+    found = made.of("AWS::ECS::Service")
+    assert found
+    return {name.removeprefix("Worker").removesuffix("Service"): found[name] for name in found}
+
+
+def options_of(made: Compute, slug: str) -> WorkerOptions:
+    """Return what a model's worker understands of its command."""
+    return options_from(make_parser().parse_args(made.container(slug)["Command"]))
+
+
+def writable(made: Compute, slug: str) -> set[str]:
+    """Return where a model's worker can write."""
+    return {
+        mount["ContainerPath"]
+        for mount in made.container(slug)["MountPoints"]
+        if not mount["ReadOnly"]
+    }
+
+
+def instructions() -> dict[str, str]:
+    """Return the words of each instruction of the Dockerfile's last stage, each on one line."""
+    text = (ROOT / "container" / "Dockerfile").read_text(encoding="utf-8")
+    lines = re.sub(r"\\\n", " ", re.sub(r"^#.*\n", "", text, flags=re.MULTILINE)).splitlines()
+    last = max(number for number, line in enumerate(lines) if line.startswith("FROM "))
+    return dict(line.split(maxsplit=1) for line in lines[last:] if line)
