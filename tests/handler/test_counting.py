@@ -9,6 +9,7 @@ from dataclasses import replace
 import pytest
 from pydantic_core import to_json
 
+from handler.abandon import abandon
 from handler.announce import announce
 from handler.aws.queues import shard_message
 from handler.batch.model import Progress
@@ -132,6 +133,16 @@ def test_a_shard_that_is_given_up_is_counted_once(
     [line] = counted()
     assert line.figures == {"ShardsGivenUp": 1}
     assert line.labels == {"batch_id": drop.id, "shard": 0}
+
+
+def test_two_who_give_a_shard_up_at_once_count_it_once(mini: Cloud, counted: Counted) -> None:
+    """Both have seen that it is hopeless; the words of the first stay."""
+    drop = hopeless(mini)
+    stale = drop.shard(0)
+    for reason in ("first", "second"):
+        mini.run(abandon(mini.deployment, stale, reason, model=MODEL))
+    assert [line.figures for line in counted()] == [{"ShardsGivenUp": 1}]
+    assert drop.shard(0).abandoned == "first"
 
 
 def closing(drop: Drop, cloud: Cloud) -> None:

@@ -85,6 +85,23 @@ def test_the_reaper_wakes_a_model_once_for_all_its_batches(ministack: Emulator) 
     assert ecs.asked == []
 
 
+def test_a_shard_that_is_given_up_wakes_nobody(ministack: Emulator) -> None:
+    """Finalize closes it: a worker would find nothing to do."""
+    ecs = Ecs(desired_count=1)
+    cloud = cloud_with(ministack, ecs)
+    batch_id = rung_for(cloud)
+    for number in range(cloud.deployment.settings.max_attempts):
+        cloud.run(
+            cloud.deployment.table.claim(
+                batch_id, 0, owner=str(number), now=time.time(), lease_seconds=-1
+            )
+        )
+    ecs.asked = []
+    reap(cloud.aws, cloud.deployment, int(time.time()))
+    assert [shard.abandoned is None for shard in cloud.shards(batch_id)] == [False]
+    assert ecs.asked == []
+
+
 def test_a_dead_doorbell_that_is_rung_again_wakes_a_worker(ministack: Emulator) -> None:
     """Its receivers may all be gone by then."""
     ecs = Ecs(desired_count=1)

@@ -11,7 +11,9 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
+from engine.protocol.stats import EngineStats
 from handler.aws.aio import AioAws
+from handler.batch.model import Progress
 from handler.batch.states import Status
 from handler.worker.claim import claim_shard
 from handler.worker.doorbell import Doorbell
@@ -19,6 +21,7 @@ from handler.worker.heartbeat import Heartbeat, why_end
 from handler.worker.protection import Protection
 from handler.worker.shard_run import ShardRun
 from handler.worker.site import Site
+from tests.handler.emf import lines_in
 from tests.handler.worker.rig import NEVER, Rig, until
 
 GOOD: dict[str, Any] = {}
@@ -130,6 +133,35 @@ async def test_the_time_of_the_gpus_is_shared_by_use(rig: Rig, site: Site) -> No
     heartbeat.beat()
     assert sum(run.gpu_seconds for run in runs) == 2 + 2 * 2 * site.config.tick_seconds
     await until(lambda: not heartbeat._going)
+
+
+async def test_figures_are_told_once_a_minute_of_work(
+    rig: Rig, site: Site, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """With the time in which there were requests, and the fullest that the cache has been."""
+    site = replace(site, config=rig.config(lease_seconds=30, visibility_seconds=30))
+    rig.batch(*[GOOD] * 4)
+    run = await claimed(site)
+    capsys.readouterr()
+    heartbeat = Heartbeat(site, [run], Protection(None))
+    heartbeat.num_gpus = 1
+    used = iter([0.5, 0.75, *[0.25] * 100])
+    heartbeat.stats = lambda: EngineStats(kv_cache_usage=next(used))
+    run.agenda = type(run.agenda)(await run._read_input())
+    run.agenda.take()
+    run._durable = Progress(completed=2, completion_tokens=60)
+    told = []
+    for _ in range(45):
+        site.clock.now += 3  # type: ignore[attr-defined]
+        run.lease.renewed(site.clock())
+        await done(heartbeat)
+        told += [(site.clock() - 1_000, line) for line in lines_in(capsys.readouterr().out)]
+    assert [at for at, _ in told] == [63, 126]
+    first, second = (line.figures for _, line in told)
+    assert (first["RowsCompleted"], second["RowsCompleted"]) == (2, 0)
+    assert first["TokensPerSecond"] == round(60 / 63, 3)
+    assert (first["KvCacheUse"], second["KvCacheUse"]) == (75, 25)
+    assert run.gpu_seconds == 45 * 3
 
 
 def test_why_a_batch_goes_no_further(rig: Rig) -> None:
