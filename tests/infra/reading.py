@@ -111,7 +111,8 @@ class Deployment:
         (policy,) = (
             policy
             for policy in self.properties(kind).values()
-            if of in {value for held in policy.values() for value in each(held) if held != {}}
+            for held in ("Bucket", "Queues", "Topics")
+            if of in each(policy.get(held))
         )
         found: list[dict[str, Any]] = policy["PolicyDocument"]["Statement"]
         return found

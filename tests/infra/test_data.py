@@ -1,0 +1,375 @@
+"""The Data stack: what it keeps, for how long, and who hears of it."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from aws_cdk.assertions import Template
+
+from handler.aws.events import DETAIL_TYPE, SOURCE
+from handler.batch.options import MAX_WINDOW_SECONDS
+from handler.batch.states import Status
+from tests.infra.conftest import Synth
+from tests.infra.reading import Deployment
+
+DAY_SECONDS = 24 * 3600
+ACCOUNT = "111122223333"
+
+
+@pytest.fixture(scope="module")
+def deployment(templates: dict[str, Template]) -> Deployment:
+    """Return the deployment of infra/config.toml."""
+    return Deployment(templates)
+
+
+@pytest.fixture(scope="module")
+def bucket(deployment: Deployment) -> dict[str, Any]:
+    """Return the properties of the bucket."""
+    return deployment.properties("AWS::S3::Bucket")["DropsBucket"]
+
+
+@pytest.fixture(scope="module")
+def queues(deployment: Deployment) -> dict[str, dict[str, Any]]:
+    """Return the properties of the queues by their plain names."""
+    found = deployment.properties("AWS::SQS::Queue")
+    return {name.removeprefix("Doorbells"): queue for name, queue in found.items()}
+
+
+def rules(bucket: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    """Return the lifecycle rules that hold, by their ids."""
+    found = bucket["LifecycleConfiguration"]["Rules"]
+    return {rule["Id"]: rule for rule in found if rule["Status"] == "Enabled"}
+
+
+# The bucket
+
+
+def test_the_bucket_is_private(bucket: dict[str, Any]) -> None:
+    """No list of rights and no policy can make an object public, whoever writes it."""
+    assert set(bucket["PublicAccessBlockConfiguration"].values()) == {True}
+    assert len(bucket["PublicAccessBlockConfiguration"]) == 4
+    (ownership,) = bucket["OwnershipControls"]["Rules"]
+    assert ownership == {"ObjectOwnership": "BucketOwnerEnforced"}
+
+
+def test_the_bucket_is_encrypted_and_versioned(bucket: dict[str, Any]) -> None:
+    """S3 encrypts what lies there, and an upload over another leaves the first one readable."""
+    (rule,) = bucket["BucketEncryption"]["ServerSideEncryptionConfiguration"]
+    assert rule["ServerSideEncryptionByDefault"] == {"SSEAlgorithm": "AES256"}
+    assert bucket["VersioningConfiguration"] == {"Status": "Enabled"}
+
+
+def test_the_bucket_takes_good_tls_only(deployment: Deployment) -> None:
+    """A request in the clear, or by a TLS older than 1.2, is refused to everybody."""
+    statements = deployment.resource_statements("AWS::S3::BucketPolicy", "DropsBucket")
+    assert {json.dumps(statement.pop("Condition")) for statement in statements} == {
+        '{"Bool": {"aws:SecureTransport": "false"}}',
+        '{"NumericLessThan": {"s3:TlsVersion": 1.2}}',
+    }
+    for statement in statements:
+        assert statement == {
+            "Action": "s3:*",
+            "Effect": "Deny",
+            "Principal": {"AWS": "*"},
+            "Resource": ["DropsBucket.Arn", "DropsBucket.Arn/*"],
+        }
+
+
+def test_what_is_lost_for_ever_outlives_its_stack(deployment: Deployment) -> None:
+    """Bucket and table stay when the stack goes, or when a change would replace them."""
+    for kind in ("AWS::S3::Bucket", "AWS::DynamoDB::Table"):
+        ((_, resource),) = deployment.resources(kind).items()
+        assert resource["DeletionPolicy"] == "Retain"
+        assert resource["UpdateReplacePolicy"] == "Retain"
+
+
+def test_uploads_that_nobody_ends_are_given_up(bucket: dict[str, Any]) -> None:
+    """Parts of an abandoned upload, which cost and do not show, go after a week, anywhere."""
+    rule = rules(bucket)["abandoned-uploads"]
+    assert rule["AbortIncompleteMultipartUpload"] == {"DaysAfterInitiation": 7}
+    assert "Prefix" not in rule
+
+
+def test_work_in_flight_outlasts_every_batch(bucket: dict[str, Any]) -> None:
+    """Work goes when the longest batch must have ended, and with it what was deleted there."""
+    rule = rules(bucket)["work"]
+    assert rule["Prefix"] == "work/"
+    assert rule["ExpirationInDays"] * DAY_SECONDS > MAX_WINDOW_SECONDS + DAY_SECONDS
+    assert rule["NoncurrentVersionExpiration"] == {"NoncurrentDays": 1}
+
+
+def test_a_replaced_input_lasts_as_long_as_a_batch_that_reads_it(bucket: dict[str, Any]) -> None:
+    """Inputs are their owners': only versions that a newer upload has replaced go."""
+    rule = rules(bucket)["replaced-input"]
+    assert rule["Prefix"] == "input/"
+    noncurrent = rule["NoncurrentVersionExpiration"]["NoncurrentDays"]
+    assert noncurrent * DAY_SECONDS > MAX_WINDOW_SECONDS
+    assert "ExpirationInDays" not in rule
+
+
+@pytest.mark.parametrize("prefix", ["output", "files"])
+def test_results_go_when_the_configuration_says(bucket: dict[str, Any], prefix: str) -> None:
+    """Results are kept for 90 days, and for a week more where something was written over them."""
+    rule = rules(bucket)[f"old-{prefix}"]
+    assert rule["Prefix"] == f"{prefix}/"
+    assert rule["ExpirationInDays"] == 90
+    assert rule["NoncurrentVersionExpiration"] == {"NoncurrentDays": 7}
+
+
+def test_retention_is_configured(synth: Synth) -> None:
+    """Work, logs and the table last as the file says; 0 days of output is for ever."""
+    retention = {"output_days": 0, "work_days": 20, "log_days": 7, "table_days": 30}
+    found = Deployment(synth({"retention": retention}))
+    held = rules(found.properties("AWS::S3::Bucket")["DropsBucket"])
+    assert held["work"]["ExpirationInDays"] == 20
+    assert held["replaced-input"]["NoncurrentVersionExpiration"] == {"NoncurrentDays": 20}
+    for prefix in ("output", "files"):
+        assert "ExpirationInDays" not in held[f"old-{prefix}"]
+    logs = found.properties("AWS::Logs::LogGroup")
+    assert {group["RetentionInDays"] for group in logs.values()} == {7}
+    functions = found.properties("AWS::Lambda::Function").values()
+    assert {
+        function["Environment"]["Variables"]["TIDEMILL_KEEP_DAYS"] for function in functions
+    } == {"30"}
+
+
+def test_uploads_are_announced(bucket: dict[str, Any]) -> None:
+    """S3 tells control of every new `input/….jsonl` however it was written, and of nothing else."""
+    assert bucket["NotificationConfiguration"] == {
+        "QueueConfigurations": [
+            {
+                "Event": "s3:ObjectCreated:*",
+                "Queue": "DoorbellsControl.Arn",
+                "Filter": {
+                    "S3Key": {
+                        "Rules": [
+                            {"Name": "prefix", "Value": "input/"},
+                            {"Name": "suffix", "Value": ".jsonl"},
+                        ]
+                    }
+                },
+            }
+        ]
+    }
+
+
+def test_the_queue_lets_the_bucket_in_before_the_bucket_asks(deployment: Deployment) -> None:
+    """S3 tries the queue when notifications are set up, so its policy must be there by then."""
+    template = deployment.templates["Data"]["Resources"]
+    bucket = deployment.resources("AWS::S3::Bucket")["DropsBucket"]
+    assert [template[name]["Type"] for name in bucket["DependsOn"]] == ["AWS::SQS::QueuePolicy"]
+    (policy,) = (template[name] for name in bucket["DependsOn"])
+    assert deployment.plain(policy["Properties"]["Queues"]) == ["DoorbellsControl"]
+
+
+# The table
+
+
+def test_the_table_forgets_and_can_be_restored(deployment: Deployment) -> None:
+    """Items go at `expires`; any second of the last 35 days can be brought back."""
+    table = deployment.properties("AWS::DynamoDB::Table")["BatchesTable"]
+    assert table["TimeToLiveSpecification"] == {"AttributeName": "expires", "Enabled": True}
+    assert table["PointInTimeRecoverySpecification"] == {"PointInTimeRecoveryEnabled": True}
+    assert table["SSESpecification"] == {"SSEEnabled": True}
+    assert table["BillingMode"] == "PAY_PER_REQUEST"
+
+
+def test_the_table_has_its_keys_and_its_index(deployment: Deployment) -> None:
+    """Items by `pk` and `sk`, batches by tenant in the order of their making."""
+    table = deployment.properties("AWS::DynamoDB::Table")["BatchesTable"]
+    assert keys_of(table) == {"HASH": "pk", "RANGE": "sk"}
+    (index,) = table["GlobalSecondaryIndexes"]
+    assert index["IndexName"] == "by_tenant"
+    assert keys_of(index) == {"HASH": "tenant", "RANGE": "created_id"}
+    assert index["Projection"] == {"ProjectionType": "ALL"}
+    assert {found["AttributeType"] for found in table["AttributeDefinitions"]} == {"S"}
+
+
+def keys_of(table: dict[str, Any]) -> dict[str, str]:
+    """Return the names of the keys of a table or an index."""
+    return {key["KeyType"]: key["AttributeName"] for key in table["KeySchema"]}
+
+
+# The queues
+
+
+def test_queues_are_encrypted_and_take_tls_only(
+    deployment: Deployment, queues: dict[str, dict[str, Any]]
+) -> None:
+    """No message lies or travels in the clear."""
+    assert len(queues) == 4
+    for name, queue in queues.items():
+        assert queue["SqsManagedSseEnabled"] is True, name
+        statements = deployment.resource_statements("AWS::SQS::QueuePolicy", f"Doorbells{name}")
+        assert {
+            "Action": "sqs:*",
+            "Effect": "Deny",
+            "Principal": {"AWS": "*"},
+            "Resource": f"Doorbells{name}.Arn",
+            "Condition": {"Bool": {"aws:SecureTransport": "false"}},
+        } in statements
+
+
+def test_dead_letters_have_a_place(queues: dict[str, dict[str, Any]]) -> None:
+    """Messages that nobody can deal with come to one queue, and what it cannot, to a person."""
+    redrive = {name: queue.get("RedrivePolicy") for name, queue in queues.items()}
+    assert redrive == {
+        "Control": {"deadLetterTargetArn": "DoorbellsDeadLetters.Arn", "maxReceiveCount": 5},
+        "Worktidemilldemo": {
+            "deadLetterTargetArn": "DoorbellsDeadLetters.Arn",
+            "maxReceiveCount": 5,
+        },
+        "DeadLetters": {"deadLetterTargetArn": "DoorbellsUndeliverable.Arn", "maxReceiveCount": 10},
+        "Undeliverable": None,
+    }
+
+
+def test_messages_wait_as_long_as_any_batch_may_run(queues: dict[str, dict[str, Any]]) -> None:
+    """A shard of a batch with the longest window can wait its turn to the end."""
+    for queue in queues.values():
+        assert queue["MessageRetentionPeriod"] >= MAX_WINDOW_SECONDS
+
+
+def test_only_s3_in_this_account_may_speak_to_control(deployment: Deployment) -> None:
+    """Beside our own roles, S3 may send to the queue, for buckets of this account."""
+    statements = deployment.resource_statements("AWS::SQS::QueuePolicy", "DoorbellsControl")
+    assert [statement for statement in statements if statement["Effect"] == "Allow"] == [
+        {
+            "Action": "sqs:SendMessage",
+            "Effect": "Allow",
+            "Principal": {"Service": "s3.amazonaws.com"},
+            "Resource": "DoorbellsControl.Arn",
+            "Condition": {"StringEquals": {"aws:SourceAccount": ACCOUNT}},
+        }
+    ]
+
+
+@pytest.mark.parametrize("name", ["Worktidemilldemo", "DeadLetters"])
+def test_nobody_else_may_speak_to_the_workers(deployment: Deployment, name: str) -> None:
+    """No policy lets anybody send to these queues: only roles of ours can."""
+    statements = deployment.resource_statements("AWS::SQS::QueuePolicy", f"Doorbells{name}")
+    assert {statement["Effect"] for statement in statements} == {"Deny"}
+
+
+def test_each_model_has_a_queue_of_its_own(synth: Synth) -> None:
+    """A queue a model, which processes find by the model's name."""
+    models = [{"name": "Qwen/Qwen3-0.6B", "gpu": "l4"}, {"name": "small", "gpu": "t4"}]
+    found = Deployment(synth({"models": models}))
+    outputs = found.outputs("Data")
+    urls = json.loads(outputs["WorkQueueUrls"])
+    assert urls == {"Qwen/Qwen3-0.6B": "DoorbellsWorkqwenqwen306b", "small": "DoorbellsWorksmall"}
+    assert set(urls.values()) < set(found.resources("AWS::SQS::Queue"))
+
+
+# Events and alarms
+
+
+def test_a_batch_that_ends_badly_is_told(deployment: Deployment) -> None:
+    """The bus carries batches that failed or expired to the topic, in words."""
+    rule = deployment.properties("AWS::Events::Rule")["EventsEndedBadly"]
+    assert rule["EventBusName"] == "EventsBus"
+    assert rule["State"] == "ENABLED"
+    assert rule["EventPattern"] == {
+        "source": [SOURCE],
+        "detail-type": [DETAIL_TYPE],
+        "detail": {"status": [str(Status.FAILED), str(Status.EXPIRED)]},
+    }
+    (target,) = rule["Targets"]
+    assert target["Arn"] == "EventsAlarms"
+    assert target["DeadLetterConfig"] == {"Arn": "DoorbellsUndeliverable.Arn"}
+    assert target["InputTransformer"] == {
+        "InputPathsMap": {
+            "detail-batch_id": "$.detail.batch_id",
+            "detail-input": "$.detail.input",
+            "detail-status": "$.detail.status",
+        },
+        "InputTemplate": '"Batch <detail-batch_id> of <detail-input> is <detail-status>."',
+    }
+
+
+def test_the_bus_has_the_deployments_name(synth: Synth) -> None:
+    """Two deployments of an account have buses of their own."""
+    for name in ("tidemill", "mill-two"):
+        found = Deployment(synth({"name": name}))
+        assert found.properties("AWS::Events::EventBus")["EventsBus"]["Name"] == name
+
+
+def test_the_topic_hears_rules_and_alarms_by_tls(deployment: Deployment) -> None:
+    """EventBridge and CloudWatch may publish, the latter for this account; nobody in the clear."""
+    statements = deployment.resource_statements("AWS::SNS::TopicPolicy", "EventsAlarms")
+    told = {
+        (statement["Effect"], json.dumps(statement["Principal"]), json.dumps(condition))
+        for statement in statements
+        for condition in [statement.get("Condition")]
+    }
+    assert told == {
+        ("Deny", '"*"', '{"Bool": {"aws:SecureTransport": "false"}}'),
+        ("Allow", '{"Service": "events.amazonaws.com"}', "null"),
+        (
+            "Allow",
+            '{"Service": "cloudwatch.amazonaws.com"}',
+            f'{{"StringEquals": {{"aws:SourceAccount": "{ACCOUNT}"}}}}',
+        ),
+    }
+    assert {statement["Action"] for statement in statements} == {"sns:Publish"}
+
+
+def test_an_address_is_told_of_alarms_if_there_is_one(deployment: Deployment, synth: Synth) -> None:
+    """The configured address gets the topic's mails; without one nobody does."""
+    assert deployment.properties("AWS::SNS::Subscription") == {}
+    told = Deployment(synth({"alarm_email": "ops@example.com"}))
+    (subscription,) = told.properties("AWS::SNS::Subscription").values()
+    assert subscription == {
+        "Protocol": "email",
+        "Endpoint": "ops@example.com",
+        "TopicArn": "EventsAlarms",
+    }
+
+
+def test_every_alarm_is_told_and_explained(deployment: Deployment) -> None:
+    """Each alarm that is for people goes to the topic and says what it means and where to read."""
+    alarms = deployment.properties("AWS::CloudWatch::Alarm")
+    for_people = {
+        name: alarm for name, alarm in alarms.items() if alarm["AlarmActions"] == ["EventsAlarms"]
+    }
+    assert {"UndeliverableAlarm", "DeadLetterAlarm", "ControlAgeAlarm"} < set(for_people)
+    for name, alarm in for_people.items():
+        assert alarm["AlarmDescription"].endswith(". See docs/operate.md."), name
+        assert alarm["TreatMissingData"] == "notBreaching", name
+    # All others are what scaling listens to.
+    for name in set(alarms) - set(for_people):
+        assert "Scaling" in name
+
+
+@pytest.mark.parametrize(
+    ("name", "queue", "metric", "above", "minutes"),
+    [
+        ("UndeliverableAlarm", "Undeliverable", "ApproximateNumberOfMessagesVisible", 0, 1),
+        ("DeadLetterAlarm", "DeadLetters", "ApproximateNumberOfMessagesVisible", 0, 10),
+        ("ControlAgeAlarm", "Control", "ApproximateAgeOfOldestMessage", 1800, 5),
+    ],
+)
+def test_queues_raise_alarms(  # noqa: PLR0917 - a table of alarms
+    deployment: Deployment, name: str, queue: str, metric: str, above: int, minutes: int
+) -> None:
+    """What waits where nothing should wait, or for too long, is told."""
+    alarm = deployment.properties("AWS::CloudWatch::Alarm")[name]
+    assert alarm["Dimensions"] == [{"Name": "QueueName", "Value": f"Doorbells{queue}.QueueName"}]
+    assert (alarm["Namespace"], alarm["MetricName"]) == ("AWS/SQS", metric)
+    assert alarm["ComparisonOperator"] == "GreaterThanThreshold"
+    assert (alarm["Threshold"], alarm["Period"], alarm["Statistic"]) == (above, 60, "Maximum")
+    assert alarm["EvaluationPeriods"] == minutes
+
+
+def test_the_stack_says_its_names(deployment: Deployment) -> None:
+    """What people and scripts need to know stands in the outputs."""
+    assert deployment.outputs("Data") == {
+        "BucketName": "DropsBucket",
+        "TableName": "BatchesTable",
+        "ControlQueueUrl": "DoorbellsControl",
+        "WorkQueueUrls": '{"tidemill-demo":"DoorbellsWorktidemilldemo"}',
+        "DeadLetterQueueUrl": "DoorbellsDeadLetters",
+        "EventBusName": "EventsBus",
+    }
