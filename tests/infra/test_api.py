@@ -1,0 +1,320 @@
+"""The Api stack: its functions, what calls them, and who is let in."""
+
+from __future__ import annotations
+
+import json
+from importlib import import_module
+from typing import Any
+
+import pytest
+from aws_cdk.assertions import Template
+
+from handler.settings import Deployment as Resources
+from handler.settings import read_settings
+from tests.infra.conftest import Synth
+from tests.infra.reading import Deployment
+
+FUNCTIONS = {
+    "Control": "control",
+    "Reaper": "reaper",
+    "DeadLetters": "dead_letters",
+    "Api": "api",
+    "Authorizer": "authorizer",
+}
+LAMBDA_MAX_SECONDS = 900
+# An HTTP API answers for an integration that takes longer.
+GATEWAY_SECONDS = 30
+
+
+@pytest.fixture(scope="module")
+def deployment(templates: dict[str, Template]) -> Deployment:
+    """Return the deployment of infra/config.toml."""
+    return Deployment(templates)
+
+
+@pytest.fixture(scope="module")
+def signed(synth: Synth) -> Deployment:
+    """Return a deployment whose API takes requests that are signed with IAM."""
+    return Deployment(synth({"auth": "iam"}))
+
+
+@pytest.fixture(scope="module")
+def functions(deployment: Deployment) -> dict[str, dict[str, Any]]:
+    """Return the properties of the functions by their constructs' names."""
+    found = deployment.properties("AWS::Lambda::Function")
+    return {name.removesuffix("Function"): function for name, function in found.items()}
+
+
+def only(found: dict[str, dict[str, Any]]) -> dict[str, Any]:
+    """Return the one of what there is one of."""
+    ((_, properties),) = found.items()
+    return properties
+
+
+# The functions
+
+
+def test_there_are_no_functions_but_ours(functions: dict[str, dict[str, Any]]) -> None:
+    """No construct has brought along a function of its own."""
+    assert set(functions) == set(FUNCTIONS)
+
+
+@pytest.mark.parametrize(("name", "module"), FUNCTIONS.items())
+def test_a_function_runs_a_handler_that_exists(
+    functions: dict[str, dict[str, Any]], name: str, module: str
+) -> None:
+    """Lambda finds the function in the module, under the name of the service in logs."""
+    function = functions[name]
+    path, _, attribute = function["Handler"].rpartition(".")
+    assert path == f"handler.lambdas.{module}"
+    assert callable(getattr(import_module(path), attribute))
+    assert function["Environment"]["Variables"]["POWERTOOLS_SERVICE_NAME"] == module
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_a_function_runs_what_the_bundle_is_for(
+    functions: dict[str, dict[str, Any]], name: str
+) -> None:
+    """All have the code, the Python and the processor of the one bundle."""
+    function = functions[name]
+    assert function["Runtime"] == "python3.11"
+    assert function["Architectures"] == ["arm64"]
+    assert function["Code"] == functions["Control"]["Code"]
+    assert function["Role"] == f"{name}Role.Arn"
+
+
+@pytest.mark.parametrize(
+    ("name", "memory_mib", "seconds", "scratch_mib"),
+    [
+        ("Control", 1769, LAMBDA_MAX_SECONDS, 10240),
+        ("Reaper", 512, LAMBDA_MAX_SECONDS, None),
+        ("DeadLetters", 512, 60, None),
+        ("Api", 512, GATEWAY_SECONDS - 1, None),
+        ("Authorizer", 512, 10, None),
+    ],
+)
+def test_a_function_has_room_and_time(
+    functions: dict[str, dict[str, Any]],
+    name: str,
+    *,
+    memory_mib: int,
+    seconds: int,
+    scratch_mib: int | None,
+) -> None:
+    """Intake has a whole processor and a disk for ids; whoever is waited for answers in time."""
+    function = functions[name]
+    assert function["MemorySize"] == memory_mib
+    assert function["Timeout"] == seconds
+    assert function.get("EphemeralStorage") == (scratch_mib and {"Size": scratch_mib})
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_a_function_understands_its_environment(
+    functions: dict[str, dict[str, Any]], name: str
+) -> None:
+    """The variables are settings that the handlers accept, and name the resources."""
+    settings = read_settings(functions[name]["Environment"]["Variables"])
+    assert settings.table == "BatchesTable"
+    assert settings.bucket == "DropsBucket"
+    assert settings.control_queue == "DoorbellsControl"
+    assert settings.event_bus == "EventsBus"
+    assert settings.work_queues == {"tidemill-demo": "DoorbellsWorktidemilldemo"}
+    assert settings.services == {"tidemill-demo": "tidemill/tidemill-tidemill-demo"}
+    assert settings.gpu_hour_prices == {"tidemill-demo": 0.8}
+    assert settings.default_window == "24h"
+    assert settings.keep_days == 90
+    assert Resources(settings).services["tidemill-demo"].path == "tidemill/tidemill-tidemill-demo"
+
+
+def test_no_variable_goes_unread(functions: dict[str, dict[str, Any]]) -> None:
+    """Every setting that a function is given is one that the handlers know."""
+    for function in functions.values():
+        variables = function["Environment"]["Variables"]
+        known = {f"TIDEMILL_{name.upper()}" for name in type(read_settings(variables)).model_fields}
+        assert set(variables) - known == {"POWERTOOLS_SERVICE_NAME"}
+
+
+def test_the_services_named_are_those_that_run(deployment: Deployment) -> None:
+    """The service that intake wakes is the one that the Compute stack makes."""
+    variables = deployment.properties("AWS::Lambda::Function")["ControlFunction"]["Environment"]
+    ((_, path),) = json.loads(variables["Variables"]["TIDEMILL_SERVICES"]).items()
+    cluster = only(deployment.properties("AWS::ECS::Cluster"))["ClusterName"]
+    service = only(deployment.properties("AWS::ECS::Service"))["ServiceName"]
+    assert path == f"{cluster}/{service}"
+
+
+def test_a_model_without_a_price_is_given_none(synth: Synth) -> None:
+    """Prices of zero are left out, as reports then leave out the cost."""
+    models = [{"name": "dear", "gpu": "h100", "gpu_hour_price": 4}, {"name": "free", "gpu": "t4"}]
+    found = Deployment(synth({"models": models}))
+    variables = found.properties("AWS::Lambda::Function")["ControlFunction"]["Environment"]
+    assert read_settings(variables["Variables"]).gpu_hour_prices == {"dear": 4.0}
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_logs_are_lines_of_json_and_go(
+    deployment: Deployment, functions: dict[str, dict[str, Any]], name: str
+) -> None:
+    """Each function logs to a group of its own, for the days of the configuration."""
+    group = f"{name}Logs"
+    assert functions[name]["LoggingConfig"] == {"LogFormat": "JSON", "LogGroup": group}
+    assert deployment.properties("AWS::Logs::LogGroup")[group]["RetentionInDays"] == 30
+    assert deployment.resources("AWS::Logs::LogGroup")[group]["DeletionPolicy"] == "Delete"
+
+
+# What calls them
+
+
+@pytest.mark.parametrize(
+    ("name", "queue", "runs"),
+    [("Control", "DoorbellsControl", 50), ("DeadLetters", "DoorbellsDeadLetters", 5)],
+)
+def test_a_queue_calls_a_function_with_one_message(
+    deployment: Deployment, name: str, queue: str, runs: int
+) -> None:
+    """A message at a time, which comes again alone when it was not dealt with."""
+    (mapping,) = (
+        found
+        for found in deployment.properties("AWS::Lambda::EventSourceMapping").values()
+        if found["FunctionName"] == f"{name}Function"
+    )
+    assert mapping["EventSourceArn"] == f"{queue}.Arn"
+    assert mapping["BatchSize"] == 1
+    assert mapping["FunctionResponseTypes"] == ["ReportBatchItemFailures"]
+    assert mapping["ScalingConfig"] == {"MaximumConcurrency": runs}
+    assert "MaximumBatchingWindowInSeconds" not in mapping
+
+
+def test_a_message_is_hidden_while_its_function_may_run(
+    deployment: Deployment, functions: dict[str, dict[str, Any]]
+) -> None:
+    """Lambda takes no queue whose messages show again before the function's time is over."""
+    mappings = deployment.properties("AWS::Lambda::EventSourceMapping")
+    assert len(mappings) == 2
+    for mapping in mappings.values():
+        queue = mapping["EventSourceArn"].removesuffix(".Arn")
+        visibility = deployment.properties("AWS::SQS::Queue")[queue]["VisibilityTimeout"]
+        assert visibility > functions[mapping["FunctionName"].removesuffix("Function")]["Timeout"]
+
+
+def test_the_reaper_is_called_every_five_minutes(deployment: Deployment) -> None:
+    """The schedule is on; a call that cannot be made is told, and not made up for later."""
+    schedule = only(deployment.properties("AWS::Scheduler::Schedule"))
+    assert schedule["ScheduleExpression"] == "rate(5 minutes)"
+    assert schedule["State"] == "ENABLED"
+    assert schedule["FlexibleTimeWindow"] == {"Mode": "OFF"}
+    assert schedule["Target"] == {
+        "Arn": "ReaperFunction.Arn",
+        "RoleArn": "ScheduleRole.Arn",
+        "DeadLetterConfig": {"Arn": "DoorbellsUndeliverable.Arn"},
+        "RetryPolicy": {"MaximumEventAgeInSeconds": 300, "MaximumRetryAttempts": 2},
+    }
+
+
+# The HTTP API
+
+
+def routes(deployment: Deployment) -> dict[str, dict[str, Any]]:
+    """Return the routes of the API by method and path."""
+    found = deployment.properties("AWS::ApiGatewayV2::Route").values()
+    return {route["RouteKey"]: route for route in found}
+
+
+def test_all_routes_lead_to_the_api(deployment: Deployment) -> None:
+    """One function answers everything, in payload format 2.0."""
+    integration = only(deployment.properties("AWS::ApiGatewayV2::Integration"))
+    assert integration["IntegrationType"] == "AWS_PROXY"
+    assert integration["IntegrationUri"] == "ApiFunction.Arn"
+    assert integration["PayloadFormatVersion"] == "2.0"
+    ((name, _),) = deployment.properties("AWS::ApiGatewayV2::Integration").items()
+    assert set(routes(deployment)) == {"GET /health", "ANY /{proxy+}"}
+    assert {route["Target"] for route in routes(deployment).values()} == {f"integrations/{name}"}
+
+
+def test_health_alone_needs_no_key(deployment: Deployment, signed: Deployment) -> None:
+    """Every route but the health check has an authorizer, in either mode."""
+    assert {key: route["AuthorizationType"] for key, route in routes(deployment).items()} == {
+        "GET /health": "NONE",
+        "ANY /{proxy+}": "CUSTOM",
+    }
+    assert {key: route["AuthorizationType"] for key, route in routes(signed).items()} == {
+        "GET /health": "NONE",
+        "ANY /{proxy+}": "AWS_IAM",
+    }
+
+
+def test_keys_are_looked_at_by_the_authorizer(deployment: Deployment) -> None:
+    """It sees the header alone, answers simply, and a revoked key is refused within a minute."""
+    ((name, authorizer),) = deployment.properties("AWS::ApiGatewayV2::Authorizer").items()
+    assert routes(deployment)["ANY /{proxy+}"]["AuthorizerId"] == name
+    assert authorizer["AuthorizerType"] == "REQUEST"
+    assert authorizer["AuthorizerPayloadFormatVersion"] == "2.0"
+    assert authorizer["EnableSimpleResponses"] is True
+    assert authorizer["IdentitySource"] == ["$request.header.Authorization"]
+    assert 0 < authorizer["AuthorizerResultTtlInSeconds"] <= 60
+    assert "/functions/AuthorizerFunction.Arn/" in authorizer["AuthorizerUri"]
+
+
+def test_signed_requests_need_no_authorizer(signed: Deployment) -> None:
+    """With IAM there is neither a function for keys nor a role that may read them."""
+    assert signed.properties("AWS::ApiGatewayV2::Authorizer") == {}
+    assert set(signed.properties("AWS::Lambda::Function")) == {
+        f"{name}Function" for name in FUNCTIONS if name != "Authorizer"
+    }
+    assert "AuthorizerRole" not in signed.properties("AWS::IAM::Role")
+
+
+def test_one_caller_cannot_use_up_the_account(deployment: Deployment) -> None:
+    """Requests beyond a rate are refused before they reach a function."""
+    stage = only(deployment.properties("AWS::ApiGatewayV2::Stage"))
+    assert stage["StageName"] == "$default"
+    assert stage["AutoDeploy"] is True
+    assert stage["DefaultRouteSettings"] == {
+        "ThrottlingRateLimit": 100,
+        "ThrottlingBurstLimit": 200,
+    }
+
+
+def test_requests_are_logged_without_what_is_secret(deployment: Deployment) -> None:
+    """A line of JSON says who asked for what and how it went; no header, query or body."""
+    settings = only(deployment.properties("AWS::ApiGatewayV2::Stage"))["AccessLogSettings"]
+    assert settings["DestinationArn"] == "AccessLogs.Arn"
+    assert json.loads(settings["Format"]) == {
+        "request_id": "$context.requestId",
+        "method": "$context.httpMethod",
+        "route": "$context.routeKey",
+        "path": "$context.path",
+        "status": "$context.status",
+        "latency_ms": "$context.responseLatency",
+        "tenant": "$context.authorizer.tenant",
+        "key_id": "$context.authorizer.key_id",
+        "error": "$context.error.message",
+    }
+    assert deployment.properties("AWS::Logs::LogGroup")["AccessLogs"]["RetentionInDays"] == 30
+
+
+# Alarms
+
+
+@pytest.mark.parametrize("name", ["Control", "Reaper", "DeadLetters", "Api"])
+def test_functions_that_fail_again_and_again_are_told(deployment: Deployment, name: str) -> None:
+    """Three errors in a quarter of an hour, in which the reaper runs three times."""
+    alarm = deployment.properties("AWS::CloudWatch::Alarm")[f"{name}Errors"]
+    assert alarm["Dimensions"] == [{"Name": "FunctionName", "Value": f"{name}Function"}]
+    assert (alarm["Namespace"], alarm["MetricName"]) == ("AWS/Lambda", "Errors")
+    assert (alarm["Statistic"], alarm["Period"], alarm["EvaluationPeriods"]) == ("Sum", 900, 1)
+    assert (alarm["ComparisonOperator"], alarm["Threshold"]) == ("GreaterThanThreshold", 2)
+
+
+def test_an_api_that_fails_is_told(deployment: Deployment) -> None:
+    """Answers with 5xx in three minutes on end, whoever gives them: function or gateway."""
+    alarm = deployment.properties("AWS::CloudWatch::Alarm")["ApiServerErrors"]
+    assert alarm["Dimensions"] == [{"Name": "ApiId", "Value": "HttpApi"}]
+    assert (alarm["Namespace"], alarm["MetricName"]) == ("AWS/ApiGateway", "5xx")
+    assert (alarm["Statistic"], alarm["Period"], alarm["EvaluationPeriods"]) == ("Sum", 60, 3)
+    assert (alarm["ComparisonOperator"], alarm["Threshold"]) == ("GreaterThanThreshold", 0)
+
+
+def test_the_stack_says_its_address(deployment: Deployment) -> None:
+    """The one output is what clients put before `/v1`."""
+    assert deployment.outputs("Api") == {"ApiUrl": "HttpApi.ApiEndpoint"}
