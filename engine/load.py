@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from concurrent.futures import Future
+from hashlib import blake2b
 from importlib import metadata
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -114,18 +116,32 @@ def load_text_model(name: str, model: LoadedModel, template: str | None) -> Text
 
 def _info(model: LoadedModel, config: EngineConfig) -> EngineInfo:
     is_gpu = model.device.type == "cuda"
-    try:
-        version = metadata.version("tidemill")
-    except metadata.PackageNotFoundError:
-        version = "unknown"
     return EngineInfo(
         model=config.model,
         revision=_revision(config.model),
-        engine_version=version,
+        engine_version=_version(),
         device=torch.cuda.get_device_name(model.device) if is_gpu else model.device.type,
         num_gpus=int(is_gpu),
         max_num_seqs=config.max_num_seqs,
     )
+
+
+def _version() -> str:
+    """Return the version that is installed, or for a tree of sources what lies in them."""
+    try:
+        return metadata.version("tidemill")
+    except metadata.PackageNotFoundError:
+        return f"source-{_digest(Path(__file__).parent)}"
+
+
+def _digest(folder: Path) -> str:
+    """Return what is another text whenever a source file in the folder is another one."""
+    digest = blake2b(digest_size=6)
+    for path in sorted(folder.rglob("*.py")):
+        data = path.read_bytes()
+        digest.update(f"{path.relative_to(folder)} {len(data)}\n".encode())
+        digest.update(data)
+    return digest.hexdigest()
 
 
 def _revision(name: str) -> str | None:
