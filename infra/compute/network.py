@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
+from aws_cdk import Stack
 from aws_cdk import aws_ec2 as ec2
+from aws_cdk import aws_iam as iam
 from constructs import Construct
 
 from infra.config import DEFAULT_ZONES, Network
@@ -11,8 +15,8 @@ _CIDR = "10.73.0.0/16"
 _CIDR_MASK = 20
 # What a worker, and ECS on its machine, speak to. S3 and DynamoDB have gateways: they cost nothing.
 _GATEWAYS = {
-    "S3": ec2.GatewayVpcEndpointAwsService.S3,
-    "DynamoDb": ec2.GatewayVpcEndpointAwsService.DYNAMODB,
+    "s3": ec2.GatewayVpcEndpointAwsService.S3,
+    "dynamodb": ec2.GatewayVpcEndpointAwsService.DYNAMODB,
 }
 _SERVICES = {
     "Sqs": ec2.InterfaceVpcEndpointAwsService.SQS,
@@ -62,7 +66,9 @@ class WorkerNetwork(Construct):
         self.workers.add_egress_rule(ec2.Peer.any_ipv4(), ec2.Port.tcp(443), "AWS")
         self.subnets = self.vpc.isolated_subnets
         for name, gateway in _GATEWAYS.items():
-            self.vpc.add_gateway_endpoint(name, service=gateway)
+            endpoint = self.vpc.add_gateway_endpoint(name.upper(), service=gateway)
+            for statement in self._let_through(name):
+                endpoint.add_to_policy(statement)
         endpoints = ec2.SecurityGroup(
             self,
             "Endpoints",
@@ -79,4 +85,26 @@ class WorkerNetwork(Construct):
                 private_dns_enabled=True,
                 security_groups=[endpoints],
                 subnets=ec2.SubnetSelection(subnets=self.subnets[: network.endpoint_zones]),
+            )
+
+    def _let_through(self, name: str) -> Iterator[iam.PolicyStatement]:
+        """Yield what a gateway lets through: identities of this account, and images from ECR.
+
+        It leads to everybody's buckets or tables: what runs here could otherwise carry data away
+        with somebody else's keys. What this account's identities may do, their policies say.
+        """
+        stack, everybody = Stack.of(self), [iam.AnyPrincipal()]
+        yield iam.PolicyStatement(
+            principals=everybody,
+            actions=[f"{name}:*"],
+            resources=["*"],
+            conditions={"StringEquals": {"aws:PrincipalAccount": stack.account}},
+        )
+        if name == "s3":
+            # ECR keeps the layers of images in a bucket of AWS's, and signs requests for them.
+            layers = f"prod-{stack.region}-starport-layer-bucket"
+            yield iam.PolicyStatement(
+                principals=everybody,
+                actions=["s3:GetObject"],
+                resources=[f"arn:{stack.partition}:s3:::{layers}/*"],
             )

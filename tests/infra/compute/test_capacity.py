@@ -61,6 +61,15 @@ def test_managed_machines_have_the_gpus_of_one_worker(compute: dict[str, Compute
             assert needs["VCpuCount"] == {"Min": int(task["Cpu"]) / 1024}
 
 
+def test_managed_machines_keep_weights_on_their_own_disks(compute: dict[str, Compute]) -> None:
+    """They must have some, and no other disk is paid for."""
+    for provider in compute["managed"].of("AWS::ECS::CapacityProvider").values():
+        launch = provider["ManagedInstancesProvider"]["InstanceLaunchTemplate"]
+        assert launch["InstanceRequirements"]["LocalStorage"] == "required"
+        assert launch["LocalStorageConfiguration"] == {"UseLocalStorage": True}
+        assert "StorageConfiguration" not in launch
+
+
 @pytest.mark.parametrize(("kind", "option"), [("managed", "ON_DEMAND"), ("managed, Spot", "SPOT")])
 def test_managed_machines_are_spot_if_asked(
     compute: dict[str, Compute], kind: str, option: str

@@ -45,6 +45,30 @@ def test_every_subnet_has_the_free_gateways(any_kind: Compute) -> None:
     assert len(tables) == len(any_kind.of("AWS::EC2::Subnet"))
 
 
+def test_nobody_carries_data_away_with_keys_of_his_own(any_kind: Compute) -> None:
+    """The gateways lead to all buckets and tables there are, for this account's roles only."""
+    account = {"StringEquals": {"aws:PrincipalAccount": "111122223333"}}
+    layers = "arn:aws:s3:::prod-eu-west-1-starport-layer-bucket/*"
+    gateways = {
+        endpoint["ServiceName"].rpartition(".")[2]: [
+            (
+                statement["Effect"],
+                statement["Action"],
+                statement["Resource"],
+                statement.get("Condition"),
+            )
+            for statement in endpoint["PolicyDocument"]["Statement"]
+        ]
+        for endpoint in any_kind.of("AWS::EC2::VPCEndpoint").values()
+        if endpoint["VpcEndpointType"] == "Gateway"
+    }
+    assert gateways == {
+        # Layers of images lie in a bucket of AWS's.
+        "s3": [("Allow", "s3:*", "*", account), ("Allow", "s3:GetObject", layers, None)],
+        "dynamodb": [("Allow", "dynamodb:*", "*", account)],
+    }
+
+
 def test_what_a_worker_and_its_machine_call_has_an_endpoint(any_kind: Compute) -> None:
     """Queue, logs, images and ECS itself, under their own names; each costs by the hour."""
     endpoints = interfaces_of(any_kind)
