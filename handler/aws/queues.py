@@ -32,6 +32,9 @@ class Message(NamedTuple):
     sent_at: float | None = None
 
 
+_MAX_ID_CHARS = 64
+
+
 @dataclass(frozen=True, slots=True)
 class Queue:
     """Makes the operations on one SQS queue."""
@@ -133,12 +136,19 @@ def advance_message(batch_id: str) -> dict[str, object]:
 
 
 def parse_message(body: str) -> dict[str, Any] | None:
-    """Return a message's fields, or None for one that is no JSON object."""
+    """Return a message's fields, or None for one that is no JSON object.
+
+    Neither is one whose batch could be none of ours: the table takes no key of any length.
+    """
     try:
         fields = from_json(body)
     except (ValueError, TypeError):  # the second for a lone surrogate
         return None
-    return fields if isinstance(fields, dict) else None
+    if not isinstance(fields, dict):
+        return None
+    batch_id = fields.get("batch_id", "")
+    is_ours = isinstance(batch_id, str) and batch_id.isascii() and len(batch_id) <= _MAX_ID_CHARS
+    return fields if is_ours else None
 
 
 def tens(bodies: Iterable[dict[str, object]]) -> Iterable[list[dict[str, object]]]:

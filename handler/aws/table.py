@@ -88,13 +88,20 @@ class Table(Store):
             return follower
 
     def move_batch(
-        self, batch_id: str, status: Status, now: int, **changes: object
+        self,
+        batch_id: str,
+        status: Status,
+        now: int,
+        *,
+        source: Status | None = None,
+        **changes: object,
     ) -> Operation[Moved]:
         """Move a batch to a status and set `changes`, if its present status allows that.
 
-        When it has the status already nothing is changed and `is_there` says so.
+        With `source` it is moved from that status only. When it has the status already nothing is
+        changed and `is_there` says so.
         """
-        allowed = sources_of(status)
+        allowed = sources_of(status) if source is None else (source,)
         names = {f":from{number}": str(source) for number, source in enumerate(allowed)}
         fields = {"status": str(status), f"{status}_at": now, **changes}
         try:

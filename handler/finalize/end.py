@@ -41,8 +41,13 @@ def end(
     ended = replace(batch.moved(status, ended_at), ended_at=ended_at, **changes)
     yield from _write_report(deployment, ended, ended_at)
     fields = dump(ended)
+    # What the batch has become meanwhile may need another end, or none yet.
     moved = yield from table.move_batch(
-        batch_id, status, ended_at, **{name: fields[name] for name in changes}
+        batch_id,
+        status,
+        ended_at,
+        source=batch.status,
+        **{name: fields[name] for name in changes},
     )
     if moved.batch is not None and moved.batch.is_terminal:
         if not moved.is_there:

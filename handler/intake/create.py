@@ -28,6 +28,7 @@ from handler.log import logger
 from handler.settings import Deployment
 
 _S3 = "s3://"
+_MAX_NAME_BYTES = len(_S3) + 63 + 1 + 1024  # a bucket's name and a key
 _NAME_TAKEN = BatchError(
     InvalidOption.code,
     f"Names that end in {ERRORS_SUFFIX} are those of error files: give the upload another one.",
@@ -161,9 +162,12 @@ def _source(
 
 def _find_input(deployment: Deployment, tenant: str, input_file_id: object) -> Operation[Source]:
     """Return the object that an API request names, pinned; raises InvalidOption."""
-    if not isinstance(input_file_id, str) or not input_file_id:
+    if not isinstance(input_file_id, str) or not _is_name(input_file_id):
         raise _bad_input("must be the id of a file, or s3:// with bucket and key")
     if input_file_id.startswith(_S3):
+        # What is dropped belongs to one tenant; to others it is not there.
+        if tenant != DROP_TENANT:
+            raise _bad_input("names no file that is there")
         bucket, _, key = input_file_id.removeprefix(_S3).partition("/")
         if bucket != deployment.bucket.name or not key.startswith(INPUT_PREFIX):
             place = f"{_S3}{deployment.bucket.name}/{INPUT_PREFIX}"
@@ -177,6 +181,14 @@ def _find_input(deployment: Deployment, tenant: str, input_file_id: object) -> O
     if found is None:
         raise _bad_input("names no object that is there")
     return _source(deployment, key, found)
+
+
+def _is_name(text: str) -> bool:
+    """Say whether S3 and the table could have something of this name."""
+    try:
+        return 0 < len(text.encode()) <= _MAX_NAME_BYTES
+    except UnicodeEncodeError:  # a lone surrogate
+        return False
 
 
 def _check_endpoint(endpoint: object) -> str:

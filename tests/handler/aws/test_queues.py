@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 
 import pytest
@@ -104,9 +105,13 @@ def test_a_queue_that_is_not_there_is_an_error(run: Run, queue: Queue) -> None:
         run(Queue(f"{queue.url}-no-such").send({"n": 1}))
 
 
-@pytest.mark.parametrize("body", ["", "null", "[]", "7", "{", '"x"', "\ud800"])
+@pytest.mark.parametrize(
+    "body",
+    ["", "null", "[]", "7", "{", '"x"', "\ud800"]
+    + [json.dumps({"batch_id": batch_id}) for batch_id in ("x" * 65, "é", 7, None)],
+)
 def test_nonsense_is_no_message(body: str) -> None:
-    """Nothing but a JSON object is one."""
+    """Nothing but a JSON object is one, and none with a batch that could not be ours."""
     assert parse_message(body) is None
 
 

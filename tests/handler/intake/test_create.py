@@ -26,10 +26,10 @@ def take(cloud: Cloud, drop: Drop) -> Batch | None:
     return cloud.run(take_drop(cloud.deployment, drop, int(time.time())))
 
 
-def request_batch(cloud: Cloud, now: int = NOW, **changes: Any) -> Batch:
+def request_batch(cloud: Cloud, now: int = NOW, tenant: str = "tenant", **changes: Any) -> Batch:
     """Return the batch of an API request for the file `file-1`."""
     fields = {"input_file_id": "file-1", "endpoint": "/v1/chat/completions", "metadata": None}
-    return cloud.run(create_batch(cloud.deployment, "tenant", fields | changes, now))
+    return cloud.run(create_batch(cloud.deployment, tenant, fields | changes, now))
 
 
 def put_file(cloud: Cloud, tenant: str = "tenant") -> Drop:
@@ -221,24 +221,27 @@ def test_a_request_makes_a_batch_of_a_file(cloud: Cloud) -> None:
 
 
 def test_a_request_may_name_an_object(cloud: Cloud) -> None:
-    """One that lies where uploads lie, in our own bucket."""
+    """One that lies where uploads lie, in our own bucket, and is the tenant's."""
     cloud.put(lines_of(1), "input/a b.jsonl")
-    batch = request_batch(cloud, input_file_id=f"s3://{cloud.bucket}/input/a b.jsonl")
+    name = f"s3://{cloud.bucket}/input/a b.jsonl"
+    batch = request_batch(cloud, tenant="default", input_file_id=name)
     assert batch.source.key == "input/a b.jsonl"
+    with pytest.raises(InvalidOption, match="names no file that is there"):
+        request_batch(cloud, tenant="somebody else", input_file_id=name)
 
 
 def test_a_request_that_is_repeated_makes_one_batch(cloud: Cloud) -> None:
     """The key that goes with it tells; without one each is new."""
-    put_file(cloud)
+    put_file(cloud, tenant="default")
     cloud.put(lines_of(1))
-    first = request_batch(cloud, idempotency_key="k")
-    assert request_batch(cloud, now=NOW + 100, idempotency_key="k").id == first.id
+    first = request_batch(cloud, tenant="default", idempotency_key="k")
+    later = request_batch(cloud, now=NOW + 100, tenant="default", idempotency_key="k")
+    assert later.id == first.id
+    other = f"s3://{cloud.bucket}/input/x.jsonl"
     with pytest.raises(InvalidOption) as caught:
-        request_batch(
-            cloud, idempotency_key="k", input_file_id=f"s3://{cloud.bucket}/input/x.jsonl"
-        )
+        request_batch(cloud, tenant="default", idempotency_key="k", input_file_id=other)
     assert caught.value.param == "idempotency_key"
-    assert len({request_batch(cloud).id for _ in range(3)}) == 3
+    assert len({request_batch(cloud, tenant="default").id for _ in range(3)}) == 3
 
 
 @pytest.mark.parametrize(
@@ -253,6 +256,8 @@ def test_a_request_that_is_repeated_makes_one_batch(cloud: Cloud) -> None:
         ({"input_file_id": "file-unknown"}, "input_file_id"),
         ({"input_file_id": "s3://elsewhere/input/x.jsonl"}, "input_file_id"),
         ({"input_file_id": "s3://"}, "input_file_id"),
+        ({"input_file_id": "file-" + "x" * 3000}, "input_file_id"),
+        ({"input_file_id": "file-\ud800"}, "input_file_id"),
         ({"completion_window": "1s"}, "completion_window"),
         ({"metadata": [1]}, "metadata"),
         ({"on_invalid_line": "maybe"}, "on_invalid_line"),
