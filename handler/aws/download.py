@@ -12,10 +12,10 @@ from queue import SimpleQueue
 from typing import Any, NamedTuple
 
 from botocore.exceptions import BotoCoreError, ClientError
-from s3transfer.exceptions import RetriesExceededError, S3DownloadFailedError  # type: ignore[import-untyped]
-from s3transfer.manager import TransferConfig, TransferManager  # type: ignore[import-untyped]
-from s3transfer.subscribers import BaseSubscriber  # type: ignore[import-untyped]
-from s3transfer.utils import OSUtils  # type: ignore[import-untyped]
+from s3transfer.exceptions import RetriesExceededError, S3DownloadFailedError
+from s3transfer.manager import TransferConfig, TransferManager
+from s3transfer.subscribers import BaseSubscriber
+from s3transfer.utils import OSUtils
 
 from handler.aws.calls import Call, translate
 from handler.errors import AwsError, ObjectChanged

@@ -142,7 +142,8 @@ class WorkerService(Construct):
 
 def worker_flags(model: Model) -> list[str]:
     """Return the flags of `tidemill worker` that serve a model as the configuration says."""
-    flags = ["--served-model-name", model.name, "--dtype", model.dtype]
+    # Without its GPU a worker must end: on the processor it would only hold shards up.
+    flags = ["--served-model-name", model.name, "--dtype", model.dtype, "--device", "cuda"]
     if model.weights:
         flags += ["--model", model.weights]
     return [*flags, *model.args]

@@ -139,6 +139,7 @@ def test_a_worker_is_told_its_model_by_flags_that_it_knows(made: Compute) -> Non
         assert options.served_model_names == (model["name"],)
         assert options.model == model["weights"]
         assert options.dtype == model.get("dtype", "auto")
+        assert options.device == "cuda"
     assert options_of(made, "orgbig").max_num_seqs == 64
 
 
