@@ -107,7 +107,6 @@ class Machines(Construct):
             vpc_subnets=ec2.SubnetSelection(subnets=self._network.subnets),
             min_capacity=0,
             max_capacity=model.max_workers,
-            new_instances_protected_from_scale_in=True,
             mixed_instances_policy=autoscaling.MixedInstancesPolicy(
                 launch_template=self._template(scope, model),
                 instances_distribution=autoscaling.InstancesDistribution(
