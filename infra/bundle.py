@@ -14,14 +14,16 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Final, Literal
 
 from aws_cdk import aws_lambda as lambda_
 
 ROOT: Final = Path(__file__).parent.parent
+BUNDLES: Final = ROOT / "out" / "bundles"
 _OURS = ("handler", "engine/__init__.py", "engine/protocol")
 # What only workers run, or reads tools that are in no Lambda.
-_LEFT_OUT = shutil.ignore_patterns("__pycache__", "worker", "aio.py", "weights.py")
+_LEFT_OUT = shutil.ignore_patterns("__pycache__", "worker", "aio.py", "download.py", "weights*.py")
 # botocore describes every service of AWS; Lambdas speak to these.
 _SERVICES = {"dynamodb", "s3", "sqs", "events", "ecs", "sts"}
 
@@ -57,18 +59,30 @@ def machine_here() -> Machine:
     return "arm64" if platform.machine() in {"arm64", "aarch64"} else "x86_64"
 
 
-def build(machine: Machine) -> Path:
-    """Return the folder of the bundle; raises CalledProcessError when pip cannot fill it."""
-    folder = ROOT / "out" / "bundles" / f"{machine}-{_digest(machine)}"
-    if folder.exists():
-        return folder
-    growing = folder.with_suffix(".growing")
-    shutil.rmtree(growing, ignore_errors=True)
-    growing.mkdir(parents=True)
-    _install(growing, machine)
-    _prune(growing)
+def build(machine: Machine, bundles: Path = BUNDLES) -> Path:
+    """Return the folder of the bundle; raises CalledProcessError when pip cannot fill it.
+
+    A folder that is there is whole: it grows elsewhere. Of two that build one, one wins.
+    """
+    folder = bundles / f"{machine}-{_digest(machine)}"
+    if not folder.exists():
+        bundles.mkdir(parents=True, exist_ok=True)
+        with TemporaryDirectory(prefix="growing-", dir=bundles) as place:
+            growing = Path(place) / folder.name
+            _fill(growing, machine)
+            try:
+                growing.rename(folder)
+            except OSError:
+                if not folder.exists():
+                    raise
+    return folder
+
+
+def _fill(folder: Path, machine: Machine) -> None:
+    _install(folder, machine)
+    _prune(folder)
     for name in _OURS:
-        source, target = ROOT / name, growing / name
+        source, target = ROOT / name, folder / name
         target.parent.mkdir(exist_ok=True)
         if source.is_dir():
             shutil.copytree(source, target, ignore=_LEFT_OUT)
@@ -76,10 +90,8 @@ def build(machine: Machine) -> Path:
             shutil.copy(source, target)
     compile_all = ["-m", "compileall", "-q", "--invalidation-mode", "unchecked-hash"]
     subprocess.run(  # noqa: S603 - our own command
-        [sys.executable, *compile_all, "-s", str(growing), str(growing)], check=True
+        [sys.executable, *compile_all, "-s", str(folder), str(folder)], check=True
     )
-    growing.rename(folder)
-    return folder
 
 
 def _install(folder: Path, machine: Machine) -> None:
