@@ -138,6 +138,7 @@ def test_a_worker_is_told_its_model_by_flags_that_it_knows(made: Compute) -> Non
         options = options_of(made, slug)
         assert options.served_model_names == (model["name"],)
         assert options.model == model["weights"]
+        assert options.device == "cuda"
         assert options.dtype == model.get("dtype", "auto")
         assert options.device == "cuda"
     assert options_of(made, "orgbig").max_num_seqs == 64
