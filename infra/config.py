@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import tomllib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -20,6 +21,7 @@ DEFAULT_PATH = Path(__file__).parent / "config.toml"
 Days = Annotated[int, Field(ge=0, le=3650)]
 # CloudWatch Logs keeps logs for one of these numbers of days only.
 LogDays = Literal[1, 3, 5, 7, 14, 30, 60, 90, 120, 150, 180, 365, 400, 545, 731]
+Zone = Annotated[str, StringConstraints(pattern=r"^[a-z]{2}-[a-z0-9-]+-[0-9]+[a-z]$")]
 # What a network gets that names no zones: CDK knows no more of an account it must not ask.
 DEFAULT_ZONES = 2
 _DAY_SECONDS = 24 * 3600
@@ -62,8 +64,15 @@ class Retention(_Table):
 class Network(_Table):
     """The workers' network; without `zones` it has two of the region's, which AWS chooses."""
 
-    zones: Annotated[tuple[str, ...], Field(max_length=6, strict=False)] = ()
+    zones: Annotated[tuple[Zone, ...], Field(max_length=6, strict=False)] = ()
     endpoint_zones: Annotated[int, Field(ge=1, le=6)] = 1
+
+    @field_check("zones")
+    @classmethod
+    def _check_zones(cls, zones: tuple[str, ...]) -> tuple[str, ...]:
+        if len(set(zones)) < len(zones):
+            raise ValueError("names a zone twice")
+        return zones
 
 
 class Model(_Table):
@@ -75,7 +84,7 @@ class Model(_Table):
     gpus_per_worker: Annotated[int, Field(ge=1, le=8)] = 1
     max_workers: Annotated[int, Field(ge=1, le=1000)] = 1
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
-    gpu_hour_price: Annotated[float, Field(ge=0, le=1000, strict=False)] = 0.0
+    gpu_hour_price: Annotated[float, Field(ge=0, le=1000, allow_inf_nan=False)] = 0.0
     args: tuple[str, ...] = Field(default=(), strict=False)
 
     @field_check("gpu")
@@ -91,7 +100,8 @@ class Model(_Table):
         if self.gpus_per_worker not in counts:
             shown = ", ".join(str(count) for count in counts)
             raise ValueError(
-                f"asks for {self.gpus_per_worker} × {self.gpu}; machines have {shown} of them"
+                f"has gpus_per_worker = {self.gpus_per_worker}; "
+                f"machines with {self.gpu} have {shown} of them"
             )
         return self
 
@@ -105,7 +115,9 @@ class Model(_Table):
 class Config(_Table):
     """A whole deployment."""
 
-    name: Annotated[str, StringConstraints(pattern=r"^[a-z][a-z0-9-]{0,23}$")] = "tidemill"
+    name: Annotated[str, StringConstraints(pattern=r"^[a-z]([a-z0-9-]{0,22}[a-z0-9])?$")] = (
+        "tidemill"
+    )
     alarm_email: Annotated[str, StringConstraints(pattern=r"^([^@\s]+@[^@\s]+\.[^@\s]+)?$")] = ""
     compute: Literal["managed-instances", "asg"] = "managed-instances"
     spot: bool = False
@@ -115,14 +127,24 @@ class Config(_Table):
     network: Network = Field(default_factory=Network)
     models: Annotated[tuple[Model, ...], Field(min_length=1, strict=False)]
 
-    @model_check(mode="after")
-    def _check_models(self) -> Self:
-        for what in ("name", "slug"):
-            values = [getattr(model, what) for model in self.models]
-            twice = {value for value in values if values.count(value) > 1}
+    @field_check("name")
+    @classmethod
+    def _check_name(cls, name: str) -> str:
+        if name == "default":
+            raise ValueError('is "default", as an event bus and a cluster of every account are')
+        return name
+
+    @field_check("models")
+    @classmethod
+    def _check_models(cls, models: tuple[Model, ...]) -> tuple[Model, ...]:
+        for words, names in (
+            ("has twice the name", [model.name for model in models]),
+            ("has names that are the same in AWS:", [model.slug for model in models]),
+        ):
+            twice = {name for name in names if names.count(name) > 1}
             if twice:
-                raise ValueError(f"two models have the name {min(twice)}")
-        return self
+                raise ValueError(f"{words} {min(twice)}")
+        return models
 
     @model_check(mode="after")
     def _check_zones(self) -> Self:
@@ -163,15 +185,20 @@ _WORDS = {
     "bool_type": "must be true or false",
     "float_parsing": "must be a number",
     "float_type": "must be a number",
+    "finite_number": "must be a number",
     "too_short": "must hold at least one",
+    "tuple_type": "must be a list in square brackets",
+    "model_type": "must be a table",
 }
 
 
-# What a text must look like, by the last name of its place.
+# What a text must look like, by its place in the file.
 _LOOKS = {
     "alarm_email": "an e-mail address",
-    "name": "a short name of letters, digits and dashes",
-    "weights": "s3://bucket/prefix",
+    "models.name": "a model's name, such as Qwen/Qwen3-0.6B",
+    "models.weights": "s3://bucket/prefix",
+    "name": "a short name of small letters, digits and dashes between them",
+    "network.zones": "a zone, such as eu-west-1a",
 }
 
 
@@ -203,10 +230,13 @@ def _words(error: Mapping[str, Any]) -> str:
         case "literal_error", context:
             return f"is {given!r}; it can be {context['expected']}"
         case "string_pattern_mismatch", _:
-            return f'is "{given}", which does not look like {_LOOKS[error["loc"][-1]]}'
+            place = ".".join(part for part in error["loc"] if isinstance(part, str))
+            return f"is {json.dumps(given)}, which does not look like {_LOOKS[place]}"
         case "greater_than_equal", context:
-            return f"is {given}; it must be {context['ge']} or more"
+            return f"is {given}; it must be {context['ge']:g} or more"
         case "less_than_equal", context:
-            return f"is {given}; it must be {context['le']} or less"
+            return f"is {given}; it must be {context['le']:g} or less"
+        case "too_long", context:
+            return f"must not hold more than {context['max_length']}"
         case _:
             return f"is {given!r}: {error['msg']}"
