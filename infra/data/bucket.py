@@ -91,13 +91,14 @@ def _lifecycle(retention: Retention) -> list[s3.LifecycleRule]:
         # A batch reads the version that was dropped, also after a newer drop of the same key.
         s3.LifecycleRule(id="replaced-input", prefix="input/", noncurrent_version_expiration=work),
     ]
-    for prefix in ("output/", "files/"):
-        kept = retention.output_days
+    kept = retention.output_days
+    # Among the files are inputs, which batches may read for as long as they may work.
+    for prefix, days in (("output/", kept), ("files/", kept and max(kept, retention.work_days))):
         rules.append(
             s3.LifecycleRule(
                 id=f"old-{prefix.rstrip('/')}",
                 prefix=prefix,
-                expiration=Duration.days(kept) if kept else None,
+                expiration=Duration.days(days) if days else None,
                 noncurrent_version_expiration=Duration.days(_ABANDONED_UPLOAD_DAYS),
             )
         )

@@ -135,6 +135,14 @@ def test_retention_is_configured(synth: Synth) -> None:
     } == {"30"}
 
 
+def test_an_uploaded_input_lasts_as_long_as_a_batch_that_reads_it(synth: Synth) -> None:
+    """Files of the API outlive any batch, however short results are kept."""
+    found = Deployment(synth({"retention": {"output_days": 2}}))
+    held = rules(found.properties("AWS::S3::Bucket")["DropsBucket"])
+    assert held["old-output"]["ExpirationInDays"] == 2
+    assert held["old-files"]["ExpirationInDays"] == held["work"]["ExpirationInDays"]
+
+
 def test_uploads_are_announced(bucket: dict[str, Any]) -> None:
     """S3 tells control of every new `input/….jsonl` however it was written, and of nothing else."""
     assert bucket["NotificationConfiguration"] == {
