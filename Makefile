@@ -23,12 +23,13 @@ INSTALLED_LOCAL := $(VENV)/.installed-local
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
-.PHONY: help demo demo-engine deploy destroy smoke test chaos check format demo-model bench bench-host bench-batches bench-models clean
+.PHONY: help demo demo-engine bootstrap deploy destroy smoke test chaos check format demo-model bench bench-host bench-batches bench-models clean
 
 help:
 	@echo "make demo          install, run the whole cloud on this machine, drop the example file into it"
 	@echo "make demo-engine   install and run the example file on the demo model, without a cloud"
 	@echo "make test          install and run all tests"
+	@echo "make bootstrap     prepare an AWS account and region for the CDK, once"
 	@echo "make deploy        set a deployment up in an AWS account (docs/deploy.md)"
 	@echo "make smoke         try a deployment: drop, follow, compare, cancel"
 	@echo "make destroy       take a deployment down; says what is kept"
@@ -92,6 +93,10 @@ demo-engine: $(INSTALLED_ENGINE)
 CONFIG ?= infra/config.toml
 NAME ?= tidemill
 CDK := PATH="$(abspath $(BIN)):$$PATH" infra/node_modules/.bin/cdk
+
+# Once in an account and region.
+bootstrap: $(INSTALLED_LOCAL) $(INSTALLED_NODE)
+	$(CDK) bootstrap -c config=$(CONFIG)
 
 deploy: $(INSTALLED_LOCAL) $(INSTALLED_NODE)
 	$(CDK) deploy --all -c config=$(CONFIG) --require-approval broadening
