@@ -1,0 +1,251 @@
+"""The configuration: what is wrong in it is told in a sentence, before anything is made."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from infra.config import DEFAULT_PATH, Config, ConfigRefused, make_config, read_config
+
+ROOT = DEFAULT_PATH.parents[1]
+MODEL: dict[str, Any] = {"name": "small", "gpu": "l4"}
+LOG_DAYS = "1, 3, 5, 7, 14, 30, 60, 90, 120, 150, 180, 365, 400, 545 or 731"
+GPU_NAMES = "t4, a10g, l4, l40s, a100, h100, h200"
+A_MODEL_NAME = "a model's name, such as Qwen/Qwen3-0.6B"
+A_NAME = "a short name of small letters, digits and dashes between them"
+
+# A table of the file with one thing wrong in it, and what is said of that.
+WRONG: list[tuple[dict[str, Any], str]] = [
+    ({"nmae": "mill"}, "nmae is no key that Tidemill knows."),
+    ({"name": 3}, "name must be a text in quotes."),
+    ({"name": ""}, f'name is "", which does not look like {A_NAME}.'),
+    ({"name": "Mill"}, f'name is "Mill", which does not look like {A_NAME}.'),
+    ({"name": "mill-"}, f'name is "mill-", which does not look like {A_NAME}.'),
+    ({"name": "mill\n"}, f'name is "mill\\n", which does not look like {A_NAME}.'),
+    ({"name": "m" * 25}, f'name is "{"m" * 25}", which does not look like {A_NAME}.'),
+    (
+        {"name": "default"},
+        'name is "default", as an event bus and a cluster of every account are.',
+    ),
+    ({"alarm_email": "ops"}, 'alarm_email is "ops", which does not look like an e-mail address.'),
+    ({"alarm_email": ["ops@example.com"]}, "alarm_email must be a text in quotes."),
+    ({"compute": "fargate"}, "compute is 'fargate'; it can be 'managed-instances' or 'asg'."),
+    ({"spot": "yes"}, "spot must be true or false."),
+    ({"spot": 1}, "spot must be true or false."),
+    ({"auth": "none"}, "auth is 'none'; it can be 'keys' or 'iam'."),
+    ({"windows": "24h"}, "windows must be a table."),
+    ({"windows": {"longest": "24h"}}, "windows.longest is no key that Tidemill knows."),
+    ({"windows": {"default": 24}}, "windows.default must be a text in quotes."),
+    (
+        {"windows": {"default": "15d"}},
+        'windows.default is "15d"; it can be from 30m to 14d, such as 24h.',
+    ),
+    ({"retention": {"output_days": -1}}, "retention.output_days is -1; it must be 0 or more."),
+    (
+        {"retention": {"output_days": 3651}},
+        "retention.output_days is 3651; it must be 3650 or less.",
+    ),
+    ({"retention": {"output_days": 1.5}}, "retention.output_days must be a whole number."),
+    ({"retention": {"work_days": 15}}, "retention.work_days is 15; it must be 16 or more."),
+    ({"retention": {"log_days": 31}}, f"retention.log_days is 31; it can be {LOG_DAYS}."),
+    ({"retention": {"table_days": 1}}, "retention.table_days is 1; it must be 2 or more."),
+    ({"network": {"zones": "eu-west-1a"}}, "network.zones must be a list in square brackets."),
+    (
+        {"network": {"zones": ["eu-west-1"]}},
+        'network.zones[1] is "eu-west-1", which does not look like a zone, such as eu-west-1a.',
+    ),
+    ({"network": {"zones": ["eu-west-1a"] * 2}}, "network.zones names a zone twice."),
+    (
+        {"network": {"zones": [f"eu-west-1{letter}" for letter in "abcdefg"]}},
+        "network.zones must not hold more than 6.",
+    ),
+    (
+        {"network": {"endpoint_zones": 3}},
+        "network.endpoint_zones must be at most 2, the zones there are.",
+    ),
+    ({"models": []}, "models must hold at least one."),
+    ({"models": "small"}, "models must be a list in square brackets."),
+    ({"models": ["small"]}, "models[1] must be a table."),
+    ({"models": [MODEL, MODEL]}, "models has twice the name small."),
+    (
+        {"models": [MODEL | {"name": "Qwen/3"}, MODEL | {"name": "qwen.3"}]},
+        "models has names that are the same in AWS: qwen-3.",
+    ),
+]
+# The same for a key of the second model.
+WRONG_MODELS: list[tuple[dict[str, Any], str]] = [
+    ({"gpus": 2}, "models[2].gpus is no key that Tidemill knows."),
+    (
+        {"name": "my model"},
+        f'models[2].name is "my model", which does not look like {A_MODEL_NAME}.',
+    ),
+    (
+        {"weights": "weights/small"},
+        'models[2].weights is "weights/small", which does not look like s3://bucket/prefix.',
+    ),
+    (
+        {"weights": "s3://bucket"},
+        'models[2].weights is "s3://bucket", which does not look like s3://bucket/prefix.',
+    ),
+    ({"gpu": "v100"}, f'models[2].gpu is "v100"; it can be {GPU_NAMES}.'),
+    ({"gpus_per_worker": 0}, "models[2].gpus_per_worker is 0; it must be 1 or more."),
+    ({"gpus_per_worker": 9}, "models[2].gpus_per_worker is 9; it must be 8 or less."),
+    (
+        {"gpus_per_worker": 3},
+        "models[2] has gpus_per_worker = 3; machines with l4 have 1, 4, 8 of them.",
+    ),
+    ({"max_workers": 0}, "models[2].max_workers is 0; it must be 1 or more."),
+    ({"max_workers": "2"}, "models[2].max_workers must be a whole number."),
+    (
+        {"dtype": "int8"},
+        "models[2].dtype is 'int8'; it can be 'auto', 'float32', 'bfloat16' or 'float16'.",
+    ),
+    ({"gpu_hour_price": -0.5}, "models[2].gpu_hour_price is -0.5; it must be 0 or more."),
+    ({"gpu_hour_price": 1001}, "models[2].gpu_hour_price is 1001; it must be 1000 or less."),
+    ({"gpu_hour_price": "0.80"}, "models[2].gpu_hour_price must be a number."),
+    ({"gpu_hour_price": True}, "models[2].gpu_hour_price must be a number."),
+    ({"gpu_hour_price": float("nan")}, "models[2].gpu_hour_price must be a number."),
+    ({"args": "--quiet"}, "models[2].args must be a list in square brackets."),
+    ({"args": [1]}, "models[2].args[1] must be a text in quotes."),
+]
+
+
+def refusal(**differing: Any) -> str:
+    """Return what is said of a configuration that is right but for these keys."""
+    with pytest.raises(ConfigRefused) as refused:
+        make_config({"models": [MODEL]} | differing, "mill.toml")
+    return str(refused.value)
+
+
+@pytest.mark.parametrize(("differing", "sentence"), WRONG, ids=[text for _, text in WRONG])
+def test_a_wrong_value_is_told_in_a_sentence(differing: dict[str, Any], sentence: str) -> None:
+    """The file, the key and what it may be; one sentence for one mistake."""
+    assert refusal(**differing) == f"mill.toml: {sentence}"
+
+
+@pytest.mark.parametrize(
+    ("differing", "sentence"), WRONG_MODELS, ids=[text for _, text in WRONG_MODELS]
+)
+def test_a_wrong_value_of_a_model_names_the_model(differing: dict[str, Any], sentence: str) -> None:
+    """Models are counted from one, as people count."""
+    second = MODEL | {"name": "large"} | differing
+    assert refusal(models=[MODEL, second]) == f"mill.toml: {sentence}"
+
+
+@pytest.mark.parametrize("key", ["name", "gpu"])
+def test_a_model_has_a_name_and_a_gpu(key: str) -> None:
+    """What no default can stand for must be given."""
+    model = {name: value for name, value in MODEL.items() if name != key}
+    assert refusal(models=[model]) == f"mill.toml: models[1].{key} must be given."
+
+
+def test_models_must_be_given() -> None:
+    """A deployment without models is none."""
+    with pytest.raises(ConfigRefused, match=r"^mill\.toml: models must be given\.$"):
+        make_config({}, "mill.toml")
+
+
+def test_every_mistake_is_told_at_once() -> None:
+    """A file with three mistakes is mended in one go."""
+    wrong = MODEL | {"gpu": "v100", "max_workers": 0}
+    assert refusal(nmae="mill", models=[wrong]).splitlines() == [
+        f'mill.toml: models[1].gpu is "v100"; it can be {GPU_NAMES}.',
+        "mill.toml: models[1].max_workers is 0; it must be 1 or more.",
+        "mill.toml: nmae is no key that Tidemill knows.",
+    ]
+
+
+def test_the_file_of_the_project_is_the_default() -> None:
+    """What infra/config.toml writes out is what a file with its models alone asks for."""
+    config = read_config(DEFAULT_PATH)
+    assert config == Config(models=config.models)
+    (model,) = config.models
+    assert model.name == "tidemill-demo"
+    assert config.service_of(model) == "tidemill-tidemill-demo"
+
+
+@pytest.mark.parametrize(
+    ("name", "slug"),
+    [
+        ("small", "small"),
+        ("Qwen/Qwen3-0.6B", "qwen-qwen3-0-6b"),
+        ("a--b..c/", "a-b-c"),
+        ("a" * 39 + "/b", "a" * 39),
+    ],
+)
+def test_a_model_has_a_name_for_aws(name: str, slug: str) -> None:
+    """Small letters, digits and single dashes, 40 of them at most."""
+    config = make_config({"models": [MODEL | {"name": name}]}, "mill.toml")
+    assert config.models[0].slug == slug
+
+
+def test_whole_numbers_are_prices_too() -> None:
+    """A price of 4 is written as 4."""
+    config = make_config({"models": [MODEL | {"gpu_hour_price": 4}]}, "mill.toml")
+    assert config.models[0].gpu_hour_price == 4.0
+
+
+def test_endpoints_may_stand_in_every_zone_that_is_named() -> None:
+    """With zones of its own a network has as many as there are."""
+    zones = ["eu-west-1a", "eu-west-1b", "eu-west-1c"]
+    network = {"zones": zones, "endpoint_zones": 3}
+    config = make_config({"models": [MODEL], "network": network}, "mill.toml")
+    assert config.network.endpoint_zones == 3
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (None, "cannot be read: No such file or directory."),
+        (b"name = mill\n", "is not TOML: "),
+        (b'name = "\xff"\n', "is not TOML: "),
+    ],
+)
+def test_a_file_that_cannot_be_read_is_told(
+    tmp_path: Path, content: bytes | None, said: str
+) -> None:
+    """One sentence names the file, whatever is wrong with it as a whole."""
+    path = tmp_path / "mill.toml"
+    if content is not None:
+        path.write_bytes(content)
+    with pytest.raises(ConfigRefused) as refused:
+        read_config(path)
+    assert str(refused.value).startswith(f"{path} {said}")
+    assert str(refused.value).endswith(".")
+    assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("content", "sentence"),
+    [
+        (None, "{path} cannot be read: No such file or directory."),
+        ('compute = "lambda"', "{path}: compute is 'lambda'; it can be 'managed-instances' or"),
+    ],
+)
+def test_the_app_ends_with_the_sentence(tmp_path: Path, content: str | None, sentence: str) -> None:
+    """`cdk` shows what is wrong and no traceback, and has nothing to deploy."""
+    path = tmp_path / "mill.toml"
+    if content is not None:
+        models = '[[models]]\nname = "small"\ngpu = "l4"\n'
+        path.write_text(f"{content}\n{models}", encoding="utf-8")
+    environment = {
+        "CDK_CONTEXT_JSON": f'{{"config": "{path}"}}',
+        "CDK_OUTDIR": str(tmp_path / "out"),
+    }
+    done = subprocess.run(
+        [sys.executable, "-m", "infra.app"],
+        cwd=ROOT,
+        env={**os.environ, **environment},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 1
+    assert done.stderr.startswith(sentence.format(path=path))
+    assert len(done.stderr.splitlines()) == 1
+    assert list((tmp_path / "out").iterdir()) == []
