@@ -100,7 +100,7 @@ def command_run(arguments: argparse.Namespace) -> int:
 def _running(arguments: argparse.Namespace) -> Iterator[LocalCloud]:
     try:
         from infra.config import DEFAULT_PATH, ConfigRefused
-        from localstack.local import LocalOptions, WorkerEnded, running_cloud
+        from localstack.local import LocalOptions, StateRefused, WorkerEnded, running_cloud
         from localstack.ministack import EmulatorMissing
         from localstack.stacks import DeploymentFailed
     except ModuleNotFoundError as exc:
@@ -118,7 +118,7 @@ def _running(arguments: argparse.Namespace) -> Iterator[LocalCloud]:
     try:
         with _ended_by_sigterm(), running_cloud(options, say) as cloud:
             yield cloud
-    except (ConfigRefused, EmulatorMissing) as exc:
+    except (ConfigRefused, EmulatorMissing, StateRefused) as exc:
         raise Refused(str(exc)) from exc
     except (DeploymentFailed, WorkerEnded) as exc:
         raise CliError(str(exc)) from exc

@@ -21,13 +21,17 @@ from infra.client import Api
 from infra.config import Config, read_config
 from infra.drops import Drops
 from infra.outputs import Outputs
-from localstack.ministack import environment_for, running_ministack
+from localstack.ministack import environment_for, free_port, running_ministack
 from localstack.processes import Processes
 from localstack.stacks import client_options, deploy, local_api_url
 
 
 class WorkerEnded(Exception):
     """A worker ended by itself; the message shows the end of its log."""
+
+
+class StateRefused(Exception):
+    """A folder with the state of a cloud that cannot be gone on with as asked."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,8 +95,11 @@ def running_cloud(options: LocalOptions, say: Callable[[str], None]) -> Iterator
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="tidemill-")))
         say("starting the emulator and deploying the stacks to it")
+        port, state = options.port, options.state
+        if state is not None:
+            port = _port_of(state.resolve(), port)
         endpoint_url = stack.enter_context(
-            running_ministack(folder, options.port, state=options.state)
+            running_ministack(folder, port, state=state and state.resolve())
         )
         environment = environment_for(endpoint_url)
         outputs = deploy(environment, folder, config=options.config, name=config.name)
@@ -109,6 +116,18 @@ def running_cloud(options: LocalOptions, say: Callable[[str], None]) -> Iterator
             new_key(clients, outputs, name="local"),
             processes,
         )
+
+
+def _port_of(state: Path, wanted: int | None) -> int:
+    """Return the port that the state was kept at: addresses in it, such as queues', name it."""
+    state.mkdir(parents=True, exist_ok=True)
+    kept = state / "port"
+    if not kept.exists():
+        kept.write_text(str(wanted or free_port()), encoding="utf-8")
+    port = int(kept.read_text(encoding="utf-8"))
+    if wanted not in (None, port):
+        raise StateRefused(f"{state} was kept at port {port}; it cannot move to {wanted}")
+    return port
 
 
 def new_key(clients: Mapping[str, Any], outputs: Outputs, *, name: str) -> str:

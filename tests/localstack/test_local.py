@@ -15,7 +15,13 @@ from handler.aws.sync import Aws
 from handler.keys import KeyStore, key_id_of
 from infra.config import DEFAULT_PATH
 from infra.smoke import Smoke
-from localstack.local import LocalCloud, LocalOptions, new_key, running_cloud
+from localstack.local import (
+    LocalCloud,
+    LocalOptions,
+    StateRefused,
+    new_key,
+    running_cloud,
+)
 from localstack.ministack import environment_for
 from localstack.stacks import client_options, deploy
 
@@ -142,3 +148,27 @@ def test_the_openai_sdk_lists_and_cancels(cloud: LocalCloud) -> None:
             client.batches.cancel("batch_none")
         assert refused.value.body["code"] == "batch_not_found"
         assert [model.id for model in client.models.list()] == [MODEL]
+
+
+def test_a_cloud_goes_on_with_the_state_it_was_told_to_keep(tmp_path: Path) -> None:
+    """After a restart results are there, and a new drop is taken in by the Lambdas of before."""
+    buckets = set()
+    for name in ("before", "after"):
+        options = LocalOptions(config=DEFAULT_PATH, state=tmp_path / "kept")
+        with running_cloud(options, lambda _: None) as cloud:
+            buckets.add(cloud.outputs.bucket)
+            batch, rows = cloud.run_file(name, EXAMPLE, seconds=SECONDS, show=lambda _: None)
+            assert (batch["status"], len(rows)) == ("completed", len(EXAMPLE.splitlines()))
+            assert cloud.drops.report("before") is not None
+    assert len(buckets) == 1
+
+
+def test_kept_state_stays_at_its_port(tmp_path: Path) -> None:
+    """Addresses in it name the port: another one is refused, not used by half."""
+    options = LocalOptions(config=DEFAULT_PATH, state=tmp_path, port=4566)
+    (tmp_path / "port").write_text("4567")
+    with (
+        pytest.raises(StateRefused, match="was kept at port 4567"),
+        running_cloud(options, lambda _: None),
+    ):
+        pass

@@ -1,0 +1,47 @@
+"""`tidemill local`, as far as it comes without a cloud; with one: tests/localstack."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from cli.main import main
+
+
+def test_an_input_that_is_not_there_is_refused_before_anything_starts(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """With the path and what is wrong with it."""
+    missing = tmp_path / "none.jsonl"
+    assert main(["local", "run", "-i", str(missing), "-o", str(tmp_path / "out.jsonl")]) == 2
+    assert f"{missing} cannot be read: No such file or directory" in capsys.readouterr().err
+
+
+def test_a_wrong_configuration_ends_with_a_sentence(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """Which names the file and the key."""
+    config = tmp_path / "config.toml"
+    config.write_text('[[models]]\nname = "m"\ngpu = "l5"\n')
+    assert main(["local", "up", "--config", str(config)]) == 2
+    assert f'{config}: models[1].gpu is "l5"; it can be t4' in capsys.readouterr().err
+
+
+def test_an_emulator_that_is_not_installed_is_named(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """With the command that installs it."""
+    monkeypatch.setattr("localstack.ministack._ROOT", tmp_path)
+    monkeypatch.delenv("MINISTACK", raising=False)
+    assert main(["local", "up"]) == 2
+    assert "MiniStack is not installed: `make" in capsys.readouterr().err
+
+
+def test_the_deploying_command_that_is_not_installed_is_named(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """It is Node's, and `make demo` brings it."""
+    monkeypatch.setattr("localstack.stacks._NODE_BIN", tmp_path)
+    assert main(["local", "up"]) == 1
+    assert "cdklocal is not installed: `make demo` installs it" in capsys.readouterr().err
