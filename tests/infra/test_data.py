@@ -355,7 +355,7 @@ def test_every_alarm_is_told_and_explained(deployment: Deployment) -> None:
     ("name", "queue", "metric", "above", "minutes"),
     [
         ("UndeliverableAlarm", "Undeliverable", "ApproximateNumberOfMessagesVisible", 0, 1),
-        ("DeadLetterAlarm", "DeadLetters", "ApproximateNumberOfMessagesVisible", 0, 10),
+        ("DeadLetterAlarm", "DeadLetters", "ApproximateAgeOfOldestMessage", 600, 1),
         ("ControlAgeAlarm", "Control", "ApproximateAgeOfOldestMessage", 1800, 5),
     ],
 )
