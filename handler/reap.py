@@ -35,6 +35,7 @@ STUCK_SECONDS = 20 * 60
 SILENT_SECONDS = 3 * 60
 OVERDUE_SECONDS = 24 * 3600
 
+_RUNG_AGAIN = 10
 _NUM_THREADS = 8
 _LAST: Final = {
     Status.VALIDATING: Status.EXPIRED,
@@ -126,10 +127,16 @@ def _mend_shards(deployment: Deployment, batch: Batch, now: int) -> Operation[bo
     queue = deployment.work.get(batch.model or "")
     if waiting and queue is None:
         logger.error("no queue for the model", batch_id=batch.id, model=batch.model)
-    elif waiting and queue is not None and (is_stuck or (yield from queue.count()) == 0):
-        for messages in tens(shard_message(batch.id, shard.number) for shard in waiting):
+    elif (
+        waiting
+        and queue is not None
+        and ((is_empty := (yield from queue.count()) == 0) or is_stuck)
+    ):
+        # Behind a long queue a batch looks stuck for hours: then a few, or the copies pile up.
+        rung = waiting if is_empty else waiting[:_RUNG_AGAIN]
+        for messages in tens(shard_message(batch.id, shard.number) for shard in rung):
             yield from queue.send_all(messages)
-        logger.warning("rung again", batch_id=batch.id, shards=_numbers(waiting))
+        logger.warning("rung again", batch_id=batch.id, shards=_numbers(rung))
     return bool(waiting)
 
 

@@ -52,7 +52,7 @@ class Run:
     _kept_at: float = 0.0
 
     def take_turn(self) -> bool:
-        """Take the turn, or keep it; False while another run has it."""
+        """Take the turn; False while another run has it."""
         now = self.now()
         self._kept_at = now
         return self.aws.run(
@@ -63,7 +63,13 @@ class Run:
 
     def keep_turn(self) -> None:
         """Make sure that the turn is still ours; raises TurnLost."""
-        if not self.take_turn():
+        now = self.now()
+        self._kept_at = now
+        if not self.aws.run(
+            self.deployment.table.keep_turn(
+                self.batch.id, self.owner, until=now + self.turn_seconds
+            )
+        ):
             raise TurnLost(f"the turn with {self.batch.id}")
 
     def check(self) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import IO, Any
@@ -11,8 +12,6 @@ from handler.batch.keys import part_key, part_prefix, segment_key
 from handler.batch.model import Shard, Source
 from handler.batch.parts import PartIndex, Seal, Segment, decode_index
 from handler.errors import BadPart, NotThere, ObjectChanged
-
-_CACHED_PART_BYTES = 64 * 2**20
 
 
 def pinned(source: Source) -> dict[str, str]:
@@ -176,23 +175,34 @@ class Bucket:
         return index
 
     def put_segments(self, shard: Shard, seal: Seal) -> Operation[None]:
-        """Write the segments of a seal under the shard's fence.
-
-        Parts are read as their rows come up; at most 64 MiB of them are held.
-        """
-        held: dict[str, bytes] = {}
+        """Write the segments of a seal under the shard's fence."""
         for kind, segments in (("output", seal.output), ("errors", seal.errors)):
             for number, segment in enumerate(segments):
-                body = yield from self._assemble(segment, held)
+                body = yield from self._assemble(segment)
                 key = segment_key(shard.batch_id, shard.number, shard.fence, kind, number)
                 yield from self.put(key, body)
 
-    def _assemble(self, segment: Segment, held: dict[str, bytes]) -> Operation[bytes]:
-        pieces = []
-        for key, start, end in segment.slices:
-            if key not in held:
-                while held and sum(map(len, held.values())) > _CACHED_PART_BYTES:
-                    held.pop(next(iter(held)))
-                held[key] = yield from self.get(key)
-            pieces.append(held[key][start:end])
-        return b"".join(pieces)
+    def _assemble(self, segment: Segment) -> Operation[bytes]:
+        """Return the rows of a segment; a part is read once for it, from its first row to its last.
+
+        Parts hold rows in the order of lines, so between those there is little that is not wanted.
+        """
+        of_part: dict[str, list[int]] = defaultdict(list)
+        for index, piece in enumerate(segment.slices):
+            of_part[piece.key].append(index)
+        rows = [b""] * len(segment.slices)
+        for key, indexes in of_part.items():
+            start = min(segment.slices[index].start for index in indexes)
+            end = max(segment.slices[index].end for index in indexes)
+            data = yield from self._get_range(key, start, end)
+            for index in indexes:
+                piece = segment.slices[index]
+                rows[index] = data[piece.start - start : piece.end - start]
+        return b"".join(rows)
+
+    def _get_range(self, key: str, start: int, end: int) -> Operation[bytes]:
+        where = {"Bucket": self.name, "Key": key, "Range": f"bytes={start}-{end - 1}"}
+        response = yield Call("s3", "get_object", where)
+        body: bytes = response["Body"]
+        # A server may answer with the whole object.
+        return body if "ContentRange" in response else body[start:end]

@@ -159,7 +159,7 @@ class Table(Store):
         return value
 
     def take_turn(self, batch_id: str, owner: str, *, now: float, until: float) -> Operation[bool]:
-        """Take or keep the turn with a batch; False while another run has it."""
+        """Take the turn with a batch; False while another run has it."""
         try:
             yield from self.update(
                 _batch_key(batch_id),
@@ -167,6 +167,16 @@ class Table(Store):
                 "attribute_exists(pk) AND (attribute_not_exists(#turn) OR #turn = :owner"
                 " OR #turn_until < :now)",
                 {":owner": owner, ":now": now},
+            )
+        except ConditionFailed:
+            return False
+        return True
+
+    def keep_turn(self, batch_id: str, owner: str, *, until: float) -> Operation[bool]:
+        """Keep the turn; False when another run has had it since, even if it is free again."""
+        try:
+            yield from self.update(
+                _batch_key(batch_id), {"turn_until": until}, "#turn = :owner", {":owner": owner}
             )
         except ConditionFailed:
             return False

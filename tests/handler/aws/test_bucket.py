@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import io
+from contextlib import suppress
 from uuid import uuid4
 
 import pytest
 
 from handler.aws.bucket import Bucket, read_range
+from handler.aws.calls import Operation
 from handler.batch.keys import part_key, segment_key
 from handler.batch.model import Shard, Source
 from handler.batch.parts import FinishedRow, decode_index, encode_part
@@ -121,18 +123,29 @@ def test_parts_of_all_owners_become_segments_in_line_order(
     assert run(bucket.get(segment_key(batch_id, 3, 2, "errors", 0))) == row(3, "bad").row
 
 
-def test_parts_that_do_not_fit_into_memory_are_read_again(
-    run: Run, deployment: Deployment, monkeypatch: pytest.MonkeyPatch
+def test_rows_that_alternate_between_parts_come_out_in_order(
+    run: Run, deployment: Deployment
 ) -> None:
-    """Rows that alternate between parts come out in order however few parts are held."""
-    monkeypatch.setattr("handler.aws.bucket._CACHED_PART_BYTES", 0)
+    """Each part is read once for a segment, from its first row to its last."""
     bucket, shard = deployment.bucket, Shard(f"batch_{uuid4().hex}", 0, 1, 9, 0, 9, fence=1)
     for part in range(3):
         run(bucket.put_part(shard, part, encode_part(row(n, "x") for n in range(part, 9, 3))))
     index = run(bucket.index_parts(shard.batch_id, 0, left_out=lambda *_: None))
-    run(bucket.put_segments(shard, index.seal()))
+    reads = []
+
+    def counted(operation: Operation[None]) -> Operation[None]:
+        answer = None
+        with suppress(StopIteration):
+            while True:
+                call = operation.send(answer)
+                if call.method == "get_object":
+                    reads.append(call.arguments["Key"])
+                answer = yield call
+
+    run(counted(bucket.put_segments(shard, index.seal())))
     body = run(bucket.get(segment_key(shard.batch_id, 0, 1, "output", 0)))
     assert body == b"".join(row(line, "x").row for line in range(9))
+    assert len(reads) == len(set(reads)) == 3
 
 
 def test_a_part_tells_where_its_rows_are(run: Run, deployment: Deployment) -> None:

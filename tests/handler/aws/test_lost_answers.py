@@ -154,6 +154,12 @@ def completing(deployment: Deployment) -> Operation[Case]:
     return Case(complete, lambda: bucket.get(key))
 
 
+def keeping(deployment: Deployment, batch_id: str) -> Operation[bool]:
+    """Take the turn, and keep it."""
+    yield from deployment.table.take_turn(batch_id, "me", now=NOW, until=NOW + 9)
+    return (yield from deployment.table.keep_turn(batch_id, "me", until=NOW + 19))
+
+
 def turning(deployment: Deployment, batch_id: str) -> Operation[None]:
     """Take the turn and give it back."""
     yield from deployment.table.take_turn(batch_id, "me", now=NOW, until=NOW + 9)
@@ -194,6 +200,7 @@ CASES: dict[str, Callable[[Deployment], Operation[Case]]] = {
     ),
     "set_once": of_batch(lambda d, id_: d.table.set_once(id_, "ended_at", NOW + 9)),
     "take_turn": of_batch(lambda d, id_: d.table.take_turn(id_, "me", now=NOW, until=NOW + 9)),
+    "keep_turn": of_batch(keeping),
     "give_turn": of_batch(turning),
     "forget_active": of_batch(lambda d, id_: d.table.forget_active(id_)),
     "put_shard": of_batch(lambda d, id_: d.table.put_shard(Shard(id_, 2, 21, 5, 200, 250))),

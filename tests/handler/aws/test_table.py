@@ -311,6 +311,19 @@ def test_one_has_the_turn(run: Run, deployment: Deployment) -> None:
     assert not run(deployment.table.take_turn("batch_none", "a", now=NOW, until=NOW + 1))
 
 
+def test_a_turn_that_another_has_had_since_is_not_kept(run: Run, deployment: Deployment) -> None:
+    """Even if it is free again: what the other did is done."""
+    table = deployment.table
+    batch = run(table.create_batch(make_batch(deployment)))
+    assert run(table.take_turn(batch.id, "held up", now=NOW, until=NOW + 10))
+    assert run(table.keep_turn(batch.id, "held up", until=NOW + 20))
+    assert run(table.take_turn(batch.id, "other", now=NOW + 30, until=NOW + 40))
+    assert not run(table.keep_turn(batch.id, "held up", until=NOW + 50))
+    run(table.give_turn(batch.id, "other"))
+    assert not run(table.keep_turn(batch.id, "held up", until=NOW + 50))
+    assert run(table.take_turn(batch.id, "next", now=NOW + 31, until=NOW + 41))
+
+
 def test_a_batch_is_taken_off_the_list(run: Run, deployment: Deployment) -> None:
     """Once or twice, and others stay on it."""
     gone, stays = (run(deployment.table.create_batch(make_batch(deployment))) for _ in range(2))

@@ -148,6 +148,7 @@ def test_a_segment_that_has_gone_is_an_error_and_no_endless_loop(mini: Cloud) ->
     """Without its rows nothing is published, and the failure is told to the queue."""
     drop = large(mini, 2, 10)
     run = Run(mini.aws, mini.deployment, drop.batch, plenty)
+    assert run.take_turn()
     shards = close_shards(run)
     mini.run(mini.deployment.bucket.delete(OUTPUT.segments_of(shards)[0].key))
     with pytest.raises(NotThere):
@@ -165,6 +166,7 @@ def test_waiting_for_an_older_batch_grows_longer(mini: Cloud) -> None:
     for waited_seconds in (0, 80, 3600):
         now = (newer.batch.finalizing_at or 0) + waited_seconds
         run = Run(mini.aws, mini.deployment, newer.batch, plenty, now=lambda at=now: float(at))
+        assert run.take_turn()
         with pytest.raises(ComeBack) as pause:
             publish(run, [])
         delays.append(pause.value.delay_seconds)
@@ -178,6 +180,7 @@ def test_a_batch_waits_for_those_before_one_that_published_nothing(mini: Cloud) 
     newest = large(mini, 1, 10)
     mini.run(end(mini.deployment, between.id, Status.FAILED, int(time.time())))
     run = Run(mini.aws, mini.deployment, newest.batch, plenty)
+    assert run.take_turn()
     with pytest.raises(ComeBack):
         publish(run, [])
     oldest.finish()
