@@ -79,7 +79,7 @@ class Model(_Table):
     """A served model and the workers that run it."""
 
     name: Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._/:-]{0,127}$")]
-    weights: Annotated[str, StringConstraints(pattern=r"^(s3://[a-z0-9.-]{3,63}/.+)?$")] = ""
+    weights: Annotated[str, StringConstraints(pattern=r"^(s3://[a-z0-9.-]{3,63}/[^*?$]+)?$")] = ""
     gpu: str
     gpus_per_worker: Annotated[int, Field(ge=1, le=8)] = 1
     max_workers: Annotated[int, Field(ge=1, le=1000)] = 1
