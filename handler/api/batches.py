@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import time
-from typing import Annotated, Any, Final
+from typing import Annotated, Final
 
 from aws_lambda_powertools.event_handler.openapi.params import Query
 from aws_lambda_powertools.event_handler.router import APIGatewayHttpRouter
@@ -12,10 +12,11 @@ from aws_lambda_powertools.event_handler.router import APIGatewayHttpRouter
 from handler.api.caller import tenant_of
 from handler.api.errors import NotFound, Refused
 from handler.api.means import aws
-from handler.aws.calls import Operation
+from handler.api.page import Page, page_of
 from handler.batch.model import Batch
-from handler.batch.wire import to_wire
+from handler.batch.wire import BatchObject
 from handler.cancel import NotCancellable, cancel
+from handler.describe import describe
 from handler.settings import deployment
 
 router = APIGatewayHttpRouter()  # type: ignore[no-untyped-call]
@@ -24,34 +25,35 @@ router = APIGatewayHttpRouter()  # type: ignore[no-untyped-call]
 _ID: Final = re.compile(r"[\w-]{1,64}", re.ASCII)
 
 
+# Of each batch in a list; one by itself tells all that are kept. Lambda's answers end at 6 MB.
+MAX_ERRORS_IN_LISTS: Final = 5
+
+
 @router.get("/v1/batches")
 def list_batches(
     limit: Annotated[int, Query(ge=1, le=100)] = 20, after: Annotated[str | None, Query()] = None
-) -> dict[str, Any]:
+) -> Page[BatchObject]:
     """List the tenant's batches, newest first."""
-    last = _own(after, param="after") if after is not None else None
+    last = own_batch(after, param="after") if after is not None else None
     tenant = tenant_of(router.current_event)
     batches, has_more = aws().run(deployment().table.list_batches(tenant, limit=limit, after=last))
-    data = [_shown(batch) for batch in batches]
-    return {
-        "object": "list",
-        "data": data,
-        "first_id": data[0]["id"] if data else None,
-        "last_id": data[-1]["id"] if data else None,
-        "has_more": has_more,
-    }
+    now = time.time()
+    found = aws().run_all(
+        describe(deployment(), batch, now, max_errors=MAX_ERRORS_IN_LISTS) for batch in batches
+    )
+    return page_of(BatchObject, found, has_more=has_more)
 
 
 @router.get("/v1/batches/<batch_id>")
-def retrieve_batch(batch_id: str) -> dict[str, Any]:
+def retrieve_batch(batch_id: str) -> BatchObject:
     """Return one batch."""
-    return _shown(_own(batch_id))
+    return _shown(own_batch(batch_id))
 
 
 @router.post("/v1/batches/<batch_id>/cancel")
-def cancel_batch(batch_id: str) -> dict[str, Any]:
+def cancel_batch(batch_id: str) -> BatchObject:
     """Cancel a batch; the rows that are finished by then are kept."""
-    _own(batch_id)
+    own_batch(batch_id)
     try:
         batch = aws().run(cancel(deployment(), batch_id, int(time.time())))
     except NotCancellable as exc:
@@ -61,7 +63,7 @@ def cancel_batch(batch_id: str) -> dict[str, Any]:
     return _shown(batch)
 
 
-def _own(batch_id: str, param: str | None = None) -> Batch:
+def own_batch(batch_id: str, param: str | None = None) -> Batch:
     """Return a batch of the caller's tenant; raises NotFound for any other."""
     is_id = _ID.fullmatch(batch_id) is not None
     batch = aws().run(deployment().table.get_batch(batch_id)) if is_id else None
@@ -74,10 +76,5 @@ def _unknown(batch_id: str, param: str | None) -> NotFound:
     return NotFound(f"There is no batch {batch_id[:100]}.", param=param, code="batch_not_found")
 
 
-def _shown(batch: Batch) -> dict[str, Any]:
-    return aws().run(_to_wire(batch))
-
-
-def _to_wire(batch: Batch) -> Operation[dict[str, Any]]:
-    progress = batch.final or (yield from deployment().table.sum_progress(batch.id))
-    return to_wire(batch, progress)
+def _shown(batch: Batch) -> BatchObject:
+    return aws().run(describe(deployment(), batch, time.time()))

@@ -35,11 +35,11 @@ class Store:
         return fields if fields and not is_expired(fields) else None
 
     def query(
-        self, partition: str, prefix: str, only: str | None = None
+        self, partition: str, prefix: str, only: Sequence[str] = ()
     ) -> Operation[list[dict[str, Any]]]:
         """Return the items of a partition whose `sk` begins with a prefix, in its order.
 
-        `only` names the one field that is wanted of each.
+        `only` names the fields that are wanted of each, where not all are.
         """
         arguments: dict[str, Any] = {
             "TableName": self.name,
@@ -47,10 +47,11 @@ class Store:
             "ExpressionAttributeValues": to_item({":pk": partition, ":prefix": prefix}),
             "ConsistentRead": True,
         }
-        if only is not None:
+        if only:
+            names = {f"#{name}": name for name in (*only, "expires")}
             arguments |= {
-                "ProjectionExpression": "#only, #expires",
-                "ExpressionAttributeNames": {"#only": only, "#expires": "expires"},
+                "ProjectionExpression": ", ".join(names),
+                "ExpressionAttributeNames": names,
             }
         found: list[dict[str, Any]] = []
         while True:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from threading import Lock
 from typing import IO, Any
 
@@ -26,6 +27,7 @@ from handler.aws.calls import (
 )
 
 CONFIG = Config(**CLIENT_OPTIONS)
+_NUM_THREADS = 16
 
 
 class Clients(Mapping[Service, Any]):
@@ -70,6 +72,14 @@ class Aws:
         except StopIteration as stop:
             result: T = stop.value
             return result
+
+    def run_all(self, operations: Iterable[Operation[T]]) -> list[T]:
+        """Return the results in order; several run at once, and the first that fails is raised."""
+        waiting = list(operations)
+        if len(waiting) < 2:
+            return [self.run(operation) for operation in waiting]
+        with ThreadPoolExecutor(min(_NUM_THREADS, len(waiting))) as pool:
+            return list(pool.map(self.run, waiting))
 
     def open(self, **pin: Any) -> IO[bytes]:
         """Return the body of an object as a stream; `pin` is what `get_object` takes.

@@ -262,10 +262,14 @@ class Table(Store):
         fields = yield from self.query(f"BATCH#{batch_id}", "SHARD#")
         return [load(Shard, item) for item in fields]
 
-    def sum_progress(self, batch_id: str) -> Operation[Progress]:
-        """Return the sum of the shards' absolute counts: it never falls while a batch runs."""
-        fields = yield from self.query(f"BATCH#{batch_id}", "SHARD#", only="progress")
-        return sum((load(Progress, item["progress"]) for item in fields), start=Progress())
+    def sum_progress(self, batch_id: str, now: float) -> Operation[Progress]:
+        """Return the sum of the shards' absolute counts: it never falls while a batch runs.
+
+        Rates are summed over those shards that somebody has the right to run now.
+        """
+        only = ("progress", "owner", "lease_until")
+        fields = yield from self.query(f"BATCH#{batch_id}", "SHARD#", only)
+        return sum((_progress_of(item, now) for item in fields), start=Progress())
 
     def claim(
         self,
@@ -458,6 +462,12 @@ def _shard_key(shard: Shard) -> dict[str, object]:
 
 def _shard_key_of(batch_id: str, number: int) -> dict[str, object]:
     return {"pk": f"BATCH#{batch_id}", "sk": f"SHARD#{number:07}"}
+
+
+def _progress_of(fields: Mapping[str, Any], now: float) -> Progress:
+    progress = load(Progress, fields["progress"])
+    is_leased = fields.get("owner") is not None and fields.get("lease_until", 0.0) >= now
+    return progress if is_leased else progress.at_rest
 
 
 def _rank(sequencer: str) -> str:

@@ -56,7 +56,8 @@ class Outputs:
 class Progress:
     """Rows, tokens and time, as absolute counts: of a shard, or summed over shards.
 
-    Rows are durable ones only. `rows_per_second` is the recent rate; a sum adds them up.
+    Rows are durable ones only. `rows_per_second` and `tokens_per_second` (generated ones) are the
+    recent rates; a sum adds them up.
     """
 
     completed: int = 0
@@ -66,6 +67,7 @@ class Progress:
     completion_tokens: int = 0
     gpu_seconds: float = 0.0
     rows_per_second: float = 0.0
+    tokens_per_second: float = 0.0
 
     def __add__(self, other: Progress) -> Progress:
         """Return the sum, field by field."""
@@ -77,6 +79,7 @@ class Progress:
             self.completion_tokens + other.completion_tokens,
             self.gpu_seconds + other.gpu_seconds,
             self.rows_per_second + other.rows_per_second,
+            self.tokens_per_second + other.tokens_per_second,
         )
 
     def since(self, earlier: Progress) -> Progress:
@@ -89,6 +92,11 @@ class Progress:
             max(0, self.completion_tokens - earlier.completion_tokens),
             max(0.0, self.gpu_seconds - earlier.gpu_seconds),
         )
+
+    @property
+    def at_rest(self) -> Progress:
+        """The same counts of what nobody runs: without rates."""
+        return replace(self, rows_per_second=0.0, tokens_per_second=0.0)
 
     @property
     def num_rows(self) -> int:

@@ -1,87 +1,225 @@
-"""A batch as OpenAI's Batch object and as the report beside its output."""
+"""A batch as OpenAI's Batch object, with what we know beyond it: in answers and in the report."""
 
 from __future__ import annotations
 
-from typing import Any
+import math
+from typing import Literal
+
+from pydantic import BaseModel
 
 from handler.batch.model import Batch, Progress
+from handler.batch.states import Status
 
 MAX_LISTED_ERRORS = 100
 
 
-def to_wire(batch: Batch, progress: Progress) -> dict[str, Any]:
-    """Return the Batch object, every key present and null until it is known."""
-    done = batch.final or progress
-    return {
-        "id": batch.id,
-        "object": "batch",
-        "endpoint": batch.endpoint,
-        "model": batch.model,
-        "errors": _errors(batch),
-        "input_file_id": batch.input_file_id,
-        "completion_window": batch.options.completion_window,
-        "status": str(batch.status),
-        "output_file_id": batch.output_file_id,
-        "error_file_id": batch.error_file_id,
-        "created_at": batch.created_at,
-        "in_progress_at": batch.in_progress_at,
-        "expires_at": batch.expires_at,
-        "finalizing_at": batch.finalizing_at,
-        "completed_at": batch.completed_at,
-        "failed_at": batch.failed_at,
-        "expired_at": batch.expired_at,
-        "cancelling_at": batch.cancelling_at,
-        "cancelled_at": batch.cancelled_at,
-        "request_counts": {
-            "total": batch.num_rows,
-            "completed": done.completed,
-            "failed": done.failed,
-        },
-        "usage": {
-            "input_tokens": done.prompt_tokens,
-            "input_tokens_details": {"cached_tokens": done.cached_tokens},
-            "output_tokens": done.completion_tokens,
-            "output_tokens_details": {"reasoning_tokens": 0},
-            "total_tokens": done.prompt_tokens + done.completion_tokens,
-        },
-        "metadata": batch.options.metadata or None,
-    }
+class ErrorObject(BaseModel):
+    """One reason why a batch or a line of it was refused; `line` counts from 1."""
+
+    code: str
+    message: str
+    param: str | None
+    line: int | None
 
 
-def to_report(
-    batch: Batch, progress: Progress, *, now: int, price_per_gpu_hour: float | None
-) -> dict[str, Any]:
-    """Return what `batch.json` holds: the Batch object and, under `tidemill`, what it cost.
+class ErrorsObject(BaseModel):
+    """The first of a batch's errors; `tidemill.num_errors` tells how many there are."""
 
-    `now` is when the batch ended. The price is null unless a rate (per GPU-hour) is set.
+    object: Literal["list"] = "list"
+    data: list[ErrorObject]
+
+
+class RequestCounts(BaseModel):
+    """Lines of the file, and how many of them have a row: a success or another."""
+
+    total: int
+    completed: int
+    failed: int
+
+
+class InputTokensDetails(BaseModel):
+    """Tokens of prompts whose prefix was in the cache."""
+
+    cached_tokens: int
+
+
+class OutputTokensDetails(BaseModel):
+    """Tokens of reasoning, where a model tells them apart."""
+
+    reasoning_tokens: int = 0
+
+
+class UsageObject(BaseModel):
+    """Tokens of the rows that are durable."""
+
+    input_tokens: int
+    input_tokens_details: InputTokensDetails
+    output_tokens: int
+    output_tokens_details: OutputTokensDetails
+    total_tokens: int
+
+
+class WebhookAttempt(BaseModel):
+    """One try to tell a webhook: the status that it answered, or why there is none."""
+
+    at: int
+    status_code: int | None
+    error: str | None
+
+
+class WebhookObject(BaseModel):
+    """How telling the end to a webhook went; of its url only the host is shown."""
+
+    host: str
+    status: Literal["pending", "delivered", "failed"]
+    attempts: list[WebhookAttempt]
+
+
+class TidemillObject(BaseModel):
+    """What OpenAI's Batch has no field for.
+
+    `seconds` are those since the batch runs, up to its end. Rates are of the last minute and of
+    shards that somebody runs; `eta_at` (Unix seconds) is when they would be through. `cost` is in
+    the currency of the deployment's price for a GPU-hour, null without one.
     """
-    seconds = now - (batch.in_progress_at or batch.created_at)
-    return to_wire(batch, progress) | {
-        "tidemill": {
-            "seconds": seconds,
-            "gpu_seconds": round(progress.gpu_seconds, 3),
-            "price": price_of(progress, price_per_gpu_hour),
-            "model_revision": batch.engine.model_revision,
-            "engine_version": batch.engine.engine_version,
-            "num_errors": batch.num_errors,
-            "output_delivery": batch.output_delivery,
-            "error_delivery": batch.error_delivery,
-        }
-    }
+
+    seconds: int
+    rows_per_second: float
+    tokens_per_second: float
+    eta_at: int | None
+    gpu_seconds: float
+    cost: float | None
+    model_revision: str | None
+    engine_version: str | None
+    num_errors: int
+    output_delivery: str | None
+    error_delivery: str | None
+    webhook: WebhookObject | None
 
 
-def price_of(progress: Progress, price_per_gpu_hour: float | None) -> float | None:
-    """Return the price of the GPU time so far, in the currency of the rate."""
+class BatchObject(BaseModel):
+    """OpenAI's Batch: every key is present, and null until it is known."""
+
+    id: str
+    object: Literal["batch"] = "batch"
+    endpoint: str
+    model: str | None
+    errors: ErrorsObject | None
+    input_file_id: str
+    completion_window: str
+    status: Status
+    output_file_id: str | None
+    error_file_id: str | None
+    created_at: int
+    in_progress_at: int | None
+    expires_at: int
+    finalizing_at: int | None
+    completed_at: int | None
+    failed_at: int | None
+    expired_at: int | None
+    cancelling_at: int | None
+    cancelled_at: int | None
+    request_counts: RequestCounts
+    usage: UsageObject
+    metadata: dict[str, str] | None
+    tidemill: TidemillObject
+
+
+def to_wire(
+    batch: Batch,
+    progress: Progress,
+    *,
+    now: float,
+    price_per_gpu_hour: float | None = None,
+    max_errors: int = MAX_LISTED_ERRORS,
+) -> BatchObject:
+    """Return the Batch object; `progress` is what the shards say, until the final sums are known.
+
+    Of an ended batch `now` counts for nothing. The cost is null unless a price is given.
+    """
+    done = batch.final or progress
+    return BatchObject(
+        id=batch.id,
+        endpoint=batch.endpoint,
+        model=batch.model,
+        errors=_errors(batch, max_errors),
+        input_file_id=batch.input_file_id,
+        completion_window=batch.options.completion_window,
+        status=batch.status,
+        output_file_id=batch.output_file_id,
+        error_file_id=batch.error_file_id,
+        created_at=batch.created_at,
+        in_progress_at=batch.in_progress_at,
+        expires_at=batch.expires_at,
+        finalizing_at=batch.finalizing_at,
+        completed_at=batch.completed_at,
+        failed_at=batch.failed_at,
+        expired_at=batch.expired_at,
+        cancelling_at=batch.cancelling_at,
+        cancelled_at=batch.cancelled_at,
+        request_counts=RequestCounts(
+            total=batch.num_rows, completed=done.completed, failed=done.failed
+        ),
+        usage=UsageObject(
+            input_tokens=done.prompt_tokens,
+            input_tokens_details=InputTokensDetails(cached_tokens=done.cached_tokens),
+            output_tokens=done.completion_tokens,
+            output_tokens_details=OutputTokensDetails(),
+            total_tokens=done.prompt_tokens + done.completion_tokens,
+        ),
+        metadata=batch.options.metadata or None,
+        tidemill=_beyond(batch, done, now, price_per_gpu_hour),
+    )
+
+
+def cost_of(progress: Progress, price_per_gpu_hour: float | None) -> float | None:
+    """Return the cost of the GPU time so far, in the currency of the price."""
     if price_per_gpu_hour is None:
         return None
     return round(progress.gpu_seconds / 3600 * price_per_gpu_hour, 6)
 
 
-def _errors(batch: Batch) -> dict[str, Any] | None:
+def eta_of(batch: Batch, progress: Progress, now: float) -> int | None:
+    """Return when all rows would be there at the present rate; None while there is none."""
+    left = batch.num_rows - progress.num_rows
+    if batch.status is not Status.IN_PROGRESS or left <= 0 or progress.rows_per_second <= 0:
+        return None
+    return math.ceil(now + left / progress.rows_per_second)
+
+
+def _beyond(
+    batch: Batch, done: Progress, now: float, price_per_gpu_hour: float | None
+) -> TidemillObject:
+    is_running = batch.status is Status.IN_PROGRESS
+    until = _end_of(batch) or now
+    return TidemillObject(
+        seconds=max(0, int(until - (batch.in_progress_at or batch.created_at))),
+        rows_per_second=round(done.rows_per_second, 3) if is_running else 0.0,
+        tokens_per_second=round(done.tokens_per_second, 3) if is_running else 0.0,
+        eta_at=eta_of(batch, done, now),
+        gpu_seconds=round(done.gpu_seconds, 3),
+        cost=cost_of(done, price_per_gpu_hour),
+        model_revision=batch.engine.model_revision,
+        engine_version=batch.engine.engine_version,
+        num_errors=max(batch.num_errors, len(batch.errors)),
+        output_delivery=batch.output_delivery,
+        error_delivery=batch.error_delivery,
+        webhook=None,
+    )
+
+
+def _end_of(batch: Batch) -> int | None:
+    if not batch.is_terminal:
+        return None
+    at: int | None = getattr(batch, f"{batch.status}_at")
+    return batch.ended_at or at
+
+
+def _errors(batch: Batch, max_errors: int) -> ErrorsObject | None:
     if not batch.errors:
         return None
     data = [
-        {"code": error.code, "message": error.message, "param": error.param, "line": error.line}
-        for error in batch.errors
+        ErrorObject(code=error.code, message=error.message, param=error.param, line=error.line)
+        for error in batch.errors[:max_errors]
     ]
-    return {"object": "list", "data": data}
+    return ErrorsObject(data=data)

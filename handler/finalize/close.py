@@ -245,5 +245,4 @@ def _row_of(raw: RawLine, reason: NotRun) -> tuple[FinishedRow, bool]:
 
 def progress_of(shards: Sequence[Shard]) -> Progress:
     """Return the sums over closed shards; a rate means nothing any more."""
-    total = sum((shard.progress for shard in shards), start=Progress())
-    return replace(total, rows_per_second=0.0)
+    return sum((shard.progress for shard in shards), start=Progress()).at_rest

@@ -14,7 +14,7 @@ from handler.aws.sync import Aws
 from handler.batch.keys import outputs_of_drop
 from handler.batch.model import Batch, Progress
 from handler.batch.states import MOVES, Status
-from handler.batch.wire import to_report
+from handler.batch.wire import to_wire
 from handler.log import logger
 from handler.settings import Deployment
 
@@ -73,6 +73,6 @@ def _write_report(deployment: Deployment, batch: Batch, ended_at: int) -> Operat
             return
     progress = batch.final or Progress()
     price = deployment.settings.gpu_hour_prices.get(batch.model or "")
-    report = to_report(batch, progress, now=ended_at, price_per_gpu_hour=price)
+    report = to_wire(batch, progress, now=ended_at, price_per_gpu_hour=price)
     body = to_json(report, indent=2) + b"\n"
     yield from deployment.bucket.put(batch.outputs.report_key, body, "application/json")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any, NamedTuple
 
 from handler.abandon import abandon
@@ -100,7 +99,7 @@ async def _give_back(site: Site, doorbell: Doorbell, shard: Shard, reason: str) 
     is_hopeless = shard.attempts > site.deployment.settings.max_attempts
     release = table.release(
         shard,
-        progress=replace(shard.progress, rows_per_second=0.0),
+        progress=shard.progress.at_rest,
         suspects=shard.suspects,
         quarantined=shard.quarantined,
         attempts=shard.attempts if is_hopeless else shard.attempts - 1,

@@ -64,7 +64,7 @@ class ShardRun:
         self._wake = wake
         self._index = PartIndex()
         self._unflushed = Unflushed()
-        self._durable = replace(claim.shard.progress, rows_per_second=0.0)
+        self._durable = claim.shard.progress.at_rest
         self._told = claim.shard.progress
         self._flushed_at = site.clock()
         self._part_numbers = count()
@@ -266,7 +266,7 @@ class ShardRun:
         seal = self._index.seal()
         await self._insist(lambda: bucket.put_segments(self.shard, seal))
         self._is_handing_over = True
-        progress = replace(self.progress, rows_per_second=0.0)
+        progress = self.progress.at_rest
         await self._insist(
             lambda: table.commit(
                 self.shard,
@@ -336,7 +336,7 @@ class ShardRun:
             self.agenda.suspects if self.is_open else self.shard.suspects
         )
         self._is_handing_over = True
-        progress = replace(self.progress, rows_per_second=0.0)
+        progress = self.progress.at_rest
         await self._insist(
             lambda: self._site.deployment.table.release(
                 self.shard,

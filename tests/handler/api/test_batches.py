@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from typing import Any
 
 import openai
@@ -10,7 +11,8 @@ import pytest
 from openai import OpenAI
 from openai.types import Batch as OpenAIBatch
 
-from handler.batch.model import Batch, Progress
+from handler.api.batches import MAX_ERRORS_IN_LISTS
+from handler.batch.model import Batch, BatchError, Progress
 from handler.batch.states import Status
 from handler.batch.wire import to_wire
 from handler.keys import KeyStore
@@ -42,7 +44,9 @@ def test_a_batch_is_what_the_sdk_knows(cloud: Cloud, client: OpenAI) -> None:
     """Every key is there, and the SDK's strict model takes it."""
     batch = add(cloud)
     answer = answer_to(request_of(f"/v1/batches/{batch.id}"))
-    assert json.loads(answer["body"]) == to_wire(batch, Progress())
+    assert json.loads(answer["body"]) == to_wire(batch, Progress(), now=time.time()).model_dump(
+        mode="json"
+    )
     found = client.batches.retrieve(batch.id)
     assert OpenAIBatch.model_validate(found.to_dict(), strict=True).id == batch.id
     assert found.status == "validating"
@@ -70,6 +74,42 @@ def test_a_running_batch_tells_the_sum_of_its_shards(cloud: Cloud, client: OpenA
     counts = client.batches.retrieve(ended.id).request_counts
     assert counts is not None
     assert counts.to_dict() == {"total": 5, "completed": 3, "failed": 2}
+
+
+def test_a_running_batch_tells_its_rate(cloud: Cloud, client: OpenAI) -> None:
+    """Beside what OpenAI's Batch has, where the SDK lets it through."""
+    batch = cloud.take_in(cloud.create(lines_of(25)))
+    progress = Progress(5, rows_per_second=0.5, tokens_per_second=8.0, gpu_seconds=1800.0)
+    now = time.time()
+    cloud.run(
+        cloud.deployment.table.renew(
+            cloud.claim(batch.id), lease_until=now + 600, progress=progress, attempts=1
+        )
+    )
+    (found,) = client.batches.list().data
+    beyond = found.to_dict()["tidemill"]
+    assert isinstance(beyond, dict)
+    assert (beyond["rows_per_second"], beyond["tokens_per_second"]) == (0.5, 8.0)
+    assert beyond["eta_at"] >= now + 40  # 20 rows at half a row a second
+    assert (beyond["gpu_seconds"], beyond["cost"], beyond["webhook"]) == (1800.0, None, None)
+
+
+def test_an_answer_of_many_failed_batches_is_small(cloud: Cloud, client: OpenAI) -> None:
+    """Lists show the first errors of each, one batch alone all that are kept."""
+    errors = tuple(BatchError("invalid_json_line", "x" * 500, None, n) for n in range(100))
+    failed = [
+        add(cloud, age=age, status=Status.FAILED, errors=errors, num_errors=9000)
+        for age in range(100)
+    ]
+    answer = answer_to(request_of("/v1/batches", query="limit=100"))
+    assert len(answer["body"]) < 1_000_000
+    page = json.loads(answer["body"])
+    assert {len(batch["errors"]["data"]) for batch in page["data"]} == {MAX_ERRORS_IN_LISTS}
+    assert {batch["tidemill"]["num_errors"] for batch in page["data"]} == {9000}
+    alone = client.batches.retrieve(failed[0].id)
+    assert alone.errors is not None
+    assert alone.errors.data is not None
+    assert len(alone.errors.data) == 100
 
 
 @pytest.mark.parametrize("limit", [1, 2, 3, 7, 100])

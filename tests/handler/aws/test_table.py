@@ -254,10 +254,23 @@ def test_counts_are_summed_over_pages(run: Run, deployment: Deployment) -> None:
             )
         )
     shards = run(deployment.table.list_shards(batch.id))
-    total = run(deployment.table.sum_progress(batch.id))
+    total = run(deployment.table.sum_progress(batch.id, NOW))
     assert [shard.number for shard in shards] == list(range(20))
-    assert total == sum((shard.progress for shard in shards), start=Progress())
+    assert total == sum((shard.progress.at_rest for shard in shards), start=Progress())
     assert total.completed == 20 * PROGRESS.completed
+
+
+def test_a_rate_counts_while_somebody_has_the_shard(run: Run, deployment: Deployment) -> None:
+    """Rows stay rows; a worker that is gone makes none."""
+    table, rate = deployment.table, replace(PROGRESS, rows_per_second=3.0, tokens_per_second=50.0)
+    batch = run(in_progress(deployment, 3))
+    for number, seconds in ((0, 10), (1, 60)):
+        shard = run(table.claim(batch.id, number, owner="a", now=NOW, lease_seconds=seconds))
+        run(table.renew(shard, lease_until=NOW + seconds, progress=rate, attempts=1))
+    both, one, none = (run(table.sum_progress(batch.id, NOW + ago)) for ago in (5, 11, 61))
+    assert (both.rows_per_second, both.tokens_per_second) == (6.0, 100.0)
+    assert (one.rows_per_second, one.tokens_per_second) == (3.0, 50.0)
+    assert none == (PROGRESS.at_rest + PROGRESS.at_rest)
 
 
 def test_a_field_is_set_once(run: Run, deployment: Deployment) -> None:

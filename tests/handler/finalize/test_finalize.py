@@ -59,7 +59,7 @@ def test_the_price_is_told_where_a_rate_is_set(ministack: Any) -> None:
     drop = cloud.drop(4).begin()
     drop.run_shard(0, gpu_seconds=1000)
     drop.move(Status.FINALIZING, outcome="completed").finish()
-    assert drop.report()["tidemill"]["price"] == 1.0
+    assert drop.report()["tidemill"]["cost"] == 1.0
 
 
 def test_a_batch_whose_rows_all_failed_is_completed(mini: Cloud) -> None:

@@ -1,0 +1,31 @@
+"""A batch as clients see it now: what the table says of it, its shards' progress, and its cost."""
+
+from __future__ import annotations
+
+from handler.aws.calls import Operation
+from handler.batch.model import Batch, Progress
+from handler.batch.states import Status
+from handler.batch.wire import MAX_LISTED_ERRORS, BatchObject, to_wire
+from handler.settings import Deployment
+
+
+def describe(
+    deployment: Deployment, batch: Batch, now: float, *, max_errors: int = MAX_LISTED_ERRORS
+) -> Operation[BatchObject]:
+    """Return the Batch object of a batch that was just read."""
+    return to_wire(
+        batch,
+        (yield from progress_of(deployment, batch, now)),
+        now=now,
+        price_per_gpu_hour=deployment.settings.gpu_hour_prices.get(batch.model or ""),
+        max_errors=max_errors,
+    )
+
+
+def progress_of(deployment: Deployment, batch: Batch, now: float) -> Operation[Progress]:
+    """Return how far a batch is; one that is still being read has no shards to ask."""
+    if batch.final is not None:
+        return batch.final
+    if batch.status is Status.VALIDATING or batch.in_progress_at is None:
+        return Progress()
+    return (yield from deployment.table.sum_progress(batch.id, now))
