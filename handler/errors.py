@@ -29,6 +29,12 @@ class InvalidOption(HandlerError):
         self.param = param
 
 
+class KeyReused(InvalidOption):
+    """An idempotency key that has made another batch than the one that is asked for."""
+
+    code = "idempotency_key_reused"
+
+
 class BadPart(HandlerError):
     """Bytes under `work/` that are no part of ours."""
 

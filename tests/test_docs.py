@@ -11,6 +11,8 @@ from pydantic import BaseModel
 from cli.main import make_parser
 from engine.protocol.chat import ChatCompletionRequest
 from engine.protocol.completions import CompletionRequest
+from handler.api.batch_request import BatchRequest
+from handler.batch.wire import TidemillObject
 
 ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"
@@ -47,4 +49,12 @@ def test_every_parameter_of_a_request_is_explained(request_type: type[BaseModel]
     page = (DOCS / "parameters.md").read_text(encoding="utf-8")
     fields = list(request_type.model_fields)
     assert "temperature" in fields
+    assert [field for field in fields if f"`{field}`" not in page] == []
+
+
+def test_every_parameter_of_a_new_batch_is_explained() -> None:
+    """A new parameter of `POST /v1/batches`, or field of ours in a Batch, has its line."""
+    page = (DOCS / "api.md").read_text(encoding="utf-8")
+    fields = [*BatchRequest.model_fields, *TidemillObject.model_fields]
+    assert "metadata" in fields
     assert [field for field in fields if f"`{field}`" not in page] == []

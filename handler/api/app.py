@@ -7,10 +7,15 @@ from typing import Any
 from aws_lambda_powertools.event_handler import APIGatewayHttpResolver, Response
 from aws_lambda_powertools.event_handler.exceptions import NotFoundError
 from aws_lambda_powertools.event_handler.middlewares import NextMiddleware
-from aws_lambda_powertools.event_handler.openapi.exceptions import RequestValidationError
+from aws_lambda_powertools.event_handler.openapi.exceptions import (
+    RequestUnsupportedContentType,
+    RequestValidationError,
+)
 
 from handler.api import batches, errors, models
+from handler.api.body import read_json
 from handler.api.caller import tenant_of
+from handler.errors import InvalidOption
 
 _HEALTH = "/health"
 
@@ -23,7 +28,11 @@ def let_in(app: APIGatewayHttpResolver, next_middleware: NextMiddleware) -> Resp
 
 
 # An answer that is not what its route says is a fault of ours.
-app = APIGatewayHttpResolver(enable_validation=True, response_validation_error_http_code=500)
+app = APIGatewayHttpResolver(
+    enable_validation=True,
+    response_validation_error_http_code=500,
+    json_body_deserializer=read_json,
+)
 app.use([let_in])
 app.include_router(batches.router)
 app.include_router(models.router)
@@ -37,6 +46,8 @@ def health() -> dict[str, str]:
 
 app.not_found(errors.refuse_unknown)
 app.exception_handler(errors.Refused)(errors.refuse)
+app.exception_handler(InvalidOption)(errors.refuse_option)
 app.exception_handler(RequestValidationError)(errors.refuse_invalid)
+app.exception_handler(RequestUnsupportedContentType)(errors.refuse_kind)
 app.exception_handler(NotFoundError)(errors.refuse_unknown)
 app.exception_handler(Exception)(errors.fail)

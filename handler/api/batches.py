@@ -6,9 +6,10 @@ import re
 import time
 from typing import Annotated, Final
 
-from aws_lambda_powertools.event_handler.openapi.params import Query
+from aws_lambda_powertools.event_handler.openapi.params import Body, Header, Query
 from aws_lambda_powertools.event_handler.router import APIGatewayHttpRouter
 
+from handler.api.batch_request import BatchRequest
 from handler.api.caller import tenant_of
 from handler.api.errors import NotFound, Refused
 from handler.api.means import aws
@@ -17,6 +18,7 @@ from handler.batch.model import Batch
 from handler.batch.wire import BatchObject
 from handler.cancel import NotCancellable, cancel
 from handler.describe import describe
+from handler.intake.create import create_batch
 from handler.settings import deployment
 
 router = APIGatewayHttpRouter()  # type: ignore[no-untyped-call]
@@ -27,6 +29,23 @@ _ID: Final = re.compile(r"[\w-]{1,64}", re.ASCII)
 
 # Of each batch in a list; one by itself tells all that are kept. Lambda's answers end at 6 MB.
 MAX_ERRORS_IN_LISTS: Final = 5
+
+
+@router.post("/v1/batches")
+def make_batch(
+    request: Annotated[BatchRequest, Body()],
+    key: Annotated[str | None, Header(alias="Idempotency-Key")] = None,
+) -> BatchObject:
+    """Make a batch of a file, or return the one that the same idempotency key has made."""
+    fields = request.fields()
+    if key is not None and fields["idempotency_key"] not in (None, key):
+        raise Refused(
+            "`idempotency_key` and the header `Idempotency-Key` are not the same.",
+            param="idempotency_key",
+        )
+    fields["idempotency_key"] = key if key is not None else fields["idempotency_key"]
+    tenant = tenant_of(router.current_event)
+    return _shown(aws().run(create_batch(deployment(), tenant, fields, int(time.time()))))
 
 
 @router.get("/v1/batches")

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from http import HTTPStatus
-from typing import Any
+from typing import Any, Final
 
 from aws_lambda_powertools.event_handler import Response, content_types
 from aws_lambda_powertools.event_handler.openapi.exceptions import RequestValidationError
 from pydantic_core import to_json
 
-from handler.errors import HandlerError
+from handler.errors import HandlerError, InvalidOption
 from handler.log import logger
+
+# A client chooses the names of what it nests.
+_MAX_PARAM_CHARS: Final = 200
 
 
 class Refused(HandlerError):
@@ -41,12 +44,26 @@ def refuse(exc: Refused) -> Response[str]:
 def refuse_invalid(exc: RequestValidationError) -> Response[str]:
     """Return the answer to parameters that are not of their kind: the first of them is named."""
     found = exc.errors()[0]
-    where = ".".join(str(part) for part in found["loc"][1:])
+    where = ".".join(str(part) for part in found["loc"][1:])[:_MAX_PARAM_CHARS]
     return error(
         HTTPStatus.BAD_REQUEST,
         f"`{where}`: {found['msg']}.",
         param=where,
         code="invalid_parameter",
+    )
+
+
+def refuse_option(exc: InvalidOption) -> Response[str]:
+    """Return the answer to a parameter of a batch that cannot be."""
+    return error(HTTPStatus.BAD_REQUEST, exc.message, param=exc.param, code=exc.code)
+
+
+def refuse_kind(_: Exception) -> Response[str]:
+    """Return the answer to a body of a kind that nothing here takes."""
+    return error(
+        HTTPStatus.BAD_REQUEST,
+        "Bodies of this content type are not understood: send application/json.",
+        code="unsupported_content_type",
     )
 
 

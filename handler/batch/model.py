@@ -34,13 +34,17 @@ class BatchError:
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """What a client may ask of a batch beside its lines."""
+    """What a client may ask of a batch beside its lines.
+
+    Its result files are forgotten `output_expires_seconds` after they were made, if that is set.
+    """
 
     completion_window: str = "24h"
     output_url: str | None = None
     error_url: str | None = None
     on_invalid_line: OnInvalidLine = "fail"
     metadata: dict[str, str] = field(default_factory=dict)
+    output_expires_seconds: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

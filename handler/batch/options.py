@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from dataclasses import replace
 from email.errors import MessageError
 from email.header import decode_header, make_header
 from typing import Any, Final
@@ -23,6 +24,8 @@ MAX_METADATA_PAIRS: Final = 16
 MAX_METADATA_KEY_CHARS: Final = 64
 MAX_METADATA_VALUE_CHARS: Final = 512
 MAX_URL_CHARS: Final = 8192
+MIN_EXPIRY_SECONDS: Final = 3600
+MAX_EXPIRY_SECONDS: Final = 30 * 24 * 3600
 
 _UNIT_SECONDS = {"m": 60, "h": 3600, "d": 24 * 3600}
 _WINDOW = re.compile(r"([1-9][0-9]{0,5})([mhd])", re.ASCII)
@@ -52,7 +55,9 @@ def options_of_request(fields: Mapping[str, Any]) -> Options:
     A field that is null counts as not there; fields with other names are not looked at.
     """
     asked = {name: fields.get(name) for name in _NAMES}
-    return _check(asked, {name: name for name in _NAMES}, fields.get("metadata"))
+    options = _check(asked, {name: name for name in _NAMES}, fields.get("metadata"))
+    expiry = _check_expiry(fields.get("output_expires_after"))
+    return replace(options, output_expires_seconds=expiry)
 
 
 def window_seconds(window: object, *, param: str = "completion_window") -> int:
@@ -118,6 +123,24 @@ def _problem_of_url(value: object) -> str | None:
     if not host or port == 0:
         return "this one names no host"
     return None
+
+
+def _check_expiry(policy: object) -> int | None:
+    param = "output_expires_after"
+    if policy is None:
+        return None
+    if not isinstance(policy, Mapping) or policy.get("anchor") != "created_at":
+        raise InvalidOption(
+            f'`{param}` must be an object whose `anchor` is "created_at".', param=param
+        )
+    seconds = policy.get("seconds")
+    if type(seconds) is not int or not MIN_EXPIRY_SECONDS <= seconds <= MAX_EXPIRY_SECONDS:
+        raise InvalidOption(
+            f"`{param}.seconds` must be a number from {MIN_EXPIRY_SECONDS:,} to "
+            f"{MAX_EXPIRY_SECONDS:,}; got {_shown(seconds)}.",
+            param=f"{param}.seconds",
+        )
+    return seconds
 
 
 def _check_metadata(metadata: object) -> dict[str, str]:

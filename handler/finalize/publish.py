@@ -12,7 +12,7 @@ from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from typing import NamedTuple
 
 from handler.aws.items import dump
-from handler.batch.model import BatchError, File, Shard
+from handler.batch.model import Batch, BatchError, File, Shard
 from handler.batch.upload import UploadPart, plan_upload
 from handler.batch.wire import MAX_LISTED_ERRORS
 from handler.errors import HandlerError, NotThere
@@ -77,17 +77,25 @@ def _errors_of(shards: Sequence[Shard]) -> list[BatchError]:
 
 def _record_file(run: Run, kind: Kind, num_bytes: int) -> None:
     key = kind.key_of(run.batch)
+    created_at = run.batch.winds_up_since or run.batch.created_at
     file = File(
         id=kind.file_id_of(run.batch),
         tenant=run.batch.tenant,
         key=key,
         num_bytes=num_bytes,
-        created_at=run.batch.winds_up_since or run.batch.created_at,
+        created_at=created_at,
         filename=key.rpartition("/")[2],
         purpose="batch_output",
-        expires=run.batch.expires,
+        expires=_file_expires(run.batch, created_at),
     )
     run.aws.run(run.deployment.table.put_file(file))
+
+
+def _file_expires(batch: Batch, created_at: int) -> int | None:
+    """Return when a result is forgotten: with its batch, or before that where it was asked for."""
+    asked = batch.options.output_expires_seconds
+    ends = [created_at + asked if asked is not None else None, batch.expires]
+    return min((at for at in ends if at is not None), default=None)
 
 
 def _remove_stale(run: Run, kind: Kind) -> None:

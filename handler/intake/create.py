@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Final
 from uuid import uuid4
 
 from engine.protocol.routes import ROUTES, find_route
@@ -21,11 +21,14 @@ from handler.batch.keys import (
 )
 from handler.batch.model import Batch, BatchError, Options, Source
 from handler.batch.options import options_of_request, parse_options, window_seconds
+from handler.batch.states import Status
 from handler.cancel import NotCancellable, cancel
-from handler.errors import InvalidOption
+from handler.errors import InvalidOption, KeyReused
 from handler.intake.events import Drop
 from handler.log import logger
 from handler.settings import Deployment
+
+MAX_IDEMPOTENCY_KEY_CHARS: Final = 255
 
 _S3 = "s3://"
 _MAX_NAME_BYTES = len(_S3) + 63 + 1 + 1024  # a bucket's name and a key
@@ -95,30 +98,34 @@ def create_batch(
     options = options_of_request(request)
     endpoint = _check_endpoint(request.get("endpoint"))
     idempotency_key = _check_idempotency_key(request.get("idempotency_key"))
-    input_file_id = request.get("input_file_id")
-    source = yield from _find_input(deployment, tenant, input_file_id)
+    input_file_id = _check_name(request.get("input_file_id"))
     batch_id = batch_id_of_request(tenant, idempotency_key or uuid4().hex)
-    expires_at = now + window_seconds(options.completion_window)
-    batch = Batch(
-        id=batch_id,
-        tenant=tenant,
-        source=source,
-        input_file_id=str(input_file_id),
-        options=options,
-        outputs=outputs_of_request(batch_id),
-        created_at=now,
-        expires_at=expires_at,
-        expires=deployment.settings.forget_at(expires_at),
-        endpoint=endpoint,
-    )
-    made = yield from deployment.table.create_batch(batch)
-    if made.input_file_id != batch.input_file_id:
-        raise InvalidOption(
-            "This `idempotency_key` has made a batch of another file: use a new one.",
+    asked = (input_file_id, endpoint, options)
+    made = (yield from deployment.table.get_batch(batch_id)) if idempotency_key else None
+    if made is None:
+        expires_at = now + window_seconds(options.completion_window)
+        batch = Batch(
+            id=batch_id,
+            tenant=tenant,
+            source=(yield from _find_input(deployment, tenant, input_file_id)),
+            input_file_id=input_file_id,
+            options=options,
+            outputs=outputs_of_request(batch_id),
+            created_at=now,
+            expires_at=expires_at,
+            expires=deployment.settings.forget_at(expires_at),
+            endpoint=endpoint,
+        )
+        made = yield from deployment.table.create_batch(batch)
+    if (made.input_file_id, made.endpoint, made.options) != asked:
+        raise KeyReused(
+            "This `idempotency_key` has made a batch of another file, endpoint or options: "
+            "use a new one.",
             param="idempotency_key",
         )
     yield from announce(deployment, made)
-    yield from deployment.control.send(advance_message(made.id))
+    if made.status is Status.VALIDATING:
+        yield from deployment.control.send(advance_message(made.id))
     return made
 
 
@@ -160,10 +167,14 @@ def _source(
     )
 
 
-def _find_input(deployment: Deployment, tenant: str, input_file_id: object) -> Operation[Source]:
-    """Return the object that an API request names, pinned; raises InvalidOption."""
+def _check_name(input_file_id: object) -> str:
     if not isinstance(input_file_id, str) or not _is_name(input_file_id):
         raise _bad_input("must be the id of a file, or s3:// with bucket and key")
+    return input_file_id
+
+
+def _find_input(deployment: Deployment, tenant: str, input_file_id: str) -> Operation[Source]:
+    """Return the object that an API request names, pinned; raises InvalidOption."""
     if input_file_id.startswith(_S3):
         # What is dropped belongs to one tenant; to others it is not there.
         if tenant != DROP_TENANT:
@@ -200,7 +211,7 @@ def _check_endpoint(endpoint: object) -> str:
 
 
 def _check_idempotency_key(key: object) -> str | None:
-    if key is None or (isinstance(key, str) and 0 < len(key) <= 255):
+    if key is None or (isinstance(key, str) and 0 < len(key) <= MAX_IDEMPOTENCY_KEY_CHARS):
         return key
     raise InvalidOption(
         "`idempotency_key` must be a string of 1 to 255 characters.", param="idempotency_key"

@@ -50,8 +50,10 @@ class ApiStack(Stack):
             memory_mib=512,
             timeout=Duration.seconds(29),
             statements=[
-                may.batches(data, "GetItem", "UpdateItem", "DeleteItem", "Query"),
+                may.batches(data, "GetItem", "PutItem", "UpdateItem", "DeleteItem", "Query"),
                 may.listings(data),
+                may.find_objects(data),
+                may.read_objects(data, _INPUT, "files/"),
                 may.ring_control(data),
                 may.announce(data),
                 # The report of a batch that is cancelled before anything of it has run.

@@ -51,12 +51,14 @@ ROLES = {
     "DeadLettersRole": TO_END_BATCHES
     | {TABLE: "dynamodb:GetItem UpdateItem DeleteItem", DEAD: FED},
     "ApiRole": {
-        TABLE: "dynamodb:GetItem UpdateItem DeleteItem Query",
+        TABLE: "dynamodb:GetItem PutItem UpdateItem DeleteItem Query",
         f"{TABLE}/index/by_tenant": "dynamodb:Query",
         CONTROL: "sqs:SendMessage",
         "EventsBus.Arn": "events:PutEvents",
+        BUCKET: "s3:ListBucket",
+        INPUT: "s3:GetObject GetObjectVersion",
         OUTPUT: "s3:PutObject",
-        FILES: "s3:PutObject",
+        FILES: OBJECT,
     },
     "AuthorizerRole": {TABLE: "dynamodb:GetItem"},
     "ScheduleRole": {

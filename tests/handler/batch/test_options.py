@@ -79,7 +79,7 @@ def test_a_request_says_the_same_with_underscores() -> None:
         "metadata": {"a": "ü"},
         "output_expires_after": {"anchor": "created_at", "seconds": 3600},
     }
-    assert options_of_request(asked) == Options("14d", None, GOOD_URL, "fail", {"a": "ü"})
+    assert options_of_request(asked) == Options("14d", None, GOOD_URL, "fail", {"a": "ü"}, 3600)
     assert options_of_request({"metadata": None}) == Options()
 
 
@@ -197,3 +197,32 @@ def test_any_request_gives_options_or_names_what_is_wrong(fields: dict[str, Any]
         options = options_of_request(fields)
         assert options.completion_window == (fields.get("completion_window") or "24h")
         assert options.output_url == fields.get("output_url")
+
+
+@pytest.mark.parametrize("seconds", [3600, 2_592_000])
+def test_results_may_be_forgotten_after_an_hour_to_thirty_days(seconds: int) -> None:
+    """As OpenAI has it."""
+    policy = {"anchor": "created_at", "seconds": seconds}
+    options = options_of_request({"output_expires_after": policy})
+    assert options.output_expires_seconds == seconds
+
+
+@pytest.mark.parametrize(
+    ("policy", "param"),
+    [
+        ([], "output_expires_after"),
+        ({}, "output_expires_after"),
+        ({"anchor": "now", "seconds": 3600}, "output_expires_after"),
+        ({"anchor": "created_at"}, "output_expires_after.seconds"),
+        ({"anchor": "created_at", "seconds": 3599}, "output_expires_after.seconds"),
+        ({"anchor": "created_at", "seconds": 2_592_001}, "output_expires_after.seconds"),
+        ({"anchor": "created_at", "seconds": True}, "output_expires_after.seconds"),
+        ({"anchor": "created_at", "seconds": "3600"}, "output_expires_after.seconds"),
+        ({"anchor": "created_at", "seconds": 1e9}, "output_expires_after.seconds"),
+    ],
+)
+def test_an_expiry_that_cannot_be_is_refused(policy: object, param: str) -> None:
+    """The parameter is named."""
+    with pytest.raises(InvalidOption) as caught:
+        options_of_request({"output_expires_after": policy})
+    assert caught.value.param == param

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from openai.types import Batch as OpenAIBatch
 
-from handler.batch.model import BatchError
+from handler.batch.model import BatchError, Options
 from handler.batch.states import Status
 from handler.errors import AwsError
 from handler.finalize.close import EXPIRED_MESSAGE
@@ -51,6 +51,18 @@ def test_a_completed_batch_has_its_rows_in_order(cloud: Cloud) -> None:
     assert cloud.run(cloud.deployment.table.list_active()) == []
     head = cloud.run(cloud.deployment.bucket.head(batch.outputs.output_key))
     assert head["ContentType"] == "application/x-ndjson"
+
+
+@pytest.mark.parametrize("seconds", [3600, 400 * 86_400])
+def test_result_files_may_be_forgotten_before_their_batch(cloud: Cloud, seconds: int) -> None:
+    """So long after they were made; never after the batch itself, which names them."""
+    drop = cloud.drop(4, options=Options(output_expires_seconds=seconds)).begin()
+    drop.run_shard(0)
+    drop.move(Status.FINALIZING, outcome="completed").finish()
+    batch = drop.batch
+    for file_id in (batch.output_file_id, batch.error_file_id):
+        file = cloud.run(cloud.deployment.table.get_file(file_id))
+        assert file.expires == min(file.created_at + seconds, batch.expires)
 
 
 def test_the_price_is_told_where_a_rate_is_set(ministack: Any) -> None:

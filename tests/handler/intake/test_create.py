@@ -12,7 +12,7 @@ from handler.aws.queues import advance_message
 from handler.batch.keys import batch_id_of_drop
 from handler.batch.model import Batch, File
 from handler.batch.states import Status
-from handler.errors import AwsError, InvalidOption
+from handler.errors import AwsError, InvalidOption, KeyReused
 from handler.intake import create
 from handler.intake.create import create_batch, take_drop
 from handler.intake.events import Drop
@@ -237,11 +237,41 @@ def test_a_request_that_is_repeated_makes_one_batch(cloud: Cloud) -> None:
     first = request_batch(cloud, tenant="default", idempotency_key="k")
     later = request_batch(cloud, now=NOW + 100, tenant="default", idempotency_key="k")
     assert later.id == first.id
-    other = f"s3://{cloud.bucket}/input/x.jsonl"
-    with pytest.raises(InvalidOption) as caught:
-        request_batch(cloud, tenant="default", idempotency_key="k", input_file_id=other)
-    assert caught.value.param == "idempotency_key"
     assert len({request_batch(cloud, tenant="default").id for _ in range(3)}) == 3
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"input_file_id": "s3://{bucket}/input/x.jsonl"},
+        {"endpoint": "/v1/completions"},
+        {"completion_window": "2h"},
+        {"metadata": {"a": "b"}},
+        {"on_invalid_line": "skip"},
+        {"output_url": "https://example.com/"},
+        {"output_expires_after": {"anchor": "created_at", "seconds": 3600}},
+    ],
+    ids=lambda changes: next(iter(changes)),
+)
+def test_a_key_makes_one_batch_and_no_other(cloud: Cloud, changes: dict[str, Any]) -> None:
+    """Whatever else is asked for with it is refused, before and behind the look at the table."""
+    put_file(cloud, tenant="default")
+    cloud.put(lines_of(1))
+    first = request_batch(cloud, tenant="default", idempotency_key="k")
+    name, value = next(iter(changes.items()))
+    value = value.format(bucket=cloud.bucket) if isinstance(value, str) else value
+    with pytest.raises(KeyReused) as caught:
+        request_batch(cloud, tenant="default", idempotency_key="k", **{name: value})
+    assert caught.value.param == "idempotency_key"
+    assert cloud.run(cloud.deployment.table.list_active()) == [first.id]
+
+
+def test_a_request_is_repeated_though_its_file_has_gone(cloud: Cloud) -> None:
+    """What it made is there: a client that has lost the answer finds it."""
+    drop = put_file(cloud)
+    first = request_batch(cloud, idempotency_key="k")
+    cloud.run(cloud.deployment.bucket.delete(drop.key))
+    assert request_batch(cloud, idempotency_key="k") == cloud.batch(first.id)
 
 
 @pytest.mark.parametrize(
