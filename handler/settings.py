@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from functools import cache
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import (
     BaseModel,
@@ -39,6 +39,7 @@ class Settings(BaseModel):
     service of its workers, as `cluster/service`, where they shall be woken; `gpu_hour_prices` to
     the price of a GPU-hour, where the report shall tell prices. `default_window` is the completion
     window of an upload that names none. The table forgets a batch `keep_days` after that window.
+    `auth` is how callers prove who they are: by keys, or by requests that AWS's credentials sign.
     """
 
     model_config = ConfigDict(frozen=True, extra="ignore")
@@ -49,6 +50,7 @@ class Settings(BaseModel):
     work_queues: Json[dict[str, str]] = Field(default_factory=dict)
     services: Json[dict[str, _ServicePath]] = Field(default_factory=dict)
     event_bus: str = "default"
+    auth: Literal["keys", "iam"] = "keys"
     shard_lines: PositiveInt = MAX_SHARD_LINES
     shard_bytes: PositiveInt = MAX_SHARD_BYTES
     gpu_hour_prices: Json[dict[str, PositiveFloat]] = Field(default_factory=dict)

@@ -19,6 +19,8 @@ from typing import Final, Literal
 
 from aws_cdk import aws_lambda as lambda_
 
+from handler.dashboard.assets import INSTALLED, LICENCES, VENDOR
+
 ROOT: Final = Path(__file__).parent.parent
 BUNDLES: Final = ROOT / "out" / "bundles"
 _OURS = ("handler", "engine/__init__.py", "engine/protocol")
@@ -88,10 +90,18 @@ def _fill(folder: Path, machine: Machine) -> None:
             shutil.copytree(source, target, ignore=_LEFT_OUT)
         else:
             shutil.copy(source, target)
+    _copy_vendor(folder / "handler" / "dashboard" / "vendor")
     compile_all = ["-m", "compileall", "-q", "--invalidation-mode", "unchecked-hash"]
     subprocess.run(  # noqa: S603 - our own command
         [sys.executable, *compile_all, "-s", str(folder), str(folder)], check=True
     )
+
+
+def _copy_vendor(folder: Path) -> None:
+    """Lay what the dashboard has of npm beside it, with the words under which it may be given."""
+    folder.mkdir()
+    for name, path in {**VENDOR, **LICENCES}.items():
+        shutil.copy(INSTALLED / path, folder / name)
 
 
 def _install(folder: Path, machine: Machine) -> None:
@@ -140,9 +150,17 @@ def _sources() -> Iterator[Path]:
     yield ROOT / "constraints.txt"
     yield ROOT / "pyproject.toml"
     yield Path(__file__)
+    # What the dashboard has of npm is what stands there.
+    yield ROOT / "infra" / "package-lock.json"
     for name in _OURS:
         source = ROOT / name
-        yield from source.rglob("*.py") if source.is_dir() else [source]
+        yield from _files_of(source) if source.is_dir() else [source]
+
+
+def _files_of(folder: Path) -> Iterator[Path]:
+    return (
+        path for path in folder.rglob("*") if path.is_file() and path.parent.name != "__pycache__"
+    )
 
 
 def _python_version() -> str:

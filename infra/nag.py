@@ -78,6 +78,15 @@ ACKNOWLEDGED: Final = (
         "Api/Http/Api/GET--health",
         "A health check has no key; the answer says that the API is up and nothing else.",
     ),
+    *(
+        Acknowledgement(
+            "AwsSolutions-APIG4",
+            f"Api/Http/Api/GET--{route}",
+            "The dashboard's page and its files are the same for everybody; what it shows of a "
+            "tenant it asks for with a key.",
+        )
+        for route in ("", "dashboard", "dashboard--assets--{proxy+}")
+    ),
     Acknowledgement(
         "AwsSolutions-IAM5",
         "Compute/Worker-*/Role/DefaultPolicy",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Final
 
 from aws_lambda_powertools.event_handler import APIGatewayHttpResolver, Response
 from aws_lambda_powertools.event_handler.exceptions import NotFoundError
@@ -15,14 +15,25 @@ from aws_lambda_powertools.event_handler.openapi.exceptions import (
 from handler.api import batches, errors, models
 from handler.api.body import read_json
 from handler.api.caller import tenant_of
+from handler.dashboard import routes as dashboard
 from handler.errors import InvalidOption
 
 _HEALTH = "/health"
+# What needs no key; a name that ends with a slash stands for all that lies under it. The gateway
+# lets the same in: infra/api/http_api.py.
+PUBLIC: Final = ("/", _HEALTH, "/dashboard", "/dashboard/assets/")
+
+
+def is_public(path: str) -> bool:
+    """Say whether a path needs no key."""
+    return path in PUBLIC or path.startswith(
+        tuple(name for name in PUBLIC if name != "/" and name.endswith("/"))
+    )
 
 
 def let_in(app: APIGatewayHttpResolver, next_middleware: NextMiddleware) -> Response[Any]:
     """Answer nobody whom no authorizer has seen, whatever the routes behind this forget."""
-    if app.current_event.path != _HEALTH:
+    if not is_public(app.current_event.path):
         tenant_of(app.current_event)
     return next_middleware(app)
 
@@ -36,6 +47,7 @@ app = APIGatewayHttpResolver(
 app.use([let_in])
 app.include_router(batches.router)
 app.include_router(models.router)
+app.include_router(dashboard.router)
 
 
 @app.get(_HEALTH)

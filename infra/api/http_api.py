@@ -1,4 +1,4 @@
-"""The HTTP API: one Lambda behind every route, and nobody in without a key but to `/health`."""
+"""The HTTP API: one Lambda behind every route, and few of them that need no key."""
 
 from __future__ import annotations
 
@@ -14,6 +14,8 @@ from constructs import Construct
 
 # One person with a runaway loop must not use up the account's Lambdas.
 _REQUESTS_PER_SECOND, _BURST = 100, 200
+# What needs no key; handler/api/app.py has the same list. None of it holds anything of a tenant.
+_PUBLIC = ("/", "/health", "/dashboard", "/dashboard/assets/{proxy+}")
 _AUTHORIZER_CACHE = Duration.minutes(1)
 # What is logged of a request: never its headers or query, where keys and signatures may stand.
 _LOGGED = {
@@ -57,9 +59,10 @@ class HttpApi(Construct):
             destination_arn=access_logs.log_group_arn, format=json.dumps(_LOGGED)
         )
         integration = integrations.HttpLambdaIntegration("Lambda", api)
-        self.api.add_routes(
-            path="/health", methods=[gateway.HttpMethod.GET], integration=integration
-        )
+        for path in _PUBLIC:
+            self.api.add_routes(
+                path=path, methods=[gateway.HttpMethod.GET], integration=integration
+            )
         self.api.add_routes(
             path="/{proxy+}",
             methods=[gateway.HttpMethod.ANY],

@@ -55,6 +55,7 @@ class DataStack(Stack):
             "TIDEMILL_CONTROL_QUEUE": self.doorbells.control.queue_url,
             "TIDEMILL_WORK_QUEUES": self._work_queue_urls(),
             "TIDEMILL_EVENT_BUS": self.bus.event_bus_name,
+            "TIDEMILL_AUTH": config.auth,
             "TIDEMILL_SERVICES": json.dumps(services),
             "TIDEMILL_GPU_HOUR_PRICES": json.dumps(
                 {name: price for name, price in prices.items() if price}

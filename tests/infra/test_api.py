@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from aws_cdk.assertions import Template
 
+from handler.api.app import PUBLIC
 from handler.settings import Deployment as Resources
 from handler.settings import read_settings
 from tests.infra.conftest import Synth
@@ -20,6 +21,12 @@ FUNCTIONS = {
     "DeadLetters": "dead_letters",
     "Api": "api",
     "Authorizer": "authorizer",
+}
+PUBLIC_ROUTES = {
+    "GET /",
+    "GET /health",
+    "GET /dashboard",
+    "GET /dashboard/assets/{proxy+}",
 }
 LAMBDA_MAX_SECONDS = 900
 # An HTTP API answers for an integration that takes longer.
@@ -227,20 +234,28 @@ def test_all_routes_lead_to_the_api(deployment: Deployment) -> None:
     assert integration["IntegrationUri"] == "ApiFunction.Arn"
     assert integration["PayloadFormatVersion"] == "2.0"
     ((name, _),) = deployment.properties("AWS::ApiGatewayV2::Integration").items()
-    assert set(routes(deployment)) == {"GET /health", "ANY /{proxy+}"}
+    assert set(routes(deployment)) == {*PUBLIC_ROUTES, "ANY /{proxy+}"}
     assert {route["Target"] for route in routes(deployment).values()} == {f"integrations/{name}"}
 
 
-def test_health_alone_needs_no_key(deployment: Deployment, signed: Deployment) -> None:
-    """Every route but the health check has an authorizer, in either mode."""
+def test_few_routes_need_no_key(deployment: Deployment, signed: Deployment) -> None:
+    """Every route that may tell of a tenant has an authorizer, in either mode."""
+    public = dict.fromkeys(PUBLIC_ROUTES, "NONE")
     assert {key: route["AuthorizationType"] for key, route in routes(deployment).items()} == {
-        "GET /health": "NONE",
+        **public,
         "ANY /{proxy+}": "CUSTOM",
     }
     assert {key: route["AuthorizationType"] for key, route in routes(signed).items()} == {
-        "GET /health": "NONE",
+        **public,
         "ANY /{proxy+}": "AWS_IAM",
     }
+
+
+def test_the_gateway_lets_in_what_the_api_answers() -> None:
+    """The paths that need no key are the same to both."""
+    assert {route.removeprefix("GET ").removesuffix("{proxy+}") for route in PUBLIC_ROUTES} == set(
+        PUBLIC
+    )
 
 
 def test_keys_are_looked_at_by_the_authorizer(deployment: Deployment) -> None:

@@ -15,6 +15,7 @@ from threading import Barrier, Thread
 import pytest
 from aws_cdk import aws_lambda as lambda_
 
+from handler.dashboard.assets import INSTALLED, LICENCES, VENDOR
 from infra import bundle as bundles
 from infra.bundle import ROOT, Machine, build, machine_here, make_bundle
 
@@ -34,7 +35,9 @@ PACKAGES = {
     "dateutil",
     "engine",
     "handler",
+    "jinja2",
     "jmespath",
+    "markupsafe",
     "pydantic",
     "pydantic_core",
     "s3transfer",
@@ -152,6 +155,18 @@ def test_the_bundle_has_our_sources_as_they_are(folder: Path) -> None:
     """Every module of ours in it is the one of this checkout."""
     for path in (path for name in ("handler", "engine") for path in (folder / name).rglob("*.py")):
         assert path.read_bytes() == (ROOT / path.relative_to(folder)).read_bytes(), path
+
+
+def test_the_bundle_has_all_that_the_dashboard_loads(folder: Path) -> None:
+    """Templates and files of ours, and what npm gave with the words under which it may be given."""
+    ours, theirs = ROOT / "handler/dashboard", folder / "handler/dashboard"
+    for path in (path for name in ("static", "templates") for path in (ours / name).iterdir()):
+        assert (theirs / path.relative_to(ours)).read_bytes() == path.read_bytes(), path
+    assert {path.name for path in (theirs / "vendor").iterdir()} == {*VENDOR, *LICENCES}
+    for name, path in VENDOR.items():
+        assert (theirs / "vendor" / name).read_bytes() == (INSTALLED / path).read_bytes()
+    read = f"{LOADED}from handler.dashboard.assets import assets; print(*assets())"
+    assert {*VENDOR, "app.js"} < set(run(read, folder).split())
 
 
 def test_every_module_is_compiled(folder: Path) -> None:

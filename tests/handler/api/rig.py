@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from base64 import b64decode, b64encode
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,6 +14,7 @@ import httpx
 import pytest
 from aws_lambda_powertools.utilities.typing import LambdaContext
 
+from handler.api.app import is_public
 from handler.api.means import aws
 from handler.lambdas import api, authorizer
 from handler.settings import deployment as cached_deployment
@@ -74,9 +76,14 @@ class Gateway(httpx.BaseTransport):
         path, query = request.url.path, request.url.query.decode()
         headers = {name.lower(): value for name, value in request.headers.items()}
         event = request_of(path, request.method, query)
-        event |= {"headers": headers, "body": request.read().decode()}
+        body = request.read()
+        try:
+            event |= {"body": body.decode(), "isBase64Encoded": False}
+        except UnicodeDecodeError:
+            event |= {"body": b64encode(body).decode(), "isBase64Encoded": True}
+        event["headers"] = headers
         event["requestContext"].pop("authorizer")
-        if path != "/health":
+        if not is_public(path):
             if "authorization" not in headers:
                 return httpx.Response(401, json={"message": "Unauthorized"})
             asked = event_of("aws_http_authorizer")
@@ -86,8 +93,10 @@ class Gateway(httpx.BaseTransport):
                 return httpx.Response(403, json={"message": "Forbidden"})
             event["requestContext"]["authorizer"] = {"lambda": verdict["context"]}
         answer = answer_to(event)
+        said = answer.get("body") or ""
+        content = b64decode(said) if answer.get("isBase64Encoded") else said.encode()
         return httpx.Response(
-            answer["statusCode"], headers=answer["headers"], content=answer["body"].encode()
+            answer["statusCode"], headers=answer["headers"], stream=httpx.ByteStream(content)
         )
 
 

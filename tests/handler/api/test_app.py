@@ -65,7 +65,7 @@ def test_nobody_is_answered_whom_no_authorizer_has_let_in(
 @pytest.mark.parametrize(
     ("method", "path"),
     [
-        ("GET", "/"),
+        ("POST", "/"),
         ("GET", "/v1"),
         ("GET", "/v1/batchess"),
         ("GET", "/v1/batches/batch_1/none"),

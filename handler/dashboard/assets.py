@@ -1,0 +1,65 @@
+"""The files that the page loads: ours, and those of three packages of npm's.
+
+They are all named under a digest of them all, so that a browser may keep each for ever.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import cache
+from hashlib import sha256
+from pathlib import Path
+from typing import Final
+
+HERE: Final = Path(__file__).parent
+# In a bundle the packages' files lie beside ours, in a checkout where npm has put them.
+_BUNDLED: Final = HERE / "vendor"
+INSTALLED: Final = HERE.parents[1] / "infra" / "node_modules"
+# By the name that the page knows: the path inside npm's folder of packages.
+VENDOR: Final[Mapping[str, str]] = {
+    "htmx.min.js": "htmx.org/dist/htmx.min.js",
+    "pico.min.css": "@picocss/pico/css/pico.min.css",
+    "uPlot.iife.min.js": "uplot/dist/uPlot.iife.min.js",
+    "uPlot.min.css": "uplot/dist/uPlot.min.css",
+}
+LICENCES: Final[Mapping[str, str]] = {
+    "htmx.LICENSE": "htmx.org/LICENSE",
+    "pico.LICENSE": "@picocss/pico/LICENSE.md",
+    "uPlot.LICENSE": "uplot/LICENSE",
+}
+_TYPES: Final = {
+    ".css": "text/css; charset=utf-8",
+    ".js": "text/javascript; charset=utf-8",
+    ".svg": "image/svg+xml",
+}
+
+
+@cache
+def assets() -> Mapping[str, str]:
+    """Return the text of each file by its name."""
+    ours = {path.name: path for path in sorted((HERE / "static").iterdir())}
+    theirs = {name: _BUNDLED / name for name in VENDOR}
+    if not _BUNDLED.exists():
+        theirs = {name: INSTALLED / path for name, path in VENDOR.items()}
+    found = ours | theirs
+    return {name: path.read_text(encoding="utf-8") for name, path in found.items()}
+
+
+@cache
+def version() -> str:
+    """Return the digest of all the files."""
+    digest = sha256()
+    for name, text in assets().items():
+        digest.update(f"{name}\0{text}\0".encode())
+    return digest.hexdigest()[:16]
+
+
+def url_of(name: str) -> str:
+    """Return where the page finds a file; raises KeyError when there is none of this name."""
+    assets()[name]
+    return f"/dashboard/assets/{version()}/{name}"
+
+
+def type_of(name: str) -> str:
+    """Return the content type of a file."""
+    return _TYPES[Path(name).suffix]

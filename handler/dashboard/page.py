@@ -1,0 +1,66 @@
+"""The page and its files, and the headers that all answers of the dashboard have."""
+
+from __future__ import annotations
+
+from http import HTTPStatus
+from typing import Any, Final
+
+from aws_lambda_powertools.event_handler import Response
+
+from handler.api.errors import NotFound
+from handler.dashboard.assets import assets, type_of, version
+from handler.dashboard.render import render
+from handler.settings import deployment
+
+_FOR_EVER: Final = "public, max-age=31536000, immutable"
+
+
+def show() -> Response[str]:
+    """Return the page."""
+    return html("page.html", auth=deployment().settings.auth)
+
+
+def asset(wanted: str, name: str) -> Response[str]:
+    """Return a file of the page, to be kept for ever; one of another version is not there."""
+    if wanted != version() or name not in assets():
+        raise NotFound("There is no such file; load the page again.", code="unknown_asset")
+    return answer(assets()[name], type_of(name), cache=_FOR_EVER)
+
+
+def html(template: str, **values: Any) -> Response[str]:
+    """Return a template with its values."""
+    return answer(render(template, **values), "text/html; charset=utf-8")
+
+
+def answer(body: str, content_type: str, *, cache: str = "no-store") -> Response[str]:
+    """Return an answer with the headers that keep the page to itself."""
+    return Response(
+        int(HTTPStatus.OK),
+        content_type,
+        body,
+        headers={
+            "Cache-Control": cache,
+            "Content-Security-Policy": _policy(),
+            "Cross-Origin-Opener-Policy": "same-origin",
+            "Cross-Origin-Resource-Policy": "same-origin",
+            "Referrer-Policy": "no-referrer",
+            "Vary": "Accept-Encoding",
+            "X-Content-Type-Options": "nosniff",
+        },
+    )
+
+
+def _policy() -> str:
+    """Return what the page may load and talk to: us and nobody else."""
+    rules = {
+        "default-src": "'none'",
+        "script-src": "'self'",
+        "style-src": "'self'",
+        # The style sheet of Pico brings its icons as data.
+        "img-src": "'self' data:",
+        "connect-src": "'self'",
+        "form-action": "'none'",
+        "base-uri": "'none'",
+        "frame-ancestors": "'none'",
+    }
+    return "; ".join(f"{name} {value}" for name, value in rules.items())

@@ -1,0 +1,106 @@
+"""Templates, in which every text is escaped, and how numbers and times read."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from functools import cache
+from typing import Any, Final
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from markupsafe import Markup
+
+from handler.dashboard.assets import HERE, url_of
+
+_WORDS: Final = {
+    "validating": "Validating",
+    "in_progress": "Running",
+    "finalizing": "Finalizing",
+    "completed": "Completed",
+    "failed": "Failed",
+    "expired": "Expired",
+    "cancelling": "Cancelling",
+    "cancelled": "Cancelled",
+}
+_UNITS: Final = ((86400, "d"), (3600, "h"), (60, "min"), (1, "s"))
+_NONE: Final = "–"
+
+
+def render(template: str, **values: Any) -> str:
+    """Return a template with its values; a value that is missing is an error."""
+    return _templates().get_template(template).render(**values)
+
+
+def count(number: float) -> str:
+    """Return a whole number with its thousands apart."""
+    return f"{number:,.0f}"
+
+
+def short(number: float) -> str:
+    """Return a number in about three digits: `950`, `12.3k`, `4.56M`."""
+    for size, unit in ((1e9, "G"), (1e6, "M"), (1e4, "k")):
+        if number >= size:
+            divisor = 1e3 if unit == "k" else size
+            return f"{number / divisor:.3g}{unit}" if number < 999.5 * divisor else count(number)
+    return count(number)
+
+
+def rate(number: float) -> str:
+    """Return a rate, with a digit behind the point while it is small."""
+    return f"{number:.1f}" if number < 100 else count(number)
+
+
+def money(cost: float | None) -> str:
+    """Return a cost in the currency of the configured price, or a dash where there is no price."""
+    if cost is None:
+        return _NONE
+    return f"{cost:,.2f}" if cost >= 1 else f"{cost:.4f}"
+
+
+def duration(seconds: float) -> str:
+    """Return a time span in its two greatest units: `2 d 3 h`, `4 min 5 s`."""
+    left = max(0, round(seconds))
+    said: list[str] = []
+    for size, unit in _UNITS:
+        number, left = divmod(left, size)
+        if number or (unit == "s" and not said):
+            said.append(f"{number} {unit}")
+        elif said:
+            break
+    return " ".join(said[:2])
+
+
+def moment(at: int | None) -> Markup | str:
+    """Return a time as an element that the page's script puts into the reader's own zone."""
+    if at is None:
+        return _NONE
+    then = datetime.fromtimestamp(at, UTC)
+    return Markup('<time datetime="{}">{}</time>').format(
+        then.strftime("%Y-%m-%dT%H:%M:%SZ"), then.strftime("%Y-%m-%d %H:%M UTC")
+    )
+
+
+def status_words(status: str) -> str:
+    """Return what people call a status."""
+    return _WORDS.get(status, status)
+
+
+@cache
+def _templates() -> Environment:
+    environment = Environment(
+        loader=FileSystemLoader(HERE / "templates"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters |= {
+        "count": count,
+        "duration": duration,
+        "moment": moment,
+        "money": money,
+        "rate": rate,
+        "short": short,
+        "status_words": status_words,
+    }
+    environment.globals |= {"asset": url_of}
+    return environment

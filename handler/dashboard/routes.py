@@ -1,0 +1,61 @@
+"""The dashboard's routes. What answers them is imported when a person looks, by no other request.
+
+The page and its assets hold nothing of any tenant and need no key; every view does.
+"""
+
+from __future__ import annotations
+
+from http import HTTPStatus
+from typing import Annotated, Any
+
+from aws_lambda_powertools.event_handler import Response
+from aws_lambda_powertools.event_handler.openapi.params import Query
+from aws_lambda_powertools.event_handler.router import APIGatewayHttpRouter
+
+router = APIGatewayHttpRouter()  # type: ignore[no-untyped-call]
+
+
+@router.get("/", include_in_schema=False)
+def go_to_page() -> Response[Any]:
+    """Send whoever opens the API's address in a browser to the dashboard."""
+    return Response(int(HTTPStatus.TEMPORARY_REDIRECT), headers={"Location": "/dashboard"})
+
+
+@router.get("/dashboard", compress=True, include_in_schema=False)
+def show_page() -> Response[Any]:
+    """Return the page, which is the same for everybody."""
+    from handler.dashboard.page import show
+
+    return show()
+
+
+@router.get("/dashboard/assets/<version>/<name>", compress=True, include_in_schema=False)
+def show_asset(version: str, name: str) -> Response[Any]:
+    """Return a file that the page loads."""
+    from handler.dashboard.page import asset
+
+    return asset(version, name)
+
+
+@router.get("/dashboard/view/session", include_in_schema=False)
+def show_session() -> Response[Any]:
+    """Say whose key this is: what a person who signs in is asked of."""
+    from handler.dashboard.views import session
+
+    return session()
+
+
+@router.get("/dashboard/view/batches", compress=True, include_in_schema=False)
+def show_batches(after: Annotated[str | None, Query()] = None) -> Response[Any]:
+    """Return a page of the tenant's batches, newest first."""
+    from handler.dashboard.views import batches
+
+    return batches(after)
+
+
+@router.get("/dashboard/view/batches/<batch_id>", compress=True, include_in_schema=False)
+def show_batch(batch_id: str) -> Response[Any]:
+    """Return one batch."""
+    from handler.dashboard.views import batch
+
+    return batch(batch_id)

@@ -1,0 +1,132 @@
+// Which view is shown, and keeping it fresh. The address behind `#` names the view, so that a
+// reload, the back button and bookmarks work; htmx fetches the views, the server writes them.
+
+import * as session from "./session.js";
+import { find, forgetNotice, localise, messageOf, notice, say } from "./words.js";
+
+const VIEWS = "/dashboard/view";
+const REFRESH_SECONDS = 3;
+const MAX_REFRESH_SECONDS = 60;
+let pause = REFRESH_SECONDS;
+let timer = null;
+let shown = null;
+
+function pathOfView() {
+  const [path, query] = location.hash.slice(1).split("?");
+  const asked = path === "/" || path === "" ? "/batches" : path;
+  return VIEWS + asked + (query ? `?${query}` : "");
+}
+
+/** Fetch the view that the address names and put it in the place of the one that is there. */
+async function open() {
+  clearTimeout(timer);
+  shown = pathOfView();
+  await htmx.ajax("GET", shown, { source: "#content", target: "#content", swap: "innerHTML" });
+}
+
+/** Fetch the changing piece of the view again; everything around it stays. */
+async function refresh() {
+  clearTimeout(timer);
+  if (!session.isSignedIn() || document.hidden || !find("#live")) return;
+  await htmx.ajax("GET", shown, {
+    source: "#live", target: "#live", select: "#live", swap: "outerHTML",
+  });
+}
+
+function plan() {
+  clearTimeout(timer);
+  if (find("#live[data-live]")) timer = setTimeout(refresh, pause * 1000);
+}
+
+function statuses() {
+  const found = [...document.querySelectorAll("[data-batch]")];
+  return new Map(found.map((place) => [place.dataset.batch, place.dataset.status]));
+}
+
+/** Tell of batches whose status is another than before. */
+function tellChanges(before) {
+  for (const [id, status] of statuses()) {
+    if (!before.has(id) || before.get(id) === status) continue;
+    const place = find(`[data-batch="${id}"]`);
+    const name = (place.querySelector("a") || find("#content h1")).textContent;
+    say(`${name}: ${place.querySelector(".status").textContent}`);
+    place.dispatchEvent(new CustomEvent("tidemill:changed", { bubbles: true }));
+  }
+}
+
+function enterView() {
+  const heading = find("#content h1");
+  document.title = heading ? `${heading.textContent} · Tidemill` : "Tidemill";
+  heading?.focus();
+}
+
+function wireRequests() {
+  const body = document.body;
+  let before = new Map();
+  body.addEventListener("htmx:configRequest", (event) => {
+    event.detail.headers.Authorization = `Bearer ${session.key()}`;
+  });
+  body.addEventListener("htmx:beforeSwap", () => (before = statuses()));
+  body.addEventListener("htmx:afterSettle", (event) => {
+    pause = REFRESH_SECONDS;
+    forgetNotice(true);
+    localise(event.detail.elt);
+    if (event.detail.target.id === "content") enterView();
+    else tellChanges(before);
+    plan();
+  });
+  body.addEventListener("htmx:responseError", (event) => {
+    const { status, responseText } = event.detail.xhr;
+    if (session.isRefusal(status)) session.refused();
+    else fail(event, messageOf(responseText, status));
+  });
+  for (const name of ["htmx:sendError", "htmx:timeout"]) {
+    body.addEventListener(name, (event) => fail(event, "The server cannot be reached."));
+  }
+}
+
+/** Say what went wrong; a piece that is refreshed is tried again, ever more rarely. */
+function fail(event, words) {
+  if (event.detail.target?.id === "content") {
+    notice(words);
+    return;
+  }
+  pause = Math.min(2 * pause, MAX_REFRESH_SECONDS);
+  notice(`${words} What you see may be old; trying again.`, true);
+  plan();
+}
+
+async function cancel() {
+  const id = find("#live").dataset.batch;
+  find("#cancel-dialog").close();
+  try {
+    await session.post(`/v1/batches/${id}/cancel`, {});
+  } catch (problem) {
+    notice(problem.message);
+  }
+  await refresh();
+}
+
+const CLICKS = {
+  cancel: () => find("#cancel-dialog").showModal(),
+  "cancel-no": () => find("#cancel-dialog").close(),
+  "cancel-yes": cancel,
+};
+
+function wireClicks() {
+  document.body.addEventListener("click", (event) => {
+    CLICKS[event.target.closest("button")?.id]?.();
+  });
+  // The button that opened it may have been written anew since.
+  document.body.addEventListener(
+    "close", () => (find("#cancel") || find("#content h1")).focus(), { capture: true },
+  );
+}
+
+if (document.body.dataset.auth === "keys") {
+  wireRequests();
+  wireClicks();
+  addEventListener("hashchange", () => session.isSignedIn() && open());
+  document.addEventListener("visibilitychange", () => document.hidden || refresh());
+  session.begin(() => (shown === pathOfView() ? refresh() : open()));
+}

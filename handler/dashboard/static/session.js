@@ -1,0 +1,112 @@
+// The key: kept in this tab alone, sent with every request of ours, asked for again when refused.
+
+import { find, forgetNotice, messageOf } from "./words.js";
+
+const KEY = "tidemill-key";
+const REFUSED = new Set([401, 403]);
+const waiting = [];
+let tenant = null;
+
+export const key = () => sessionStorage.getItem(KEY);
+export const isSignedIn = () => tenant !== null;
+export const isRefusal = (status) => REFUSED.has(status);
+
+/** Resolve once there is a key that was accepted. */
+export function signedIn() {
+  return isSignedIn() ? Promise.resolve() : new Promise((resolve) => waiting.push(resolve));
+}
+
+/** Ask for a key; what the page shows is kept meanwhile, so that nothing is lost. */
+export function askForKey(words = "") {
+  sessionStorage.removeItem(KEY);
+  show(false);
+  find("#sign-in-error").textContent = words;
+  find("#key").focus();
+}
+
+/** Like fetch, with the key; resolves with an answer that is no refusal, after another sign-in if need be. */
+export async function request(path, options = {}) {
+  for (;;) {
+    await signedIn();
+    const headers = { ...options.headers, Authorization: `Bearer ${key()}` };
+    const answer = await fetch(path, { ...options, headers });
+    if (!isRefusal(answer.status)) return answer;
+    refused();
+  }
+}
+
+/** Like request, but the JSON of the answer; throws an Error with the API's own words. */
+export async function call(path, options = {}) {
+  const answer = await request(path, options);
+  const text = await answer.text();
+  if (!answer.ok) throw new Error(messageOf(text, answer.status));
+  return JSON.parse(text);
+}
+
+export function post(path, body) {
+  const headers = { "Content-Type": "application/json" };
+  return call(path, { method: "POST", headers, body: JSON.stringify(body) });
+}
+
+/** Deal with an answer that refuses the key. */
+export function refused() {
+  if (isSignedIn()) askForKey("Your key is not accepted any more. Sign in to go on where you were.");
+}
+
+/** Wire the form up and try the key that this tab has; `enter` is called after each sign-in. */
+export function begin(enter) {
+  find("#sign-in-form").addEventListener("submit", async (event) => {
+    event.preventDefault();
+    const field = find("#key");
+    if (await tryKey(field.value.trim())) {
+      field.value = "";
+      enter();
+    } else {
+      field.select();
+      field.focus();
+    }
+  });
+  find("#sign-out").addEventListener("click", () => {
+    sessionStorage.removeItem(KEY);
+    location.replace(location.pathname);
+  });
+  if (!key()) askForKey();
+  else tryKey(key()).then((isGood) => (isGood ? enter() : askForKey(find("#sign-in-error").textContent)));
+}
+
+async function tryKey(tried) {
+  const error = find("#sign-in-error");
+  error.textContent = "";
+  try {
+    const headers = { Authorization: `Bearer ${tried}` };
+    const answer = await fetch("/dashboard/view/session", { headers });
+    if (isRefusal(answer.status)) error.textContent = "This key is not accepted: it is unknown or revoked.";
+    else if (!answer.ok) error.textContent = messageOf(await answer.text(), answer.status);
+    else return accept(tried, (await answer.json()).tenant);
+  } catch (problem) {
+    error.textContent =
+      problem instanceof TypeError && /[^\x21-\x7e]/.test(tried)
+        ? "This is no key: keys have no spaces and no special characters."
+        : "The server cannot be reached. Try again in a moment.";
+  }
+  return false;
+}
+
+function accept(accepted, its) {
+  sessionStorage.setItem(KEY, accepted);
+  // What another tenant has left on the page is nothing for this one.
+  if (find("#tenant").textContent && find("#tenant").textContent !== its) location.reload();
+  tenant = its;
+  find("#tenant").textContent = its;
+  show(true);
+  forgetNotice();
+  waiting.splice(0).forEach((resolve) => resolve());
+  return true;
+}
+
+function show(isIn) {
+  if (!isIn) tenant = null;
+  find("#sign-in").hidden = isIn;
+  find("#content").hidden = !isIn;
+  find("#main-nav").hidden = !isIn;
+}

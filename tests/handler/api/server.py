@@ -1,0 +1,62 @@
+"""The API of this process behind a real port: authorizer and Lambda, as the gateway joins them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from threading import Lock, Thread
+
+import httpx
+
+from tests.handler.api.rig import Gateway
+
+# A Lambda answers one request at a time; what it may find in its module is one request's.
+_ANSWERING = Lock()
+
+
+class Bridge(BaseHTTPRequestHandler):
+    """Hands each request to the gateway of this process."""
+
+    protocol_version = "HTTP/1.1"
+
+    def answer(self) -> None:
+        """Answer one request."""
+        length = int(self.headers.get("content-length") or 0)
+        request = httpx.Request(
+            self.command,
+            f"http://{self.headers['host']}{self.path}",
+            headers=dict(self.headers.items()),
+            content=self.rfile.read(length),
+        )
+        with _ANSWERING:
+            response = Gateway().handle_request(request)
+        body = response.read() if response.is_closed else b"".join(response.iter_raw())
+        self.send_response(response.status_code)
+        for name, value in response.headers.items():
+            if name not in {"content-length", "transfer-encoding"}:
+                self.send_header(name, value)
+        self.send_header("content-length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    do_GET = do_POST = do_DELETE = answer  # noqa: N815 - the parent's names
+    do_PUT = do_PATCH = do_OPTIONS = answer  # noqa: N815 - the parent's names
+
+    def log_message(self, format: str, *args: object) -> None:
+        """Say nothing: what goes wrong is in the answers."""
+
+
+@contextmanager
+def listening(port: int = 0) -> Iterator[str]:
+    """Serve the deployment that this process belongs to until the block is left; yields the url."""
+    server = ThreadingHTTPServer(("127.0.0.1", port), Bridge)
+    server.daemon_threads = True
+    thread = Thread(target=server.serve_forever, daemon=True)
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{server.server_port}"
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()

@@ -1,0 +1,68 @@
+"""The dashboard in a browser: Chromium, a server, keys of two tenants, and pages that watch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import pytest
+from playwright.sync_api import Browser, Page
+
+from handler.keys import KeyStore
+from tests.emulators import Emulator
+from tests.handler.api.rig import serving
+from tests.handler.api.server import listening
+from tests.handler.dashboard.browser import find_chromium, running_chromium
+from tests.handler.intake.rig import Cloud
+
+
+@pytest.fixture(scope="session")
+def chromium() -> Iterator[Browser]:
+    """Return a browser, or skip where there is none."""
+    executable = find_chromium()
+    if executable is None:
+        pytest.skip("no Chromium: name one in CHROMIUM")
+    with running_chromium(executable) as browser:
+        yield browser
+
+
+@pytest.fixture
+def cloud(ministack: Emulator) -> Iterator[Cloud]:
+    """Return a deployment of its own, whose API is that of this process."""
+    with serving(Cloud.on(ministack, gpu_hour_prices='{"tidemill-demo": 0.8}')) as cloud:
+        yield cloud
+
+
+@pytest.fixture
+def new_key(cloud: Cloud) -> Callable[[str], str]:
+    """Return a maker of keys."""
+    keys = KeyStore(cloud.deployment.table.name)
+
+    def make(tenant: str) -> str:
+        return cloud.run(keys.create(tenant=tenant, name="test", now=1))
+
+    return make
+
+
+@pytest.fixture
+def url(cloud: Cloud) -> Iterator[str]:  # noqa: ARG001 - whose API it is
+    """Return the address of the API."""
+    with listening() as url:
+        yield url
+
+
+@pytest.fixture
+def page(chromium: Browser, url: str) -> Iterator[Page]:
+    """Return a tab that has nothing open; what it complains of fails the test."""
+    complaints: list[str] = []
+    context = chromium.new_context(base_url=url, locale="en-GB", timezone_id="Europe/Berlin")
+    context.set_default_timeout(30_000)
+    page = context.new_page()
+    page.on("pageerror", lambda error: complaints.append(str(error)))
+    page.on("dialog", lambda dialog: complaints.append(dialog.message))
+    page.on(
+        "console",
+        lambda said: complaints.append(said.text) if "Content Security" in said.text else None,
+    )
+    yield page
+    context.close()
+    assert complaints == []

@@ -1,0 +1,113 @@
+"""The page and its files, without a browser: what everybody gets, and under which headers."""
+
+from __future__ import annotations
+
+import gzip
+import re
+from base64 import b64decode
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from handler.dashboard.assets import assets, version
+from handler.settings import deployment
+from tests.handler.api.rig import answer_to, refusal_in, request_of
+
+PUBLIC = ["/dashboard", f"/dashboard/assets/{version()}/app.js"]
+VIEWS = ["session", "batches", "batches/batch_1"]
+
+
+@pytest.fixture(autouse=True)
+def no_cloud(monkeypatch: pytest.MonkeyPatch) -> Iterator[pytest.MonkeyPatch]:
+    """Let the Lambda belong to a deployment that nobody can reach."""
+    for name in ("TABLE", "BUCKET", "CONTROL_QUEUE"):
+        monkeypatch.setenv(f"TIDEMILL_{name}", "none")
+    deployment.cache_clear()
+    yield monkeypatch
+    deployment.cache_clear()
+
+
+def asked(path: str, *, encoding: str = "") -> dict[str, Any]:
+    """Return the answer to a request that no authorizer has seen."""
+    event = request_of(path)
+    event["requestContext"].pop("authorizer")
+    event["headers"]["accept-encoding"] = encoding
+    return answer_to(event)
+
+
+def test_the_address_of_the_api_leads_to_the_page() -> None:
+    """Who opens it in a browser need not know more."""
+    answer = asked("/")
+    assert (answer["statusCode"], answer["headers"]["Location"]) == (307, "/dashboard")
+
+
+@pytest.mark.parametrize("path", PUBLIC)
+def test_the_page_keeps_to_itself(path: str) -> None:
+    """It loads from us alone, runs no script of its own text, and is in nobody's frame."""
+    answer = asked(path)
+    assert answer["statusCode"] == 200
+    headers = answer["headers"]
+    rules = dict(rule.split(" ", 1) for rule in headers["Content-Security-Policy"].split("; "))
+    assert rules["default-src"] == rules["frame-ancestors"] == rules["base-uri"] == "'none'"
+    assert rules["script-src"] == rules["style-src"] == "'self'"
+    assert headers["X-Content-Type-Options"] == "nosniff"
+    assert headers["Referrer-Policy"] == "no-referrer"
+
+
+def test_the_page_has_no_text_that_runs_and_loads_nothing_from_elsewhere() -> None:
+    """The policy above would stop both; the page needs neither."""
+    body = asked("/dashboard")["body"]
+    assert not re.search(r"<style|\sstyle=|\son\w+=|javascript:", body)
+    assert all("src=" in tag for tag in re.findall(r"<script[^>]*>", body))
+    found = re.findall(r'(?:src|href)="([^"#]+)"', body)
+    assert len(found) > 5
+    assert all(re.fullmatch(rf"/dashboard/assets/{version()}/[\w.]+", name) for name in found)
+    for name in found:
+        assert asked(name)["statusCode"] == 200
+
+
+def test_files_are_kept_for_ever_and_come_compressed() -> None:
+    """Their digest is in their path, so that another version has another."""
+    path = f"/dashboard/assets/{version()}/pico.min.css"
+    answer = asked(path, encoding="br, gzip")
+    assert answer["headers"]["Cache-Control"] == "public, max-age=31536000, immutable"
+    assert answer["headers"]["Content-Encoding"] == "gzip"
+    assert answer["headers"]["Vary"] == "Accept-Encoding"
+    packed = b64decode(answer["body"])
+    assert gzip.decompress(packed).decode() == asked(path)["body"] == assets()["pico.min.css"]
+    assert len(packed) < 20_000
+    assert asked("/dashboard")["headers"]["Cache-Control"] == "no-store"
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/dashboard/assets/0000000000000000/app.js",
+        f"/dashboard/assets/{version()}/none.js",
+        f"/dashboard/assets/{version()}/..%2Fpage.py",
+        f"/dashboard/assets/{version()}/%2e%2e",
+        "/dashboard/assets/app.js",
+        "/dashboard/none",
+    ],
+)
+def test_a_file_that_is_not_there(path: str) -> None:
+    """Another version's file is not there either: nobody keeps it under a wrong digest."""
+    event = request_of(path)
+    event["headers"].pop("accept-encoding")
+    assert refusal_in(answer_to(event))[0] == 404
+
+
+@pytest.mark.parametrize("view", VIEWS)
+def test_nobody_sees_a_view_without_a_key(view: str) -> None:
+    """Even if a route were deployed without an authorizer."""
+    assert refusal_in(asked(f"/dashboard/view/{view}"))[0] == 500
+
+
+def test_a_deployment_of_signed_requests_says_so(no_cloud: pytest.MonkeyPatch) -> None:
+    """A browser cannot sign: it asks for no key then."""
+    no_cloud.setenv("TIDEMILL_AUTH", "iam")
+    deployment.cache_clear()
+    body = asked("/dashboard")["body"]
+    assert "Signed requests only" in body
+    assert "<form" not in body
