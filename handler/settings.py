@@ -23,9 +23,11 @@ from handler.aws.events import EventBus
 from handler.aws.queues import Queue
 from handler.aws.services import WorkerService
 from handler.aws.table import Table
+from handler.aws.usage import UsageStore
 from handler.batch.options import DEFAULT_WINDOW, window_seconds
 from handler.batch.plan import MAX_SHARD_BYTES, MAX_SHARD_LINES, ShardLimits
 from handler.errors import InvalidOption
+from handler.tenants import KnownTenants, Limits, TenantStore
 
 _PREFIX = "TIDEMILL_"
 _DAY_SECONDS = 24 * 3600
@@ -39,6 +41,7 @@ class Settings(BaseModel):
     service of its workers, as `cluster/service`, where they shall be woken; `gpu_hour_prices` to
     the price of a GPU-hour, where the report shall tell prices. `default_window` is the completion
     window of an upload that names none. The table forgets a batch `keep_days` after that window.
+    `limits` are those of tenants that have none of their own.
     `auth` is how callers prove who they are: by keys, or by requests that AWS's credentials sign.
     """
 
@@ -55,6 +58,7 @@ class Settings(BaseModel):
     shard_bytes: PositiveInt = MAX_SHARD_BYTES
     gpu_hour_prices: Json[dict[str, PositiveFloat]] = Field(default_factory=dict)
     strict_endpoint: bool = False
+    limits: Json[Limits] = Limits()
     max_attempts: PositiveInt = 5
     default_window: str = DEFAULT_WINDOW
     # A batch that does not end is given up a day after it should have: it must still be known then.
@@ -74,7 +78,7 @@ class Settings(BaseModel):
         return expires_at + self.keep_days * _DAY_SECONDS
 
     @property
-    def limits(self) -> ShardLimits:
+    def shard_limits(self) -> ShardLimits:
         """Return how files are cut."""
         return ShardLimits(self.shard_lines, self.shard_bytes)
 
@@ -85,6 +89,9 @@ class Deployment:
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
         self.table = Table(settings.table)
+        self.tenants = TenantStore(settings.table)
+        self.known_tenants = KnownTenants(self.tenants)
+        self.usage = UsageStore(settings.table)
         self.bucket = Bucket(settings.bucket)
         self.control = Queue(settings.control_queue)
         self.work = {model: Queue(url) for model, url in settings.work_queues.items()}

@@ -70,6 +70,7 @@ class Store:
         values: Mapping[str, object],
         *,
         increments: Mapping[str, int] | None = None,
+        added: Mapping[str, int] | None = None,
         removed: Sequence[str] = (),
     ) -> Operation[dict[str, Any]]:
         """Change an item under a condition and return it; ConditionFailed holds what is there."""
@@ -81,6 +82,7 @@ class Store:
             **expression(
                 fields,
                 increments=increments or {},
+                added=added or {},
                 removed=removed,
                 condition=condition,
                 values=values,
@@ -130,15 +132,17 @@ def expression(
     fields: Mapping[str, object],
     *,
     increments: Mapping[str, int] | None = None,
+    added: Mapping[str, int] | None = None,
     removed: Sequence[str] = (),
     condition: str | None = None,
     values: Mapping[str, object] | None = None,
 ) -> dict[str, Any]:
     """Return the arguments of an update; `#name` in a condition means the attribute of that name.
 
-    A field that is None is removed.
+    A field that is None is removed. `increments` raise numbers that are there, `added` those too
+    that are not.
     """
-    increments = increments or {}
+    increments, added = increments or {}, added or {}
     sets = {name: value for name, value in fields.items() if value is not None}
     gone = [*removed, *(name for name, value in fields.items() if value is None)]
     clauses = []
@@ -148,9 +152,12 @@ def expression(
         clauses.append(f"SET {', '.join(assignments)}")
     if gone:
         clauses.append(f"REMOVE {', '.join(f'#{name}' for name in gone)}")
-    names = {*sets, *increments, *gone, *_names_in(condition or "")}
+    if added:
+        clauses.append(f"ADD {', '.join(f'#{name} :plus_{name}' for name in added)}")
+    names = {*sets, *increments, *added, *gone, *_names_in(condition or "")}
     placed = {f":set_{name}": to_value(value) for name, value in sets.items()}
     placed |= {f":add_{name}": to_value(value) for name, value in increments.items()}
+    placed |= {f":plus_{name}": to_value(value) for name, value in added.items()}
     placed |= {name: to_value(value) for name, value in (values or {}).items()}
     arguments: dict[str, Any] = {
         "UpdateExpression": " ".join(clauses),

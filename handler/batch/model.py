@@ -9,6 +9,7 @@ from typing import Any, Literal
 from handler.batch.states import TERMINAL, Status, check_move
 
 OnInvalidLine = Literal["fail", "skip"]
+WebhookDelivery = Literal["pending", "delivered", "failed"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +43,7 @@ class Options:
     completion_window: str = "24h"
     output_url: str | None = None
     error_url: str | None = None
+    webhook_url: str | None = None
     on_invalid_line: OnInvalidLine = "fail"
     metadata: dict[str, str] = field(default_factory=dict)
     output_expires_seconds: int | None = None
@@ -117,16 +119,27 @@ class EngineInfo:
 
 
 @dataclass(frozen=True, slots=True)
+class WebhookTry:
+    """One try to tell a webhook: the status of the answer, where there was one, or the error."""
+
+    at: int
+    status_code: int | None = None
+    error: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Batch:
     """One file being run. Changed by `moved` and by conditional writes only.
 
     Times are Unix seconds. `outcome` is what `finalizing` ends in. `checkpoint` and `upload` are
     how far intake and finalize have come, so that another run can go on. `predecessor` is the
     batch of the same key that this one replaced: its output is published first. Deliveries to urls
-    are `delivered` or `failed`, after so many tries. `turn` is the Lambda run that has the batch,
-    `turn_until` when the newest one had ended or must have; `ended_at` is the end that was chosen.
-    `seen` is what the reaper saw, and `seen_at` since when that is so. From `expires` on the table
-    forgets it, long after `expires_at`; None means never, here and in what belongs to a batch.
+    are `delivered` or `failed`, after so many tries. `queued_lines` count against the tenant's
+    limit until the end, of which a webhook at `webhook_host` is told then: its next try is due at
+    `webhook_due`. `turn` is the Lambda run that has the batch, `turn_until` when the newest one had
+    ended or must have; `ended_at` is the end that was chosen. `seen` is what the reaper saw, and
+    `seen_at` since when that is so. From `expires` on the table forgets it, long after
+    `expires_at`; None means never, here and in what belongs to a batch.
     """
 
     id: str
@@ -164,6 +177,12 @@ class Batch:
     error_delivery: str | None = None
     output_tries: int = 0
     error_tries: int = 0
+    queued_lines: int | None = None
+    webhook_host: str | None = None
+    webhook_delivery: WebhookDelivery | None = None
+    webhook_tries: int = 0
+    webhook_due: int | None = None
+    webhook_log: tuple[WebhookTry, ...] = ()
     final: Progress | None = None
     ended_at: int | None = None
     engine: EngineInfo = EngineInfo()

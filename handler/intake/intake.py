@@ -130,7 +130,7 @@ def _begin(run: Run) -> Checkpoint:
     if mistake := recognise_binary(head):
         raise FileRefused(refuse(NOT_JSON, mistake))
     first = Checkpoint(
-        ShardCutter(batch.id, run.deployment.settings.limits), mistake=recognise_text(head)
+        ShardCutter(batch.id, run.deployment.settings.shard_limits), mistake=recognise_text(head)
     )
     text = dump_checkpoint(first)
     chosen = run.aws.run(run.deployment.table.set_once(batch.id, "checkpoint", text))

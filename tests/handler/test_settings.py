@@ -29,7 +29,7 @@ def test_names_alone_are_enough() -> None:
     """All else has a default, and what else stands in the environment is not looked at."""
     settings = read_settings(NAMES | {"TABLE": "x", "TIDEMILL_OF_A_LATER_VERSION": "x"})
     assert (settings.table, settings.bucket) == ("t", "b")
-    assert settings.limits == ShardLimits(MAX_SHARD_LINES, MAX_SHARD_BYTES)
+    assert settings.shard_limits == ShardLimits(MAX_SHARD_LINES, MAX_SHARD_BYTES)
     assert settings.work_queues == settings.gpu_hour_prices == settings.services == {}
     assert settings.event_bus == "default"
     assert settings.strict_endpoint is False
@@ -53,7 +53,7 @@ def test_everything_can_be_said() -> None:
             "TIDEMILL_KEEP_DAYS": "2",
         }
     )
-    assert settings.limits == ShardLimits(10, 1000)
+    assert settings.shard_limits == ShardLimits(10, 1000)
     assert settings.work_queues == {"org/model": "https://sqs/work"}
     assert settings.gpu_hour_prices == {"org/model": 2.5}
     assert settings.services == {"org/model": "mill/mill-org-model"}

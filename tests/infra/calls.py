@@ -23,6 +23,8 @@ ADAPTERS = {
     "queue": "Queue",
     "service": "WorkerService",
     "table": "Table",
+    "tenants": "TenantStore",
+    "usage": "UsageStore",
 }
 _ADAPTER_CLASSES = {*ADAPTERS.values(), "Store", "KeyStore"}
 # Dictionaries, streams and lists have these too: an adapter's is reached by the names above only.

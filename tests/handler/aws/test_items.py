@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import is_dataclass
 from types import NoneType, UnionType
-from typing import Any, get_args, get_origin, get_type_hints
+from typing import Any, Union, get_args, get_origin, get_type_hints
 
 import pytest
 from hypothesis import given
@@ -30,7 +30,7 @@ def values(hint: Any) -> st.SearchStrategy[Any]:
     if hint in PLAIN:
         return PLAIN[hint]
     args = get_args(hint)
-    if get_origin(hint) is UnionType:
+    if get_origin(hint) in {UnionType, Union}:
         return st.one_of(*map(values, args))
     if get_origin(hint) is tuple:
         return st.lists(values(args[0]), max_size=3).map(tuple)

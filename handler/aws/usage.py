@@ -1,0 +1,115 @@
+"""How much of its limits a tenant has used: counters that never pass a bound, however many write.
+
+A count whose answer is lost may be added once more by the client's next try. Of a day's counts that
+costs the tenant one request or upload; lines of batches are counted once, whatever is lost.
+"""
+
+from __future__ import annotations
+
+from typing import Final, Literal
+
+from handler.aws.calls import Operation
+from handler.aws.items import to_item
+from handler.aws.store import META, Store, expression
+from handler.batch.model import Batch
+from handler.batch.states import Status
+from handler.errors import ConditionFailed
+
+DayCount = Literal["requests", "bytes"]
+
+DAY_SECONDS: Final = 24 * 3600
+_KEPT_SECONDS = 3 * DAY_SECONDS
+
+
+class UsageStore(Store):
+    """Makes the operations on what tenants have used."""
+
+    __slots__ = ()
+
+    def add_today(
+        self, tenant: str, what: DayCount, number: int, *, limit: int, day: str, now: int
+    ) -> Operation[bool]:
+        """Count so many on a day unless that would pass the limit; say whether it was counted."""
+        if number > limit:
+            return False
+        try:
+            yield from self.update(
+                {"pk": f"USAGE#{tenant}", "sk": f"DAY#{day}"},
+                {"expires": now + _KEPT_SECONDS},
+                f"attribute_not_exists(#{what}) OR #{what} <= :room",
+                {":room": limit - number},
+                added={what: number},
+            )
+        except ConditionFailed:
+            return False
+        return True
+
+    def count_lines(self, tenant: str) -> Operation[int]:
+        """Return the lines of the tenant's active batches that were counted."""
+        fields = yield from self.get(_queue_key(tenant))
+        return int((fields or {}).get("num_lines", 0))
+
+    def take_lines(self, batch: Batch, num_lines: int, limit: int) -> Operation[bool]:
+        """Count a batch's lines unless that would pass the limit; True when they are counted.
+
+        Only while it is validating, and once: whatever ends it gives them back.
+        """
+        if num_lines > limit:
+            return False
+        room = "attribute_not_exists(#num_lines) OR #num_lines <= :room"
+        try:
+            yield self.transact(
+                self._change_batch(
+                    batch,
+                    {"queued_lines": num_lines},
+                    "#status = :validating AND attribute_not_exists(#queued_lines)",
+                    {":validating": str(Status.VALIDATING)},
+                ),
+                self._change_count(batch, num_lines, room, {":room": limit - num_lines}),
+            )
+        except ConditionFailed:
+            fields = yield from self.get(_batch_key(batch))
+            return fields is not None and fields.get("queued_lines") is not None
+        return True
+
+    def give_lines(self, batch: Batch) -> Operation[None]:
+        """Take a batch's lines off the count again, once, if they were counted."""
+        if batch.queued_lines is None:
+            return
+        try:
+            yield self.transact(
+                self._change_batch(
+                    batch,
+                    {"queued_lines": None},
+                    "#queued_lines = :counted",
+                    {":counted": batch.queued_lines},
+                ),
+                self._change_count(batch, -batch.queued_lines),
+            )
+        except ConditionFailed:
+            return
+
+    def _change_batch(
+        self, batch: Batch, fields: dict[str, object], condition: str, values: dict[str, object]
+    ) -> dict[str, object]:
+        change = expression(fields, condition=condition, values=values)
+        return {"Update": {"TableName": self.name, "Key": to_item(_batch_key(batch)), **change}}
+
+    def _change_count(
+        self,
+        batch: Batch,
+        number: int,
+        condition: str | None = None,
+        values: dict[str, object] | None = None,
+    ) -> dict[str, object]:
+        change = expression({}, added={"num_lines": number}, condition=condition, values=values)
+        key = to_item(_queue_key(batch.tenant))
+        return {"Update": {"TableName": self.name, "Key": key, **change}}
+
+
+def _batch_key(batch: Batch) -> dict[str, object]:
+    return {"pk": f"BATCH#{batch.id}", "sk": META}
+
+
+def _queue_key(tenant: str) -> dict[str, object]:
+    return {"pk": f"USAGE#{tenant}", "sk": "QUEUED"}

@@ -1,0 +1,127 @@
+"""Tenants: how much each may use, and where it is told that its batches have ended."""
+
+from __future__ import annotations
+
+import secrets
+from base64 import b64encode
+from dataclasses import dataclass, field
+from threading import Lock
+from typing import Annotated, Any, Final
+
+from annotated_types import Ge
+
+from handler.aws.calls import Operation
+from handler.aws.items import load
+from handler.aws.store import META, Store
+
+# How long a receiver has to learn a new secret: until then both have signed.
+OLD_SECRET_SECONDS: Final = 24 * 3600
+KNOWN_SECONDS: Final = 60
+
+_MAX_KNOWN = 1000
+_SECRET_BYTES = 32
+_Count = Annotated[int, Ge(0)]
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What a tenant may use: API calls and uploaded bytes a day (UTC), lines of active batches.
+
+    0 means no limit.
+    """
+
+    requests_per_day: _Count = 0
+    queued_lines: _Count = 0
+    bytes_per_day: _Count = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Tenant:
+    """What is set for a tenant. A limit that is None is the deployment's.
+
+    After a change of the secret the old one signs too, until `webhook_old_until` (Unix seconds).
+    """
+
+    name: str
+    webhook_url: str | None = field(default=None, repr=False)
+    webhook_secret: str | None = field(default=None, repr=False)
+    webhook_old_secret: str | None = field(default=None, repr=False)
+    webhook_old_until: int = 0
+    requests_per_day: _Count | None = None
+    queued_lines: _Count | None = None
+    bytes_per_day: _Count | None = None
+
+    def limits(self, default: Limits) -> Limits:
+        """Return its limits in a deployment that has those for everybody."""
+
+        def chosen(name: str) -> int:
+            own: int | None = getattr(self, name)
+            return getattr(default, name) if own is None else own
+
+        return Limits(chosen("requests_per_day"), chosen("queued_lines"), chosen("bytes_per_day"))
+
+    def secrets_at(self, now: float) -> tuple[str, ...]:
+        """Return the secrets that sign what it is told, the present one first."""
+        known = [
+            self.webhook_secret,
+            self.webhook_old_secret if now < self.webhook_old_until else None,
+        ]
+        return tuple(secret for secret in known if secret is not None)
+
+
+class TenantStore(Store):
+    """Makes the operations on the tenants in a deployment's table."""
+
+    __slots__ = ()
+
+    def find(self, name: str) -> Operation[Tenant]:
+        """Return a tenant as it is now: one for which nothing was ever set is one too."""
+        fields = yield from self.get(_item_key(name))
+        return load(Tenant, fields) if fields else Tenant(name)
+
+    def change(self, name: str, **changes: Any) -> Operation[Tenant]:
+        """Set fields of a tenant, or take away those that are None, and return it."""
+        fields = yield from self.update(_item_key(name), {"name": name, **changes}, "", {})
+        return load(Tenant, fields)
+
+    def renew_secret(self, name: str, now: int) -> Operation[Tenant]:
+        """Give a tenant a new secret; the one it had goes on signing beside it for a day."""
+        tenant = yield from self.find(name)
+        return (
+            yield from self.change(
+                name,
+                webhook_secret=new_secret(),
+                webhook_old_secret=tenant.webhook_secret,
+                webhook_old_until=now + OLD_SECRET_SECONDS,
+            )
+        )
+
+
+class KnownTenants:
+    """The tenants that a process has asked for: each is read at most once a minute."""
+
+    def __init__(self, store: TenantStore) -> None:
+        self._store = store
+        self._known: dict[str, tuple[float, Tenant]] = {}
+        self._changing = Lock()
+
+    def find(self, name: str, now: float) -> Operation[Tenant]:
+        """Return a tenant as it was a minute ago at most."""
+        read_at, tenant = self._known.get(name, (0.0, None))
+        if tenant is None or not 0 <= now - read_at < KNOWN_SECONDS:
+            tenant = yield from self._store.find(name)
+            with self._changing:
+                self._known.pop(name, None)
+                while len(self._known) >= _MAX_KNOWN:
+                    del self._known[next(iter(self._known))]
+                self._known[name] = (now, tenant)
+        return tenant
+
+
+def new_secret() -> str:
+    """Return a new secret, as Standard Webhooks writes it."""
+    return f"whsec_{b64encode(secrets.token_bytes(_SECRET_BYTES)).decode()}"
+
+
+def _item_key(name: str) -> dict[str, object]:
+    return {"pk": f"TENANT#{name}", "sk": META}
