@@ -20,6 +20,7 @@ from pydantic import (
 
 from handler.aws.bucket import Bucket
 from handler.aws.events import EventBus
+from handler.aws.ledger import Ledger
 from handler.aws.queues import Queue
 from handler.aws.services import WorkerService
 from handler.aws.table import Table
@@ -92,6 +93,7 @@ class Deployment:
         self.tenants = TenantStore(settings.table)
         self.known_tenants = KnownTenants(self.tenants)
         self.usage = UsageStore(settings.table)
+        self.ledger = Ledger(settings.table)
         self.bucket = Bucket(settings.bucket)
         self.control = Queue(settings.control_queue)
         self.work = {model: Queue(url) for model, url in settings.work_queues.items()}

@@ -12,7 +12,7 @@ from aws_lambda_powertools.event_handler.openapi.exceptions import (
     RequestValidationError,
 )
 
-from handler.api import batches, errors, models
+from handler.api import batches, errors, history, models
 from handler.api.body import read_json
 from handler.api.caller import tenant_of
 from handler.dashboard import routes as dashboard
@@ -46,6 +46,7 @@ app = APIGatewayHttpResolver(
 )
 app.use([let_in])
 app.include_router(batches.router)
+app.include_router(history.router)
 app.include_router(models.router)
 app.include_router(dashboard.router)
 

@@ -8,6 +8,7 @@ from typing import Annotated, Final
 
 from aws_lambda_powertools.event_handler.openapi.params import Body, Header, Query
 from aws_lambda_powertools.event_handler.router import APIGatewayHttpRouter
+from aws_lambda_powertools.utilities.data_classes import APIGatewayProxyEventV2
 
 from handler.api.batch_request import BatchRequest
 from handler.api.caller import tenant_of
@@ -53,7 +54,7 @@ def list_batches(
     limit: Annotated[int, Query(ge=1, le=100)] = 20, after: Annotated[str | None, Query()] = None
 ) -> Page[BatchObject]:
     """List the tenant's batches, newest first."""
-    last = own_batch(after, param="after") if after is not None else None
+    last = own_batch(router.current_event, after, param="after") if after is not None else None
     tenant = tenant_of(router.current_event)
     batches, has_more = aws().run(deployment().table.list_batches(tenant, limit=limit, after=last))
     now = time.time()
@@ -66,13 +67,13 @@ def list_batches(
 @router.get("/v1/batches/<batch_id>")
 def retrieve_batch(batch_id: str) -> BatchObject:
     """Return one batch."""
-    return _shown(own_batch(batch_id))
+    return _shown(own_batch(router.current_event, batch_id))
 
 
 @router.post("/v1/batches/<batch_id>/cancel")
 def cancel_batch(batch_id: str) -> BatchObject:
     """Cancel a batch; the rows that are finished by then are kept."""
-    own_batch(batch_id)
+    own_batch(router.current_event, batch_id)
     try:
         batch = aws().run(cancel(deployment(), batch_id, int(time.time())))
     except NotCancellable as exc:
@@ -82,11 +83,11 @@ def cancel_batch(batch_id: str) -> BatchObject:
     return _shown(batch)
 
 
-def own_batch(batch_id: str, param: str | None = None) -> Batch:
+def own_batch(event: APIGatewayProxyEventV2, batch_id: str, param: str | None = None) -> Batch:
     """Return a batch of the caller's tenant; raises NotFound for any other."""
     is_id = _ID.fullmatch(batch_id) is not None
     batch = aws().run(deployment().table.get_batch(batch_id)) if is_id else None
-    if batch is None or batch.tenant != tenant_of(router.current_event):
+    if batch is None or batch.tenant != tenant_of(event):
         raise _unknown(batch_id, param)
     return batch
 

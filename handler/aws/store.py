@@ -66,14 +66,17 @@ class Store:
         self,
         key: Mapping[str, object],
         fields: Mapping[str, object],
-        condition: str,
-        values: Mapping[str, object],
+        condition: str | None = None,
+        values: Mapping[str, object] | None = None,
         *,
         increments: Mapping[str, int] | None = None,
-        added: Mapping[str, int] | None = None,
+        added: Mapping[str, float] | None = None,
         removed: Sequence[str] = (),
     ) -> Operation[dict[str, Any]]:
-        """Change an item under a condition and return it; ConditionFailed holds what is there."""
+        """Change an item under a condition and return it; ConditionFailed holds what is there.
+
+        What is `added` begins at nothing, what is incremented has to be there.
+        """
         arguments = {
             "TableName": self.name,
             "Key": to_item(key),
@@ -132,7 +135,7 @@ def expression(
     fields: Mapping[str, object],
     *,
     increments: Mapping[str, int] | None = None,
-    added: Mapping[str, int] | None = None,
+    added: Mapping[str, float] | None = None,
     removed: Sequence[str] = (),
     condition: str | None = None,
     values: Mapping[str, object] | None = None,

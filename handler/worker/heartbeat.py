@@ -58,6 +58,8 @@ class Heartbeat:
         for batch_id in {run.shard.batch_id for run in runs}:
             self._begin(("batch", batch_id), partial(self._look_at, batch_id))
         self._begin("protection", partial(self._protection.keep, is_busy=bool(runs)))
+        if self._site.history.is_due(self._site.clock()):
+            self._begin("history", self._site.tell_history)
         if self._site.meter.is_due(self._site.clock()):
             self._site.tell(self._site.meter.take())
 

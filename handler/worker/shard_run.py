@@ -26,6 +26,7 @@ from handler.metrics import Metric
 from handler.worker.agenda import Agenda, Verdict
 from handler.worker.claim import Claim, ring_if_last
 from handler.worker.lease import Lease, guarded
+from handler.worker.pace import Pace
 from handler.worker.rows import Unflushed, compact, print_unrun
 from handler.worker.site import Site
 
@@ -66,7 +67,7 @@ class ShardRun:
         self._unflushed = Unflushed()
         self._durable = claim.shard.progress.at_rest
         self._told = claim.shard.progress
-        self._flushed_at = site.clock()
+        self._pace = Pace(site.clock)
         self._part_numbers = count()
         self._has_new_rows = False
         self._is_handing_over = False
@@ -97,8 +98,9 @@ class ShardRun:
 
     @property
     def progress(self) -> Progress:
-        """Return what is durable, and the time that it took."""
-        return replace(self._durable, gpu_seconds=round(self.gpu_seconds, 3))
+        """Return what is durable, the time that it took, and how fast it grows."""
+        rates = self._pace.rates._asdict()
+        return replace(self._durable, gpu_seconds=round(self.gpu_seconds, 3), **rates)
 
     @property
     def attempts(self) -> int:
@@ -113,6 +115,7 @@ class ShardRun:
         new = progress.since(self._told)
         self._told += new
         self._site.meter.count(new)
+        self._site.history.count(self.batch, new, self._site.wall())
 
     def finish(self, raw: RawLine, row: Row) -> None:
         """Take the row of a line that the engine has answered."""
@@ -246,9 +249,8 @@ class ShardRun:
         self._index.add(key, decode_index(data))
         self._unflushed.drop(len(rows), taken_at)
         self._has_new_rows = True
-        rate = len(rows) / max(0.001, taken_at - self._flushed_at)
-        self._flushed_at = taken_at
-        self._durable = replace(self._index.progress(), rows_per_second=round(rate, 3))
+        self._pace.add(len(rows), sum(row.completion_tokens for row in rows))
+        self._durable = self._index.progress()
         logger.info(
             "part written",
             key=key,

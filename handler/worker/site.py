@@ -10,11 +10,13 @@ from typing import Protocol
 
 from handler.aws.calls import Operation, T
 from handler.aws.queues import Queue
+from handler.batch.history import Bucket
 from handler.errors import AwsError, ConditionFailed, NotThere, ObjectChanged
 from handler.log import logger
 from handler.metrics import Figures, emit
 from handler.settings import Deployment
 from handler.worker.config import WorkerConfig
+from handler.worker.history import History
 from handler.worker.meter import Meter
 
 RETRY_SECONDS = 1.0
@@ -32,7 +34,7 @@ class Runs(Protocol):
 class Site:
     """Where a worker works. `wall` is Unix time, `clock` one that is never set.
 
-    `meter` sums up what the worker does.
+    `meter` sums up what the worker does, `history` what each batch gains by it.
     """
 
     aws: Runs
@@ -42,6 +44,7 @@ class Site:
     wall: Callable[[], float] = time.time
     clock: Callable[[], float] = time.monotonic
     meter: Meter = field(default_factory=Meter)
+    history: History = field(default_factory=History)
 
     @property
     def model(self) -> str | None:
@@ -53,6 +56,14 @@ class Site:
         """Tell figures of this worker's model, if there are any."""
         if figures:
             emit(figures, model=self.model, **labels)
+
+    async def tell_history(self) -> None:
+        """Add what was gained to the history of each batch; what fails is left out of it."""
+        for batch, start, seconds, gained in self.history.take(self.clock()):
+            bucket = Bucket(
+                start, seconds, gained.completed, gained.failed, gained.completion_tokens
+            )
+            await self.aws.run(self.deployment.ledger.add_history(batch, bucket))
 
     async def insist(self, make: Callable[[], Operation[T]]) -> T:
         """Run an operation again while AWS fails, for a minute; raises what it fails with then.

@@ -32,6 +32,7 @@ from handler.worker.site import Site
 # After the grace for requests: to write what is finished and give the shards back.
 _HAND_OVER_SECONDS = 20.0
 _TAKING_SECONDS = 5.0
+_LAST_SECONDS = 5.0
 _MAX_BACKOFF_SECONDS = 30.0
 # Halving the suspects of 4,096 lines down to one takes twelve deaths; more than that in a row and
 # not one row between them means that the engine, or its device, is what is broken.
@@ -100,7 +101,16 @@ class Worker:
                 _, late = await asyncio.wait(self._returning, timeout=limit)
                 await _cancel(*late)
             self._site.tell(self._site.meter.take())
+            await self._tell_last()
             await self._protection.keep(is_busy=False)
+
+    async def _tell_last(self) -> None:
+        """Tell what is left of the history, if that can be done quickly: it is for plots only."""
+        try:
+            async with asyncio.timeout(_LAST_SECONDS):
+                await self._site.tell_history()
+        except (AwsError, TimeoutError) as exc:
+            logger.warning("history not told", reason=repr(exc))
 
     async def _live(self, link: Link, beating: asyncio.Task[None]) -> bool:
         """Work through one life of the engine; return whether it died."""

@@ -20,6 +20,7 @@ ADAPTERS = {
     "bucket": "Bucket",
     "control": "Queue",
     "events": "EventBus",
+    "ledger": "Ledger",
     "queue": "Queue",
     "service": "WorkerService",
     "table": "Table",

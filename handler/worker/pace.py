@@ -1,0 +1,42 @@
+"""How fast a run makes rows durable now, by which people can be told when it will be through."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from typing import NamedTuple
+
+WINDOW_SECONDS = 60.0
+# Of a run that has just begun: its first rows say little.
+_MIN_SECONDS = 1.0
+
+
+class Rates(NamedTuple):
+    """Rows, good or bad, and generated tokens a second."""
+
+    rows_per_second: float
+    tokens_per_second: float
+
+
+class Pace:
+    """Rates over the last minute, or since it was made: they fall while nothing comes."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._since = clock()
+        self._gains: deque[tuple[float, int, int]] = deque()
+
+    def add(self, num_rows: int, num_tokens: int) -> None:
+        """Take rows that have become durable now, and the tokens that were generated for them."""
+        self._gains.append((self._clock(), num_rows, num_tokens))
+
+    @property
+    def rates(self) -> Rates:
+        """Return the rates as they are now."""
+        now = self._clock()
+        while self._gains and self._gains[0][0] < now - WINDOW_SECONDS:
+            self._gains.popleft()
+        seconds = max(_MIN_SECONDS, min(WINDOW_SECONDS, now - self._since))
+        rows = sum(num_rows for _, num_rows, _ in self._gains)
+        tokens = sum(num_tokens for _, _, num_tokens in self._gains)
+        return Rates(round(rows / seconds, 3), round(tokens / seconds, 3))

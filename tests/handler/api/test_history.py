@@ -1,0 +1,51 @@
+"""`/v1/batches/{id}/history`: what a batch gained over time."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+
+import pytest
+from openai import OpenAI
+
+from handler.batch.history import Bucket
+from tests.emulators import Emulator
+from tests.handler.api.rig import answer_to, refusal_in, request_of, serving
+from tests.handler.aws.given import make_batch
+from tests.handler.intake.rig import Cloud
+
+
+@pytest.fixture
+def cloud(emulator: Emulator) -> Iterator[Cloud]:
+    """Return a deployment of its own on each emulator."""
+    with serving(Cloud.on(emulator)) as cloud:
+        yield cloud
+
+
+def test_history_is_listed_by_time(cloud: Cloud, client: OpenAI) -> None:
+    """Buckets of unequal length, each with what was added to it; another tenant's is not there."""
+    del client
+    table, ledger = cloud.deployment.table, cloud.deployment.ledger
+    ours = cloud.run(table.create_batch(make_batch(cloud.deployment)))
+    theirs = cloud.run(table.create_batch(make_batch(cloud.deployment, tenant="others")))
+    for batch in (ours, theirs):
+        for bucket in (Bucket(22_500, 900, 5), Bucket(1020, 60, 3, 1, 12), Bucket(1020, 60, 3)):
+            cloud.run(ledger.add_history(batch, bucket))
+    answer = answer_to(request_of(f"/v1/batches/{ours.id}/history"))
+    assert json.loads(answer["body"]) == {
+        "object": "list",
+        "data": [
+            {"start": 1020, "seconds": 60, "completed": 6, "failed": 1, "tokens": 12},
+            {"start": 22_500, "seconds": 900, "completed": 5, "failed": 0, "tokens": 0},
+        ],
+    }
+    refused = answer_to(request_of(f"/v1/batches/{theirs.id}/history"))
+    assert refusal_in(refused)[0] == 404
+
+
+def test_a_batch_without_rows_has_an_empty_history(cloud: Cloud, client: OpenAI) -> None:
+    """It is no error."""
+    del client
+    batch = cloud.run(cloud.deployment.table.create_batch(make_batch(cloud.deployment)))
+    answer = answer_to(request_of(f"/v1/batches/{batch.id}/history"))
+    assert json.loads(answer["body"]) == {"object": "list", "data": []}
