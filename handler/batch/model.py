@@ -43,10 +43,10 @@ class Options:
     completion_window: str = "24h"
     output_url: str | None = None
     error_url: str | None = None
-    webhook_url: str | None = None
     on_invalid_line: OnInvalidLine = "fail"
     metadata: dict[str, str] = field(default_factory=dict)
     output_expires_seconds: int | None = None
+    webhook_url: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
