@@ -24,8 +24,9 @@ _COUNTED: Final[Mapping[Status, Metric]] = {
 def announce(deployment: Deployment, batch: Batch) -> Operation[None]:
     """Publish the status unless that is done; a terminal batch then leaves the active ones.
 
-    Of those who publish an end, at most one counts it. A bus that fails holds no batch up: the
-    reaper announces what is active and was not.
+    Its lines then count no longer against its tenant's limit. Of those who publish an end, at most
+    one counts it. A bus that fails holds no batch up: the reaper announces what is active and was
+    not.
     """
     if batch.announced is not batch.status:
         try:
@@ -38,6 +39,7 @@ def announce(deployment: Deployment, batch: Batch) -> Operation[None]:
         if is_first and metric is not None:
             emit({metric: 1}, model=batch.model, batch_id=batch.id, status=str(batch.status))
     if batch.is_terminal:
+        yield from deployment.usage.give_lines(batch)
         yield from deployment.table.forget_active(batch.id)
 
 

@@ -19,6 +19,7 @@ from infra.gpus import GPUS
 DEFAULT_PATH = Path(__file__).parent / "config.toml"
 
 Days = Annotated[int, Field(ge=0, le=3650)]
+Count = Annotated[int, Field(ge=0, le=10**15)]
 # CloudWatch Logs keeps logs for one of these numbers of days only.
 LogDays = Literal[1, 3, 5, 7, 14, 30, 60, 90, 120, 150, 180, 365, 400, 545, 731]
 Zone = Annotated[str, StringConstraints(pattern=r"^[a-z]{2}-[a-z0-9-]+-[0-9]+[a-z]$")]
@@ -59,6 +60,14 @@ class Retention(_Table):
     work_days: Annotated[int, Field(ge=_MIN_WORK_DAYS, le=3650)] = _MIN_WORK_DAYS
     log_days: LogDays = 30
     table_days: Annotated[int, Field(ge=2, le=3650)] = 90
+
+
+class Limits(_Table):
+    """What each tenant may use unless `tidemill tenants set` says otherwise; 0 is no limit."""
+
+    requests_per_day: Count = 0
+    queued_lines: Count = 0
+    bytes_per_day: Count = 0
 
 
 class Network(_Table):
@@ -124,6 +133,7 @@ class Config(_Table):
     auth: Literal["keys", "iam"] = "keys"
     windows: Windows = Field(default_factory=Windows)
     retention: Retention = Field(default_factory=Retention)
+    limits: Limits = Field(default_factory=Limits)
     network: Network = Field(default_factory=Network)
     models: Annotated[tuple[Model, ...], Field(min_length=1, strict=False)]
 

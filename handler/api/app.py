@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any, Final
 
 from aws_lambda_powertools.event_handler import APIGatewayHttpResolver, Response
@@ -15,8 +16,11 @@ from aws_lambda_powertools.event_handler.openapi.exceptions import (
 from handler.api import batches, errors, history, models
 from handler.api.body import read_json
 from handler.api.caller import tenant_of
+from handler.api.means import aws
 from handler.dashboard import routes as dashboard
 from handler.errors import InvalidOption
+from handler.limits import LimitReached, admit_request
+from handler.settings import deployment
 
 _HEALTH = "/health"
 # What needs no key; a name that ends with a slash stands for all that lies under it. The gateway
@@ -32,10 +36,18 @@ def is_public(path: str) -> bool:
 
 
 def let_in(app: APIGatewayHttpResolver, next_middleware: NextMiddleware) -> Response[Any]:
-    """Answer nobody whom no authorizer has seen, whatever the routes behind this forget."""
+    """Answer nobody whom no authorizer has seen, whatever the routes behind this forget.
+
+    What needs a key is counted, where its tenant has a limit of requests.
+    """
     if not is_public(app.current_event.path):
-        tenant_of(app.current_event)
+        admit(tenant_of(app.current_event))
     return next_middleware(app)
+
+
+def admit(tenant: str) -> None:
+    """Count a request of a tenant; raises LimitReached."""
+    aws().run(admit_request(deployment(), tenant, time.time()))
 
 
 # An answer that is not what its route says is a fault of ours.
@@ -59,6 +71,7 @@ def health() -> dict[str, str]:
 
 app.not_found(errors.refuse_unknown)
 app.exception_handler(errors.Refused)(errors.refuse)
+app.exception_handler(LimitReached)(errors.refuse_more)
 app.exception_handler(InvalidOption)(errors.refuse_option)
 app.exception_handler(RequestValidationError)(errors.refuse_invalid)
 app.exception_handler(RequestUnsupportedContentType)(errors.refuse_kind)

@@ -10,10 +10,13 @@ from aws_lambda_powertools.event_handler.openapi.exceptions import RequestValida
 from pydantic_core import to_json
 
 from handler.errors import HandlerError, InvalidOption
+from handler.limits import LimitReached
 from handler.log import logger
 
 # A client chooses the names of what it nests.
 _MAX_PARAM_CHARS: Final = 200
+# What OpenAI's clients wait for at most when they are told to.
+_MAX_WAIT_SECONDS = 60
 
 
 class Refused(HandlerError):
@@ -56,6 +59,18 @@ def refuse_invalid(exc: RequestValidationError) -> Response[str]:
 def refuse_option(exc: InvalidOption) -> Response[str]:
     """Return the answer to a parameter of a batch that cannot be."""
     return error(HTTPStatus.BAD_REQUEST, exc.message, param=exc.param, code=exc.code)
+
+
+def refuse_more(exc: LimitReached) -> Response[str]:
+    """Return the answer to more than the tenant may use, with the seconds to wait."""
+    answer = error(
+        HTTPStatus.TOO_MANY_REQUESTS, exc.message, kind="rate_limit_error", code=exc.code
+    )
+    answer.headers["Retry-After"] = str(exc.retry_after_seconds)
+    if exc.retry_after_seconds > _MAX_WAIT_SECONDS:
+        # OpenAI's clients would else try again at once, some times.
+        answer.headers["x-should-retry"] = "false"
+    return answer
 
 
 def refuse_kind(_: Exception) -> Response[str]:

@@ -25,6 +25,7 @@ from handler.batch.states import Status
 from handler.cancel import NotCancellable, cancel
 from handler.errors import InvalidOption, KeyReused
 from handler.intake.events import Drop
+from handler.limits import admit_batch
 from handler.log import logger
 from handler.settings import Deployment
 
@@ -93,7 +94,7 @@ def create_batch(
     """Return the batch that an API request makes, or has made when it is repeated.
 
     `request` has the fields of `POST /v1/batches` and ours. Raises InvalidOption for a wrong one;
-    what is wrong with the file is seen later and stands in the batch.
+    what is wrong with the file is seen later and stands in the batch. Raises LimitReached.
     """
     options = options_of_request(request)
     endpoint = _check_endpoint(request.get("endpoint"))
@@ -103,6 +104,7 @@ def create_batch(
     asked = (input_file_id, endpoint, options)
     made = (yield from deployment.table.get_batch(batch_id)) if idempotency_key else None
     if made is None:
+        yield from admit_batch(deployment, tenant, now)
         expires_at = now + window_seconds(options.completion_window)
         batch = Batch(
             id=batch_id,

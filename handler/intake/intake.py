@@ -38,6 +38,7 @@ from handler.intake.check import (
 from handler.intake.checkpoint import Checkpoint, dump_checkpoint, load_checkpoint
 from handler.intake.shards import ShardWriter
 from handler.intake.stream import CHUNK_BYTES, LineStream, ObjectStream
+from handler.limits import queue_lines
 from handler.log import logger
 from handler.run import RESERVE_SECONDS, TURN_SECONDS, ComeBack, Run, TurnLost
 from handler.settings import Deployment
@@ -317,8 +318,15 @@ def _fail(run: Run, verdict: Verdict) -> None:
 
 
 def _pass(run: Run, checkpoint: Checkpoint) -> None:
-    """Let the shards be run, unless the batch has been cancelled or has expired meanwhile."""
+    """Let the shards be run, unless the batch has been cancelled or has expired meanwhile.
+
+    A file whose lines are more than its tenant may queue is refused.
+    """
     batch, findings = run.batch, checkpoint.findings
+    excess = run.aws.run(queue_lines(run.deployment, batch, findings.num_rows))
+    if excess is not None:
+        _fail(run, Verdict(1, (excess,)))
+        return
     is_drop = outputs_of_drop(batch.source.key) == batch.outputs
     moved = run.aws.run(
         run.deployment.table.move_batch(

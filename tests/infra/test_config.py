@@ -54,6 +54,8 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"retention": {"work_days": 15}}, "retention.work_days is 15; it must be 16 or more."),
     ({"retention": {"log_days": 31}}, f"retention.log_days is 31; it can be {LOG_DAYS}."),
     ({"retention": {"table_days": 1}}, "retention.table_days is 1; it must be 2 or more."),
+    ({"limits": {"requests_per_day": -1}}, "limits.requests_per_day is -1; it must be 0 or more."),
+    ({"limits": {"queued_lines": "many"}}, "limits.queued_lines must be a whole number."),
     ({"network": {"zones": "eu-west-1a"}}, "network.zones must be a list in square brackets."),
     (
         {"network": {"zones": ["eu-west-1"]}},

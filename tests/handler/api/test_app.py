@@ -11,7 +11,7 @@ import openai
 import pytest
 from openai import OpenAI
 
-from handler.api import batches, models
+from handler.api import app, batches, models
 from handler.errors import AwsError
 from handler.log import logger
 from tests.handler.api.rig import URL, Gateway, answer_to, event_of, refusal_in, request_of
@@ -36,6 +36,7 @@ def no_cloud(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(batches, "deployment", fail)
     monkeypatch.setattr(batches, "aws", fail)
     monkeypatch.setattr(models, "deployment", fail)
+    monkeypatch.setattr(app, "admit", lambda _: None)
 
 
 @pytest.mark.usefixtures("no_cloud")
@@ -91,6 +92,7 @@ def test_a_fault_of_ours_is_logged_and_not_shown(
     def fail() -> Any:
         raise fault
 
+    monkeypatch.setattr(app, "admit", lambda _: None)
     monkeypatch.setattr(batches, "aws", fail)
     with caplog.at_level(logging.ERROR, logger="tidemill"):
         answer = answer_to(request_of("/v1/batches/batch_1"))
