@@ -19,11 +19,13 @@ INSTALLED_MINISTACK := $(MINISTACK_VENV)/.installed
 # The commands of the CDK, which is Node's.
 INSTALLED_NODE := infra/node_modules/.installed
 INSTALLED_LOCAL := $(VENV)/.installed-local
+# What tests of the dashboard need of npm; its Chromium is for Linux on x86_64 and found only there.
+INSTALLED_BROWSER := tests/browser/node_modules/.installed
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
-.PHONY: help demo demo-engine bootstrap deploy destroy smoke test chaos check format demo-model bench bench-host bench-batches bench-models clean
+.PHONY: help demo browser demo-engine bootstrap deploy destroy smoke test chaos check format demo-model bench bench-host bench-batches bench-models clean
 
 help:
 	@echo "make demo          install, run the whole cloud on this machine, drop the example file into it"
@@ -33,6 +35,7 @@ help:
 	@echo "make deploy        set a deployment up in an AWS account (docs/deploy.md)"
 	@echo "make smoke         try a deployment: drop, follow, compare, cancel"
 	@echo "make destroy       take a deployment down; says what is kept"
+	@echo "make browser       get the Chromium of the dashboard's tests (make test does, too)"
 	@echo "make chaos         the chaos suite with all of its seeds (make test runs a few)"
 	@echo "make check         formatting, ruff, mypy and import rules (CI runs: make check test)"
 	@echo "make format        format the code and mend what ruff can mend"
@@ -78,6 +81,16 @@ $(INSTALLED_NODE): infra/package.json infra/package-lock.json
 	@npm ci --prefix infra --no-audit --no-fund --loglevel=error
 	@touch $@
 
+# A Chromium that needs no root and no library of the system; one on the PATH is preferred to it.
+$(INSTALLED_BROWSER): tests/browser/package.json tests/browser/package-lock.json tests/browser/unpack.mjs
+	@command -v npm >/dev/null || { \
+	  echo "Tests of the dashboard need Node.js 20 or newer, and there is no 'npm' here." >&2; exit 1; }
+	@npm ci --prefix tests/browser --no-audit --no-fund --loglevel=error
+	@case "$$(uname -sm)" in "Linux x86_64") node tests/browser/unpack.mjs tests/browser/chromium ;; esac
+	@touch $@
+
+browser: $(INSTALLED_BROWSER)
+
 demo: $(INSTALLED_LOCAL) $(INSTALLED_MINISTACK) $(INSTALLED_NODE)
 	@mkdir -p $(OUT)
 	$(BIN)/tidemill local run -i examples/demo.jsonl -o $(OUT)/demo.jsonl
@@ -108,7 +121,7 @@ destroy: $(INSTALLED_LOCAL) $(INSTALLED_NODE)
 smoke: $(INSTALLED_LOCAL)
 	$(BIN)/python -m infra.smoke --deployment $(NAME)
 
-test: $(INSTALLED_DEV) $(INSTALLED_MINISTACK) $(INSTALLED_NODE)
+test: $(INSTALLED_DEV) $(INSTALLED_MINISTACK) $(INSTALLED_NODE) $(INSTALLED_BROWSER)
 	$(BIN)/python -m pytest
 
 # All seeds; a few of them run with `make test`.
@@ -154,6 +167,6 @@ bench-batches: $(INSTALLED_DEV) $(INSTALLED_MINISTACK)
 	$(BIN)/python -m bench.batches workers 1 2 4
 
 clean:
-	rm -rf $(VENV) $(MINISTACK_VENV) infra/node_modules $(OUT) build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis \
+	rm -rf $(VENV) $(MINISTACK_VENV) infra/node_modules tests/browser/node_modules tests/browser/chromium $(OUT) build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis \
 	  .import_linter_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

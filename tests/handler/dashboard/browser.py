@@ -13,7 +13,7 @@ from playwright.sync_api import Browser, sync_playwright
 _ROOT = Path(__file__).parents[3]
 _NAMES = ("chromium", "chromium-browser", "google-chrome")
 # What `make` unpacks from npm where there is none of these.
-_UNPACKED = _ROOT / "tests" / "browser" / "chromium" / "chromium"
+_UNPACKED = _ROOT / "tests" / "browser" / "chromium" / "run"
 
 
 def find_chromium() -> Path | None:

@@ -20,7 +20,7 @@ def chromium() -> Iterator[Browser]:
     """Return a browser, or skip where there is none."""
     executable = find_chromium()
     if executable is None:
-        pytest.skip("no Chromium: name one in CHROMIUM")
+        pytest.skip("no Chromium: `make browser` gets one for Linux on x86_64; elsewhere name yours in CHROMIUM")
     with running_chromium(executable) as browser:
         yield browser
 
