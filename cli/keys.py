@@ -35,7 +35,7 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
         "create", help="make a key and print it, this once", allow_abbrev=False
     )
     create.add_argument("--name", required=True, type=_name, help="what it is for")
-    create.add_argument("--tenant", default="default", type=_name, help="whose it is (default)")
+    create.add_argument("--tenant", default="default", type=_tenant, help="whose it is (default)")
     create.set_defaults(command=command_create)
     listing = actions.add_parser("list", help="list the keys, revoked ones too", allow_abbrev=False)
     listing.add_argument("--tenant", type=_name, help="this tenant's keys only")
@@ -82,6 +82,16 @@ def command_revoke(arguments: argparse.Namespace) -> int:
         raise Refused("there is no such key: `tidemill keys list` shows the ids")
     say(f"key {key.id} ({key.name}) is revoked: the API refuses it within a minute")
     return 0
+
+
+def _tenant(text: str) -> str:
+    from handler.batch.keys import check_tenant
+    from handler.errors import InvalidOption
+
+    try:
+        return check_tenant(text)
+    except InvalidOption as exc:
+        raise argparse.ArgumentTypeError(exc.message) from exc
 
 
 def _name(text: str) -> str:

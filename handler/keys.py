@@ -12,6 +12,7 @@ from typing import Final
 from handler.aws.calls import Operation
 from handler.aws.items import dump, load, to_item
 from handler.aws.store import META, Store, condition
+from handler.batch.keys import check_tenant
 from handler.errors import ConditionFailed
 
 _TOKEN: Final = re.compile(r"tm_([0-9a-f]{16})_([A-Za-z0-9_-]{43})", re.ASCII)
@@ -40,9 +41,12 @@ class KeyStore(Store):
     __slots__ = ()
 
     def create(self, *, tenant: str, name: str, now: int) -> Operation[str]:
-        """Record a new key and return its token, which is nowhere to be read again."""
+        """Record a new key and return its token, which is nowhere to be read again.
+
+        Raises InvalidOption for a name that no tenant can have.
+        """
         key_id, secret = secrets.token_hex(8), secrets.token_urlsafe(32)
-        key = ApiKey(key_id, tenant, name, _hash(secret), now)
+        key = ApiKey(key_id, check_tenant(tenant), name, _hash(secret), now)
         new = {
             "TableName": self.name,
             "Item": to_item(_item_key(key_id) | dump(key)),

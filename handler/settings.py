@@ -20,6 +20,7 @@ from pydantic import (
 
 from handler.aws.bucket import Bucket
 from handler.aws.events import EventBus
+from handler.aws.files import FileStore
 from handler.aws.ledger import Ledger
 from handler.aws.queues import Queue
 from handler.aws.services import WorkerService
@@ -43,6 +44,7 @@ class Settings(BaseModel):
     the price of a GPU-hour, where the report shall tell prices. `default_window` is the completion
     window of an upload that names none. The table forgets a batch `keep_days` after that window.
     `limits` are those of tenants that have none of their own.
+    Files go `file_days` after they were made, never where that is 0.
     `auth` is how callers prove who they are: by keys, or by requests that AWS's credentials sign.
     """
 
@@ -64,6 +66,7 @@ class Settings(BaseModel):
     default_window: str = DEFAULT_WINDOW
     # A batch that does not end is given up a day after it should have: it must still be known then.
     keep_days: Annotated[int, Field(ge=2)] = 90
+    file_days: Annotated[int, Field(ge=0)] = 0
 
     @field_validator("default_window")
     @classmethod
@@ -77,6 +80,10 @@ class Settings(BaseModel):
     def forget_at(self, expires_at: int) -> int:
         """Return when the table may forget a batch whose window ends at `expires_at`."""
         return expires_at + self.keep_days * _DAY_SECONDS
+
+    def file_expires_at(self, created_at: int) -> int | None:
+        """Return when a file goes of which nothing else is said, None for never."""
+        return created_at + self.file_days * _DAY_SECONDS if self.file_days else None
 
     @property
     def shard_limits(self) -> ShardLimits:
@@ -94,6 +101,7 @@ class Deployment:
         self.known_tenants = KnownTenants(self.tenants)
         self.usage = UsageStore(settings.table)
         self.ledger = Ledger(settings.table)
+        self.files = FileStore(settings.table)
         self.bucket = Bucket(settings.bucket)
         self.control = Queue(settings.control_queue)
         self.work = {model: Queue(url) for model, url in settings.work_queues.items()}

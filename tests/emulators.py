@@ -12,6 +12,7 @@ from urllib.parse import urlsplit
 from uuid import uuid4
 
 import boto3
+from botocore.config import Config
 from pytest_localstack.session import RunningSession
 
 from handler.aws.sync import CONFIG
@@ -32,7 +33,7 @@ class Emulator:
     name: str
     endpoint_url: str
 
-    def client(self, service: str, **_: object) -> Any:
+    def client(self, service: str, config: Config = CONFIG) -> Any:
         """Return a boto3 client of it, as `sync.Aws` takes them."""
         return boto3.client(
             service,
@@ -40,7 +41,7 @@ class Emulator:
             region_name="us-east-1",
             aws_access_key_id="test",
             aws_secret_access_key="test",
-            config=CONFIG,
+            config=config,
         )
 
     @property

@@ -8,13 +8,10 @@ from typing import Any, Final
 from aws_lambda_powertools.event_handler import APIGatewayHttpResolver, Response
 from aws_lambda_powertools.event_handler.exceptions import NotFoundError
 from aws_lambda_powertools.event_handler.middlewares import NextMiddleware
-from aws_lambda_powertools.event_handler.openapi.exceptions import (
-    RequestUnsupportedContentType,
-    RequestValidationError,
-)
+from aws_lambda_powertools.event_handler.openapi.exceptions import RequestValidationError
 
-from handler.api import batches, errors, history, models
-from handler.api.body import read_json
+from handler.api import batches, errors, files, history, models
+from handler.api.bodies import Bodies
 from handler.api.caller import tenant_of
 from handler.api.means import aws
 from handler.dashboard import routes as dashboard
@@ -51,14 +48,12 @@ def admit(tenant: str) -> None:
 
 
 # An answer that is not what its route says is a fault of ours.
-app = APIGatewayHttpResolver(
-    enable_validation=True,
-    response_validation_error_http_code=500,
-    json_body_deserializer=read_json,
-)
+app = APIGatewayHttpResolver(enable_validation=True, response_validation_error_http_code=500)
+app._request_validation_middleware = Bodies()  # type: ignore[no-untyped-call]  # noqa: SLF001
 app.use([let_in])
 app.include_router(batches.router)
 app.include_router(history.router)
+app.include_router(files.router)
 app.include_router(models.router)
 app.include_router(dashboard.router)
 
@@ -74,6 +69,5 @@ app.exception_handler(errors.Refused)(errors.refuse)
 app.exception_handler(LimitReached)(errors.refuse_more)
 app.exception_handler(InvalidOption)(errors.refuse_option)
 app.exception_handler(RequestValidationError)(errors.refuse_invalid)
-app.exception_handler(RequestUnsupportedContentType)(errors.refuse_kind)
 app.exception_handler(NotFoundError)(errors.refuse_unknown)
 app.exception_handler(Exception)(errors.fail)

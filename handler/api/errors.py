@@ -73,15 +73,6 @@ def refuse_more(exc: LimitReached) -> Response[str]:
     return answer
 
 
-def refuse_kind(_: Exception) -> Response[str]:
-    """Return the answer to a body of a kind that nothing here takes."""
-    return error(
-        HTTPStatus.BAD_REQUEST,
-        "Bodies of this content type are not understood: send application/json.",
-        code="unsupported_content_type",
-    )
-
-
 def refuse_unknown(_: Exception) -> Response[str]:
     """Return the answer to a method and path that the API does not have."""
     return error(HTTPStatus.NOT_FOUND, "There is no such method and path here.", code="unknown_url")

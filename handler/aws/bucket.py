@@ -64,15 +64,23 @@ class Bucket:
         body: bytes = response["Body"]
         return body
 
+    def download(self, key: str, version_id: str | None, *, disposition: str) -> Call:
+        """Return the call that gives an object to a browser, for a url; `disposition` names it."""
+        version = {} if version_id is None else {"VersionId": version_id}
+        where = {"Bucket": self.name, "Key": key, **version}
+        return Call("s3", "get_object", where | {"ResponseContentDisposition": disposition})
+
     def put(
         self, key: str, body: bytes | IO[bytes], content_type: str = "application/x-ndjson"
     ) -> Operation[None]:
         """Write an object whole, over one that is there."""
-        yield Call(
-            "s3",
-            "put_object",
-            {"Bucket": self.name, "Key": key, "Body": body, "ContentType": content_type},
-        )
+        yield self._put(key, body, content_type)
+
+    def put_version(self, key: str, body: bytes) -> Operation[str | None]:
+        """Write lines as `put` does and return the object's version, if it has one."""
+        response = yield self._put(key, body, "application/x-ndjson")
+        version_id: str | None = response.get("VersionId")
+        return version_id
 
     def list_keys(self, prefix: str) -> Operation[list[str]]:
         """Return all keys that begin with `prefix`, in their order."""
@@ -88,6 +96,12 @@ class Bucket:
     def delete(self, key: str) -> Operation[None]:
         """Take an object away; where the bucket keeps versions it can be had back."""
         yield Call("s3", "delete_object", {"Bucket": self.name, "Key": key})
+
+    def delete_version(self, key: str, version_id: str | None) -> Operation[None]:
+        """Take an object away as `delete` does, unless another version has come in its place."""
+        found = yield from self.head(key)
+        if found is not None and version_id in {None, found.get("VersionId")}:
+            yield from self.delete(key)
 
     # Multipart uploads
 
@@ -199,6 +213,10 @@ class Bucket:
                 piece = segment.slices[index]
                 rows[index] = data[piece.start - start : piece.end - start]
         return b"".join(rows)
+
+    def _put(self, key: str, body: bytes | IO[bytes], content_type: str) -> Call:
+        where = {"Bucket": self.name, "Key": key, "ContentType": content_type}
+        return Call("s3", "put_object", where | {"Body": body})
 
     def _get_range(self, key: str, start: int, end: int) -> Operation[bytes]:
         where = {"Bucket": self.name, "Key": key, "Range": f"bytes={start}-{end - 1}"}

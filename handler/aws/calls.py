@@ -66,11 +66,16 @@ CLIENT_OPTIONS: Mapping[str, Any] = {
 # Of single services, over those. A worker that is not woken at once is woken by its queue's metric:
 # that is worth no wait.
 OPTIONS_OF_SERVICE: Mapping[Service, Mapping[str, Any]] = {
+    # Urls that are signed name the region's own host, by a signature that every region knows.
+    "s3": {
+        "signature_version": "s3v4",
+        "s3": {"addressing_style": "virtual", "us_east_1_regional_endpoint": "regional"},
+    },
     "ecs": {
         "connect_timeout": 2,
         "read_timeout": 4,
         "retries": {"mode": "standard", "total_max_attempts": 2},
-    }
+    },
 }
 # Before each new try of a write that met a transaction on its item, and of a transaction that was
 # throttled or met another: nothing was done, and clients do not try those again themselves.

@@ -27,6 +27,7 @@ from handler.aws.calls import (
 )
 
 CONFIG = Config(**CLIENT_OPTIONS)
+MAX_PRESIGNED_SECONDS = 3600
 _NUM_THREADS = 16
 
 
@@ -92,6 +93,18 @@ class Aws:
         except (ClientError, BotoCoreError) as exc:
             raise translate(exc, call) from exc
         return body
+
+    def presign(self, call: Call, expires_seconds: int) -> str:
+        """Return a url by which anybody may do a call to S3 for a while, an hour at most.
+
+        It dies with the credentials that sign it: it is made for an answer, and never kept.
+        """
+        assert call.service == "s3"
+        assert 0 < expires_seconds <= MAX_PRESIGNED_SECONDS
+        url: str = self.clients["s3"].generate_presigned_url(
+            call.method, Params=dict(call.arguments), ExpiresIn=expires_seconds
+        )
+        return url
 
     def _send(self, call: Call) -> Any:
         send = getattr(self.clients[call.service], call.method)

@@ -13,12 +13,14 @@ from typing import Any, NamedTuple
 from handler.aws.calls import Call, Operation
 from handler.aws.items import dump, load, to_item
 from handler.aws.store import META, Store, condition, expression, nothing_there, present
-from handler.batch.model import Batch, File, Progress, Shard, ShardStatus, Source
+from handler.batch.model import Batch, Progress, Shard, ShardStatus, Source
 from handler.batch.states import Status, sources_of
 from handler.errors import ConditionFailed, LeaseLost
 
 TENANT_INDEX = "by_tenant"
 _ACTIVE = "ACTIVE"
+# Sorts behind all digits, with which the entries of batches begin, and before those of files.
+_LAST_BATCH = ":"
 # SQS keeps a message for 14 days at most: no event of an upload comes later than that.
 _EVENTS_END_SECONDS = 15 * 24 * 3600
 
@@ -31,7 +33,7 @@ class Moved(NamedTuple):
 
 
 class Table(Store):
-    """Makes the operations on batches, shards and files in one DynamoDB table."""
+    """Makes the operations on batches and shards in one DynamoDB table."""
 
     __slots__ = ()
 
@@ -207,17 +209,15 @@ class Table(Store):
 
         The index that it reads may be a moment behind.
         """
+        before = _LAST_BATCH if after is None else _created_id(after)
         arguments: dict[str, Any] = {
             "TableName": self.name,
             "IndexName": TENANT_INDEX,
-            "KeyConditionExpression": "tenant = :tenant",
-            "ExpressionAttributeValues": to_item({":tenant": tenant}),
+            "KeyConditionExpression": "tenant = :tenant AND created_id < :after",
+            "ExpressionAttributeValues": to_item({":tenant": tenant, ":after": before}),
             "ScanIndexForward": False,
             "Limit": limit + 1,
         }
-        if after is not None:
-            arguments["KeyConditionExpression"] += " AND created_id < :after"
-            arguments["ExpressionAttributeValues"] |= to_item({":after": _created_id(after)})
         found: list[Batch] = []
         while len(found) <= limit:
             response = yield Call("dynamodb", "query", arguments)
@@ -389,18 +389,6 @@ class Table(Store):
             now = yield from self.get_shard(shard.batch_id, shard.number)
             if now is None or now.status is not ShardStatus.DONE or now.fence != shard.fence:
                 raise LeaseLost(f"shard {shard.number} of {shard.batch_id}") from exc
-
-    # Files
-
-    def put_file(self, file: File) -> Operation[None]:
-        """Record a file; writing it again changes nothing."""
-        item = to_item({"pk": f"FILE#{file.id}", "sk": META} | dump(file))
-        yield Call("dynamodb", "put_item", {"TableName": self.name, "Item": item})
-
-    def get_file(self, file_id: str) -> Operation[File | None]:
-        """Return the file of this id, or None."""
-        fields = yield from self.get({"pk": f"FILE#{file_id}", "sk": META})
-        return load(File, fields) if fields else None
 
     # What they share
 

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from hashlib import blake2b
+from typing import Final
 
 from handler.batch.model import Outputs
+from handler.errors import InvalidOption
 
 # Who drops into the bucket is whoever may write there: they are all one tenant.
 DROP_TENANT = "default"
@@ -14,6 +17,17 @@ _OUTPUT_PREFIX = "output/"
 _SUFFIX = ".jsonl"
 ERRORS_SUFFIX = ".errors.jsonl"
 _MAX_KEY_BYTES = 1024
+_TENANT: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@-]{0,63}", re.ASCII)
+
+
+def check_tenant(name: str) -> str:
+    """Return the name of a tenant, which stands in its keys; raises InvalidOption."""
+    if _TENANT.fullmatch(name) is None:
+        raise InvalidOption(
+            "A tenant's name is a letter or digit and up to 63 more, or any of . _ @ -.",
+            param="tenant",
+        )
+    return name
 
 
 def batch_id_of_drop(bucket: str, key: str, sequencer: str) -> str:
@@ -39,9 +53,19 @@ def outputs_of_drop(key: str) -> Outputs | None:
     return outputs if stem and is_short else None
 
 
-def outputs_of_request(batch_id: str) -> Outputs:
+def outputs_of_request(tenant: str, batch_id: str) -> Outputs:
     """Return where the results of a batch go that the API made."""
-    return _outputs(f"files/{batch_id}")
+    return _outputs(f"{_files_prefix(tenant)}{batch_id}")
+
+
+def file_key(tenant: str, file_id: str) -> str:
+    """Return where a file lies that a tenant has uploaded by the API."""
+    return f"{_files_prefix(tenant)}{file_id}"
+
+
+def _files_prefix(tenant: str) -> str:
+    """Return the prefix of all that the API makes for a tenant, and for no other."""
+    return f"files/{check_tenant(tenant)}/"
 
 
 def work_prefix(batch_id: str) -> str:

@@ -254,7 +254,11 @@ class Shard:
 
 @dataclass(frozen=True, slots=True)
 class File:
-    """An object that clients know by an id of OpenAI's Files API."""
+    """An object that clients know by an id of OpenAI's Files API.
+
+    `version_id` is that of the object, where the bucket keeps versions: a later one of the key is
+    another file. From `expires` on there is no such file.
+    """
 
     id: str
     tenant: str
@@ -263,4 +267,5 @@ class File:
     created_at: int
     filename: str
     purpose: str
+    version_id: str | None = None
     expires: int | None = None

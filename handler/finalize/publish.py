@@ -78,6 +78,7 @@ def _errors_of(shards: Sequence[Shard]) -> list[BatchError]:
 def _record_file(run: Run, kind: Kind, num_bytes: int) -> None:
     key = kind.key_of(run.batch)
     created_at = run.batch.winds_up_since or run.batch.created_at
+    found = run.aws.run(run.deployment.bucket.head(key))
     file = File(
         id=kind.file_id_of(run.batch),
         tenant=run.batch.tenant,
@@ -86,9 +87,10 @@ def _record_file(run: Run, kind: Kind, num_bytes: int) -> None:
         created_at=created_at,
         filename=key.rpartition("/")[2],
         purpose="batch_output",
+        version_id=found.get("VersionId") if found else None,
         expires=_file_expires(run.batch, created_at),
     )
-    run.aws.run(run.deployment.table.put_file(file))
+    run.aws.run(run.deployment.files.put_file(file))
 
 
 def _file_expires(batch: Batch, created_at: int) -> int | None:

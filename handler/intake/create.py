@@ -112,7 +112,7 @@ def create_batch(
             source=(yield from _find_input(deployment, tenant, input_file_id)),
             input_file_id=input_file_id,
             options=options,
-            outputs=outputs_of_request(batch_id),
+            outputs=outputs_of_request(tenant, batch_id),
             created_at=now,
             expires_at=expires_at,
             expires=deployment.settings.forget_at(expires_at),
@@ -186,7 +186,7 @@ def _find_input(deployment: Deployment, tenant: str, input_file_id: str) -> Oper
             place = f"{_S3}{deployment.bucket.name}/{INPUT_PREFIX}"
             raise _bad_input(f"may name objects under {place} only")
     else:
-        file = yield from deployment.table.get_file(input_file_id)
+        file = yield from deployment.files.get_file(input_file_id)
         if file is None or file.tenant != tenant:
             raise _bad_input("names no file that is there")
         key = file.key

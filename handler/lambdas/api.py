@@ -7,7 +7,6 @@ from typing import Any
 from aws_lambda_powertools.utilities.typing import LambdaContext
 
 from handler.api.app import app
-from handler.api.body import as_text
 from handler.log import logger
 
 
@@ -15,6 +14,6 @@ from handler.log import logger
 @logger.inject_lambda_context(log_event=False, correlation_id_path="requestContext.requestId")
 def handler(event: dict[str, Any], context: LambdaContext) -> dict[str, Any]:
     """Answer one request (payload format 2.0), under the id that the logs have of it."""
-    answer = app.resolve(as_text(event), context)
+    answer = app.resolve(event, context)
     answer["headers"]["x-request-id"] = event["requestContext"]["requestId"]
     return answer

@@ -52,12 +52,13 @@ class ApiStack(Stack):
             statements=[
                 may.batches(data, "GetItem", "PutItem", "UpdateItem", "DeleteItem", "Query"),
                 may.listings(data),
-                may.find_objects(data),
-                may.read_objects(data, _INPUT, "files/"),
                 may.ring_control(data),
                 may.announce(data),
-                # The report of a batch that is cancelled before anything of it has run.
+                # Files come in and go out; so do reports of batches cancelled before they ran.
+                may.find_objects(data),
+                may.read_objects(data, _INPUT, *_RESULTS),
                 may.write_objects(data, *_RESULTS),
+                may.delete_objects(data, *_RESULTS),
             ],
         )
         self.http_api = self._add_http_api()

@@ -26,7 +26,7 @@ BATCH = Batch(
     Source("bucket", "input/ü.jsonl", '"etag"', 9),
     "file-1",
     Options(output_url="https://example.com/secret", metadata={"team": "søk"}),
-    outputs_of_request("batch_1"),
+    outputs_of_request("default", "batch_1"),
     0,
     86_400,
     num_rows=3,
@@ -67,7 +67,7 @@ def test_a_new_status_is_published_and_then_noted(status: Status) -> None:
         "status": str(status),
         "input": "s3://bucket/input/ü.jsonl",
         "num_rows": 3,
-        "output_key": "files/batch_1.jsonl",
+        "output_key": "files/default/batch_1.jsonl",
         "metadata": {"team": "søk"},
     }
     noted = from_item(calls[1].arguments["ExpressionAttributeValues"])

@@ -21,6 +21,7 @@ ADAPTERS = {
     "control": "Queue",
     "events": "EventBus",
     "ledger": "Ledger",
+    "files": "FileStore",
     "queue": "Queue",
     "service": "WorkerService",
     "table": "Table",

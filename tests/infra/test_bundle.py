@@ -40,6 +40,7 @@ PACKAGES = {
     "markupsafe",
     "pydantic",
     "pydantic_core",
+    "python_multipart",
     "s3transfer",
     "six",
     "typing_extensions",

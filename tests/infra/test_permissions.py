@@ -57,8 +57,8 @@ ROLES = {
         "EventsBus.Arn": "events:PutEvents",
         BUCKET: "s3:ListBucket",
         INPUT: "s3:GetObject GetObjectVersion",
-        OUTPUT: "s3:PutObject",
-        FILES: OBJECT,
+        OUTPUT: f"{OBJECT} DeleteObject",
+        FILES: f"{OBJECT} DeleteObject",
     },
     "AuthorizerRole": {TABLE: "dynamodb:GetItem"},
     "ScheduleRole": {

@@ -15,6 +15,13 @@ from tests.handler.intake.rig import Cloud
 
 
 @pytest.fixture
+def any_cloud(emulator: Emulator) -> Iterator[Cloud]:
+    """Return such a deployment on each emulator in turn."""
+    with serving(Cloud.on(emulator, "tidemill-demo")) as cloud:
+        yield cloud
+
+
+@pytest.fixture
 def cloud(ministack: Emulator) -> Iterator[Cloud]:
     """Return a deployment of its own with two models, one of a name with a slash."""
     with serving(Cloud.on(ministack, "tidemill-demo", "lab/large", shard_lines="10")) as cloud:

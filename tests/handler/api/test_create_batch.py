@@ -32,7 +32,7 @@ def cloud(emulator: Emulator) -> Iterator[Cloud]:
         for file_id, tenant in (("file-1", "default"), ("file-2", "others")):
             drop = cloud.put(lines_of(2), f"files/{tenant}/{file_id}")
             file = File(file_id, tenant, drop.key, 10, 1, "lines.jsonl", "batch")
-            cloud.run(cloud.deployment.table.put_file(file))
+            cloud.run(cloud.deployment.files.put_file(file))
         yield cloud
 
 

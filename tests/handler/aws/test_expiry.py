@@ -69,8 +69,8 @@ def test_a_file_expires(run: Run, deployment: Deployment) -> None:
     """With the batch that made it."""
     for name, expires in (("young", FUTURE), ("old", PAST)):
         file = File(f"file-{name}", "t", "k", 5, NOW, "n", "batch_output", expires)
-        run(deployment.table.put_file(file))
-        found = run(deployment.table.get_file(file.id))
+        run(deployment.files.put_file(file))
+        found = run(deployment.files.get_file(file.id))
         assert found == (file if expires == FUTURE else None)
 
 

@@ -182,7 +182,7 @@ def filing(deployment: Deployment) -> Operation[Case]:
     """Return a file's record."""
     file = File(f"file-{uuid4().hex}", "t", "k", 5, NOW, "n", "batch_output")
     yield from ()
-    return Case(lambda: deployment.table.put_file(file), lambda: deployment.table.get_file(file.id))
+    return Case(lambda: deployment.files.put_file(file), lambda: deployment.files.get_file(file.id))
 
 
 CASES: dict[str, Callable[[Deployment], Operation[Case]]] = {

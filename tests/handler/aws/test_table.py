@@ -350,10 +350,10 @@ def test_a_batch_is_taken_off_the_list(run: Run, deployment: Deployment) -> None
 def test_a_file_comes_back_as_it_was(run: Run, deployment: Deployment) -> None:
     """Recorded twice it is one file; an unknown id is None."""
     file = File("file-1", "default", "output/x.jsonl", 5, NOW, "x.jsonl", "batch_output")
-    run(deployment.table.put_file(file))
-    run(deployment.table.put_file(file))
-    assert run(deployment.table.get_file("file-1")) == file
-    assert run(deployment.table.get_file("file-2")) is None
+    run(deployment.files.put_file(file))
+    run(deployment.files.put_file(file))
+    assert run(deployment.files.get_file("file-1")) == file
+    assert run(deployment.files.get_file("file-2")) is None
 
 
 def test_a_refusal_of_aws_is_told_with_its_code(run: Run) -> None:

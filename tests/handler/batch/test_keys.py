@@ -66,4 +66,4 @@ def test_work_lies_under_its_batch_in_order() -> None:
     assert not part_key("b", 10, 1, 0).startswith(part_prefix("b", 1))
     assert not segment_key("b", 1, 1, "output", 0).startswith(part_prefix("b", 1))
     assert part_prefix("b", 1).startswith(work_prefix("b"))
-    assert outputs_of_request("batch_1").output_key == "files/batch_1.jsonl"
+    assert outputs_of_request("lab", "batch_1").output_key == "files/lab/batch_1.jsonl"

@@ -43,7 +43,7 @@ def test_a_completed_batch_has_its_rows_in_order(cloud: Cloud) -> None:
     assert report["tidemill"]["model_revision"] == "revision"
     OpenAIBatch.model_validate(report)
     for name in ("output", "error"):
-        file = cloud.run(cloud.deployment.table.get_file(report[f"{name}_file_id"]))
+        file = cloud.run(cloud.deployment.files.get_file(report[f"{name}_file_id"]))
         assert file.key == getattr(batch.outputs, f"{name}_key")
         assert file.num_bytes == len(cloud.read(file.key) or b"")
         assert (file.tenant, file.purpose) == ("owner", "batch_output")
@@ -61,7 +61,7 @@ def test_result_files_may_be_forgotten_before_their_batch(cloud: Cloud, seconds:
     drop.move(Status.FINALIZING, outcome="completed").finish()
     batch = drop.batch
     for file_id in (batch.output_file_id, batch.error_file_id):
-        file = cloud.run(cloud.deployment.table.get_file(file_id))
+        file = cloud.run(cloud.deployment.files.get_file(file_id))
         assert file.expires == min(file.created_at + seconds, batch.expires)
 
 

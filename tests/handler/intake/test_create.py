@@ -36,7 +36,7 @@ def put_file(cloud: Cloud, tenant: str = "tenant") -> Drop:
     """Upload a file as the API does and record it as `file-1`."""
     drop = cloud.put(lines_of(2), "files/file-1")
     cloud.run(
-        cloud.deployment.table.put_file(
+        cloud.deployment.files.put_file(
             File("file-1", tenant, drop.key, 10, 1, "lines.jsonl", "batch")
         )
     )
@@ -215,7 +215,7 @@ def test_a_request_makes_a_batch_of_a_file(cloud: Cloud) -> None:
     assert batch.source.version_id == drop.version_id
     assert (batch.tenant, batch.input_file_id) == ("tenant", "file-1")
     assert batch.endpoint == "/v1/chat/completions"
-    assert batch.outputs.output_key == f"files/{batch.id}.jsonl"
+    assert batch.outputs.output_key == f"files/tenant/{batch.id}.jsonl"
     assert batch.expires_at == NOW + 7200
     assert cloud.messages() == [advance_message(batch.id)]
 
