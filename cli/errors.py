@@ -43,6 +43,31 @@ class EngineFailed(CliError):
     code = "engine_failed"
 
 
+class ServerRefused(CliError):
+    """The API said no; `status` and `error_code` are its own."""
+
+    code = "server_refused"
+
+    def __init__(self, message: str, *, status: int = 0, error_code: str | None = None) -> None:
+        super().__init__(message)
+        self.status = status
+        self.error_code = error_code
+
+
+class Unreachable(CliError):
+    """The API, or the storage behind it, did not answer for as long as it was asked."""
+
+    code = "unreachable"
+    exit_status = 7
+
+
+class KeyRefused(CliError):
+    """The API lets nobody in with this key."""
+
+    code = "key_refused"
+    exit_status = 8
+
+
 class Stopped(KeyboardInterrupt):
     """SIGINT or SIGTERM came. A KeyboardInterrupt, so that no library swallows it."""
 

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable, Sequence
 from importlib import metadata
 
-from cli import keys, local, run, worker
+from cli import cancel, keys, local, results, resume, run, status, submit, worker
 from cli.errors import CliError, Stopped
 from cli.terminal import say
 
@@ -34,18 +34,17 @@ def make_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action=_Version, nargs=0, help="print the version and exit")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
-    run.add_command(commands)
-    worker.add_command(commands)
-    local.add_command(commands)
-    keys.add_command(commands)
+    for command in (run, submit, resume, status, results, cancel, worker, local, keys):
+        command.add_command(commands)
     return parser
 
 
 def exit_status_of(command: Callable[[], int]) -> int:
     """Run a command to its exit status, without a traceback for what users can mend.
 
-    0 when every line has its row; 1 for a bad input or a failure on the way; 2 for arguments or
-    paths that cannot work; 128 + n when signal n ended it.
+    0 when what was asked is done; 1 for a bad input or a failure on the way; 2 for arguments or
+    paths that cannot work; 128 + n when signal n ended it. Commands that speak to the API have
+    more: cli/batches/outcome.py.
     """
     try:
         return command()

@@ -17,3 +17,8 @@ def say(text: str) -> None:
 def amount(count: int, singular: str, plural: str | None = None) -> str:
     """Return `1 row`, `2,000 rows`."""
     return f"{count:,} {singular if count == 1 else plural or singular + 's'}"
+
+
+def plain(text: str) -> str:
+    """Return what others have written without what would move a terminal's cursor."""
+    return "".join(char if char.isprintable() else "�" for char in text)

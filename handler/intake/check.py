@@ -19,6 +19,9 @@ from handler.batch.model import BatchError, OnInvalidLine
 from handler.batch.wire import MAX_LISTED_ERRORS
 
 NOT_JSON = "invalid_json_line"
+# Above it a line is not even skipped: this is no JSONL, and a run must come to the end of a line.
+MAX_SKIPPED_BYTES = 2**30
+
 _MAX_SHOWN_CHARS = 100
 _WHITE_SPACE = b" \t\r\n"
 
@@ -44,26 +47,27 @@ class Findings:
 class LineChecker:
     """Looks at the lines of a file one after another and writes down what it finds.
 
-    `models` are those that are served; `endpoint` is what every line must be for, if that matters;
-    `add_id` is told the custom id of each line that has one.
+    `models` are those that are served, None where nobody knows; `endpoint` is what every line must
+    be for, if that matters; `add_id` is told the custom id of each line that has one.
     """
 
     def __init__(
         self,
         findings: Findings,
         *,
-        models: Collection[str],
+        models: Collection[str] | None,
         endpoint: str | None,
         add_id: Callable[[str, int], None],
     ) -> None:
         self._findings = findings
-        self._models = frozenset(models)
+        self._models = None if models is None else frozenset(models)
         self._endpoint = endpoint
         self._add_id = add_id
 
-    def check(self, raw: RawLine) -> None:
-        """Look at the next line that is not blank."""
+    def check(self, raw: RawLine) -> Line | None:
+        """Look at the next line that is not blank; return what it asks for if nothing is wrong."""
         self._findings.num_rows += 1
+        good: Line | None = None
         try:
             line = parse_line(raw)
             custom_id: str | None = line.custom_id
@@ -73,11 +77,13 @@ class LineChecker:
                 raise _wrong(
                     line, STREAM_NOT_SUPPORTED, "body.stream", "`stream` must be false in a batch"
                 )
+            good = line
         except LineError as exc:
             custom_id = exc.custom_id
             self._note(exc)
         if custom_id is not None:
             self._add_id(custom_id, raw.number)
+        return good
 
     def _check_url(self, line: Line) -> None:
         # What a cache holds stays: a url may be as long as a line.
@@ -95,13 +101,15 @@ class LineChecker:
 
     def _check_model(self, line: Line) -> None:
         model = line.body.get("model")
-        if model is None and len(self._models) == 1:
+        if model is None and self._models is None:
+            return  # right, if only one is served
+        if model is None and self._models and len(self._models) == 1:
             model = next(iter(self._models))
         elif not isinstance(model, str):
             words = "is missing" if model is None else "must be a string"
             message = f"`model` {words}: {self._served()}"
             raise _wrong(line, "missing_required_parameter", "body.model", message)
-        if model not in self._models:
+        if self._models is not None and model not in self._models:
             message = f"the model {_shown(model)} does not exist here: {self._served()}"
             raise _wrong(line, "model_not_found", "body.model", message)
         if self._findings.model is None:
@@ -114,6 +122,8 @@ class LineChecker:
             raise _wrong(line, "model_mismatch", "body.model", message)
 
     def _served(self) -> str:
+        if self._models is None:
+            return "name one that is served"
         names = ", ".join(sorted(self._models))
         return f"served are {names}" if names else "no model is served"
 
@@ -176,6 +186,11 @@ def judge(
 def refuse(code: str, message: str, num_errors: int = 1) -> Verdict:
     """Return the verdict on a file that is wrong as a whole."""
     return Verdict(num_errors, (BatchError(code, message),))
+
+
+def refuse_endless(number: int) -> Verdict:
+    """Return the verdict on a file that has a line above `MAX_SKIPPED_BYTES`."""
+    return refuse(NOT_JSON, f"Line {number:,} is longer than a file of requests can have.")
 
 
 def recognise_binary(head: bytes) -> str | None:

@@ -27,6 +27,7 @@ from handler.batch.wire import MAX_LISTED_ERRORS
 from handler.errors import HandlerError, NotThere, ObjectChanged
 from handler.finalize.end import end_batch
 from handler.intake.check import (
+    MAX_SKIPPED_BYTES,
     NOT_JSON,
     LineChecker,
     Verdict,
@@ -34,6 +35,7 @@ from handler.intake.check import (
     recognise_binary,
     recognise_text,
     refuse,
+    refuse_endless,
 )
 from handler.intake.checkpoint import Checkpoint, dump_checkpoint, load_checkpoint
 from handler.intake.shards import ShardWriter
@@ -42,9 +44,6 @@ from handler.limits import queue_lines
 from handler.log import logger
 from handler.run import RESERVE_SECONDS, TURN_SECONDS, ComeBack, Run, TurnLost
 from handler.settings import Deployment
-
-# Above it a line is not even skipped: this is no JSONL, and a run must come to the end of a line.
-MAX_SKIPPED_BYTES = 2**30
 
 _HEAD_BYTES = 1024
 _LOOK_SECONDS = 5.0
@@ -229,8 +228,7 @@ class _Reading:
             run.keep_turn()
             _check_status(run)
         if lines.tell() - lines.end > MAX_SKIPPED_BYTES:
-            message = f"Line {lines.num_lines + 1:,} is longer than a file of requests can have."
-            raise FileRefused(refuse(NOT_JSON, message))
+            raise FileRefused(refuse_endless(lines.num_lines + 1))
         num_new = self.checkpoint.findings.num_rows - self._rows_before
         is_late = run.time_left() < RESERVE_SECONDS + num_new / _SAVED_PER_SECOND
         if is_late and lines.end > self.checkpoint.offset:

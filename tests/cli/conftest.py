@@ -18,6 +18,7 @@ from cli.job import run_job
 from cli.main import make_parser
 from cli.run import options_from
 from engine.config import EngineConfig
+from tests.cli.api_rig import Shell, shell_in
 from tests.cli.given import Answer
 from tests.cli.scripted import ScriptedEngine
 
@@ -156,3 +157,12 @@ def server() -> Iterator[Server]:
     http.shutdown()
     http.server_close()
     thread.join()
+
+
+@pytest.fixture
+def shell(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> Iterator[Shell]:
+    """Commands that speak to an API, and one that answers them."""
+    with shell_in(tmp_path, monkeypatch, capfd) as found:
+        yield found

@@ -1,0 +1,1 @@
+"""A deployment's API as the commands use it; people's programs use the OpenAI SDK."""

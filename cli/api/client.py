@@ -1,0 +1,175 @@
+"""The calls of the API that the commands make, each typed; made for one command, then closed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from types import TracebackType
+from typing import Any, Self
+from urllib.parse import quote
+
+import httpx
+
+from cli.api.http import TIMEOUT, Http
+from cli.api.objects import Batch, File, PartUrls, RowPage, Upload
+from cli.api.patience import SHORT_SECONDS
+from cli.api.server import Server
+from cli.errors import ServerRefused
+
+_MIME_TYPE = "application/jsonl"
+_PURPOSE = "batch"
+_MAX_PAGE = 100
+
+
+class Client:
+    """One deployment's API; a context manager.
+
+    Every call raises Unreachable, KeyRefused or ServerRefused. `storage` is for presigned urls,
+    which must not see the key.
+    """
+
+    def __init__(self, server: Server) -> None:
+        self.http = Http(server)
+        self.storage = httpx.Client(timeout=TIMEOUT)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        value: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.http.close()
+        self.storage.close()
+
+    def models(self) -> list[str]:
+        """Return the names of the models that are served."""
+        return self.http.ask(_ids, "GET", "models")
+
+    def create_file(self, filename: str, content: bytes) -> str:
+        """Send a small file and return its id."""
+        file = {"file": (filename, content, _MIME_TYPE)}
+        purpose = {"purpose": _PURPOSE}
+        return self.http.ask(_file, "POST", "files", files=file, data=purpose).id
+
+    def file(self, file_id: str) -> File:
+        """Return what is known of a file."""
+        return self.http.ask(_file, "GET", f"files/{_quoted(file_id)}")
+
+    def content_url(self, file_id: str) -> str:
+        """Return where a file's bytes can be had for some minutes, without the key."""
+        response = self.http.send("GET", f"files/{_quoted(file_id)}/content")
+        if response.next_request is None:
+            raise ServerRefused(f"the server does not say where the bytes of {file_id} are")
+        return str(response.next_request.url)
+
+    @contextmanager
+    def open_content(self, file_id: str, start: int) -> Iterator[httpx.Response]:
+        """Open the bytes of a file from `start` on; what goes wrong on the way is httpx's."""
+        wanted = {"Accept-Encoding": "identity"}
+        if start:
+            wanted["Range"] = f"bytes={start}-"
+        with self.storage.stream("GET", self.content_url(file_id), headers=wanted) as response:
+            yield response
+
+    def create_upload(self, filename: str, num_bytes: int) -> Upload:
+        """Begin the upload of a large file."""
+        fields = {"filename": filename, "bytes": num_bytes, "mime_type": _MIME_TYPE}
+        return self.http.ask(_upload, "POST", "uploads", json=fields | {"purpose": _PURPOSE})
+
+    def upload(self, upload_id: str) -> Upload:
+        """Return how far an upload is."""
+        return self.http.ask(_upload, "GET", f"uploads/{_quoted(upload_id)}")
+
+    def part_urls(self, upload_id: str, numbers: Sequence[int]) -> PartUrls:
+        """Return where to PUT each of these parts; numbers count from 1."""
+        path = f"uploads/{_quoted(upload_id)}/urls"
+        return self.http.ask(_urls, "POST", path, json={"part_numbers": list(numbers)})
+
+    def complete_upload(self, upload_id: str) -> Upload:
+        """Make a file of the parts that are there."""
+        path = f"uploads/{_quoted(upload_id)}/complete"
+        return self.http.ask(_upload, "POST", path, json={"part_ids": []})
+
+    def create_batch(self, fields: Mapping[str, Any], idempotency_key: str) -> Batch:
+        """Make a batch; the same fields with the same key make no second one."""
+        headers = {"Idempotency-Key": idempotency_key}
+        return self.http.ask(_batch, "POST", "batches", json=dict(fields), headers=headers)
+
+    def batch(self, batch_id: str, *, patience_seconds: float = SHORT_SECONDS) -> Batch:
+        """Return one batch as it is now."""
+        path = f"batches/{_quoted(batch_id)}"
+        return self.http.ask(_batch, "GET", path, patience_seconds=patience_seconds)
+
+    def cancel(self, batch_id: str) -> Batch:
+        """Ask for a batch to be cancelled."""
+        return self.http.ask(_batch, "POST", f"batches/{_quoted(batch_id)}/cancel")
+
+    def batches(self, limit: int | None) -> Iterator[Batch]:
+        """Yield the newest batches first, all of them without a limit."""
+        params: dict[str, Any] = {}
+        while limit is None or limit > 0:
+            params["limit"] = _MAX_PAGE if limit is None else min(limit, _MAX_PAGE)
+            batches, has_more = self.http.ask(_page, "GET", "batches", params=params)
+            yield from batches
+            if not has_more or not batches:
+                return
+            params["after"] = batches[-1].id
+            limit = limit and limit - len(batches)
+
+    def rows(
+        self, batch_id: str, after_line: int, *, patience_seconds: float = SHORT_SECONDS
+    ) -> RowPage:
+        """Return finished rows of lines after this one."""
+        return self.http.ask(
+            _rows,
+            "GET",
+            f"batches/{_quoted(batch_id)}/results",
+            params={"after_line": after_line, "limit": 1000},
+            patience_seconds=patience_seconds,
+        )
+
+
+def _quoted(name: str) -> str:
+    return quote(name, safe="")
+
+
+def _ids(found: Mapping[str, Any]) -> list[str]:
+    return [str(item["id"]) for item in found["data"]]
+
+
+def _file(found: Mapping[str, Any]) -> File:
+    return File(str(found["id"]), int(found["bytes"]))
+
+
+def _batch(found: Mapping[str, Any]) -> Batch:
+    batch = Batch(found)
+    _ = batch.id, batch.status
+    return batch
+
+
+def _page(found: Mapping[str, Any]) -> tuple[list[Batch], bool]:
+    return [_batch(fields) for fields in found["data"]], bool(found["has_more"])
+
+
+def _rows(found: Mapping[str, Any]) -> RowPage:
+    return RowPage(found["data"], int(found["complete_through"]), bool(found["has_more"]))
+
+
+def _urls(found: Mapping[str, Any]) -> PartUrls:
+    urls = {int(part["part_number"]): str(part["url"]) for part in found["data"]}
+    return PartUrls(int(found["part_bytes"]), urls)
+
+
+def _upload(found: Mapping[str, Any]) -> Upload:
+    ours = found.get("tidemill") or {}
+    file = found.get("file") or {}
+    return Upload(
+        id=str(found["id"]),
+        status=str(found["status"]),
+        part_bytes=int(ours.get("part_bytes") or 0),
+        uploaded=frozenset(int(number) for number in ours.get("uploaded") or ()),
+        file_id=file.get("id"),
+    )

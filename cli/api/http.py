@@ -1,0 +1,162 @@
+"""Requests to one API: tried again where that may help, and refused in words where it does not."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from http import HTTPStatus
+from typing import Any, TypeVar
+
+import httpx
+
+from cli.api.patience import SHORT_SECONDS, Patience
+from cli.api.server import API_KEY, BASE_URL, Server
+from cli.errors import KeyRefused, ServerRefused
+
+TIMEOUT = httpx.Timeout(60.0, connect=15.0)
+_MAX_SHOWN_CHARS = 500
+_MAY_PASS = frozenset({408, 425, 429})
+
+T = TypeVar("T")
+
+# At INFO it logs whole URLs, and presigned ones are secrets.
+logging.getLogger("httpx").setLevel(logging.WARNING)
+
+
+def retry_after(response: httpx.Response) -> float | None:
+    """Return the seconds that an answer asks to wait, if it says so in a number."""
+    try:
+        seconds = float(response.headers.get("Retry-After", ""))
+    except ValueError:
+        return None
+    return seconds if 0 <= seconds < float("inf") else None
+
+
+def may_pass(response: httpx.Response) -> bool:
+    """Say whether the same request may be answered otherwise later."""
+    return response.is_server_error or response.status_code in _MAY_PASS
+
+
+def fault_of(exc: httpx.TransportError) -> str:
+    """Return what went wrong on the way, in words without an address."""
+    if isinstance(exc, httpx.TimeoutException):
+        return "no answer in time"
+    return f"{exc}".strip() or type(exc).__name__
+
+
+class Http:
+    """Asks one server with a key, until it is closed."""
+
+    def __init__(self, server: Server) -> None:
+        self._server = server
+        self._client = httpx.Client(
+            base_url=f"{server.url}/v1/",
+            headers={"Authorization": f"Bearer {server.key}", "Accept": "application/json"},
+            timeout=TIMEOUT,
+        )
+
+    def close(self) -> None:
+        """Close its connections."""
+        self._client.close()
+
+    def ask(
+        self,
+        read: Callable[[dict[str, Any]], T],
+        method: str,
+        path: str,
+        *,
+        patience_seconds: float = SHORT_SECONDS,
+        **content: Any,
+    ) -> T:
+        """Return what `read` makes of the JSON object that the server answers with.
+
+        Faults that may pass are borne for `patience_seconds`, as is what the server asks to wait.
+        Raises Unreachable, KeyRefused, ServerRefused.
+        """
+        response = self.send(method, path, patience_seconds=patience_seconds, **content)
+        if not response.is_success:
+            raise self._stranger(response)
+        try:
+            return read(response.json())
+        except (ValueError, TypeError, KeyError, AttributeError) as exc:
+            raise self._stranger(response) from exc
+
+    def send(
+        self,
+        method: str,
+        path: str,
+        *,
+        patience_seconds: float = SHORT_SECONDS,
+        **content: Any,
+    ) -> httpx.Response:
+        """Return an answer that is no error; a redirect is one that is not followed."""
+        return self._try(
+            lambda: self._client.request(method, path, **content), Patience(patience_seconds)
+        )
+
+    def _try(self, attempt: Callable[[], httpx.Response], patience: Patience) -> httpx.Response:
+        while True:
+            try:
+                response = attempt()
+            except httpx.TransportError as exc:
+                patience.bear(
+                    f"{self._server.url} cannot be reached: {fault_of(exc)}. Look at the network "
+                    f"and at {BASE_URL} or --base-url"
+                )
+                continue
+            except (httpx.HTTPError, httpx.InvalidURL) as exc:
+                raise ServerRefused(f"{self._server.url} cannot be asked: {exc}") from exc
+            if not response.is_error:
+                return response
+            refusal = self._refusal(response)
+            if not may_pass(response):
+                raise refusal
+            patience.bear(str(refusal), retry_after(response))
+
+    def _refusal(self, response: httpx.Response) -> ServerRefused | KeyRefused:
+        message, code = _words_of(response)
+        if response.status_code in {401, 403}:
+            return KeyRefused(
+                f"{self._server.url} does not accept the key in {API_KEY} "
+                f"({_status_of(response)}): it is wrong, revoked or another deployment's; "
+                "`tidemill keys create --name NAME` makes one"
+            )
+        if message is None:
+            return self._stranger(response)
+        if response.status_code == 429:
+            words = f"the server has enough for now: {message}"
+        elif response.is_server_error:
+            words = f"the server failed ({_status_of(response)}): {message}"
+        else:
+            words = message
+        return ServerRefused(words, status=response.status_code, error_code=code)
+
+    def _stranger(self, response: httpx.Response) -> ServerRefused:
+        request = response.request
+        return ServerRefused(
+            f"{request.method} {request.url.copy_with(query=None)} was answered by "
+            f"{_status_of(response)}, not as Tidemill's API does: is {BASE_URL} or --base-url "
+            "right?",
+            status=response.status_code,
+        )
+
+
+def _status_of(response: httpx.Response) -> str:
+    try:
+        phrase = HTTPStatus(response.status_code).phrase
+    except ValueError:
+        phrase = ""
+    return f"HTTP {response.status_code} {phrase}".rstrip()
+
+
+def _words_of(response: httpx.Response) -> tuple[str | None, str | None]:
+    """Return the message and code of an error, OpenAI's or the gateway's; None for another's."""
+    try:
+        body = response.json()
+        error = body.get("error", body)
+        message, code = error["message"], error.get("code")
+    except (ValueError, AttributeError, KeyError, TypeError):
+        return None, None
+    if not isinstance(message, str):
+        return None, None
+    return message[:_MAX_SHOWN_CHARS], code if isinstance(code, str) else None

@@ -1,0 +1,80 @@
+"""Which server a command speaks to, and as whom: from the environment and a flag."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from urllib.parse import urlsplit
+
+from cli.errors import Refused
+from cli.terminal import say
+
+BASE_URL = "TIDEMILL_BASE_URL"
+API_KEY = "TIDEMILL_API_KEY"
+_VERSION = "/v1"
+_LOOPBACK = frozenset({"localhost", "127.0.0.1", "::1"})
+
+
+@dataclass(frozen=True, slots=True)
+class Server:
+    """The address of an API, without `/v1` and slash, and the key to it."""
+
+    url: str
+    key: str = field(repr=False)
+
+
+def add_server_flags(parser: argparse.ArgumentParser) -> None:
+    """Add what every command has that speaks to the API."""
+    parser.add_argument(
+        "--base-url",
+        metavar="URL",
+        help=f"the API's address (default: {BASE_URL}); the key is always that in {API_KEY}",
+    )
+    parser.add_argument(
+        "--json",
+        action="store_true",
+        help="print JSON on standard output, one value a line, and nothing else there",
+    )
+
+
+def server_of(base_url: str | None, environment: Mapping[str, str] | None = None) -> Server:
+    """Return the server that a flag or the environment names; raises Refused.
+
+    OpenAI's own variables are not read: what is meant for one server must never go to another.
+    """
+    environment = os.environ if environment is None else environment
+    url = (base_url if base_url is not None else environment.get(BASE_URL, "")).strip()
+    if not url:
+        raise Refused(
+            f"no server is named: set {BASE_URL} to the API's address, or give --base-url "
+            "(`tidemill local up` and the stack's output ApiUrl tell it)"
+        )
+    return Server(_checked_url(url), _checked_key(environment.get(API_KEY, "").strip()))
+
+
+def _checked_url(url: str) -> str:
+    shown = url.rpartition("@")[2]
+    try:
+        parts = urlsplit(url)
+        host, _ = parts.hostname, parts.port
+    except ValueError as exc:
+        raise Refused(f"the address {shown} in {BASE_URL} or --base-url is none: {exc}") from exc
+    if parts.scheme not in {"http", "https"} or not host:
+        raise Refused(f"the address {shown} must begin with https:// (or http://) and name a host")
+    if "@" in parts.netloc or parts.query or parts.fragment:
+        raise Refused(f"the address {shown} must have no user, query or fragment")
+    if parts.scheme == "http" and host not in _LOOPBACK:
+        say(f"warning: {shown} is not encrypted: whoever is on the way can read the key")
+    return url.rstrip("/").removesuffix(_VERSION).rstrip("/")
+
+
+def _checked_key(key: str) -> str:
+    if not key:
+        raise Refused(
+            f"there is no key: set {API_KEY} (`tidemill keys create --name NAME` makes one)"
+        )
+    if not (key.isascii() and key.isprintable()) or " " in key:
+        raise Refused(f"what {API_KEY} holds is no key: it has spaces or other odd characters")
+    return key

@@ -1,0 +1,145 @@
+"""The pass over a file before it leaves this machine: what intake would say, and what it costs."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, field
+from typing import IO, Any
+
+from engine.protocol.duplicates import DuplicateFinder
+from engine.protocol.lines import Line, read_lines
+from engine.protocol.routes import find_route
+from handler.batch.model import OnInvalidLine
+from handler.batch.wire import MAX_LISTED_ERRORS
+from handler.intake.check import (
+    MAX_SKIPPED_BYTES,
+    NOT_JSON,
+    Findings,
+    LineChecker,
+    Verdict,
+    judge,
+    recognise_binary,
+    recognise_text,
+    refuse,
+    refuse_endless,
+)
+
+_HEAD_BYTES = 1024
+_BYTES_PER_TOKEN = 4
+_PROMPTS = ("messages", "prompt", "input", "query", "documents", "text_1", "text_2")
+_LIMITS = ("max_completion_tokens", "max_tokens")
+
+
+@dataclass(slots=True)
+class Report:
+    """What a file holds: `verdict` says what is wrong with it, if anything.
+
+    Tokens are guesses: of the input a quarter of the bytes of what is asked; of the output what the
+    requests allow at most, for the `num_unlimited` that name no limit nothing.
+    """
+
+    num_bytes: int = 0
+    num_lines: int = 0
+    verdict: Verdict = field(default_factory=Verdict)
+    endpoint: str | None = None
+    models: Counter[str] = field(default_factory=Counter)
+    endpoints: Counter[str] = field(default_factory=Counter)
+    input_tokens: int = 0
+    output_tokens: int = 0
+    num_unlimited: int = 0
+
+    def count(self, line: Line) -> None:
+        """Take a good line in."""
+        route = find_route(line.url)
+        self.endpoints[route.name if route else line.url] += 1
+        self.models[str(line.body.get("model") or "")] += 1
+        size = sum(_size_of(line.body.get(name)) for name in _PROMPTS)
+        self.input_tokens += -(-size // _BYTES_PER_TOKEN)
+        limits = (line.body.get(name) for name in _LIMITS)
+        limit = next((value for value in limits if isinstance(value, int)), None)
+        if limit is None:
+            self.num_unlimited += 1
+        else:
+            number = line.body.get("n")
+            self.output_tokens += limit * (number if isinstance(number, int) else 1)
+
+
+class _EndlessLine(Exception):
+    """A line that is longer than any request; `number` counts from 1."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(number)
+        self.number = number
+
+
+class _Watched:
+    """A file that tells how far it has been read and gives up on lines without end."""
+
+    def __init__(self, file: IO[bytes], show: Callable[[int], object]) -> None:
+        self._file = file
+        self._show = show
+        self._number = 1
+        self._length = 0
+
+    def readline(self, size: int, /) -> bytes:
+        r"""Return the bytes up to and with the next `\n`, at most `size`; none at the end."""
+        data = self._file.readline(size)
+        self._show(len(data))
+        self._length += len(data)
+        if data.endswith(b"\n"):
+            self._number += 1
+            self._length = 0
+        elif self._length > MAX_SKIPPED_BYTES:
+            raise _EndlessLine(self._number)
+        return data
+
+
+def check_file(
+    file: IO[bytes],
+    *,
+    models: Collection[str] | None,
+    on_invalid_line: OnInvalidLine,
+    show: Callable[[int], object] = lambda _: None,
+) -> Report:
+    """Read a file once, from its start, and return what is in it; memory stays flat.
+
+    `models` are those that are served, None where nobody has said; `show` is told of bytes read.
+    """
+    file.seek(0)
+    head = file.read(_HEAD_BYTES)
+    report = Report()
+    if mistake := recognise_binary(head):
+        report.verdict = refuse(NOT_JSON, mistake)
+        return report
+    file.seek(0)
+    findings = Findings()
+    with DuplicateFinder() as finder:
+        checker = LineChecker(findings, models=models, endpoint=None, add_id=finder.add)
+        try:
+            for raw in read_lines(_Watched(file, show)):
+                if (line := checker.check(raw)) is not None:
+                    report.count(line)
+        except _EndlessLine as exc:
+            report.verdict = refuse_endless(exc.number)
+            return report
+        report.verdict = judge(
+            findings,
+            finder.find(MAX_LISTED_ERRORS),
+            mistake=recognise_text(head),
+            on_invalid_line=on_invalid_line,
+        )
+    report.num_bytes = file.tell()
+    report.num_lines, report.endpoint = findings.num_rows, findings.endpoint
+    return report
+
+
+def _size_of(value: Any) -> int:
+    """Return the bytes of all text in what is asked; a token id counts as one token."""
+    if isinstance(value, str):
+        return len(value.encode("utf-8", "replace"))
+    if isinstance(value, list):
+        return sum(_size_of(item) for item in value)
+    if isinstance(value, dict):
+        return sum(_size_of(value[name]) for name in ("content", "text") if name in value)
+    return _BYTES_PER_TOKEN if isinstance(value, int) else 0

@@ -1,0 +1,119 @@
+"""Waits for the end of a batch, and shows how far it is meanwhile."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from cli.api import patience
+from cli.api.patience import LONG_SECONDS
+from cli.progress import duration
+from cli.terminal import amount, say
+
+if TYPE_CHECKING:
+    from cli.api.client import Client
+    from cli.api.objects import Batch
+
+Show = Callable[["Batch"], object]
+
+_FIRST_SECONDS = 1.0
+_MOST_SECONDS = 10.0
+_GROWTH = 1.5
+_LINE_SECONDS = 30.0
+
+
+def poll_delays() -> Iterator[float]:
+    """Yield the seconds between two looks: from one up to ten."""
+    delay = _FIRST_SECONDS
+    while True:
+        yield delay
+        delay = min(delay * _GROWTH, _MOST_SECONDS)
+
+
+def follow(client: Client, batch: Batch, show: Show) -> Batch:
+    """Return the batch when it has ended; `show` sees it as it is now and each time it changed.
+
+    A server that is away for minutes is waited for.
+    """
+    show(batch)
+    delays = poll_delays()
+    while not batch.has_ended:
+        patience.pause(_until_next_look(batch, next(delays)))
+        seen, batch = batch, client.batch(batch.id, patience_seconds=LONG_SECONDS)
+        if batch != seen:
+            show(batch)
+    return batch
+
+
+def _until_next_look(batch: Batch, delay: float) -> float:
+    """Return the delay, or less when the batch will be through before."""
+    eta = batch.beyond.get("eta_at")
+    return delay if eta is None else min(delay, max(_FIRST_SECONDS, eta - time.time()))
+
+
+@contextmanager
+def batch_shown() -> Iterator[Show]:
+    """Yield what shows a batch on standard error: a bar on a terminal, a line now and then else."""
+    if not sys.stderr.isatty():
+        yield _lines()
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+
+    progress = Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("{task.fields[words]}"),
+        console=Console(stderr=True),
+        transient=True,
+        redirect_stdout=False,
+    )
+    with progress:
+        task = progress.add_task("", total=None, words="")
+
+        def show(batch: Batch) -> None:
+            progress.update(
+                task,
+                description=batch.status,
+                total=batch.total or None,
+                completed=batch.completed + batch.failed,
+                words=", ".join(rates(batch.fields)),
+            )
+
+        yield show
+
+
+def _lines() -> Show:
+    said_at, said_status = 0.0, ""
+
+    def show(batch: Batch) -> None:
+        nonlocal said_at, said_status
+        now = time.monotonic()
+        if batch.status == said_status and now < said_at + _LINE_SECONDS:
+            return
+        said_at, said_status = now, batch.status
+        done = f"{batch.completed + batch.failed:,} of {amount(batch.total, 'row')}"
+        say(", ".join([batch.status, *([done] if batch.total else []), *rates(batch.fields)]))
+
+    return show
+
+
+def rates(fields: Any) -> list[str]:
+    """Return what is known of `3 failed`, `40.1 rows/s`, `512 tokens/s`, `22 s left`, a cost."""
+    beyond = fields.get("tidemill") or {}
+    words = []
+    if failed := (fields.get("request_counts") or {}).get("failed"):
+        words.append(f"{failed:,} failed")
+    if beyond.get("rows_per_second"):
+        words.append(f"{beyond['rows_per_second']:,.1f} rows/s")
+    if beyond.get("tokens_per_second"):
+        words.append(f"{beyond['tokens_per_second']:,.0f} tokens/s")
+    if beyond.get("eta_at"):
+        words.append(f"{duration(max(0, beyond['eta_at'] - time.time()))} left")
+    if beyond.get("cost"):
+        words.append(f"cost {beyond['cost']:,.4g}")
+    return words

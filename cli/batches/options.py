@@ -1,0 +1,82 @@
+"""What a person may ask of a batch: the same flags for a submission and for a drop."""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+from cli.errors import Refused
+
+WINDOW, OUTPUT_URL, ERROR_URL = "completion_window", "output_url", "error_url"
+WEBHOOK_URL, ON_INVALID_LINE = "webhook_url", "on_invalid_line"
+
+
+def add_batch_flags(parser: argparse.ArgumentParser) -> None:
+    """Add the options of a batch; what is not given is left to the server."""
+    group = parser.add_argument_group("the batch")
+    add = group.add_argument
+    add(
+        "--window",
+        dest=WINDOW,
+        metavar="TIME",
+        help="30m to 14d: what has not run by then gets an error row (default: 24h)",
+    )
+    add(
+        "--metadata",
+        type=_pair,
+        action="append",
+        default=[],
+        metavar="KEY=VALUE",
+        help="goes into the batch's metadata; can be given 16 times",
+    )
+    add(
+        "--on-invalid-line",
+        choices=("fail", "skip"),
+        default="fail",
+        help="refuse a file with bad lines, or give those an error row (default: fail)",
+    )
+    add("--output-url", metavar="URL", help="an https url that the good rows are PUT to as well")
+    add("--error-url", metavar="URL", help="the same for the other rows")
+    add("--webhook-url", metavar="URL", help="an https url that is told of the batch's end")
+
+
+def add_file_flags(parser: argparse.ArgumentParser, names: tuple[str, str]) -> None:
+    """Add where results go; `names` says where unless told."""
+    group = parser.add_argument_group("results")
+    group.add_argument(
+        "-o", "--output-file", metavar="FILE", help=f"for the good rows ({names[0]})"
+    )
+    group.add_argument(
+        "-e", "--error-file", metavar="FILE", help=f"for the other rows ({names[1]})"
+    )
+    group.add_argument("--force", action="store_true", help="write over files that are there")
+
+
+def options_of(arguments: argparse.Namespace) -> dict[str, Any]:
+    """Return the fields that were asked for, as a request names them; raises Refused."""
+    from handler.batch.options import options_of_request
+    from handler.errors import InvalidOption
+
+    names = (WINDOW, OUTPUT_URL, ERROR_URL, WEBHOOK_URL)
+    fields = {name: getattr(arguments, name) for name in names}
+    fields = {name: value for name, value in fields.items() if value is not None}
+    if arguments.on_invalid_line != "fail":
+        fields[ON_INVALID_LINE] = arguments.on_invalid_line
+    if arguments.metadata:
+        fields["metadata"] = dict(arguments.metadata)
+    try:
+        options_of_request(fields)
+    except InvalidOption as exc:
+        raise Refused(exc.message.replace(f"`{exc.param}`", _flag_of(exc.param))) from exc
+    return fields
+
+
+def _flag_of(name: str) -> str:
+    return "--window" if name == WINDOW else f"--{name.replace('_', '-')}"
+
+
+def _pair(text: str) -> tuple[str, str]:
+    name, separator, value = text.partition("=")
+    if not (name and separator):
+        raise argparse.ArgumentTypeError(f"{text!r} is no pair: write KEY=VALUE")
+    return name, value

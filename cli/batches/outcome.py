@@ -1,0 +1,71 @@
+"""How a batch ended: the exit status that tells it, and the words."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from cli.progress import duration
+from cli.terminal import amount, plain, say
+
+if TYPE_CHECKING:
+    from cli.api.objects import Batch
+
+ROWS_FAILED = 3
+_STATUS_OF_END = {"failed": 4, "expired": 5, "cancelled": 6}
+
+EXIT_STATUSES = """\
+exit status:
+  0  done; a batch that was waited for is complete and every row is good
+  1  it failed: a bad file, a refusal of the server, an output that cannot be written
+  2  arguments or settings that cannot work
+  3  the batch is complete, but some of its rows are errors
+  4, 5, 6  the batch has failed, expired, been cancelled
+  7  the server cannot be reached, or asks to wait for too long
+  8  the server does not accept the key
+  128 + n  stopped by signal n (130: Ctrl-C); a batch goes on
+"""
+
+
+def exit_status_of(batch: Batch) -> int:
+    """Return the exit status for a batch that has ended."""
+    if batch.status == "completed":
+        return ROWS_FAILED if batch.failed else 0
+    return _STATUS_OF_END[batch.status]
+
+
+def tell_end(batch: Batch) -> None:
+    """Say how a batch ended, and what was wrong with it."""
+    rows = f"{amount(batch.completed, 'row')} ok, {batch.failed:,} failed"
+    words = [f"{batch.id} is {batch.status}: {rows}", *_figures(batch)]
+    say(", ".join(words))
+    for error in errors_of(batch):
+        say(f"  {error}")
+
+
+def errors_of(batch: Batch) -> list[str]:
+    """Return what was wrong with a batch as a whole, a sentence each."""
+    return [
+        (f"line {error['line']}: " if error.get("line") else "") + plain(str(error.get("message")))
+        for error in batch.errors
+    ]
+
+
+def _figures(batch: Batch) -> list[str]:
+    usage, beyond = batch.fields.get("usage") or {}, batch.beyond
+    figures = []
+    if usage.get("total_tokens"):
+        figures.append(f"{usage['input_tokens']:,} tokens in, {usage['output_tokens']:,} out")
+    if beyond.get("seconds"):
+        figures.append(duration(beyond["seconds"]))
+    if beyond.get("cost") is not None:
+        figures.append(f"cost {beyond['cost']:,.4g}")
+    return figures
+
+
+def print_json(value: Mapping[str, Any]) -> None:
+    """Print one JSON value as a line of standard output."""
+    sys.stdout.write(f"{json.dumps(value, ensure_ascii=False, separators=(',', ':'))}\n")
+    sys.stdout.flush()

@@ -1,0 +1,144 @@
+"""From a file on this machine to a batch: looked at, uploaded, made once."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from cli.api.client import Client
+from cli.api.objects import Batch
+from cli.api.server import Server
+from cli.batches.begun import Notes, notes_of
+from cli.batches.bytes_bar import bytes_shown
+from cli.batches.check import Report, check_file
+from cli.batches.outcome import print_json
+from cli.batches.upload import upload_file
+from cli.batches.wait import Targets, bring_home
+from cli.errors import BadInput, Stopped
+from cli.files.source import Source
+from cli.terminal import amount, plain, say
+from handler.batch.model import OnInvalidLine
+
+
+def look(
+    server: Server | None, source: Source, on_invalid_line: OnInvalidLine, *, as_json: bool
+) -> int:
+    """Say what is in a file; 0 when a batch could be made of it, else BadInput is raised."""
+    models = None
+    if server is not None:
+        with Client(server) as client:
+            models = client.models()
+    report = _checked(source, models, on_invalid_line, as_json=as_json)
+    if as_json:
+        print_json(_fields_of(report))
+    else:
+        sys.stdout.write("\n".join(_sentences(report, is_asked=models is not None)) + "\n")
+    return 0
+
+
+def submit(
+    server: Server,
+    source: Source,
+    endpoint: str | None,
+    fields: Mapping[str, Any],
+    targets: Targets | None,
+    *,
+    as_json: bool,
+) -> int:
+    """Make a batch of a file and return the exit status; with targets, wait and fetch its rows."""
+    with Client(server) as client:
+        report = _checked(
+            source, client.models(), fields.get("on_invalid_line", "fail"), as_json=as_json
+        )
+        path = Path(source.name) if _is_file(source) else None
+        with notes_of(server, path) as notes:
+            try:
+                batch = _make(
+                    client, source, {**fields, "endpoint": endpoint or report.endpoint}, notes
+                )
+            except Stopped as exc:
+                kept = "the same command goes on where it was" if path else "no batch was made"
+                raise Stopped(exc.signum, kept) from exc
+            notes.forget()
+        if as_json:
+            print_json(batch.fields)
+        else:
+            sys.stdout.write(f"{batch.id}\n")
+            sys.stdout.flush()
+        if targets is not None:
+            return bring_home(client, batch, targets, as_json=as_json)
+    say(f"`tidemill resume {batch.id}` waits for it and fetches its rows")
+    return 0
+
+
+def _checked(
+    source: Source, models: list[str] | None, on_invalid_line: OnInvalidLine, *, as_json: bool
+) -> Report:
+    """Return what is in a file; raises BadInput that names every bad line, the first hundred."""
+    size = os.fstat(source.file.fileno()).st_size
+    with bytes_shown(f"checking {source.name}", size) as show:
+        report = check_file(source.file, models=models, on_invalid_line=on_invalid_line, show=show)
+    errors = report.verdict.errors
+    if not errors:
+        return report
+    if as_json:
+        print_json(_fields_of(report))
+    named = [
+        (f"  line {error.line}: " if error.line else "  ") + plain(error.message)
+        for error in errors
+    ]
+    raise BadInput("\n".join((f"{source.name} cannot be a batch; nothing was uploaded:", *named)))
+
+
+def _make(client: Client, source: Source, fields: Mapping[str, Any], notes: Notes) -> Batch:
+    name = Path(source.name).name if _is_file(source) else "input.jsonl"
+    file_id = upload_file(client, source.file, name, notes)
+    asked = {"input_file_id": file_id, "completion_window": "24h", **fields}
+    return client.create_batch(asked, notes.begun.idempotency_key(asked))
+
+
+def _is_file(source: Source) -> bool:
+    """Say whether it is read where it lies: what is no file has been copied to a nameless one."""
+    try:
+        return os.path.samestat(Path(source.name).stat(), os.fstat(source.file.fileno()))
+    except OSError:
+        return False
+
+
+def _fields_of(report: Report) -> dict[str, Any]:
+    return {
+        "object": "file.check",
+        "bytes": report.num_bytes,
+        "lines": report.num_lines,
+        "endpoint": report.endpoint,
+        "endpoints": dict(report.endpoints),
+        "models": dict(report.models),
+        "estimated_input_tokens": report.input_tokens,
+        "max_output_tokens": None if report.num_unlimited else report.output_tokens,
+        "num_errors": report.verdict.num_errors,
+        "errors": [
+            {"code": error.code, "message": error.message, "param": error.param, "line": error.line}
+            for error in report.verdict.errors
+        ],
+    }
+
+
+def _sentences(report: Report, *, is_asked: bool) -> list[str]:
+    tokens = (
+        f"about {amount(report.input_tokens, 'token')} in, at most {report.output_tokens:,} out"
+    )
+    unlimited = f", {report.num_unlimited:,} requests name no limit" if report.num_unlimited else ""
+    return [
+        f"{amount(report.num_lines, 'line')}, {amount(report.num_bytes, 'byte')}",
+        *(f"{name}: {amount(count, 'line')}" for name, count in sorted(report.endpoints.items())),
+        *(
+            f"model {plain(name) or '(none named)'}: {amount(count, 'line')}"
+            for name, count in sorted(report.models.items())
+        ),
+        tokens + unlimited,
+        "nothing is wrong with it"
+        + ("" if is_asked else ", as far as can be told without a server"),
+    ]

@@ -1,0 +1,107 @@
+"""Batches as people read them: a table of many, the details of one."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Sequence
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, NoReturn
+
+from cli.api import patience
+from cli.batches.follow import rates
+from cli.batches.outcome import errors_of
+from cli.progress import duration
+from cli.terminal import plain, say
+
+if TYPE_CHECKING:
+    from cli.api.objects import Batch
+
+_HEADS = ("ID", "STATUS", "ROWS", "FAILED", "MODEL", "AGE", "")
+_WATCH_SECONDS = 5.0
+_TIMES = (
+    ("created", "created_at"),
+    ("began", "in_progress_at"),
+    ("completed", "completed_at"),
+    ("failed", "failed_at"),
+    ("expired", "expired_at"),
+    ("cancelled", "cancelled_at"),
+)
+
+
+def print_table(batches: Sequence[Batch]) -> None:
+    """Print a line for each batch on standard output, in columns."""
+    if not batches:
+        say("there are no batches: `tidemill submit FILE` makes one")
+        return
+    sys.stdout.write("\n".join(_columns([_HEADS, *(_cells(batch) for batch in batches)])) + "\n")
+    sys.stdout.flush()
+
+
+def watch_table(look: Callable[[], Sequence[Batch]]) -> NoReturn:
+    """Print the table again and again, until a signal ends it; on a terminal in its place."""
+    while True:
+        batches = look()
+        if sys.stdout.isatty():
+            sys.stdout.write("\x1b[H\x1b[2J")
+        print_table(batches)
+        patience.pause(_WATCH_SECONDS)
+
+
+def details(batch: Batch) -> list[str]:
+    """Return what is known of one batch, a line each."""
+    fields, beyond, usage = batch.fields, batch.beyond, batch.fields.get("usage") or {}
+    pairs = [
+        ("id", batch.id),
+        ("status", batch.status),
+        ("endpoint", fields.get("endpoint")),
+        ("model", fields.get("model")),
+        ("input", fields.get("input_file_id")),
+        ("rows", f"{batch.completed:,} ok, {batch.failed:,} failed, of {batch.total:,}"),
+        ("now", ", ".join(rates(fields)) if not batch.has_ended else None),
+        ("tokens", f"{usage.get('input_tokens', 0):,} in, {usage.get('output_tokens', 0):,} out"),
+        ("cost", beyond.get("cost")),
+        *((words, _time(fields[name])) for words, name in _TIMES if fields.get(name)),
+        ("window", f"{fields.get('completion_window')}, until {_time(fields.get('expires_at'))}"),
+        ("took", duration(beyond["seconds"]) if beyond.get("seconds") else None),
+        ("output", batch.output_file_id),
+        ("errors", batch.error_file_id),
+        ("delivery", beyond.get("output_delivery")),
+        ("webhook", _webhook(beyond.get("webhook"))),
+        *((f"  {name}", value) for name, value in (fields.get("metadata") or {}).items()),
+    ]
+    width = max(len(name) for name, value in pairs if value)
+    lines = [f"{name:<{width}}  {plain(str(value))}" for name, value in pairs if value]
+    return [*lines, *(f"error: {words}" for words in errors_of(batch))]
+
+
+def _webhook(webhook: dict[str, str] | None) -> str | None:
+    return f"{webhook['status']} at {webhook['host']}" if webhook else None
+
+
+def _cells(batch: Batch) -> tuple[str, ...]:
+    done = f"{batch.completed + batch.failed:,}"
+    return (
+        batch.id,
+        batch.status,
+        f"{done}/{batch.total:,}" if batch.total else "",
+        f"{batch.failed:,}" if batch.failed else "",
+        str(batch.fields.get("model") or ""),
+        duration(max(0.0, time.time() - batch.fields.get("created_at", time.time()))),
+        "" if batch.has_ended else ", ".join(rates(batch.fields)),
+    )
+
+
+def _columns(rows: Sequence[tuple[str, ...]]) -> list[str]:
+    cells = [[plain(cell) for cell in row] for row in rows]
+    widths = [max(len(row[column]) for row in cells) for column in range(len(_HEADS))]
+    return [
+        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+        for row in cells
+    ]
+
+
+def _time(seconds: int | None) -> str:
+    if seconds is None:
+        return "?"
+    return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")

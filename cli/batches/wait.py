@@ -1,0 +1,79 @@
+"""From a batch that is on its way to its rows on this machine."""
+
+from __future__ import annotations
+
+import argparse
+import shlex
+from dataclasses import dataclass
+
+from cli.api.client import Client
+from cli.api.objects import Batch
+from cli.batches.fetch import STANDARD_OUTPUT, check_target, fetch_results
+from cli.batches.follow import batch_shown, follow
+from cli.batches.outcome import exit_status_of, print_json, tell_end
+from cli.errors import CliError, Refused, Stopped
+from cli.terminal import amount, say
+
+
+@dataclass(frozen=True, slots=True)
+class Targets:
+    """Where good rows and the others go: a path, `-`, or None for nowhere."""
+
+    output: str | None
+    errors: str | None
+    force: bool = False
+
+    def how_to_go_on(self, batch_id: str) -> str:
+        """Return the command that waits for a batch and fetches its rows to the same places."""
+        flags = [("-o", self.output), ("-e", self.errors)]
+        words = [word for flag, name in flags if name is not None for word in (flag, name)]
+        return shlex.join(
+            ["tidemill", "resume", batch_id, *words, *(["--force"] if self.force else [])]
+        )
+
+
+def targets_of(arguments: argparse.Namespace, names: tuple[str, str]) -> Targets:
+    """Return where the flags want rows, else these names; raises Refused for what cannot be.
+
+    Who has the output on standard output has the errors nowhere unless a flag says so.
+    """
+    output = arguments.output_file or names[0]
+    if arguments.json and STANDARD_OUTPUT in {output, arguments.error_file}:
+        raise Refused("--json and rows cannot share standard output: name files by -o and -e")
+    errors = arguments.error_file or (None if output == STANDARD_OUTPUT else names[1])
+    if output == errors != STANDARD_OUTPUT:
+        raise Refused(f"-o and -e are the same file: {output}")
+    for name in (output, errors):
+        check_target(name, force=arguments.force)
+    return Targets(output, errors, arguments.force)
+
+
+def bring_home(client: Client, batch: Batch, targets: Targets, *, as_json: bool) -> int:
+    """Wait until a batch has ended, fetch its rows and return the exit status."""
+    go_on = f"`{targets.how_to_go_on(batch.id)}` waits for it and fetches its rows"
+    try:
+        with batch_shown() as show:
+
+            def tell(seen: Batch) -> None:
+                show(seen)
+                if as_json and not seen.has_ended:
+                    print_json(seen.fields)
+
+            batch = follow(client, batch, tell)
+        return fetch_and_tell(client, batch, targets, as_json=as_json)
+    except Stopped as exc:
+        raise Stopped(exc.signum, f"the batch {batch.id} is not ended by that; {go_on}") from exc
+    except CliError:
+        say(f"the batch {batch.id} is not ended by this; {go_on}")
+        raise
+
+
+def fetch_and_tell(client: Client, batch: Batch, targets: Targets, *, as_json: bool) -> int:
+    """Fetch the rows of a batch that has ended, say how it ended, return the exit status."""
+    saved = fetch_results(client, batch, targets.output, targets.errors, force=targets.force)
+    if as_json:
+        print_json({**batch.fields, "saved": saved})
+    tell_end(batch)
+    if batch.error_file_id is not None and targets.errors is None:
+        say(f"{amount(batch.failed, 'row')} failed: -e FILE fetches them")
+    return exit_status_of(batch)

@@ -1,0 +1,95 @@
+"""`tidemill submit`: a file becomes a batch of a deployment's API."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from pathlib import Path
+
+from cli.api.server import BASE_URL, add_server_flags, server_of
+from cli.batches.options import add_batch_flags, add_file_flags, options_of
+from cli.batches.outcome import EXIT_STATUSES
+from cli.errors import Refused
+from cli.signals import StopSignals
+
+_DESCRIPTION = """\
+Checks a file as the server will, uploads it and makes a batch of it. The batch's id is printed on
+standard output, alone. Plain `submit` ends there, as --create-only does, and says how to go on;
+with --wait it stays until the batch has ended and fetches its rows.
+"""
+_EPILOG = f"""\
+An upload that was cut off, by the network or by a kill, goes on where it was when the same command
+is given again. While it waits, Ctrl-C ends the command and not the batch.
+
+{EXIT_STATUSES}"""
+
+
+def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add `submit` to the command line."""
+    parser = commands.add_parser(
+        "submit",
+        help="make a batch of a file, and wait for it if asked",
+        description=_DESCRIPTION,
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    parser.add_argument("file", metavar="FILE", help="a path, - or an http(s) URL")
+    how_far = parser.add_mutually_exclusive_group()
+    how_far.add_argument(
+        "--wait", action="store_true", help="stay until the batch has ended, then fetch its rows"
+    )
+    how_far.add_argument(
+        "--create-only", action="store_true", help="make the batch and end, as without --wait"
+    )
+    how_far.add_argument(
+        "--dry-run",
+        action="store_true",
+        help="look at the file only, and say what is in it; needs no server, and asks it for its "
+        "models if one is named",
+    )
+    parser.add_argument(
+        "--endpoint", metavar="URL", help="what the batch is for (default: the first line's url)"
+    )
+    parser.add_argument(
+        "--output-tmp-dir",
+        type=Path,
+        metavar="FOLDER",
+        help="where an input that is no file lies meanwhile (default: the system's)",
+    )
+    add_batch_flags(parser)
+    add_file_flags(parser, ("FILE.output.jsonl beside it", "FILE.errors.jsonl beside it"))
+    add_server_flags(parser)
+    parser.set_defaults(command=command)
+
+
+def command(arguments: argparse.Namespace) -> int:
+    """Submit the file and return the exit status."""
+    fields = options_of(arguments)
+    from cli.batches.submission import look, submit
+    from cli.batches.wait import targets_of
+    from cli.files.source import open_source
+
+    if Path(arguments.file).is_dir():
+        raise Refused(f"{arguments.file} is a directory: name a file")
+    targets = targets_of(arguments, _names(arguments.file)) if arguments.wait else None
+    server = None
+    if not arguments.dry_run or arguments.base_url or os.environ.get(BASE_URL):
+        server = server_of(arguments.base_url)
+    with StopSignals(), open_source(arguments.file, tmp_dir=arguments.output_tmp_dir) as source:
+        if arguments.dry_run:
+            return look(server, source, arguments.on_invalid_line, as_json=arguments.json)
+        assert server is not None
+        endpoint = arguments.endpoint
+        return submit(server, source, endpoint, fields, targets, as_json=arguments.json)
+
+
+def _names(file: str) -> tuple[str, str]:
+    """Return where the rows of a file go unless told: beside it, or here for what is no file."""
+    is_stream = file == "-" or "://" in file
+    path = Path("batch" if is_stream else file)
+    stem = path.name.removesuffix(".jsonl")
+    return (
+        str(path.with_name(f"{stem}.output.jsonl")),
+        str(path.with_name(f"{stem}.errors.jsonl")),
+    )

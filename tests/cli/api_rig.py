@@ -1,0 +1,72 @@
+"""The commands that speak to an API, typed against one on this machine."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+
+from cli.main import main
+from tests.cli.fake_api import KEY, MODEL, FakeApi, fake_api
+
+
+class Said(NamedTuple):
+    """What a command ended with and said on both streams."""
+
+    status: int
+    out: str
+    err: str
+
+    @property
+    def values(self) -> list[dict[str, Any]]:
+        """Return the JSON values of standard output, which holds nothing else."""
+        return [json.loads(line) for line in self.out.splitlines()]
+
+
+class Shell:
+    """Types commands in a folder of its own, against an API that is there."""
+
+    def __init__(
+        self, api: FakeApi, folder: Path, capfd: pytest.CaptureFixture[str], pauses: list[float]
+    ) -> None:
+        self.api = api
+        self.folder = folder
+        self.pauses = pauses
+        self._capfd = capfd
+
+    def type(self, *arguments: str) -> Said:
+        """Type a command."""
+        status = main(arguments)
+        said = self._capfd.readouterr()
+        return Said(status, said.out, said.err)
+
+    def file(self, *lines: dict[str, Any], name: str = "in.jsonl") -> str:
+        """Write an input and return its path."""
+        path = self.folder / name
+        path.write_text("".join(f"{json.dumps(line)}\n" for line in lines), encoding="utf-8")
+        return str(path)
+
+
+def line(custom_id: str, **body: Any) -> dict[str, Any]:
+    """Return a request."""
+    body = {"model": MODEL, "prompt": "Hello", "max_tokens": 5} | body
+    return {"custom_id": custom_id, "method": "POST", "url": "/v1/completions", "body": body}
+
+
+@contextmanager
+def shell_in(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> Iterator[Shell]:
+    """Yield a shell with an API and its key in the environment; nobody sleeps in it."""
+    pauses: list[float] = []
+    with fake_api() as api:
+        monkeypatch.setattr("cli.api.patience.pause", pauses.append)
+        monkeypatch.setenv("TIDEMILL_BASE_URL", api.url)
+        monkeypatch.setenv("TIDEMILL_API_KEY", KEY)
+        monkeypatch.setenv("XDG_CACHE_HOME", str(folder / "cache"))
+        monkeypatch.chdir(folder)
+        yield Shell(api, folder, capfd, pauses)
