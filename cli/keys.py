@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 import argparse
-import os
 import sys
 import time
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
-from cli.errors import CliError, Refused
+from cli.errors import Refused
+from cli.place import add_place, need_cloud, run, table_of, tenant_name
 from cli.terminal import say
 
 if TYPE_CHECKING:
-    from handler.aws.calls import Operation, T
     from handler.keys import ApiKey, KeyStore
 
-_TABLE = "TIDEMILL_TABLE"
-_DEPLOYMENT = "tidemill"
 _MAX_NAME_LENGTH = 100
 
 
@@ -35,7 +32,9 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
         "create", help="make a key and print it, this once", allow_abbrev=False
     )
     create.add_argument("--name", required=True, type=_name, help="what it is for")
-    create.add_argument("--tenant", default="default", type=_tenant, help="whose it is (default)")
+    create.add_argument(
+        "--tenant", default="default", type=tenant_name, help="whose it is (default)"
+    )
     create.set_defaults(command=command_create)
     listing = actions.add_parser("list", help="list the keys, revoked ones too", allow_abbrev=False)
     listing.add_argument("--tenant", type=_name, help="this tenant's keys only")
@@ -44,18 +43,14 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
     revoke.add_argument("key", help="its id, or the key itself")
     revoke.set_defaults(command=command_revoke)
     for action in (create, listing, revoke):
-        group = action.add_mutually_exclusive_group()
-        group.add_argument("--table", help=f"the deployment's table (default: {_TABLE})")
-        group.add_argument(
-            "--deployment", metavar="NAME", help=f"the deployment's name ({_DEPLOYMENT})"
-        )
+        add_place(action)
 
 
 def command_create(arguments: argparse.Namespace) -> int:
     """Print a new key on standard output, alone."""
     keys = _keys_of(arguments)
     making = keys.create(tenant=arguments.tenant, name=arguments.name, now=int(time.time()))
-    sys.stdout.write(f"{_run(keys, making)}\n")
+    sys.stdout.write(f"{run(keys.name, making)}\n")
     say("keep it now: it cannot be shown again")
     return 0
 
@@ -63,7 +58,7 @@ def command_create(arguments: argparse.Namespace) -> int:
 def command_list(arguments: argparse.Namespace) -> int:
     """Print one line a key: id, tenant, when it was made, its state, name; tabs between them."""
     keys = _keys_of(arguments)
-    found = _run(keys, keys.list_keys(arguments.tenant))
+    found = run(keys.name, keys.list_keys(arguments.tenant))
     for key in found:
         sys.stdout.write(f"{_line(key)}\n")
     if not found:
@@ -77,21 +72,11 @@ def command_revoke(arguments: argparse.Namespace) -> int:
     from handler.keys import key_id_of
 
     key_id = key_id_of(arguments.key)
-    key = _run(keys, keys.revoke(key_id, now=int(time.time())))
+    key = run(keys.name, keys.revoke(key_id, now=int(time.time())))
     if key is None:
         raise Refused("there is no such key: `tidemill keys list` shows the ids")
     say(f"key {key.id} ({key.name}) is revoked: the API refuses it within a minute")
     return 0
-
-
-def _tenant(text: str) -> str:
-    from handler.batch.keys import check_tenant
-    from handler.errors import InvalidOption
-
-    try:
-        return check_tenant(text)
-    except InvalidOption as exc:
-        raise argparse.ArgumentTypeError(exc.message) from exc
 
 
 def _name(text: str) -> str:
@@ -113,44 +98,7 @@ def _date(seconds: int) -> str:
 
 def _keys_of(arguments: argparse.Namespace) -> KeyStore:
     """Return the keys of the deployment that the arguments or the environment name."""
-    try:
-        from handler.keys import KeyStore
-    except ModuleNotFoundError as exc:
-        raise CliError(
-            f"keys need {exc.name}, which is not installed: pip install 'tidemill[cloud]'"
-        ) from exc
-    table = arguments.table
-    if table is None and arguments.deployment is None:
-        table = os.environ.get(_TABLE)
-    return KeyStore(table or _table_of(arguments.deployment or _DEPLOYMENT))
+    need_cloud("keys")
+    from handler.keys import KeyStore
 
-
-def _table_of(name: str) -> str:
-    """Return the table of the deployment of this name; raises Refused."""
-    import boto3
-    from botocore.exceptions import BotoCoreError, ClientError
-
-    stack = f"{name}-data"
-    try:
-        found = boto3.client("cloudformation").describe_stacks(StackName=stack)["Stacks"][0]
-    except (BotoCoreError, ClientError) as exc:
-        raise Refused(
-            f"the stack {stack} cannot be read: {exc}\nname the table by --table, or another "
-            "deployment by --deployment"
-        ) from exc
-    outputs = {output["OutputKey"]: output["OutputValue"] for output in found.get("Outputs", ())}
-    if "TableName" not in outputs:
-        raise Refused(f"the stack {stack} is none of Tidemill's: it names no table")
-    return str(outputs["TableName"])
-
-
-def _run(keys: KeyStore, operation: Operation[T]) -> T:
-    from botocore.exceptions import BotoCoreError
-
-    from handler.aws.sync import Aws
-    from handler.errors import AwsError
-
-    try:
-        return Aws().run(operation)
-    except (AwsError, BotoCoreError) as exc:
-        raise CliError(f"the table {keys.name} cannot be used: {exc}") from exc
+    return KeyStore(table_of(arguments))

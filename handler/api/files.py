@@ -30,6 +30,7 @@ from handler.api.page import Page, page_of
 from handler.aws.sync import MAX_PRESIGNED_SECONDS
 from handler.batch.keys import file_key
 from handler.batch.model import File
+from handler.limits import admit_bytes
 from handler.settings import deployment
 
 router = APIGatewayHttpRouter()  # type: ignore[no-untyped-call]
@@ -60,6 +61,7 @@ def create_file(
         raise Refused("`file` is empty.", param="file", code="empty_file")
     tenant, file_id, now = tenant_of(router.current_event), f"file-{uuid4().hex}", int(time.time())
     key = file_key(tenant, file_id)
+    aws().run(admit_bytes(deployment(), tenant, len(file.content), now))
     version_id = aws().run(deployment().bucket.put_version(key, file.content))
     made = File(
         id=file_id,

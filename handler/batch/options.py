@@ -30,7 +30,8 @@ MAX_EXPIRY_SECONDS: Final = 30 * 24 * 3600
 _UNIT_SECONDS = {"m": 60, "h": 3600, "d": 24 * 3600}
 _WINDOW = re.compile(r"([1-9][0-9]{0,5})([mhd])", re.ASCII)
 _URL_CHARS = re.compile(r"[!-\[\]-~]+", re.ASCII)  # printable, no space and no backslash
-_NAMES = ("completion_window", "output_url", "error_url", "on_invalid_line")
+_URLS = ("output_url", "error_url")
+_NAMES = ("completion_window", *_URLS, "on_invalid_line")
 
 
 def parse_options(
@@ -73,13 +74,27 @@ def window_seconds(window: object, *, param: str = "completion_window") -> int:
     return seconds
 
 
+def check_url(value: object, param: str) -> str:
+    """Return an https url; raises InvalidOption.
+
+    Only its words are looked at; whether its host may be dialled is seen when it is.
+    """
+    problem = _problem_of_url(value)
+    if problem is not None or not isinstance(value, str):
+        # The url itself is never shown: a presigned one is a secret.
+        raise InvalidOption(f"`{param}` must be an https url; {problem}.", param=param)
+    return value
+
+
 def _check(asked: Mapping[str, Any], names: Mapping[str, str], metadata: object) -> Options:
     window = DEFAULT_WINDOW if asked["completion_window"] is None else asked["completion_window"]
     window_seconds(window, param=names["completion_window"])
+    urls: dict[str, Any] = {
+        name: None if asked[name] is None else check_url(asked[name], names[name]) for name in _URLS
+    }
     return Options(
         completion_window=window,
-        output_url=_check_url(asked["output_url"], names["output_url"]),
-        error_url=_check_url(asked["error_url"], names["error_url"]),
+        **urls,
         on_invalid_line=_check_choice(asked["on_invalid_line"], names["on_invalid_line"]),
         metadata=_check_metadata(metadata),
     )
@@ -91,17 +106,6 @@ def _check_choice(value: object, param: str) -> OnInvalidLine:
     if value == "skip":
         return "skip"
     raise InvalidOption(f'`{param}` must be "fail" or "skip"; got {_shown(value)}.', param=param)
-
-
-def _check_url(value: object, param: str) -> str | None:
-    """Look at the words of the url only; whether its host may be dialled is seen on delivery."""
-    if value is None:
-        return None
-    problem = _problem_of_url(value)
-    if problem is not None or not isinstance(value, str):
-        # The url itself is never shown: a presigned one is a secret.
-        raise InvalidOption(f"`{param}` must be an https url; {problem}.", param=param)
-    return value
 
 
 def _problem_of_url(value: object) -> str | None:

@@ -12,6 +12,8 @@ import pytest
 from cli.main import main
 from handler.aws.sync import Aws
 from handler.keys import ApiKey, KeyStore
+from tests.cli import place
+from tests.cli.place import table_on
 from tests.emulators import Emulator
 
 ROOT = Path(__file__).parents[2]
@@ -29,10 +31,7 @@ TEMPLATE = """{
 @pytest.fixture
 def table(ministack: Emulator, monkeypatch: pytest.MonkeyPatch) -> str:
     """Return the name of a table in the account that this process has credentials of."""
-    for name, value in ministack.environment.items():
-        monkeypatch.setenv(name, value)
-    monkeypatch.delenv("TIDEMILL_TABLE", raising=False)
-    return ministack.create().table
+    return table_on(ministack, monkeypatch)
 
 
 def known(emulator: Emulator, table: str, token: str) -> ApiKey | None:
@@ -41,10 +40,8 @@ def known(emulator: Emulator, table: str, token: str) -> ApiKey | None:
 
 
 def typed(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
-    """Type a command; return its exit status and what it said on both streams."""
-    status = main(["keys", *arguments])
-    said = capsys.readouterr()
-    return status, said.out, said.err
+    """Type a command of keys; return its exit status and what it said on both streams."""
+    return place.typed(capsys, "keys", *arguments)
 
 
 def test_a_key_is_made_listed_and_revoked(

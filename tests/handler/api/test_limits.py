@@ -9,7 +9,6 @@ import openai
 import pytest
 from openai import OpenAI
 
-from handler.batch.model import File
 from handler.batch.states import Status
 from tests.handler.api.rig import URL, Gateway, answer_to, refusal_in, request_of
 from tests.handler.intake.rig import Cloud, lines_of
@@ -60,14 +59,11 @@ def test_one_tenants_limit_is_nobody_elses(cloud: Cloud, client: OpenAI) -> None
 def test_a_queue_that_is_full_takes_no_batch(cloud: Cloud, client: OpenAI) -> None:
     """A batch that ends makes room; a request that is repeated finds its batch in any case."""
     limit(cloud, queued_lines=5)
-    drop = cloud.put(lines_of(5), "files/default/file-1")
-    cloud.run(
-        cloud.deployment.table.put_file(File("file-1", "default", drop.key, 10, 1, "x", "batch"))
-    )
+    file = client.files.create(file=lines_of(5), purpose="batch")
 
     def made(key: str) -> str:
         return client.batches.create(
-            input_file_id="file-1",
+            input_file_id=file.id,
             endpoint="/v1/chat/completions",
             completion_window="24h",
             extra_headers={"Idempotency-Key": key},
@@ -102,3 +98,16 @@ def test_a_refused_request_is_answered_before_its_route(cloud: Cloud) -> None:
     event = request_of("/v1/batches/batch_none")
     assert refusal_in(answer_to(event))[0] == 404
     assert refusal_in(answer_to(event))[0] == 429
+
+
+def test_uploaded_bytes_are_counted_before_they_are_kept(cloud: Cloud, client: OpenAI) -> None:
+    """What does not fit leaves no file behind; what is refused otherwise is not counted."""
+    limit(cloud, bytes_per_day=10)
+    with pytest.raises(openai.BadRequestError):
+        client.files.create(file=b"12345", purpose="nonsense")  # type: ignore[arg-type]
+    kept = client.files.create(file=b"123456", purpose="batch")
+    with pytest.raises(openai.RateLimitError, match="5 bytes would pass the limit of 10"):
+        client.files.create(file=b"12345", purpose="batch")
+    client.files.create(file=b"1234", purpose="batch")
+    assert len(list(client.files.list())) == 2
+    assert client.files.retrieve(kept.id).bytes == 6

@@ -1,0 +1,23 @@
+"""A deployment's table on an emulator, and its commands typed."""
+
+from __future__ import annotations
+
+import pytest
+
+from cli.main import main
+from tests.emulators import Emulator
+
+
+def table_on(emulator: Emulator, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Return the name of a table in the account that this process has credentials of."""
+    for name, value in emulator.environment.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.delenv("TIDEMILL_TABLE", raising=False)
+    return emulator.create().table
+
+
+def typed(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
+    """Type a command; return its exit status and what it said on both streams."""
+    status = main(arguments)
+    said = capsys.readouterr()
+    return status, said.out, said.err
