@@ -20,10 +20,14 @@ _MAX_WAIT_SECONDS = 60
 
 
 class Refused(HandlerError):
-    """A request that cannot be answered as it stands; `param` names what is wrong."""
+    """A request that cannot be answered as it stands; `param` names what is wrong.
+
+    With `retry_after_seconds` the same request will be answered a little later.
+    """
 
     code = "invalid_request"
     status: HTTPStatus = HTTPStatus.BAD_REQUEST
+    retry_after_seconds: int | None = None
 
     def __init__(self, message: str, *, param: str | None = None, code: str | None = None) -> None:
         super().__init__(message)
@@ -41,7 +45,12 @@ class NotFound(Refused):
 
 def refuse(exc: Refused) -> Response[str]:
     """Return the answer to a request that was refused."""
-    return error(exc.status, exc.message, param=exc.param, code=exc.code)
+    is_ours = exc.status >= HTTPStatus.INTERNAL_SERVER_ERROR
+    kind = "server_error" if is_ours else "invalid_request_error"
+    answer = error(exc.status, exc.message, kind=kind, param=exc.param, code=exc.code)
+    if exc.retry_after_seconds is not None:
+        answer.headers["Retry-After"] = str(exc.retry_after_seconds)
+    return answer
 
 
 def refuse_invalid(exc: RequestValidationError) -> Response[str]:

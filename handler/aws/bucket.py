@@ -10,8 +10,11 @@ from typing import IO, Any
 from handler.aws.calls import Call, Operation
 from handler.batch.keys import part_key, part_prefix, segment_key
 from handler.batch.model import Shard, Source
-from handler.batch.parts import PartIndex, Seal, Segment, decode_index
-from handler.errors import BadPart, NotThere, ObjectChanged
+from handler.batch.parts import PartIndex, RowPlace, Seal, Segment, decode_head, decode_index
+from handler.errors import AwsError, BadPart, NotThere, ObjectChanged
+
+# Of a part of some hundred rows; the heads of larger ones take a second look.
+_HEAD_BYTES = 2**14
 
 
 def pinned(source: Source) -> dict[str, str]:
@@ -208,17 +211,42 @@ class Bucket:
         for key, indexes in of_part.items():
             start = min(segment.slices[index].start for index in indexes)
             end = max(segment.slices[index].end for index in indexes)
-            data = yield from self._get_range(key, start, end)
+            data = yield from self.get_range(key, start, end)
             for index in indexes:
                 piece = segment.slices[index]
                 rows[index] = data[piece.start - start : piece.end - start]
         return b"".join(rows)
 
+    def read_head(self, key: str) -> Operation[tuple[RowPlace, ...]]:
+        """Return where each row stands in a part, and read no more of it than its first line.
+
+        Raises BadPart and NotThere.
+        """
+        head, step = b"", _HEAD_BYTES
+        while b"\n" not in head:
+            start = len(head)
+            where = {"Bucket": self.name, "Key": key, "Range": f"bytes={start}-{start + step - 1}"}
+            try:
+                response = yield Call("s3", "get_object", where)
+            except AwsError as exc:
+                if exc.aws_code == "InvalidRange":  # it has ended before its first line has
+                    raise BadPart("this is no part: it has no rows") from exc
+                raise
+            whole = response.get("ContentRange")
+            head = head + response["Body"] if whole else response["Body"]
+            num_bytes = int(whole.rpartition("/")[2]) if whole else len(head)
+            step *= 8
+            if len(head) >= num_bytes:
+                break
+        first, newline, _ = head.partition(b"\n")
+        return decode_head(first + newline, num_bytes)
+
     def _put(self, key: str, body: bytes | IO[bytes], content_type: str) -> Call:
         where = {"Bucket": self.name, "Key": key, "ContentType": content_type}
         return Call("s3", "put_object", where | {"Body": body})
 
-    def _get_range(self, key: str, start: int, end: int) -> Operation[bytes]:
+    def get_range(self, key: str, start: int, end: int) -> Operation[bytes]:
+        """Return bytes `start` to `end` (exclusive) of an object; raises NotThere."""
         where = {"Bucket": self.name, "Key": key, "Range": f"bytes={start}-{end - 1}"}
         response = yield Call("s3", "get_object", where)
         body: bytes = response["Body"]

@@ -78,9 +78,14 @@ def ids_key(batch_id: str, offset: int) -> str:
     return f"{work_prefix(batch_id)}ids/{offset:015}"
 
 
+def shard_prefix(batch_id: str, shard: int) -> str:
+    """Return the prefix of everything in flight of a shard."""
+    return f"{work_prefix(batch_id)}{shard:07}/"
+
+
 def part_prefix(batch_id: str, shard: int) -> str:
     """Return the prefix of the parts of a shard; they list in the order of fence and number."""
-    return f"{work_prefix(batch_id)}{shard:07}/part-"
+    return f"{shard_prefix(batch_id, shard)}part-"
 
 
 def part_key(batch_id: str, shard: int, fence: int, number: int) -> str:
@@ -90,12 +95,12 @@ def part_key(batch_id: str, shard: int, fence: int, number: int) -> str:
 
 def segment_key(batch_id: str, shard: int, fence: int, kind: str, number: int) -> str:
     """Return the key of a sealed segment; `kind` is `output` or `errors`, `number` from 0."""
-    return f"{work_prefix(batch_id)}{shard:07}/{kind}-{fence:06}-{number:04}"
+    return f"{shard_prefix(batch_id, shard)}{kind}-{fence:06}-{number:04}"
 
 
 def fill_key(batch_id: str, shard: int, fence: int) -> str:
     """Return the key of the rows of lines that were never run; it lists as no part."""
-    return f"{work_prefix(batch_id)}{shard:07}/fill-{fence:06}"
+    return f"{shard_prefix(batch_id, shard)}fill-{fence:06}"
 
 
 def result_file_id(batch_id: str, kind: str) -> str:

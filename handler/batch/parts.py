@@ -91,17 +91,22 @@ def encode_part(rows: Iterable[FinishedRow]) -> bytes:
 def decode_index(data: bytes) -> tuple[RowPlace, ...]:
     """Return where each row stands in a part; raises BadPart when it is none."""
     head, newline, _ = data.partition(b"\n")
+    return decode_head(head + newline, len(data))
+
+
+def decode_head(head: bytes, num_bytes: int) -> tuple[RowPlace, ...]:
+    """Return the same by a part's first line, newline included, and the bytes of the whole."""
     try:
         listed = _Head.model_validate_json(head).rows
     except ValidationError as exc:
         raise BadPart(f"this is no part: {exc.errors()[0]['msg']}") from exc
-    position = len(head) + len(newline)
+    position = len(head)
     places = []
-    for line, num_bytes, is_success, *tokens in listed:
-        places.append(RowPlace(line, position, position + num_bytes, bool(is_success), *tokens))
-        position += num_bytes
-    if position != len(data):
-        raise BadPart(f"the part has {len(data):,} bytes where its rows end at {position:,}")
+    for line, size, is_success, *tokens in listed:
+        places.append(RowPlace(line, position, position + size, bool(is_success), *tokens))
+        position += size
+    if position != num_bytes:
+        raise BadPart(f"the part has {num_bytes:,} bytes where its rows end at {position:,}")
     return tuple(places)
 
 

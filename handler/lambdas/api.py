@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 from typing import Any
 
 from aws_lambda_powertools.utilities.typing import LambdaContext
@@ -9,11 +10,23 @@ from aws_lambda_powertools.utilities.typing import LambdaContext
 from handler.api.app import app
 from handler.log import logger
 
+# What Lambda hands on is a string within JSON again: quotes and backslashes of a long answer could
+# double it, beyond the 6 MB that it takes. Base64 makes four thirds of anything.
+_MAX_TEXT_CHARS = 1_000_000
+
+
+def fit(answer: dict[str, Any]) -> dict[str, Any]:
+    """Return an answer in the form in which Lambda takes it, up to 4.4 MB."""
+    body = answer.get("body")
+    if answer.get("isBase64Encoded") or not body or len(body) <= _MAX_TEXT_CHARS:
+        return answer
+    return answer | {"body": base64.b64encode(body.encode()).decode(), "isBase64Encoded": True}
+
 
 # An event is never logged, whatever the environment says: it holds the caller's key.
 @logger.inject_lambda_context(log_event=False, correlation_id_path="requestContext.requestId")
 def handler(event: dict[str, Any], context: LambdaContext) -> dict[str, Any]:
     """Answer one request (payload format 2.0), under the id that the logs have of it."""
-    answer = app.resolve(event, context)
+    answer = fit(app.resolve(event, context))
     answer["headers"]["x-request-id"] = event["requestContext"]["requestId"]
     return answer

@@ -56,7 +56,7 @@ class ApiStack(Stack):
                 may.announce(data),
                 # Files come in and go out; so do reports of batches cancelled before they ran.
                 may.find_objects(data),
-                may.read_objects(data, _INPUT, *_RESULTS),
+                may.read_objects(data, _INPUT, _WORK, *_RESULTS),
                 may.write_objects(data, *_RESULTS),
                 may.delete_objects(data, *_RESULTS),
             ],

@@ -57,6 +57,7 @@ ROLES = {
         "EventsBus.Arn": "events:PutEvents",
         BUCKET: "s3:ListBucket",
         INPUT: "s3:GetObject GetObjectVersion",
+        IN_FLIGHT: "s3:GetObject GetObjectVersion",
         OUTPUT: f"{OBJECT} DeleteObject",
         FILES: f"{OBJECT} DeleteObject",
     },
