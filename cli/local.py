@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import shlex
 import signal
 import sys
 import time
@@ -147,9 +148,12 @@ API       {cloud.api_url}/v1
 API key   {cloud.key}
 Logs      {cloud.processes.folder}
 
+For commands   export TIDEMILL_BASE_URL={shlex.quote(cloud.api_url)} TIDEMILL_API_KEY={cloud.key}
+Submit a file  tidemill submit examples/demo.jsonl --wait
+
 Credentials    export AWS_ACCESS_KEY_ID=test AWS_SECRET_ACCESS_KEY=test AWS_REGION=us-east-1
 Drop a file    {s3} cp examples/demo.jsonl {bucket}/input/demo.jsonl
-See batches    curl -H 'Authorization: Bearer {cloud.key}' '{cloud.api_url}/v1/batches'
+See batches    tidemill status
 Fetch results  {s3} sync {bucket}/output out
 Ctrl-C ends everything.
 """

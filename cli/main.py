@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable, Sequence
 from importlib import metadata
 
-from cli import cancel, keys, local, results, resume, run, status, submit, tenants, worker
+from cli import cancel, drop, keys, local, results, resume, run, status, submit, tenants, worker
 from cli.errors import CliError, Stopped
 from cli.terminal import say
 
@@ -34,7 +34,8 @@ def make_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action=_Version, nargs=0, help="print the version and exit")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
-    for command in (run, submit, resume, status, results, cancel, worker, local, keys, tenants):
+    to_batches = (submit, resume, status, results, cancel, drop)
+    for command in (run, *to_batches, worker, local, keys, tenants):
         command.add_command(commands)
     return parser
 

@@ -1,24 +1,25 @@
-"""The table of a deployment, for commands of whoever has AWS credentials for it."""
+"""The table or the bucket of a deployment, for commands of whoever has AWS credentials for it."""
 
 from __future__ import annotations
 
 import argparse
 import os
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from cli.errors import CliError, Refused
 
 if TYPE_CHECKING:
     from handler.aws.calls import Operation, T
 
-_TABLE = "TIDEMILL_TABLE"
+Part = Literal["table", "bucket"]
 _DEPLOYMENT = "tidemill"
 
 
-def add_place(parser: argparse.ArgumentParser) -> None:
-    """Let a command say where the deployment is."""
+def add_place(parser: argparse.ArgumentParser, part: Part = "table") -> None:
+    """Let a command say where the deployment is, by that part of it which it needs."""
     group = parser.add_mutually_exclusive_group()
-    group.add_argument("--table", help=f"the deployment's table (default: {_TABLE})")
+    variable = _variable_of(part)
+    group.add_argument(f"--{part}", help=f"the deployment's {part} (default: {variable})")
     group.add_argument(
         "--deployment", metavar="NAME", help=f"the deployment's name ({_DEPLOYMENT})"
     )
@@ -36,10 +37,15 @@ def need_cloud(what: str) -> None:
 
 def table_of(arguments: argparse.Namespace) -> str:
     """Return the table that the arguments or the environment name; raises Refused."""
-    table: str | None = arguments.table
-    if table is None and arguments.deployment is None:
-        table = os.environ.get(_TABLE)
-    return table or _table_of_stack(f"{arguments.deployment or _DEPLOYMENT}-data")
+    return part_of(arguments, "table")
+
+
+def part_of(arguments: argparse.Namespace, part: Part) -> str:
+    """Return the name of what the arguments or the environment name; raises Refused."""
+    name: str | None = getattr(arguments, part)
+    if name is None and arguments.deployment is None:
+        name = os.environ.get(_variable_of(part))
+    return name or _part_of_stack(f"{arguments.deployment or _DEPLOYMENT}-data", part)
 
 
 def tenant_name(text: str) -> str:
@@ -66,7 +72,11 @@ def run(table: str, operation: Operation[T]) -> T:
         raise CliError(f"the table {table} cannot be used: {exc}") from exc
 
 
-def _table_of_stack(stack: str) -> str:
+def _variable_of(part: Part) -> str:
+    return f"TIDEMILL_{part.upper()}"
+
+
+def _part_of_stack(stack: str, part: Part) -> str:
     import boto3
     from botocore.exceptions import BotoCoreError, ClientError
 
@@ -74,10 +84,11 @@ def _table_of_stack(stack: str) -> str:
         found = boto3.client("cloudformation").describe_stacks(StackName=stack)["Stacks"][0]
     except (BotoCoreError, ClientError) as exc:
         raise Refused(
-            f"the stack {stack} cannot be read: {exc}\nname the table by --table, or another "
-            "deployment by --deployment"
+            f"the stack {stack} cannot be read: {exc}\nname the {part} by --{part}, or "
+            "another deployment by --deployment"
         ) from exc
     outputs = {output["OutputKey"]: output["OutputValue"] for output in found.get("Outputs", ())}
-    if "TableName" not in outputs:
-        raise Refused(f"the stack {stack} is none of Tidemill's: it names no table")
-    return str(outputs["TableName"])
+    key = f"{part.capitalize()}Name"
+    if key not in outputs:
+        raise Refused(f"the stack {stack} is none of Tidemill's: it names no {part}")
+    return str(outputs[key])

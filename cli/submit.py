@@ -67,12 +67,12 @@ def command(arguments: argparse.Namespace) -> int:
     """Submit the file and return the exit status."""
     fields = options_of(arguments)
     from cli.batches.submission import look, submit
-    from cli.batches.wait import targets_of
+    from cli.batches.wait import names_for, targets_of
     from cli.files.source import open_source
 
     if Path(arguments.file).is_dir():
         raise Refused(f"{arguments.file} is a directory: name a file")
-    targets = targets_of(arguments, _names(arguments.file)) if arguments.wait else None
+    targets = targets_of(arguments, names_for(arguments.file)) if arguments.wait else None
     server = None
     if not arguments.dry_run or arguments.base_url or os.environ.get(BASE_URL):
         server = server_of(arguments.base_url)
@@ -82,14 +82,3 @@ def command(arguments: argparse.Namespace) -> int:
         assert server is not None
         endpoint = arguments.endpoint
         return submit(server, source, endpoint, fields, targets, as_json=arguments.json)
-
-
-def _names(file: str) -> tuple[str, str]:
-    """Return where the rows of a file go unless told: beside it, or here for what is no file."""
-    is_stream = file == "-" or "://" in file
-    path = Path("batch" if is_stream else file)
-    stem = path.name.removesuffix(".jsonl")
-    return (
-        str(path.with_name(f"{stem}.output.jsonl")),
-        str(path.with_name(f"{stem}.errors.jsonl")),
-    )

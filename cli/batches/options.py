@@ -7,8 +7,9 @@ from typing import Any
 
 from cli.errors import Refused
 
-WINDOW, OUTPUT_URL, ERROR_URL = "completion_window", "output_url", "error_url"
-WEBHOOK_URL, ON_INVALID_LINE = "webhook_url", "on_invalid_line"
+WINDOW, ON_INVALID_LINE = "completion_window", "on_invalid_line"
+NAMES = (WINDOW, ON_INVALID_LINE, "output_url", "error_url", "webhook_url")
+"""What the API calls them; an upload to the bucket has dashes in their place."""
 
 
 def add_batch_flags(parser: argparse.ArgumentParser) -> None:
@@ -57,11 +58,10 @@ def options_of(arguments: argparse.Namespace) -> dict[str, Any]:
     from handler.batch.options import options_of_request
     from handler.errors import InvalidOption
 
-    names = (WINDOW, OUTPUT_URL, ERROR_URL, WEBHOOK_URL)
-    fields = {name: getattr(arguments, name) for name in names}
+    fields = {name: getattr(arguments, name) for name in NAMES}
     fields = {name: value for name, value in fields.items() if value is not None}
-    if arguments.on_invalid_line != "fail":
-        fields[ON_INVALID_LINE] = arguments.on_invalid_line
+    if fields[ON_INVALID_LINE] == "fail":
+        del fields[ON_INVALID_LINE]
     if arguments.metadata:
         fields["metadata"] = dict(arguments.metadata)
     try:

@@ -24,7 +24,7 @@ exit status:
   3  the batch is complete, but some of its rows are errors
   4, 5, 6  the batch has failed, expired, been cancelled
   7  the server cannot be reached, or asks to wait for too long
-  8  the server does not accept the key
+  8  the server does not accept the key, or AWS the credentials
   128 + n  stopped by signal n (130: Ctrl-C); a batch goes on
 """
 

@@ -31,7 +31,7 @@ def look(
     if server is not None:
         with Client(server) as client:
             models = client.models()
-    report = _checked(source, models, on_invalid_line, as_json=as_json)
+    report = checked(source, models, on_invalid_line, as_json=as_json)
     if as_json:
         print_json(_fields_of(report))
     else:
@@ -50,7 +50,7 @@ def submit(
 ) -> int:
     """Make a batch of a file and return the exit status; with targets, wait and fetch its rows."""
     with Client(server) as client:
-        report = _checked(
+        report = checked(
             source, client.models(), fields.get("on_invalid_line", "fail"), as_json=as_json
         )
         path = Path(source.name) if _is_file(source) else None
@@ -74,7 +74,7 @@ def submit(
     return 0
 
 
-def _checked(
+def checked(
     source: Source, models: list[str] | None, on_invalid_line: OnInvalidLine, *, as_json: bool
 ) -> Report:
     """Return what is in a file; raises BadInput that names every bad line, the first hundred."""

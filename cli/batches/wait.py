@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import shlex
 from dataclasses import dataclass
+from pathlib import Path
 
 from cli.api.client import Client
 from cli.api.objects import Batch
@@ -30,6 +31,15 @@ class Targets:
         return shlex.join(
             ["tidemill", "resume", batch_id, *words, *(["--force"] if self.force else [])]
         )
+
+
+def names_for(file: str) -> tuple[str, str]:
+    """Return where the rows of a file go unless told: beside it, or here for what is no file."""
+    is_stream = file == "-" or "://" in file
+    path = Path("batch" if is_stream else file)
+    stem = path.name.removesuffix(".jsonl")
+    names = (f"{stem}.output.jsonl", f"{stem}.errors.jsonl")
+    return (str(path.with_name(names[0])), str(path.with_name(names[1])))
 
 
 def targets_of(arguments: argparse.Namespace, names: tuple[str, str]) -> Targets:
@@ -74,6 +84,11 @@ def fetch_and_tell(client: Client, batch: Batch, targets: Targets, *, as_json: b
     if as_json:
         print_json({**batch.fields, "saved": saved})
     tell_end(batch)
+    tell_of_errors(batch, targets)
+    return exit_status_of(batch)
+
+
+def tell_of_errors(batch: Batch, targets: Targets) -> None:
+    """Say that there are rows of errors which nobody wanted."""
     if batch.error_file_id is not None and targets.errors is None:
         say(f"{amount(batch.failed, 'row')} failed: -e FILE fetches them")
-    return exit_status_of(batch)

@@ -1,0 +1,72 @@
+"""`tidemill drop`: a file into a deployment's bucket, where it becomes a batch by itself."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from cli.batches.options import add_batch_flags, add_file_flags, options_of
+from cli.batches.outcome import EXIT_STATUSES
+from cli.errors import Refused
+from cli.place import add_place, need_cloud, part_of
+from cli.signals import StopSignals
+
+_SUFFIX = ".jsonl"
+
+
+def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add `drop` to the command line."""
+    parser = commands.add_parser(
+        "drop",
+        help="put a file into the bucket, and wait for it if asked",
+        description="Checks a file as the server will and puts it into a deployment's bucket at "
+        "input/NAME.jsonl, with the AWS credentials of whoever may write there. Its url is printed "
+        "on standard output. With --wait it stays until output/NAME.batch.json says how the batch "
+        "ended, and fetches its rows.",
+        epilog="A file of the same name that is being run is cancelled.\n\n" + EXIT_STATUSES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    parser.add_argument("file", metavar="FILE", help="a path, - or an http(s) URL")
+    add_place(parser, "bucket")
+    parser.add_argument("--name", help="what it is called there, slashes too (the file's name)")
+    parser.add_argument(
+        "--wait", action="store_true", help="stay until the batch has ended, then fetch its rows"
+    )
+    parser.add_argument(
+        "--output-tmp-dir",
+        type=Path,
+        metavar="FOLDER",
+        help="where an input that is no file lies meanwhile (default: the system's)",
+    )
+    add_batch_flags(parser)
+    add_file_flags(parser, ("FILE.output.jsonl beside it", "FILE.errors.jsonl beside it"))
+    parser.add_argument(
+        "--json",
+        action="store_true",
+        help="print JSON on standard output, one value a line, and nothing else there",
+    )
+    parser.set_defaults(command=command)
+
+
+def command(arguments: argparse.Namespace) -> int:
+    """Drop the file and return the exit status."""
+    fields = options_of(arguments)
+    need_cloud("drops")
+    from cli.batches.bucket import Drop, drop
+    from cli.batches.wait import names_for, targets_of
+    from cli.files.source import open_source
+
+    targets = targets_of(arguments, names_for(arguments.file)) if arguments.wait else None
+    name = arguments.name or _name_of(arguments.file)
+    with StopSignals(), open_source(arguments.file, tmp_dir=arguments.output_tmp_dir) as source:
+        place = Drop.of(part_of(arguments, "bucket"), name, fields)
+        return drop(place, source, targets, as_json=arguments.json)
+
+
+def _name_of(file: str) -> str:
+    if file == "-" or "://" in file:
+        raise Refused("what is no file has no name: give one by --name")
+    if Path(file).is_dir():
+        raise Refused(f"{file} is a directory: name a file")
+    return Path(file).name.removesuffix(_SUFFIX)

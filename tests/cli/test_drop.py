@@ -1,0 +1,161 @@
+"""`tidemill drop`, typed, against a bucket on an emulator."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from handler.batch.options import parse_options
+from tests.cli.api_rig import Shell, line, shell_in
+from tests.cli.fake_api import row_of
+from tests.emulators import Emulator
+
+LINES = [line("a"), line("b"), line("c")]
+
+
+@pytest.fixture
+def shell(
+    ministack: Emulator,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> Iterator[Shell]:
+    """Return a shell with the credentials of an account, in which no server is named."""
+    for name, value in ministack.environment.items():
+        monkeypatch.setenv(name, value)
+    with shell_in(tmp_path, monkeypatch, capfd) as found:
+        monkeypatch.delenv("TIDEMILL_BASE_URL")
+        monkeypatch.delenv("TIDEMILL_API_KEY")
+        monkeypatch.delenv("TIDEMILL_BUCKET", raising=False)
+        yield found
+
+
+@pytest.fixture
+def bucket(ministack: Emulator) -> str:
+    """Return the bucket of a deployment of its own."""
+    return ministack.create().bucket
+
+
+@pytest.fixture
+def s3(ministack: Emulator) -> Any:
+    """Return a client of the account."""
+    return ministack.client("s3")
+
+
+def put_results(s3: Any, bucket: str, name: str, report: dict[str, Any]) -> None:
+    """Do what finalize does: rows first, the report last."""
+    good, bad = LINES[:2], LINES[2:]
+    for suffix, lines in ((".jsonl", good), (".errors.jsonl", bad)):
+        body = b"".join(row_of(one) for one in lines)
+        s3.put_object(Bucket=bucket, Key=f"output/{name}{suffix}", Body=body)
+    s3.put_object(Bucket=bucket, Key=f"output/{name}.batch.json", Body=json.dumps(report).encode())
+
+
+def report_of(status: str = "completed", **fields: Any) -> dict[str, Any]:
+    """Return a report of a batch of three lines, the last of them bad."""
+    counts = {"total": 3, "completed": 2, "failed": 1}
+    found = {"id": "batch_1", "status": status, "request_counts": counts, "created_at": 4e9}
+    return found | {"output_file_id": "file-o", "error_file_id": "file-e"} | fields
+
+
+def at_first_pause(monkeypatch: pytest.MonkeyPatch, *acts: Callable[[], object]) -> None:
+    """Let things happen while a command waits, one each time; it waits no further than that."""
+    left = iter(acts)
+    monkeypatch.setattr("cli.api.patience.pause", lambda _: next(left)())
+
+
+def test_a_file_and_its_options_are_put_where_intake_looks(
+    shell: Shell, bucket: str, s3: Any
+) -> None:
+    """Under its own name; what is not ASCII arrives as it was typed."""
+    file = shell.file(*LINES, name="questions.jsonl")
+    said = shell.type(
+        *("drop", file, "--bucket", bucket, "--window", "2h", "--metadata", "team=Küche"),
+        *("--on-invalid-line", "skip", "--output-url", "https://x.example/?a=b"),
+    )
+    assert (said.status, said.out) == (0, f"s3://{bucket}/input/questions.jsonl\n")
+    found = s3.get_object(Bucket=bucket, Key="input/questions.jsonl")
+    assert found["Body"].read() == Path(file).read_bytes()
+    options = parse_options(found["Metadata"])
+    assert options.completion_window == "2h"
+    assert options.on_invalid_line == "skip"
+    assert options.output_url == "https://x.example/?a=b"
+    assert options.metadata["team"] == "Küche"
+
+
+def test_a_large_file_is_put_in_parts(shell: Shell, bucket: str, s3: Any) -> None:
+    """Byte for byte."""
+    file = shell.file(*(line(str(number), pad="x" * 2**20) for number in range(20)))
+    assert shell.type("drop", file, "--bucket", bucket, "--name", "team/x").status == 0
+    found = s3.get_object(Bucket=bucket, Key="input/team/x.jsonl")
+    assert found["Body"].read() == Path(file).read_bytes()
+    assert found["ETag"].strip('"').endswith("-2")
+
+
+def test_waiting_ends_with_the_report_and_the_rows(
+    shell: Shell, bucket: str, s3: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The report of an earlier drop of that name does not count, nor that its cancelling left."""
+    put_results(s3, bucket, "in", report_of("failed", created_at=1))
+    at_first_pause(
+        monkeypatch,
+        lambda: put_results(s3, bucket, "in", report_of("cancelled", created_at=2)),
+        lambda: put_results(s3, bucket, "in", report_of()),
+    )
+    monkeypatch.setenv("TIDEMILL_BUCKET", bucket)
+    said = shell.type("drop", shell.file(*LINES), "--wait", "--json")
+    assert said.status == 3
+    assert Path("in.output.jsonl").read_bytes() == row_of(LINES[0]) + row_of(LINES[1])
+    assert Path("in.errors.jsonl").read_bytes() == row_of(LINES[2])
+    assert said.values[-1]["status"] == "completed"
+    assert said.values[-1]["saved"] == {
+        "output": str(shell.folder / "in.output.jsonl"),
+        "errors": str(shell.folder / "in.errors.jsonl"),
+    }
+
+
+def test_a_bad_file_is_not_dropped(shell: Shell, bucket: str, s3: Any) -> None:
+    """Its lines are named."""
+    said = shell.type("drop", shell.file(line("a"), {"custom_id": "b"}), "--bucket", bucket)
+    assert (said.status, said.out) == (1, "")
+    assert "line 2: `url` is missing" in said.err
+    assert "Contents" not in s3.list_objects_v2(Bucket=bucket)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status", "words"),
+    [
+        (["--bucket", "b", "--name", "x.errors"], 2, "cannot be the name of a drop"),
+        (["--bucket", "b", "--name", "a\nb"], 2, "cannot be the name of a drop"),
+        (["--bucket", "b", "--name", "x" * 1100], 2, "cannot be the name of a drop"),
+        (["--bucket", "b", "--metadata", "Output-Url=x"], 2, "it has a flag of its own"),
+        (["--bucket", "b", "--metadata", "a b=x"], 2, "cannot be a key"),
+        (["--bucket", "b", *(f"--metadata=k{n}={'x' * 500}" for n in range(5))], 2, "2,048 bytes"),
+        (["--bucket", "none-there"], 1, "NoSuchBucket"),
+        (["--deployment", "none"], 2, "name the bucket by --bucket"),
+    ],
+)
+def test_what_cannot_be_dropped_is_said_in_a_sentence(
+    shell: Shell, arguments: list[str], status: int, words: str
+) -> None:
+    """And nothing is printed on standard output."""
+    said = shell.type("drop", shell.file(*LINES), *arguments)
+    assert (said.status, said.out) == (status, "")
+    assert words in said.err
+
+
+def test_without_credentials_it_says_so(
+    shell: Shell, bucket: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As for a key that is not accepted."""
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", "/nonexistent")
+    monkeypatch.setattr("boto3.DEFAULT_SESSION", None)
+    said = shell.type("drop", shell.file(*LINES), "--bucket", bucket)
+    assert said.status == 8
+    assert "needs AWS credentials" in said.err
