@@ -16,6 +16,9 @@ INSTALLED_DEV := $(VENV)/.installed-dev
 # The AWS emulator; an environment of its own, because it needs another botocore than ours.
 MINISTACK_VENV := .venv-ministack
 INSTALLED_MINISTACK := $(MINISTACK_VENV)/.installed
+# Other people's clients, as they install them; each needs an openai of its own.
+CLIENTS := .venv-openai-batch-0.3.3 .venv-openai-batch-0.3.4
+INSTALLED_CLIENTS := $(CLIENTS:=/.installed)
 # The commands of the CDK, which is Node's.
 INSTALLED_NODE := infra/node_modules/.installed
 INSTALLED_LOCAL := $(VENV)/.installed-local
@@ -70,6 +73,11 @@ $(INSTALLED_MINISTACK): localstack/requirements.txt | $(INSTALLED_VENV)
 	@$(MINISTACK_VENV)/bin/python -m pip install --quiet --disable-pip-version-check -r $<
 	@touch $@
 
+$(INSTALLED_CLIENTS): .venv-%/.installed: tests/clients/requirements/%.txt | $(INSTALLED_VENV)
+	@$(BIN)/python -m venv $(@D)
+	@$(@D)/bin/python -m pip install --quiet --disable-pip-version-check -r $<
+	@touch $@
+
 $(INSTALLED_LOCAL): pyproject.toml constraints.txt | $(INSTALLED_VENV)
 	@echo "Installing the engine and what the cloud needs into $(VENV); the first time this takes a minute or two."
 	@$(PIP_INSTALL) -e '.[engine,cloud,infra]'
@@ -121,7 +129,7 @@ destroy: $(INSTALLED_LOCAL) $(INSTALLED_NODE)
 smoke: $(INSTALLED_LOCAL)
 	$(BIN)/python -m infra.smoke --deployment $(NAME)
 
-test: $(INSTALLED_DEV) $(INSTALLED_MINISTACK) $(INSTALLED_NODE) $(INSTALLED_BROWSER)
+test: $(INSTALLED_DEV) $(INSTALLED_MINISTACK) $(INSTALLED_NODE) $(INSTALLED_BROWSER) $(INSTALLED_CLIENTS)
 	$(BIN)/python -m pytest
 
 # All seeds; a few of them run with `make test`.
@@ -167,6 +175,7 @@ bench-batches: $(INSTALLED_DEV) $(INSTALLED_MINISTACK)
 	$(BIN)/python -m bench.batches workers 1 2 4
 
 clean:
-	rm -rf $(VENV) $(MINISTACK_VENV) infra/node_modules tests/browser/node_modules tests/browser/chromium $(OUT) build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis \
+	rm -rf $(VENV) $(MINISTACK_VENV) $(CLIENTS) infra/node_modules tests/browser/node_modules tests/browser/chromium $(OUT) build dist \
+	  .mypy_cache .pytest_cache .ruff_cache .hypothesis \
 	  .import_linter_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

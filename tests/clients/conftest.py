@@ -1,0 +1,74 @@
+"""A cloud that other people's clients talk to over HTTP: the API, a pump, and two workers."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import openai
+import pytest
+
+import demo
+from handler.aws.sync import Aws
+from handler.batch.keys import DROP_TENANT
+from handler.keys import KeyStore
+from localstack.cloud import Cloud as Processes
+from localstack.resources import create_resources
+from tests.emulators import Emulator, deployment_of
+from tests.handler.api.rig import serving
+from tests.handler.api.server import listening
+from tests.handler.intake.rig import Cloud
+
+ROOT = Path(__file__).parents[2]
+ENGINE = ROOT / "tests/handler/worker/scripted_engine.py"
+# Answers whatever is asked of it, so that endpoints that our engine does not serve can be tried.
+SCRIPTED = "scripted"
+QUICK = {
+    "TIDEMILL_LEASE_SECONDS": "6",
+    "TIDEMILL_FLUSH_SECONDS": "0.5",
+    "TIDEMILL_WAIT_SECONDS": "1",
+}
+
+
+class Api(NamedTuple):
+    """What a client is told of a deployment."""
+
+    url: str
+    key: str
+
+
+@pytest.fixture(scope="module")
+def api(ministack: Emulator, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Api]:
+    """Return the address and a key of a deployment that runs what it is given."""
+    resources = create_resources(
+        ministack.endpoint_url, prefix="clients", models=[demo.NAME, SCRIPTED]
+    )
+    deployment = deployment_of(resources)
+    environment = resources.environment | ministack.environment
+    cloud = Cloud(ministack, Aws(ministack.client), deployment, environment)
+    making = KeyStore(resources.table).create(
+        tenant=DROP_TENANT, name="clients", now=int(time.time())
+    )
+    folder = tmp_path_factory.mktemp("clients")
+    with Processes(resources, ministack.environment | QUICK, folder) as processes:
+        processes.start_pump("--reaper-seconds", "5")
+        processes.start_worker(name="demo")
+        processes.start_worker(
+            "--served-model-name",
+            SCRIPTED,
+            name="scripted",
+            TIDEMILL_ENGINE_COMMAND=json.dumps([sys.executable, str(ENGINE)]),
+        )
+        with serving(cloud), listening() as url:
+            yield Api(f"{url}/v1", cloud.run(making))
+
+
+@pytest.fixture
+def client(api: Api) -> Iterator[openai.OpenAI]:
+    """Return OpenAI's client, made as its documents say."""
+    with openai.OpenAI(base_url=api.url, api_key=api.key) as client:
+        yield client
