@@ -122,7 +122,7 @@ def test_the_command_runs_a_file(api: Api, tmp_path: Path) -> None:
 
 def test_the_command_creates_and_another_one_resumes(api: Api, tmp_path: Path) -> None:
     """The first ends at once with the batch's id; the second waits and fetches both files."""
-    bad = [*CHATS, {"model": "unknown", "messages": []}]
+    bad = [*CHATS, {**CHATS[0], "temperature": -1}]
     given = requests_file(tmp_path / "in.jsonl", bad, "/v1/chat/completions")
     where = ("--base-url", api.url, "--api-key", api.key)
     said = run(COMMAND, "-m", "openai_batch.run", "--create", given, *where)
@@ -131,7 +131,7 @@ def test_the_command_creates_and_another_one_resumes(api: Api, tmp_path: Path) -
     output, errors = tmp_path / "out.jsonl", tmp_path / "errors.jsonl"
     run(COMMAND, "-m", "openai_batch.run", "--resume", found[1], "-o", output, "-e", errors, *where)
     assert len(rows_in(output)) == len(CHATS)
-    assert [row["response"]["status_code"] for row in rows_in(errors)] == [404]
+    assert [row["response"]["status_code"] for row in rows_in(errors)] == [400]
 
 
 def test_the_interpreter_of_a_client_is_not_ours() -> None:

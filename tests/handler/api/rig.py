@@ -80,6 +80,30 @@ def body_as_sent(body: bytes, content_type: str | None) -> dict[str, Any]:
     return {"body": b64encode(body).decode(), "isBase64Encoded": True}
 
 
+def answered(request: httpx.Request) -> httpx.Response:
+    """Return what the gateway answers to a request: the authorizer is asked, then the API."""
+    path, query = request.url.path, request.url.query.decode()
+    headers = {name.lower(): value for name, value in request.headers.items()}
+    event = request_of(path, request.method, query)
+    event |= {"headers": headers, **body_as_sent(request.read(), headers.get("content-type"))}
+    event["requestContext"].pop("authorizer")
+    if not is_public(path):
+        if "authorization" not in headers:
+            return httpx.Response(401, json={"message": "Unauthorized"})
+        asked = event_of("aws_http_authorizer")
+        asked |= {"headers": headers, "identitySource": [headers["authorization"]]}
+        verdict = judged(asked)
+        if not verdict["isAuthorized"]:
+            return httpx.Response(403, json={"message": "Forbidden"})
+        event["requestContext"]["authorizer"] = {"lambda": verdict["context"]}
+    answer = answer_to(event)
+    said = answer.get("body") or ""
+    content = b64decode(said) if answer.get("isBase64Encoded") else said.encode()
+    return httpx.Response(
+        answer["statusCode"], headers=answer["headers"], stream=httpx.ByteStream(content)
+    )
+
+
 class Gateway(httpx.BaseTransport):
     """Hands requests to the authorizer, and those that may pass to the API's Lambda.
 
@@ -97,26 +121,7 @@ class Gateway(httpx.BaseTransport):
         """Answer one request."""
         if request.url.host != httpx.URL(URL).host:
             return self._out.handle_request(request)
-        path, query = request.url.path, request.url.query.decode()
-        headers = {name.lower(): value for name, value in request.headers.items()}
-        event = request_of(path, request.method, query)
-        event |= {"headers": headers, **body_as_sent(request.read(), headers.get("content-type"))}
-        event["requestContext"].pop("authorizer")
-        if not is_public(path):
-            if "authorization" not in headers:
-                return httpx.Response(401, json={"message": "Unauthorized"})
-            asked = event_of("aws_http_authorizer")
-            asked |= {"headers": headers, "identitySource": [headers["authorization"]]}
-            verdict = judged(asked)
-            if not verdict["isAuthorized"]:
-                return httpx.Response(403, json={"message": "Forbidden"})
-            event["requestContext"]["authorizer"] = {"lambda": verdict["context"]}
-        answer = answer_to(event)
-        said = answer.get("body") or ""
-        content = b64decode(said) if answer.get("isBase64Encoded") else said.encode()
-        return httpx.Response(
-            answer["statusCode"], headers=answer["headers"], stream=httpx.ByteStream(content)
-        )
+        return answered(request)
 
 
 @contextmanager

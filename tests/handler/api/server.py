@@ -9,7 +9,7 @@ from threading import Lock, Thread
 
 import httpx
 
-from tests.handler.api.rig import Gateway
+from tests.handler.api.rig import answered
 
 # A Lambda answers one request at a time; what it may find in its module is one request's.
 _ANSWERING = Lock()
@@ -30,8 +30,8 @@ class Bridge(BaseHTTPRequestHandler):
             content=self.rfile.read(length),
         )
         with _ANSWERING:
-            response = Gateway().handle_request(request)
-        body = response.read() if response.is_closed else b"".join(response.iter_raw())
+            response = answered(request)
+        body = response.read()
         self.send_response(response.status_code)
         for name, value in response.headers.items():
             if name not in {"content-length", "transfer-encoding"}:
