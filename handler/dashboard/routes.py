@@ -59,3 +59,19 @@ def show_batch(batch_id: str) -> Response[Any]:
     from handler.dashboard.views import batch
 
     return batch(batch_id)
+
+
+@router.get("/dashboard/view/batches/<batch_id>/errors", compress=True, include_in_schema=False)
+def show_errors(batch_id: str) -> Response[Any]:
+    """Return the first rows of a batch that went wrong."""
+    from handler.dashboard.views import errors
+
+    return errors(batch_id)
+
+
+@router.get("/dashboard/view/files/<file_id>/link", include_in_schema=False)
+def show_link(file_id: str) -> Response[Any]:
+    """Return where a file can be had now; the browser goes there without its key."""
+    from handler.dashboard.views import link
+
+    return link(file_id)

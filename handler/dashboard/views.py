@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from aws_lambda_powertools.event_handler import Response
 from pydantic_core import to_json
 
-from handler.api.batches import list_batches, retrieve_batch, router
+from handler.api.batches import list_batches, own_batch, retrieve_batch, router
 from handler.api.caller import tenant_of
+from handler.api.files import file_content
+from handler.api.means import aws
+from handler.batch.keys import INPUT_PREFIX
 from handler.batch.states import TERMINAL, Status
 from handler.batch.wire import BatchObject
+from handler.dashboard.first_errors import first_errors
 from handler.dashboard.page import answer, html
+from handler.settings import deployment
 
 _PAGE_BATCHES = 20
 _CANCELLABLE = {Status.VALIDATING, Status.IN_PROGRESS}
@@ -48,6 +54,13 @@ class Row:
         return self.num_done * 100 // total if total else 0
 
     @property
+    def worked_until(self) -> int | None:
+        """When its last row can have come; None while more may come."""
+        wire = self.wire
+        ends = (wire.finalizing_at, wire.completed_at, wire.cancelled_at, wire.expired_at)
+        return next((at for at in ends if at), None)
+
+    @property
     def left_seconds(self) -> float | None:
         """How long it will take at its present rate."""
         eta_at = self.wire.tidemill.eta_at
@@ -63,7 +76,7 @@ def session() -> Response[str]:
 def batches(after: str | None) -> Response[str]:
     """Return a page of batches older than `after`, or the newest."""
     page = list_batches(limit=_PAGE_BATCHES, after=after)
-    rows = [_row(wire) for wire in page.data]
+    rows = _rows(page.data)
     older = page.last_id if page.has_more else None
     is_live = not all(row.has_ended for row in rows)
     return html("batches.html", rows=rows, after=after, older=older, is_live=is_live)
@@ -71,9 +84,44 @@ def batches(after: str | None) -> Response[str]:
 
 def batch(batch_id: str) -> Response[str]:
     """Return one batch."""
-    row = _row(retrieve_batch(batch_id))
+    (row,) = _rows([retrieve_batch(batch_id)])
     return html("batch.html", row=row, batch=row.wire, is_live=not row.has_ended)
 
 
-def _row(wire: BatchObject) -> Row:
-    return Row(wire, wire.input_file_id.rpartition("/")[2], time.time())
+def errors(batch_id: str) -> Response[str]:
+    """Return the first rows of a batch that went wrong."""
+    found = own_batch(router.current_event, batch_id)
+    (row,) = _rows([retrieve_batch(batch_id)])
+    return html(
+        "errors.html",
+        errors=aws().run(first_errors(deployment(), found)),
+        num_failed=row.wire.request_counts.failed,
+        has_ended=row.has_ended,
+    )
+
+
+def link(file_id: str) -> Response[str]:
+    """Return a url for a file, made at this moment: a redirect would take the key along."""
+    said = to_json({"url": file_content(file_id).headers["Location"]}).decode()
+    return answer(said, "application/json")
+
+
+def _rows(wires: Sequence[BatchObject]) -> list[Row]:
+    """Return batches under the names of their files; one whose file is gone goes by its id."""
+    tenant, now = tenant_of(router.current_event), time.time()
+    files = deployment().files
+    uploaded = [wire.input_file_id for wire in wires if not _is_drop(wire)]
+    found = aws().run_all(files.get_file(file_id) for file_id in uploaded)
+    names = {file.id: file.filename for file in found if file and file.tenant == tenant}
+    return [Row(wire, names.get(wire.input_file_id) or _key_of(wire), now) for wire in wires]
+
+
+def _is_drop(wire: BatchObject) -> bool:
+    return wire.input_file_id.startswith("s3://")
+
+
+def _key_of(wire: BatchObject) -> str:
+    """Return a drop's key without what all have in common, and the id of any other file."""
+    if not _is_drop(wire):
+        return wire.input_file_id
+    return wire.input_file_id.split("/", 3)[-1].removeprefix(INPUT_PREFIX)

@@ -1,11 +1,12 @@
 // Which view is shown, and keeping it fresh. The address behind `#` names the view, so that a
 // reload, the back button and bookmarks work; htmx fetches the views, the server writes them.
 
+import { drawPlot } from "./plot.js";
 import * as session from "./session.js";
 import { find, forgetNotice, localise, messageOf, notice, say } from "./words.js";
 
 const VIEWS = "/dashboard/view";
-const REFRESH_SECONDS = 3;
+const REFRESH_SECONDS = 5;
 const MAX_REFRESH_SECONDS = 60;
 let pause = REFRESH_SECONDS;
 let timer = null;
@@ -50,7 +51,7 @@ function tellChanges(before) {
     const place = find(`[data-batch="${id}"]`);
     const name = (place.querySelector("a") || find("#content h1")).textContent;
     say(`${name}: ${place.querySelector(".status").textContent}`);
-    place.dispatchEvent(new CustomEvent("tidemill:changed", { bubbles: true }));
+    if (find("#plot")) drawPlot(true);
   }
 }
 
@@ -63,16 +64,22 @@ function enterView() {
 function wireRequests() {
   const body = document.body;
   let before = new Map();
+  let failed = null;
   body.addEventListener("htmx:configRequest", (event) => {
     event.detail.headers.Authorization = `Bearer ${session.key()}`;
   });
-  body.addEventListener("htmx:beforeSwap", () => (before = statuses()));
+  body.addEventListener("htmx:beforeSwap", () => {
+    before = statuses();
+    failed = find("#live")?.dataset.failed;
+  });
   body.addEventListener("htmx:afterSettle", (event) => {
     pause = REFRESH_SECONDS;
     forgetNotice(true);
     localise(event.detail.elt);
     if (event.detail.target.id === "content") enterView();
     else tellChanges(before);
+    if (event.detail.target.id === "live" && find("#live").dataset.failed !== failed) htmx.trigger("#errors", "changed");
+    drawPlot();
     plan();
   });
   body.addEventListener("htmx:responseError", (event) => {
@@ -96,6 +103,20 @@ function fail(event, words) {
   plan();
 }
 
+/** Have the browser fetch a file from where it lies; that url is good for a while only. */
+async function download(button) {
+  button.setAttribute("aria-busy", "true");
+  try {
+    const { url } = await session.call(`${VIEWS}/files/${button.dataset.file}/link`);
+    const link = document.createElement("a");
+    Object.assign(link, { href: url, download: "", rel: "noreferrer" });
+    link.click();
+  } catch (problem) {
+    notice(problem.message);
+  }
+  button.removeAttribute("aria-busy");
+}
+
 async function cancel() {
   const id = find("#live").dataset.batch;
   find("#cancel-dialog").close();
@@ -111,11 +132,14 @@ const CLICKS = {
   cancel: () => find("#cancel-dialog").showModal(),
   "cancel-no": () => find("#cancel-dialog").close(),
   "cancel-yes": cancel,
+  "get-output": download,
+  "get-errors": download,
 };
 
 function wireClicks() {
   document.body.addEventListener("click", (event) => {
-    CLICKS[event.target.closest("button")?.id]?.();
+    const button = event.target.closest("button");
+    CLICKS[button?.id]?.(button);
   });
   // The button that opened it may have been written anew since.
   document.body.addEventListener(

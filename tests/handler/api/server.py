@@ -31,7 +31,8 @@ class Bridge(BaseHTTPRequestHandler):
         )
         with _ANSWERING:
             response = answered(request)
-        body = response.read()
+        # As it is on the wire: what came compressed stays so.
+        body = response.content if response.is_closed else b"".join(response.iter_raw())
         self.send_response(response.status_code)
         for name, value in response.headers.items():
             if name not in {"content-length", "transfer-encoding"}:

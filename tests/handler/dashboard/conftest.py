@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 
 import pytest
 from playwright.sync_api import Browser, Page
@@ -14,13 +15,17 @@ from tests.handler.api.server import listening
 from tests.handler.dashboard.browser import find_chromium, running_chromium
 from tests.handler.intake.rig import Cloud
 
+PRICES = '{"tidemill-demo": 0.8}'
+
 
 @pytest.fixture(scope="session")
 def chromium() -> Iterator[Browser]:
     """Return a browser, or skip where there is none."""
     executable = find_chromium()
     if executable is None:
-        pytest.skip("no Chromium: `make browser` gets one for Linux on x86_64; elsewhere name yours in CHROMIUM")
+        pytest.skip(
+            "no Chromium: name yours in CHROMIUM; for Linux on x86_64 `make browser` gets one"
+        )
     with running_chromium(executable) as browser:
         yield browser
 
@@ -28,7 +33,9 @@ def chromium() -> Iterator[Browser]:
 @pytest.fixture
 def cloud(ministack: Emulator) -> Iterator[Cloud]:
     """Return a deployment of its own, whose API is that of this process."""
-    with serving(Cloud.on(ministack, gpu_hour_prices='{"tidemill-demo": 0.8}')) as cloud:
+    cloud = Cloud.on(ministack, gpu_hour_prices=PRICES)
+    environment = {**cloud.environment, "TIDEMILL_GPU_HOUR_PRICES": PRICES}
+    with serving(replace(cloud, environment=environment)) as cloud:
         yield cloud
 
 

@@ -1,0 +1,111 @@
+// The throughput of a batch over time: a plot for the eye, a sentence and a table for the rest.
+
+import { call } from "./session.js";
+import { find, notice } from "./words.js";
+
+const HEIGHT = 220;
+const STALE_SECONDS = 15;
+let drawn = null;
+let drawnAt = 0;
+
+/** Draw the plot of the view, if it has one; what was drawn a moment ago stays unless `anew`. */
+export async function drawPlot(anew = false) {
+  const place = find("#plot");
+  if (!place) return forget();
+  const isFresh = place.dataset.drawn && Date.now() - drawnAt < STALE_SECONDS * 1000;
+  if (isFresh && !anew) return;
+  place.dataset.drawn = "yes";
+  drawnAt = Date.now();
+  try {
+    const history = await call(place.dataset.history);
+    if (place.isConnected) show(place, stretches(history.data, find("#live").dataset));
+  } catch (problem) {
+    notice(problem.message, true);
+  }
+}
+
+/** Return stretches of time without gaps, with what was gained in each; the first and the last end
+ * where the batch does, so that a rate is never one over time in which nothing could run. */
+function stretches(buckets, { from, until }) {
+  const begin = Number(from);
+  const end = Number(until) || Date.now() / 1000;
+  const found = [];
+  for (const bucket of buckets) {
+    const last = found.at(-1);
+    const start = Math.max(bucket.start, begin);
+    if (last && last.end < start) found.push({ start: last.end, end: start, completed: 0, failed: 0, tokens: 0 });
+    found.push({ ...bucket, start, end: Math.max(start + 1, Math.min(bucket.start + bucket.seconds, end)) });
+  }
+  return found.map((one) => ({ ...one, seconds: one.end - one.start }));
+}
+
+function show(place, found) {
+  find("#plot-empty").hidden = found.length > 0;
+  find("#plot-shown").hidden = found.length === 0;
+  if (found.length === 0) return;
+  describe(place, found);
+  fillTable(found);
+  paint(place, found);
+}
+
+function paint(place, found) {
+  forget();
+  const colour = (name) => getComputedStyle(place).getPropertyValue(name).trim();
+  const axis = { stroke: colour("--pico-muted-color"), grid: { stroke: colour("--pico-muted-border-color"), width: 1 }, ticks: { show: false } };
+  const stepped = uPlot.paths.stepped({ align: 1 });
+  const rate = (key) => [...found.map((one) => one[key] / one.seconds), found.at(-1)[key] / found.at(-1).seconds];
+  const said = (self, value) => (value == null ? "–" : value.toFixed(value < 100 ? 1 : 0));
+  const options = {
+    width: place.clientWidth,
+    height: HEIGHT,
+    cursor: { drag: { x: false, y: false } },
+    scales: { y: { range: (self, low, high) => [0, high * 1.1 || 1] }, tokens: { range: (self, low, high) => [0, high * 1.1 || 1] } },
+    axes: [
+      axis,
+      { ...axis, label: "rows/s", labelSize: 20, size: 50 },
+      { ...axis, scale: "tokens", side: 1, grid: { show: false }, label: "tokens/s", labelSize: 20, size: 60 },
+    ],
+    series: [
+      { label: "Time", value: "{YYYY}-{MM}-{DD} {HH}:{mm}" },
+      { label: "completed rows/s", stroke: colour("--run"), fill: colour("--plot-fill"), width: 2, paths: stepped, points: { show: false }, value: said },
+      { label: "failed rows/s", stroke: colour("--bad"), width: 2, dash: [6, 4], paths: stepped, points: { show: false }, value: said },
+      { label: "tokens/s", scale: "tokens", stroke: colour("--warn"), width: 1.5, dash: [2, 3], paths: stepped, points: { show: false }, value: said },
+    ],
+  };
+  const times = [...found.map((one) => one.start), found.at(-1).end];
+  drawn = new uPlot(options, [times, rate("completed"), rate("failed"), rate("tokens")], place);
+  drawn.tidemill = () => paint(place, found);
+}
+
+function forget() {
+  drawn?.destroy();
+  drawn = null;
+}
+
+function describe(place, found) {
+  const seconds = found.at(-1).end - found[0].start;
+  const rows = found.reduce((sum, one) => sum + one.completed + one.failed, 0);
+  const most = Math.max(...found.map((one) => (one.completed + one.failed) / one.seconds));
+  const words = `On average ${(rows / seconds).toFixed(1)} rows a second, at most ${most.toFixed(1)}.`;
+  place.setAttribute("aria-label", `Plot of rows and tokens a second over time. ${words}`);
+  find("#plot-words").textContent = words;
+}
+
+function fillTable(found) {
+  const time = new Intl.DateTimeFormat(undefined, { dateStyle: "short", timeStyle: "medium" });
+  const rows = found.map((one) => {
+    const row = document.createElement("tr");
+    const cells = [time.format(new Date(one.start * 1000)), Math.round(one.seconds), one.completed, one.failed, one.tokens];
+    for (const cell of cells) {
+      row.appendChild(document.createElement("td")).textContent = typeof cell === "number" ? cell.toLocaleString() : cell;
+    }
+    return row;
+  });
+  find("#plot-rows").replaceChildren(...rows);
+}
+
+new ResizeObserver(() => {
+  const place = find("#plot");
+  if (drawn && place && Math.abs(place.clientWidth - drawn.width) > 1) drawn.setSize({ width: place.clientWidth, height: HEIGHT });
+}).observe(document.body);
+matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => drawn?.tidemill());

@@ -1,0 +1,56 @@
+"""What stands behind the page in tests: Lambdas that listen to the queue, and a worker.
+
+The worker's engine does what the body of a line says: `tests/handler/worker/scripted_engine.py`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from threading import Event, Thread
+from typing import Any
+
+from handler.lambdas import control
+from localstack.pump import Pump
+from tests.emulators import MODEL
+from tests.handler.intake.rig import Cloud, line_of
+from tests.handler.worker.rig import Rig
+
+
+def file_of(scripts: Sequence[dict[str, Any]]) -> bytes:
+    """Return a file of good lines whose bodies say what becomes of them."""
+    return b"".join(
+        line_of(f"row-{number}", body={"model": MODEL, "messages": [], **script}) + b"\n"
+        for number, script in enumerate(scripts, start=1)
+    )
+
+
+@contextmanager
+def control_running(cloud: Cloud) -> Iterator[None]:
+    """Let the control Lambda answer its queue until the block is left."""
+    stop = Event()
+    pump = Pump(cloud.deployment.control.url, "control", _control, 900)
+    thread = Thread(target=pump.run, args=(stop,))
+    thread.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        thread.join()
+
+
+@contextmanager
+def worker_running(cloud: Cloud, folder: Path) -> Iterator[None]:
+    """Run a worker until the block is left."""
+    rig = Rig(cloud.emulator, folder, cloud.deployment, dict(cloud.environment))
+    process = rig.start()
+    try:
+        yield
+    finally:
+        process.kill()
+
+
+def _control(event: dict[str, Any], context: Any) -> Any:
+    return control.handler(json.loads(json.dumps(event)), context)
