@@ -25,6 +25,7 @@ from handler.aws.ledger import Ledger
 from handler.aws.queues import Queue
 from handler.aws.services import WorkerService
 from handler.aws.table import Table
+from handler.aws.uploads import UploadStore
 from handler.aws.usage import UsageStore
 from handler.batch.options import DEFAULT_WINDOW, window_seconds
 from handler.batch.plan import MAX_SHARD_BYTES, MAX_SHARD_LINES, ShardLimits
@@ -102,6 +103,7 @@ class Deployment:
         self.usage = UsageStore(settings.table)
         self.ledger = Ledger(settings.table)
         self.files = FileStore(settings.table)
+        self.uploads = UploadStore(settings.table)
         self.bucket = Bucket(settings.bucket)
         self.control = Queue(settings.control_queue)
         self.work = {model: Queue(url) for model, url in settings.work_queues.items()}

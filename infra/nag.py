@@ -63,7 +63,7 @@ ACKNOWLEDGED: Final = (
             ("Api/Control/Role", ("input", "files", "work", "output")),
             ("Api/Reaper/Role", ("files", "output")),
             ("Api/DeadLetters/Role", ("files", "output")),
-            ("Api/Api/Role", ("input", "files", "work", "output")),
+            ("Api/Api/Role", ("input", "files", "work", "work/uploads", "output")),
             ("Compute/Worker-*/Role", ("input", "files", "work")),
         )
         for prefix in prefixes

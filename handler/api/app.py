@@ -11,7 +11,7 @@ from aws_lambda_powertools.event_handler.middlewares import NextMiddleware
 from aws_lambda_powertools.event_handler.openapi.exceptions import RequestValidationError
 from pydantic_core import to_json
 
-from handler.api import batches, errors, files, history, models, results
+from handler.api import batches, errors, files, history, models, results, uploads
 from handler.api.bodies import Bodies
 from handler.api.caller import tenant_of
 from handler.api.means import aws
@@ -64,6 +64,7 @@ app.include_router(history.router)
 app.include_router(results.router)
 app.include_router(files.router)
 app.include_router(models.router)
+app.include_router(uploads.router)
 app.include_router(dashboard.router)
 
 
@@ -75,6 +76,7 @@ def health() -> dict[str, str]:
 
 app.not_found(errors.refuse_unknown)
 app.exception_handler(errors.Refused)(errors.refuse)
+app.exception_handler(errors.ComeAgain)(errors.refuse_unfinished)
 app.exception_handler(LimitReached)(errors.refuse_more)
 app.exception_handler(InvalidOption)(errors.refuse_option)
 app.exception_handler(RequestValidationError)(errors.refuse_invalid)

@@ -43,6 +43,24 @@ class NotFound(Refused):
     status = HTTPStatus.NOT_FOUND
 
 
+class ComeAgain(HandlerError):
+    """There is more to do than one call has time for; the next goes on with it."""
+
+    code = "not_finished"
+
+
+def refuse_unfinished(exc: ComeAgain) -> Response[str]:
+    """Return the answer that has OpenAI's clients call again in a second."""
+    answer = error(
+        HTTPStatus.SERVICE_UNAVAILABLE,
+        "This is not finished yet: call again, it goes on where it is.",
+        kind="server_error",
+        code=exc.code,
+    )
+    answer.headers["Retry-After"] = "1"
+    return answer
+
+
 def refuse(exc: Refused) -> Response[str]:
     """Return the answer to a request that was refused."""
     is_ours = exc.status >= HTTPStatus.INTERNAL_SERVER_ERROR

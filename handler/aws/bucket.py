@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import IO, Any
 
@@ -15,6 +15,9 @@ from handler.errors import AwsError, BadPart, NotThere, ObjectChanged
 
 # Of a part of some hundred rows; the heads of larger ones take a second look.
 _HEAD_BYTES = 2**14
+
+# What S3 deletes at once.
+_MAX_DELETED = 1000
 
 
 def pinned(source: Source) -> dict[str, str]:
@@ -87,14 +90,20 @@ class Bucket:
 
     def list_keys(self, prefix: str) -> Operation[list[str]]:
         """Return all keys that begin with `prefix`, in their order."""
-        arguments: dict[str, Any] = {"Bucket": self.name, "Prefix": prefix}
-        keys: list[str] = []
-        while True:
-            response = yield Call("s3", "list_objects_v2", arguments)
-            keys += [found["Key"] for found in response.get("Contents", ())]
-            if not response.get("IsTruncated"):
-                return keys
-            arguments["ContinuationToken"] = response["NextContinuationToken"]
+        found = yield from self._list(prefix)
+        return [each["Key"] for each in found]
+
+    def list_sizes(self, prefix: str) -> Operation[dict[str, int]]:
+        """Return the bytes of every object whose key begins with `prefix`, by its key."""
+        found = yield from self._list(prefix)
+        return {each["Key"]: each["Size"] for each in found}
+
+    def delete_all(self, keys: Sequence[str]) -> Operation[None]:
+        """Take objects away, a thousand with one call."""
+        for start in range(0, len(keys), _MAX_DELETED):
+            gone = [{"Key": key} for key in keys[start : start + _MAX_DELETED]]
+            where = {"Bucket": self.name, "Delete": {"Objects": gone, "Quiet": True}}
+            yield Call("s3", "delete_objects", where)
 
     def delete(self, key: str) -> Operation[None]:
         """Take an object away; where the bucket keeps versions it can be had back."""
@@ -107,6 +116,11 @@ class Bucket:
             yield from self.delete(key)
 
     # Multipart uploads
+
+    def part_url(self, key: str, upload_id: str, number: int, num_bytes: int) -> Call:
+        """Return the call that writes one part of exactly so many bytes, for a url."""
+        where = {"Bucket": self.name, "Key": key, "UploadId": upload_id, "PartNumber": number}
+        return Call("s3", "upload_part", where | {"ContentLength": num_bytes})
 
     def create_upload(self, key: str, metadata: Mapping[str, str]) -> Operation[str]:
         """Begin an object of many parts; return the id of the upload."""
@@ -240,6 +254,16 @@ class Bucket:
                 break
         first, newline, _ = head.partition(b"\n")
         return decode_head(first + newline, num_bytes)
+
+    def _list(self, prefix: str) -> Operation[list[Mapping[str, Any]]]:
+        arguments: dict[str, Any] = {"Bucket": self.name, "Prefix": prefix}
+        listed: list[Mapping[str, Any]] = []
+        while True:
+            response = yield Call("s3", "list_objects_v2", arguments)
+            listed += response.get("Contents", ())
+            if not response.get("IsTruncated"):
+                return listed
+            arguments["ContinuationToken"] = response["NextContinuationToken"]
 
     def _put(self, key: str, body: bytes | IO[bytes], content_type: str) -> Call:
         where = {"Bucket": self.name, "Key": key, "ContentType": content_type}

@@ -26,8 +26,7 @@ class FileStore(Store):
 
     def put_file(self, file: File) -> Operation[None]:
         """Record a file; writing it again changes nothing."""
-        item = to_item(_file_key(file.id) | dump(file) | {"created_id": _created_id(file)})
-        yield Call("dynamodb", "put_item", {"TableName": self.name, "Item": item})
+        yield Call("dynamodb", "put_item", {"TableName": self.name, "Item": file_item(file)})
 
     def get_file(self, file_id: str) -> Operation[File | None]:
         """Return the file of this id, or None; a deleted one is none."""
@@ -89,6 +88,11 @@ class FileStore(Store):
                 break
             arguments["ExclusiveStartKey"] = start
         return found[:limit], len(found) > limit
+
+
+def file_item(file: File) -> dict[str, Any]:
+    """Return the item of a file."""
+    return to_item(_file_key(file.id) | dump(file) | {"created_id": _created_id(file)})
 
 
 def _files_in(items: Sequence[dict[str, Any]], after: str | None) -> list[File]:

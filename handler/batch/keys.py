@@ -68,6 +68,11 @@ def _files_prefix(tenant: str) -> str:
     return f"files/{check_tenant(tenant)}/"
 
 
+def upload_prefix(upload_id: str) -> str:
+    """Return the prefix of the small parts of an upload; what follows it is the part's id."""
+    return f"work/uploads/{upload_id}/"
+
+
 def work_prefix(batch_id: str) -> str:
     """Return the prefix of everything in flight of a batch."""
     return f"work/{batch_id}/"

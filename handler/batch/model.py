@@ -9,6 +9,7 @@ from typing import Any, Literal
 from handler.batch.states import TERMINAL, Status, check_move
 
 OnInvalidLine = Literal["fail", "skip"]
+UploadWay = Literal["parts", "urls"]
 WebhookDelivery = Literal["pending", "delivered", "failed"]
 
 
@@ -268,4 +269,30 @@ class File:
     filename: str
     purpose: str
     version_id: str | None = None
+    expires: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Upload:
+    """A file in the making, which ends as the file `file_id` or not at all.
+
+    Its bytes come by one of two ways: as small parts through the API, of which `digest` tells which
+    were chosen, or to urls at which S3 takes them; `multipart_id` is S3's own upload. After
+    `expires_at` it takes nothing any more, and from `expires` on the table forgets it. The file
+    goes `file_seconds` after it was made, if that was said.
+    """
+
+    id: str
+    tenant: str
+    num_bytes: int
+    filename: str
+    purpose: str
+    created_at: int
+    expires_at: int
+    file_id: str
+    status: Literal["pending", "completed", "cancelled"] = "pending"
+    file_seconds: int | None = None
+    way: UploadWay | None = None
+    digest: str = ""
+    multipart_id: str | None = None
     expires: int | None = None

@@ -8,24 +8,19 @@ batch and S3 lists which parts are there, so any run can go on where another one
 from __future__ import annotations
 
 from collections.abc import Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
-from typing import NamedTuple
 
 from handler.aws.items import dump
 from handler.batch.model import Batch, BatchError, File, Shard
-from handler.batch.upload import UploadPart, plan_upload
 from handler.batch.wire import MAX_LISTED_ERRORS
 from handler.errors import HandlerError, NotThere
 from handler.finalize.close import progress_of
-from handler.finalize.joined import open_joined
+from handler.finalize.join import Joining, send_missing
 from handler.finalize.kinds import KINDS, Kind, SealedSegment
 from handler.log import logger
 from handler.run import ComeBack, Run
 
 BATCH_ID = "batch-id"
 
-# Each holds at most one segment of about 16 MiB.
-_NUM_THREADS = 8
 _GONE = "NoSuchUpload"
 _MIN_WAIT_SECONDS, _MAX_WAIT_SECONDS = 1.0, 60.0
 
@@ -107,29 +102,14 @@ def _remove_stale(run: Run, kind: Kind) -> None:
         run.aws.run(bucket.delete(key))
 
 
-class _Upload(NamedTuple):
-    """One object in the making: its key, the upload's id, and what it is made of."""
-
-    key: str
-    id: str
-    segments: Sequence[SealedSegment]
-
-
 def _make_object(run: Run, kind: Kind, segments: Sequence[SealedSegment], num_bytes: int) -> None:
     key = kind.key_of(run.batch)
     if _is_made(run, key, num_bytes):
         return
     bucket = run.deployment.bucket
-    upload = _Upload(key, _begin(run, kind), segments)
+    upload = Joining(key, _begin(run, kind), segments)
     try:
-        there = run.aws.run(bucket.list_uploaded(key, upload.id))
-        plan = plan_upload([segment.num_bytes for segment in segments])
-        etags = {
-            part.number: there[part.number][0]
-            for part in plan
-            if part.number in there and there[part.number][1] == part.num_bytes
-        }
-        etags |= _send(run, upload, [part for part in plan if part.number not in etags])
+        etags = send_missing(run.aws, bucket, upload, run.check)
         run.keep_turn()
         run.aws.run(bucket.complete_upload(key, upload.id, etags))
     except NotThere as exc:
@@ -164,38 +144,9 @@ def _begin(run: Run, kind: Kind) -> str:
     return str(chosen)
 
 
-def _begin_anew(run: Run, kind: Kind, upload: _Upload, cause: NotThere) -> None:
+def _begin_anew(run: Run, kind: Kind, upload: Joining, cause: NotThere) -> None:
     """Forget an upload that somebody has aborted, a lifecycle rule for instance."""
     logger.warning("upload gone", batch_id=run.batch.id, key=upload.key, reason=str(cause))
     run.keep_turn()
     run.change(**kind.fields(upload=None))
     raise ComeBack(_MIN_WAIT_SECONDS) from cause
-
-
-def _send(run: Run, upload: _Upload, parts: Sequence[UploadPart]) -> dict[int, str]:
-    """Upload parts, a few at once, and return their ETags; raises ComeBack when time is over."""
-    etags: dict[int, str] = {}
-    in_flight: dict[Future[str], UploadPart] = {}
-
-    def collect(limit: int) -> None:
-        while len(in_flight) > limit:
-            for future in wait(in_flight, return_when=FIRST_COMPLETED).done:
-                etags[in_flight.pop(future).number] = future.result()
-
-    with ThreadPoolExecutor(_NUM_THREADS) as pool:
-        for part in parts:
-            run.check()
-            in_flight[pool.submit(_send_part, run, upload, part)] = part
-            collect(_NUM_THREADS - 1)
-        collect(0)
-    return etags
-
-
-def _send_part(run: Run, upload: _Upload, part: UploadPart) -> str:
-    bucket = run.deployment.bucket
-    segments = upload.segments[part.first : part.end]
-    if part.is_copy:
-        copy = bucket.copy_part(upload.key, upload.id, part.number, segments[0].key)
-        return run.aws.run(copy)
-    with open_joined(segments, lambda key: run.aws.run(bucket.get(key))) as body:
-        return run.aws.run(bucket.upload_part(upload.key, upload.id, part.number, body))

@@ -23,6 +23,8 @@ from infra.data.stack import DataStack
 from infra.logs import log_group
 
 _INPUT, _WORK = "input/", "work/"
+# Small parts of files, until they are joined.
+_UPLOADS = "work/uploads/"
 # What clients upload by the API lies beside what they get by it.
 _RESULTS = ("output/", "files/")
 # Files that are read or joined at once; more wait in the queue.
@@ -57,8 +59,9 @@ class ApiStack(Stack):
                 # Files come in and go out; so do reports of batches cancelled before they ran.
                 may.find_objects(data),
                 may.read_objects(data, _INPUT, _WORK, *_RESULTS),
-                may.write_objects(data, *_RESULTS),
-                may.delete_objects(data, *_RESULTS),
+                may.write_objects(data, *_RESULTS, _UPLOADS),
+                may.delete_objects(data, *_RESULTS, _UPLOADS),
+                may.resume_uploads(data, "files/"),
             ],
         )
         self.http_api = self._add_http_api()

@@ -25,6 +25,7 @@ ADAPTERS = {
     "queue": "Queue",
     "service": "WorkerService",
     "table": "Table",
+    "uploads": "UploadStore",
     "tenants": "TenantStore",
     "usage": "UsageStore",
 }

@@ -59,7 +59,8 @@ ROLES = {
         INPUT: "s3:GetObject GetObjectVersion",
         IN_FLIGHT: "s3:GetObject GetObjectVersion",
         OUTPUT: f"{OBJECT} DeleteObject",
-        FILES: f"{OBJECT} DeleteObject",
+        FILES: RESULT,
+        f"{BUCKET}/work/uploads/*": "s3:PutObject DeleteObject",
     },
     "AuthorizerRole": {TABLE: "dynamodb:GetItem"},
     "ScheduleRole": {
@@ -95,6 +96,7 @@ RIGHTS = {
     ("s3", "complete_multipart_upload"): "s3:PutObject",
     ("s3", "create_multipart_upload"): "s3:PutObject",
     # Without the second a missing object is a forbidden one.
+    ("s3", "delete_objects"): "s3:DeleteObject",
     ("s3", "head_object"): "s3:GetObject ListBucket",
     ("s3", "list_objects_v2"): "s3:ListBucket",
     ("s3", "list_parts"): "s3:ListMultipartUploadParts",

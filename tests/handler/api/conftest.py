@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import httpx
 import pytest
@@ -43,3 +43,22 @@ def client(token: str) -> Iterator[OpenAI]:
         OpenAI(base_url=f"{URL}/v1", api_key=token, http_client=http, max_retries=0) as client,
     ):
         yield client
+
+
+@pytest.fixture
+def client_of(any_cloud: Cloud) -> Iterator[Callable[[str], OpenAI]]:
+    """Return what makes OpenAI's client for a tenant."""
+    keys = KeyStore(any_cloud.deployment.table.name)
+    with httpx.Client(transport=Gateway(), follow_redirects=True) as http:
+
+        def make(tenant: str) -> OpenAI:
+            token = any_cloud.run(keys.create(tenant=tenant, name="test", now=1))
+            return OpenAI(base_url=f"{URL}/v1", api_key=token, http_client=http, max_retries=0)
+
+        yield make
+
+
+@pytest.fixture
+def lab(client_of: Callable[[str], OpenAI]) -> OpenAI:
+    """Return the client of a tenant."""
+    return client_of("lab")

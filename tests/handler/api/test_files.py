@@ -4,21 +4,17 @@ from __future__ import annotations
 
 import base64
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-import httpx
 import openai
 import pytest
 from openai import OpenAI
 from openai.types import FileObject as TheirFile
 
 from handler.api.file_object import FileObject, disposition_of, name_of
-from handler.keys import KeyStore
 from tests.handler.api.rig import (
-    URL,
-    Gateway,
     answer_to,
     body_as_sent,
     refusal_in,
@@ -28,25 +24,6 @@ from tests.handler.aws.given import make_batch
 from tests.handler.intake.rig import Cloud, lines_of
 
 LINES = lines_of(3)
-
-
-@pytest.fixture
-def client_of(any_cloud: Cloud) -> Iterator[Callable[[str], OpenAI]]:
-    """Return what makes OpenAI's client for a tenant."""
-    keys = KeyStore(any_cloud.deployment.table.name)
-    with httpx.Client(transport=Gateway(), follow_redirects=True) as http:
-
-        def make(tenant: str) -> OpenAI:
-            token = any_cloud.run(keys.create(tenant=tenant, name="test", now=1))
-            return OpenAI(base_url=f"{URL}/v1", api_key=token, http_client=http, max_retries=0)
-
-        yield make
-
-
-@pytest.fixture
-def lab(client_of: Callable[[str], OpenAI]) -> OpenAI:
-    """Return the client of a tenant."""
-    return client_of("lab")
 
 
 def test_a_file_comes_back_as_it_was_sent(lab: OpenAI) -> None:
