@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, cast
 from urllib.parse import parse_qsl
+from uuid import uuid4
 
 import httpx
 import pytest
@@ -80,14 +81,30 @@ def body_as_sent(body: bytes, content_type: str | None) -> dict[str, Any]:
     return {"body": b64encode(body).decode(), "isBase64Encoded": True}
 
 
+def headers_as_sent(request: httpx.Request) -> dict[str, Any]:
+    """Return the fields of an event that hold headers: in small letters, joined by commas.
+
+    Cookies have a field of their own.
+    """
+    headers: dict[str, str] = {}
+    cookies: list[str] = []
+    for name, value in request.headers.multi_items():
+        if name == "cookie":
+            cookies += [cookie.strip() for cookie in value.split(";")]
+        else:
+            headers[name] = f"{headers[name]},{value}" if name in headers else value
+    return {"headers": headers, **({"cookies": cookies} if cookies else {})}
+
+
 def answered(request: httpx.Request) -> httpx.Response:
     """Return what the gateway answers to a request: the authorizer is asked, then the API."""
     path, query = request.url.path, request.url.query.decode()
-    headers = {name.lower(): value for name, value in request.headers.items()}
-    event = request_of(path, request.method, query)
-    event |= {"headers": headers, **body_as_sent(request.read(), headers.get("content-type"))}
+    event = request_of(path, request.method, query) | headers_as_sent(request)
+    headers = event["headers"]
+    event |= body_as_sent(request.read(), headers.get("content-type"))
+    event["requestContext"]["requestId"] = uuid4().hex
     event["requestContext"].pop("authorizer")
-    if not is_public(path):
+    if not (request.method == "GET" and is_public(path)):
         if "authorization" not in headers:
             return httpx.Response(401, json={"message": "Unauthorized"})
         asked = event_of("aws_http_authorizer")

@@ -22,13 +22,13 @@ class Bridge(BaseHTTPRequestHandler):
 
     def answer(self) -> None:
         """Answer one request."""
-        length = int(self.headers.get("content-length") or 0)
-        request = httpx.Request(
-            self.command,
-            f"http://{self.headers['host']}{self.path}",
-            headers=dict(self.headers.items()),
-            content=self.rfile.read(length),
-        )
+        body = self.rfile.read(int(self.headers.get("content-length") or 0))
+        url = f"http://{self.headers['host']}{self.path}"
+        try:
+            request = httpx.Request(self.command, url, headers=self.headers.items(), content=body)
+        except httpx.InvalidURL:
+            self.send_error(400)
+            return
         with _ANSWERING:
             response = answered(request)
         # As it is on the wire: what came compressed stays so.

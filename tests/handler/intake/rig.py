@@ -64,7 +64,8 @@ class Cloud:
         """Make resources of its own on an emulator."""
         resources = emulator.create(*models)
         deployment = deployment_of(resources, **settings)
-        environment = emulator.environment | resources.environment
+        told = {f"TIDEMILL_{name.upper()}": value for name, value in settings.items()}
+        environment = emulator.environment | resources.environment | told
         return cls(emulator, Aws(emulator.client), deployment, environment)
 
     def having(self, **settings: Any) -> Cloud:
