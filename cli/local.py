@@ -146,10 +146,12 @@ def _guide(cloud: LocalCloud) -> str:
 Bucket    {bucket}
 API       {cloud.api_url}/v1
 API key   {cloud.key}
+Dashboard {cloud.page_url}
 Logs      {cloud.processes.folder}
 
 For commands   export TIDEMILL_BASE_URL={shlex.quote(cloud.api_url)} TIDEMILL_API_KEY={cloud.key}
 Submit a file  tidemill submit examples/demo.jsonl --wait
+OpenAI's SDK   export OPENAI_BASE_URL={shlex.quote(cloud.api_url)}/v1 OPENAI_API_KEY={cloud.key}
 
 Credentials    export AWS_ACCESS_KEY_ID=test AWS_SECRET_ACCESS_KEY=test AWS_REGION=us-east-1
 Drop a file    {s3} cp examples/demo.jsonl {bucket}/input/demo.jsonl

@@ -23,7 +23,7 @@ from infra.drops import Drops
 from infra.outputs import Outputs
 from localstack.ministack import environment_for, free_port, running_ministack
 from localstack.processes import Processes
-from localstack.stacks import client_options, deploy, local_api_url
+from localstack.stacks import client_options, deploy, local_api_url, local_page_url
 
 
 class WorkerEnded(Exception):
@@ -57,6 +57,7 @@ class LocalCloud:
     outputs: Outputs
     drops: Drops
     api_url: str
+    page_url: str
     key: str
     processes: Processes
 
@@ -113,6 +114,7 @@ def running_cloud(options: LocalOptions, say: Callable[[str], None]) -> Iterator
             outputs,
             Drops(boto3.client("s3", **clients), outputs.bucket),
             local_api_url(endpoint_url, outputs),
+            local_page_url(endpoint_url, outputs),
             new_key(clients, outputs, name="local"),
             processes,
         )

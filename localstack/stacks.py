@@ -9,6 +9,7 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import boto3
 
@@ -55,8 +56,18 @@ def deploy(environment: Mapping[str, str], folder: Path, *, config: Path, name: 
 
 def local_api_url(endpoint_url: str, outputs: Outputs) -> str:
     """Return an address of the API that every resolver knows; the stack's own needs a wildcard."""
-    api_id = outputs.api_url.split("//")[1].split(".")[0]
-    return f"{endpoint_url}/_aws/execute-api/{api_id}/$default"
+    return f"{endpoint_url}/_aws/execute-api/{_api_id(outputs)}/$default"
+
+
+def local_page_url(endpoint_url: str, outputs: Outputs) -> str:
+    """Return an address of the dashboard: of a host of its own, which browsers know without DNS."""
+    address = urlsplit(endpoint_url)
+    host = f"{_api_id(outputs)}.execute-api.localhost:{address.port}"
+    return f"{address.scheme}://{host}/dashboard"
+
+
+def _api_id(outputs: Outputs) -> str:
+    return outputs.api_url.split("//")[1].split(".")[0]
 
 
 def client_options(environment: Mapping[str, str]) -> dict[str, Any]:
