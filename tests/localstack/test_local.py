@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
+import re
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -135,6 +139,36 @@ def test_a_revoked_key_opens_nothing(cloud: LocalCloud, clients: dict[str, Any])
         for token in (kept, revoked)
     ]
     assert codes == [200, 403]
+
+
+def test_the_quick_start_of_the_readme_runs_as_written(cloud: LocalCloud) -> None:
+    """With the two variables that `local up` prints it shows a row for each line of the example."""
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    [quick_start] = re.findall(r"```python\n(.*?)```", readme, re.DOTALL)
+    told = {"OPENAI_BASE_URL": f"{cloud.api_url}/v1", "OPENAI_API_KEY": cloud.key}
+    said = subprocess.run(
+        [sys.executable, "-c", quick_start],
+        env={**os.environ, **told},
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=SECONDS,
+        check=True,
+    ).stdout
+    rows = [json.loads(line) for line in said.splitlines() if line]
+    assert [row["custom_id"] for row in rows] == [
+        json.loads(line)["custom_id"] for line in EXAMPLE.splitlines()
+    ]
+
+
+def test_a_browser_is_shown_the_dashboard(cloud: LocalCloud) -> None:
+    """At the address that `local up` prints, of a host that browsers take for this machine."""
+    page = httpx.URL(cloud.page_url)
+    assert page.host.endswith(".localhost")
+    here = page.copy_with(host="127.0.0.1")
+    response = httpx.get(here, headers={"Host": page.netloc.decode()}, timeout=60)
+    assert response.status_code == 200
+    assert "<title>Tidemill</title>" in response.text
 
 
 def test_the_openai_sdk_lists_and_cancels(cloud: LocalCloud) -> None:
