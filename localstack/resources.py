@@ -13,6 +13,8 @@ from typing import Any
 import boto3
 
 MAX_RECEIVES = 5
+# Browsers send files by presigned urls.
+BROWSERS = {"AllowedMethods": ["PUT"], "AllowedOrigins": ["*"]}
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +72,7 @@ def create_resources(
     _create_table(client("dynamodb"), prefix)
     s3.create_bucket(Bucket=prefix)
     s3.put_bucket_versioning(Bucket=prefix, VersioningConfiguration={"Status": "Enabled"})
+    s3.put_bucket_cors(Bucket=prefix, CORSConfiguration={"CORSRules": [BROWSERS]})
     s3.put_bucket_notification_configuration(
         Bucket=prefix, NotificationConfiguration=_notifications(_arn(sqs, control))
     )

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from functools import cache
 from http import HTTPStatus
 from typing import Any, Final
+from urllib.parse import urlsplit
 
 from aws_lambda_powertools.event_handler import Response
 
 from handler.api.errors import NotFound
+from handler.api.means import aws
+from handler.aws.calls import Call
 from handler.dashboard.assets import assets, type_of, version
 from handler.dashboard.render import render
 from handler.settings import deployment
@@ -50,6 +54,14 @@ def answer(body: str, content_type: str, *, cache: str = "no-store") -> Response
     )
 
 
+@cache
+def _origin_of(bucket: str) -> str:
+    """Return where presigned urls of a bucket lead."""
+    some_put = Call("s3", "put_object", {"Bucket": bucket, "Key": "files/"})
+    url = urlsplit(aws().presign(some_put, 60))
+    return f"{url.scheme}://{url.netloc}"
+
+
 def _policy() -> str:
     """Return what the page may load and talk to: us and nobody else."""
     rules = {
@@ -58,7 +70,8 @@ def _policy() -> str:
         "style-src": "'self'",
         # The style sheet of Pico brings its icons as data.
         "img-src": "'self' data:",
-        "connect-src": "'self'",
+        # Files go straight to the bucket.
+        "connect-src": f"'self' {_origin_of(deployment().bucket.name)}",
         "form-action": "'none'",
         "base-uri": "'none'",
         "frame-ancestors": "'none'",

@@ -69,6 +69,14 @@ def show_errors(batch_id: str) -> Response[Any]:
     return errors(batch_id)
 
 
+@router.get("/dashboard/view/new", compress=True, include_in_schema=False)
+def show_form() -> Response[Any]:
+    """Return the form of a new batch."""
+    from handler.dashboard.views import form
+
+    return form()
+
+
 @router.get("/dashboard/view/files/<file_id>/link", include_in_schema=False)
 def show_link(file_id: str) -> Response[Any]:
     """Return where a file can be had now; the browser goes there without its key."""

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from aws_lambda_powertools.event_handler import Response
 from pydantic_core import to_json
 
+from engine.protocol.routes import ROUTES
 from handler.api.batches import list_batches, own_batch, retrieve_batch, router
 from handler.api.caller import tenant_of
 from handler.api.files import file_content
@@ -21,6 +22,14 @@ from handler.dashboard.page import answer, html
 from handler.settings import deployment
 
 _PAGE_BATCHES = 20
+_WINDOWS = (
+    ("1h", "an hour"),
+    ("6h", "six hours"),
+    ("24h", "a day"),
+    ("3d", "three days"),
+    ("7d", "a week"),
+    ("14d", "two weeks"),
+)
 _CANCELLABLE = {Status.VALIDATING, Status.IN_PROGRESS}
 
 
@@ -97,6 +106,16 @@ def errors(batch_id: str) -> Response[str]:
         errors=aws().run(first_errors(deployment(), found)),
         num_failed=row.wire.request_counts.failed,
         has_ended=row.has_ended,
+    )
+
+
+def form() -> Response[str]:
+    """Return the form of a new batch."""
+    return html(
+        "new.html",
+        endpoints=[route.name for route in ROUTES],
+        windows=_WINDOWS,
+        models=list(deployment().work),
     )
 
 

@@ -33,6 +33,8 @@ class DropBucket(Construct):
             versioned=True,
             removal_policy=RemovalPolicy.RETAIN,
             lifecycle_rules=_lifecycle(retention),
+            # Browsers send files by presigned urls, which are all the right that they have.
+            cors=[s3.CorsRule(allowed_methods=[s3.HttpMethods.PUT], allowed_origins=["*"])],
         )
         self._notify(control)
 

@@ -381,3 +381,11 @@ def test_the_stack_says_its_names(deployment: Deployment) -> None:
         "DeadLetterQueueUrl": "DoorbellsDeadLetters",
         "EventBusName": "EventsBus",
     }
+
+
+def test_browsers_may_send_files_by_presigned_urls(deployment: Deployment) -> None:
+    """From any page, as the url is all the right that they need; they may do nothing else."""
+    (bucket,) = deployment.properties("AWS::S3::Bucket").values()
+    assert bucket["CorsConfiguration"] == {
+        "CorsRules": [{"AllowedMethods": ["PUT"], "AllowedOrigins": ["*"]}]
+    }

@@ -3,6 +3,7 @@
 
 import { drawPlot } from "./plot.js";
 import * as session from "./session.js";
+import { wireForm } from "./upload.js";
 import { find, forgetNotice, localise, messageOf, notice, say } from "./words.js";
 
 const VIEWS = "/dashboard/view";
@@ -80,6 +81,7 @@ function wireRequests() {
     else tellChanges(before);
     if (event.detail.target.id === "live" && find("#live").dataset.failed !== failed) htmx.trigger("#errors", "changed");
     drawPlot();
+    wireForm();
     plan();
   });
   body.addEventListener("htmx:responseError", (event) => {

@@ -39,7 +39,9 @@ export async function request(path, options = {}) {
 export async function call(path, options = {}) {
   const answer = await request(path, options);
   const text = await answer.text();
-  if (!answer.ok) throw new Error(messageOf(text, answer.status));
+  if (!answer.ok) {
+    throw Object.assign(new Error(messageOf(text, answer.status)), { status: answer.status });
+  }
   return JSON.parse(text);
 }
 

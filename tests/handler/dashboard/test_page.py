@@ -10,8 +10,10 @@ from typing import Any
 
 import pytest
 
+from handler.api.means import aws
 from handler.dashboard.assets import assets, version
 from handler.settings import deployment
+from localstack.ministack import environment_for
 from tests.handler.api.rig import answer_to, refusal_in, request_of
 
 PUBLIC = ["/dashboard", f"/dashboard/assets/{version()}/app.js"]
@@ -22,10 +24,16 @@ VIEWS = ["session", "batches", "batches/batch_1"]
 def no_cloud(monkeypatch: pytest.MonkeyPatch) -> Iterator[pytest.MonkeyPatch]:
     """Let the Lambda belong to a deployment that nobody can reach."""
     for name in ("TABLE", "BUCKET", "CONTROL_QUEUE"):
-        monkeypatch.setenv(f"TIDEMILL_{name}", "none")
-    deployment.cache_clear()
+        monkeypatch.setenv(f"TIDEMILL_{name}", "drops")
+    for name, value in environment_for("http://127.0.0.1:1").items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.delenv("AWS_ENDPOINT_URL_S3")
+    monkeypatch.delenv("AWS_ENDPOINT_URL")
+    for cached in (deployment, aws):
+        cached.cache_clear()
     yield monkeypatch
-    deployment.cache_clear()
+    for cached in (deployment, aws):
+        cached.cache_clear()
 
 
 def asked(path: str, *, encoding: str = "") -> dict[str, Any]:
@@ -51,6 +59,7 @@ def test_the_page_keeps_to_itself(path: str) -> None:
     rules = dict(rule.split(" ", 1) for rule in headers["Content-Security-Policy"].split("; "))
     assert rules["default-src"] == rules["frame-ancestors"] == rules["base-uri"] == "'none'"
     assert rules["script-src"] == rules["style-src"] == "'self'"
+    assert rules["connect-src"] == "'self' https://drops.s3.us-east-1.amazonaws.com"
     assert headers["X-Content-Type-Options"] == "nosniff"
     assert headers["Referrer-Policy"] == "no-referrer"
 

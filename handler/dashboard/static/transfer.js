@@ -1,0 +1,144 @@
+// One file, straight to S3 in parts by presigned urls: a part is a slice of the file, read when it is
+// sent, three at a time; what S3 has already is not sent again, after a reload neither.
+
+import { call, post } from "./session.js";
+
+const AT_ONCE = 3;
+const MAX_TRIES = 6;
+const MAX_DELAY_SECONDS = 30;
+const URLS_AT_ONCE = 20;
+const COMPLETE_TRIES = 60;
+const sleep = (seconds) => new Promise((resolve) => setTimeout(resolve, seconds * 1000));
+
+/** Send a file and return the id under which the API knows it; `onProgress` is told the bytes sent.
+ * Throws an Error in words; the same call goes on where it was. */
+export async function transfer(file, { signal, onProgress }) {
+  const upload = (await known(file)) || (await begin(file));
+  const parts = new Parts(file, upload, onProgress);
+  const senders = Array.from({ length: AT_ONCE }, () => parts.sendAll(signal));
+  await Promise.all(senders);
+  const done = await complete(upload.id, signal);
+  forget(file);
+  return done.file.id;
+}
+
+/** Give up an upload that was begun, so that nothing of it is kept. */
+export async function giveUp(file) {
+  const id = sessionStorage.getItem(nameOf(file));
+  forget(file);
+  if (id) await post(`/v1/uploads/${id}/cancel`, {}).catch(() => {});
+}
+
+// What a file is known by after a reload, when it is chosen again.
+const nameOf = (file) => `tidemill-upload ${file.name} ${file.size} ${file.lastModified}`;
+const forget = (file) => sessionStorage.removeItem(nameOf(file));
+
+async function known(file) {
+  const id = sessionStorage.getItem(nameOf(file));
+  if (!id) return null;
+  const upload = await call(`/v1/uploads/${id}`).catch(() => null);
+  return upload?.status === "pending" ? upload : null;
+}
+
+async function begin(file) {
+  const upload = await post("/v1/uploads", {
+    bytes: file.size, filename: file.name, mime_type: "application/jsonl", purpose: "batch",
+  });
+  sessionStorage.setItem(nameOf(file), upload.id);
+  return upload;
+}
+
+async function complete(id, signal) {
+  for (let tried = 1; ; tried += 1) {
+    try {
+      return await post(`/v1/uploads/${id}/complete`, { part_ids: [] });
+    } catch (problem) {
+      // Of a large file the server may need more than one turn.
+      const isPassing = problem.status === 503 || problem.status === undefined;
+      if (!isPassing || tried === COMPLETE_TRIES || signal.aborted) throw problem;
+      await sleep(1);
+    }
+  }
+}
+
+class Parts {
+  constructor(file, upload, onProgress) {
+    const { part_bytes: partBytes, uploaded } = upload.tidemill;
+    const isThere = new Set(uploaded);
+    const numbers = Array.from({ length: Math.ceil(file.size / partBytes) }, (_, index) => index + 1);
+    this.file = file;
+    this.id = upload.id;
+    this.partBytes = partBytes;
+    this.onProgress = onProgress;
+    this.left = numbers.filter((number) => !isThere.has(number));
+    this.sent = new Map(uploaded.map((number) => [number, this.slice(number).size]));
+    this.urls = new Map();
+    this.asking = null;
+    this.tell();
+  }
+
+  slice(number) {
+    return this.file.slice((number - 1) * this.partBytes, number * this.partBytes);
+  }
+
+  /** Send parts until none is left; several may do so at once. */
+  async sendAll(signal) {
+    while (this.left.length > 0) await this.send(this.left.shift(), signal);
+  }
+
+  async send(number, signal) {
+    for (let tried = 1; ; tried += 1) {
+      signal.throwIfAborted();
+      const failure = await this.put(await this.urlOf(number), number, signal);
+      if (failure === null) return;
+      // It may have become too old.
+      this.urls.delete(number);
+      this.note(number, 0);
+      if (tried === MAX_TRIES) throw new Error(`Part ${number} cannot be sent: ${failure}`);
+      await sleep(Math.min(2 ** (tried - 1), MAX_DELAY_SECONDS) * (0.5 + Math.random()));
+    }
+  }
+
+  async urlOf(number) {
+    while (!this.urls.has(number)) {
+      this.asking ??= this.askForUrls(number).finally(() => (this.asking = null));
+      await this.asking;
+    }
+    return this.urls.get(number);
+  }
+
+  async askForUrls(number) {
+    const wanted = [number, ...this.left.filter((other) => !this.urls.has(other))].slice(0, URLS_AT_ONCE);
+    const answer = await post(`/v1/uploads/${this.id}/urls`, { part_numbers: wanted });
+    for (const { part_number: its, url } of answer.data) this.urls.set(its, url);
+  }
+
+  /** PUT one part; resolves with what went wrong, or null. Only XMLHttpRequest tells how far it is. */
+  put(url, number, signal) {
+    return new Promise((resolve, reject) => {
+      const body = this.slice(number);
+      const sending = new XMLHttpRequest();
+      const abort = () => sending.abort();
+      signal.addEventListener("abort", abort, { once: true });
+      sending.onloadend = () => signal.removeEventListener("abort", abort);
+      sending.upload.onprogress = (event) => this.note(number, Math.min(event.loaded, body.size));
+      sending.onerror = () => resolve("the connection broke");
+      sending.onabort = () => reject(signal.reason);
+      sending.onload = () => {
+        if (sending.status === 200) this.note(number, body.size);
+        resolve(sending.status === 200 ? null : `S3 answered ${sending.status}`);
+      };
+      sending.open("PUT", url);
+      sending.send(body);
+    });
+  }
+
+  note(number, bytes) {
+    this.sent.set(number, bytes);
+    this.tell();
+  }
+
+  tell() {
+    this.onProgress([...this.sent.values()].reduce((sum, bytes) => sum + bytes, 0));
+  }
+}

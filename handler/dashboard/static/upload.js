@@ -1,0 +1,137 @@
+// A new batch: a file is chosen or dropped, sent, and made a batch. The transfer belongs to the page,
+// not to a view: it goes on while others are looked at.
+
+import { post } from "./session.js";
+import { giveUp, transfer } from "./transfer.js";
+import { find, notice, say } from "./words.js";
+
+let chosen = null;
+let running = null;
+
+const size = new Intl.NumberFormat(undefined, { maximumFractionDigits: 1 });
+function bytes(number) {
+  const [unit, name] = number >= 1e9 ? [1e9, "GB"] : number >= 1e6 ? [1e6, "MB"] : [1e3, "kB"];
+  return `${size.format(number / unit)} ${name}`;
+}
+
+/** Make the form of the view work; a file that was chosen before is still chosen. */
+export function wireForm() {
+  const form = find("#new-form");
+  if (!form || form.dataset.wired) return;
+  form.dataset.wired = "yes";
+  const input = find("#file");
+  const zone = find("#drop-zone");
+  input.addEventListener("change", () => choose(input.files[0]));
+  zone.addEventListener("dragover", (event) => {
+    event.preventDefault();
+    zone.classList.add("over");
+  });
+  zone.addEventListener("dragleave", () => zone.classList.remove("over"));
+  zone.addEventListener("drop", (event) => {
+    event.preventDefault();
+    zone.classList.remove("over");
+    choose(event.dataTransfer.files[0]);
+  });
+  form.addEventListener("submit", (event) => {
+    event.preventDefault();
+    start(form);
+  });
+  show();
+}
+
+function choose(file) {
+  if (!file) return;
+  chosen = file;
+  find("#new-error").textContent = file.size ? "" : `${file.name} is empty.`;
+  show();
+  say(`${file.name} is chosen, ${bytes(file.size)}`);
+}
+
+function show() {
+  find("#chosen").textContent = chosen ? `${chosen.name}, ${bytes(chosen.size)}` : "No file chosen.";
+  find("#start").disabled = running !== null;
+}
+
+async function start(form) {
+  if (running) return;
+  if (!chosen?.size) {
+    find("#new-error").textContent = chosen ? `${chosen.name} is empty.` : "Choose a file first.";
+    find("#file").focus();
+    return;
+  }
+  const fields = Object.fromEntries(new FormData(form));
+  running = { file: chosen, fields, fileId: null, key: crypto.randomUUID() };
+  await run();
+}
+
+/** Send the file and make the batch; what is done already is not done again. */
+async function run() {
+  const { file, fields, key } = running;
+  running.control = new AbortController();
+  find("#transfer").hidden = false;
+  find("#transfer-again").hidden = true;
+  find("#transfer-name").textContent = file.name;
+  const rate = new Rate(file.size);
+  try {
+    running.fileId ??= await transfer(file, { signal: running.control.signal, onProgress: (sent) => rate.show(sent) });
+    rate.done();
+    const batch = await post("/v1/batches", {
+      input_file_id: running.fileId, endpoint: fields.endpoint, completion_window: fields.window,
+      on_invalid_line: fields.invalid, idempotency_key: key,
+    });
+    end();
+    say(`${file.name} is sent and its batch has begun`);
+    if (location.hash.startsWith("#/new")) location.hash = `#/batches/${batch.id}`;
+  } catch (problem) {
+    if (running?.control.signal.aborted) return;
+    find("#transfer-words").textContent = `Stopped: ${problem.message}`;
+    find("#transfer-again").hidden = false;
+    notice(`${file.name} is not sent: ${problem.message}`);
+  }
+}
+
+function end() {
+  running = null;
+  chosen = null;
+  find("#transfer").hidden = true;
+  if (find("#new-form")) show();
+}
+
+async function stop() {
+  const { file, control } = running;
+  control.abort(new Error("given up"));
+  end();
+  say(`${file.name} is not sent`);
+  await giveUp(file);
+}
+
+/** Shows how far a transfer is, and when it will be there. */
+class Rate {
+  constructor(total) {
+    this.total = total;
+    this.since = null;
+  }
+
+  show(sent) {
+    const now = performance.now() / 1000;
+    this.since ??= { now, sent };
+    const seconds = now - this.since.now;
+    const rate = seconds > 1 ? (sent - this.since.sent) / seconds : 0;
+    const left = rate > 0 ? ` · ${bytes(rate)}/s · ${Math.ceil((this.total - sent) / rate)} s left` : "";
+    find("#transfer-bar").value = sent / this.total;
+    find("#transfer-words").textContent = `${bytes(sent)} of ${bytes(this.total)}${left}`;
+  }
+
+  done() {
+    find("#transfer-bar").value = 1;
+    find("#transfer-words").textContent = "Sent; making the batch.";
+  }
+}
+
+find("#transfer-stop")?.addEventListener("click", stop);
+find("#transfer-again")?.addEventListener("click", run);
+// A file that misses the place for it must not take the place of the page.
+for (const name of ["dragover", "drop"]) addEventListener(name, (event) => event.preventDefault());
+addEventListener("beforeunload", (event) => {
+  if (running && find("#transfer-again").hidden) event.preventDefault();
+});
