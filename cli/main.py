@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Callable, Sequence
-from importlib import metadata
 
 from cli import cancel, drop, keys, local, results, resume, run, status, submit, tenants, worker
 from cli.errors import CliError, Stopped
@@ -17,6 +16,8 @@ class _Version(argparse.Action):
 
     def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
         """Print the version and end."""
+        from importlib import metadata
+
         try:
             version = metadata.version("tidemill")
         except metadata.PackageNotFoundError:

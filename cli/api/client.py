@@ -11,7 +11,7 @@ from urllib.parse import quote
 import httpx
 
 from cli.api.http import TIMEOUT, Http
-from cli.api.objects import Batch, File, PartUrls, RowPage, Upload
+from cli.api.objects import Batch, File, RowPage, Upload
 from cli.api.patience import SHORT_SECONDS
 from cli.api.server import Server
 from cli.errors import ServerRefused
@@ -83,7 +83,7 @@ class Client:
         """Return how far an upload is."""
         return self.http.ask(_upload, "GET", f"uploads/{_quoted(upload_id)}")
 
-    def part_urls(self, upload_id: str, numbers: Sequence[int]) -> PartUrls:
+    def part_urls(self, upload_id: str, numbers: Sequence[int]) -> dict[int, str]:
         """Return where to PUT each of these parts; numbers count from 1."""
         path = f"uploads/{_quoted(upload_id)}/urls"
         return self.http.ask(_urls, "POST", path, json={"part_numbers": list(numbers)})
@@ -158,18 +158,16 @@ def _rows(found: Mapping[str, Any]) -> RowPage:
     return RowPage(found["data"], int(found["complete_through"]), bool(found["has_more"]))
 
 
-def _urls(found: Mapping[str, Any]) -> PartUrls:
-    urls = {int(part["part_number"]): str(part["url"]) for part in found["data"]}
-    return PartUrls(int(found["part_bytes"]), urls)
+def _urls(found: Mapping[str, Any]) -> dict[int, str]:
+    return {int(part["part_number"]): str(part["url"]) for part in found["data"]}
 
 
 def _upload(found: Mapping[str, Any]) -> Upload:
-    ours = found.get("tidemill") or {}
     file = found.get("file") or {}
     return Upload(
         id=str(found["id"]),
         status=str(found["status"]),
-        part_bytes=int(ours.get("part_bytes") or 0),
-        uploaded=frozenset(int(number) for number in ours.get("uploaded") or ()),
+        part_bytes=int(found["tidemill"]["part_bytes"]),
+        uploaded=frozenset(int(number) for number in found["tidemill"]["uploaded"]),
         file_id=file.get("id"),
     )

@@ -90,14 +90,6 @@ class Upload:
 
 
 @dataclass(frozen=True, slots=True)
-class PartUrls:
-    """Where parts of an upload are PUT, by their numbers, and the bytes of each but the last."""
-
-    part_bytes: int
-    urls: Mapping[int, str]
-
-
-@dataclass(frozen=True, slots=True)
 class RowPage:
     """Finished rows after a line, in the order of lines; each has its number as `line`.
 

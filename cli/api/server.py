@@ -6,7 +6,6 @@ import argparse
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from urllib.parse import urlsplit
 
 from cli.errors import Refused
 from cli.terminal import say
@@ -55,6 +54,8 @@ def server_of(base_url: str | None, environment: Mapping[str, str] | None = None
 
 
 def _checked_url(url: str) -> str:
+    from urllib.parse import urlsplit
+
     shown = url.rpartition("@")[2]
     try:
         parts = urlsplit(url)

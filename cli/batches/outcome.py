@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
@@ -67,5 +66,7 @@ def _figures(batch: Batch) -> list[str]:
 
 def print_json(value: Mapping[str, Any]) -> None:
     """Print one JSON value as a line of standard output."""
+    import json
+
     sys.stdout.write(f"{json.dumps(value, ensure_ascii=False, separators=(',', ':'))}\n")
     sys.stdout.flush()

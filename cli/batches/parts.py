@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
-from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
-from threading import Event, Lock
+from queue import SimpleQueue
+from threading import Event, Lock, Thread
 from typing import IO
 
 import httpx
@@ -49,17 +49,32 @@ class PartsSender:
         self._missing = [n for n in range(1, num_parts + 1) if n not in upload.uploaded]
 
     def run(self) -> None:
-        """Return when all parts are there; raises CliError when one cannot be sent."""
-        pool = ThreadPoolExecutor(_NUM_THREADS, thread_name_prefix="part")
+        """Return when all parts are there; raises CliError when one cannot be sent.
+
+        Nobody waits then, or when a signal comes, for the other parts: their threads end at their
+        next bytes, or with the process.
+        """
+        ends: SimpleQueue[Exception | None] = SimpleQueue()
+        left = iter(self._missing)
+        for _ in range(_NUM_THREADS):
+            Thread(target=self._work, args=(left, ends), daemon=True).start()
         try:
-            futures = [pool.submit(self._send, number) for number in self._missing]
-            done, _ = wait(futures, return_when=FIRST_EXCEPTION)
-            for future in done:
-                future.result()
+            for _ in range(_NUM_THREADS):
+                if (failure := ends.get()) is not None:
+                    raise failure
         finally:
-            # A signal comes here too: what is on its way stops at its next bytes.
             self._stop.set()
-            pool.shutdown(wait=True, cancel_futures=True)
+
+    def _work(self, left: Iterator[int], ends: SimpleQueue[Exception | None]) -> None:
+        """Send parts until none is left, and tell how that ended."""
+        failure: Exception | None = None
+        try:
+            # Taking one from an iterator of a list is one step of the interpreter.
+            for number in left:
+                self._send(number)
+        except Exception as exc:  # noqa: BLE001 - the main thread raises it
+            failure = exc
+        ends.put(failure)
 
     def _send(self, number: int) -> None:
         patience = Patience(_PATIENCE_SECONDS, self._wait)
@@ -108,7 +123,7 @@ class PartsSender:
             if number not in self._urls:
                 place = self._missing.index(number)
                 wanted = self._missing[place : place + _URLS_AT_ONCE]
-                self._urls.update(self._client.part_urls(self._upload.id, wanted).urls)
+                self._urls.update(self._client.part_urls(self._upload.id, wanted))
             return self._urls.pop(number)
 
     @staticmethod
@@ -142,8 +157,6 @@ class _Counted:
 
 def bytes_there(upload: Upload, num_bytes: int) -> int:
     """Return how much of a file of so many bytes has arrived."""
-    if not upload.part_bytes:
-        return 0
     sizes = (
         min(upload.part_bytes, num_bytes - (number - 1) * upload.part_bytes)
         for number in upload.uploaded

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from dataclasses import replace
 from typing import IO
 
 from cli.api.client import Client
@@ -72,25 +71,17 @@ def _begin(client: Client, name: str, num_bytes: int, notes: Notes) -> Upload:
             if exc.status != 404:
                 raise
         else:
-            if upload.file_id is not None or (upload.status == "pending" and upload.part_bytes):
+            if upload.status in {"pending", "completed"}:
                 return upload
         notes.begin_anew()
     upload = client.create_upload(name, num_bytes)
     notes.begun.upload_id = upload.id
     notes.save()
-    return replace(upload, part_bytes=client.part_urls(upload.id, [1]).part_bytes)
+    return upload
 
 
 def _complete(client: Client, upload_id: str) -> str:
-    try:
-        upload = client.complete_upload(upload_id)
-    except ServerRefused:
-        # An answer that got lost: it may have been completed by the try before.
-        upload = client.upload(upload_id)
-        if upload.status != "completed":
-            raise
-    if upload.file_id is None:
-        upload = client.upload(upload_id)
+    upload = client.complete_upload(upload_id)
     if upload.file_id is None:
         raise ServerRefused(f"the upload {upload_id} is {upload.status} and has made no file")
     return upload.file_id

@@ -49,6 +49,7 @@ class FakeApi:
         self.files: dict[str, bytes] = {}
         self.uploads: dict[str, dict[str, Any]] = {}
         self.batches: dict[str, dict[str, Any]] = {}
+        self.lines: dict[str, list[Any]] = {}
         self.keys: dict[str, str] = {}
         self.faults: list[Fault] = []
         self.requests: list[tuple[str, str]] = []
@@ -84,7 +85,6 @@ class FakeApi:
             "created_at": 1_700_000_000 + number,
             "errors": None,
             "asked": asked,
-            "lines": lines,
             "metadata": asked.get("metadata"),
             "endpoint": asked["endpoint"],
             "model": MODEL,
@@ -94,13 +94,14 @@ class FakeApi:
             "tidemill": {"seconds": 2, "rows_per_second": 1.5, "cost": 0.25},
         }
         self.batches[str(batch["id"])] = batch
+        self.lines[str(batch["id"])] = lines
         if key is not None:
             self.keys[key] = str(batch["id"])
         return batch
 
     def advance(self, batch: dict[str, Any]) -> None:
         """Bring a batch one step on; the last line's `end` says how it ends."""
-        lines = batch["lines"]
+        lines = self.lines[batch["id"]]
         ends = lines[-1]["body"].get("end", "completed") if lines else "completed"
         bad = [line for line in lines if line["body"].get("fail")]
         match batch["status"]:
@@ -288,7 +289,7 @@ class _Handler(BaseHTTPRequestHandler):
         return {"data": found[start:end], "has_more": end < len(found)}
 
     def _rows(self, batch: dict[str, Any], after: int) -> dict[str, Any]:
-        lines = list(enumerate(batch["lines"], start=1))
+        lines = list(enumerate(self.api.lines[batch["id"]], start=1))
         if batch["status"] in {"validating", "in_progress"}:
             # While it runs the odd ones are finished only, a gap behind each.
             lines = [(number, line) for number, line in lines if number % 2]
