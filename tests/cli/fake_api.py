@@ -182,6 +182,9 @@ class _Handler(BaseHTTPRequestHandler):
         if kind == "part":
             assert self.headers.get("Transfer-Encoding") is None
             body = self._body()
+            if len(body) < int(self.headers["Content-Length"]):
+                self.close_connection = True  # the client has gone
+                return
             with self.api.lock:
                 self.api.uploads[name]["parts"][int(rest[0])] = body
             self._answer(200, b"")
@@ -300,13 +303,19 @@ class _Handler(BaseHTTPRequestHandler):
         return {"data": page, "complete_through": through, "has_more": len(data) > len(page)}
 
 
+class _Server(ThreadingHTTPServer):
+    daemon_threads = True
+
+    def handle_error(self, *_: object) -> None:
+        """Say nothing: clients that go away in the middle are what is tested."""
+
+
 @contextmanager
 def fake_api() -> Iterator[FakeApi]:
     """Serve an API on a free port until the block is left."""
     api = FakeApi()
     handler = type("Handler", (_Handler,), {"api": api})
-    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
-        server.daemon_threads = True
+    with _Server(("127.0.0.1", 0), handler) as server:
         api.url = f"http://127.0.0.1:{server.server_port}"
         thread = threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True)
         thread.start()
