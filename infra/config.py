@@ -61,6 +61,11 @@ class Retention(_Table):
     log_days: LogDays = 30
     table_days: Annotated[int, Field(ge=2, le=3650)] = 90
 
+    @property
+    def file_days(self) -> int:
+        """Of files that the API made; among them are inputs, which batches read while they work."""
+        return self.output_days and max(self.output_days, self.work_days)
+
 
 class Limits(_Table):
     """What each tenant may use unless `tidemill tenants set` says otherwise; 0 is no limit."""

@@ -57,6 +57,11 @@ def write_objects(data: DataStack, *prefixes: str) -> iam.PolicyStatement:
     return _allow(["s3:PutObject"], _objects(data, prefixes))
 
 
+def tag_objects(data: DataStack, *prefixes: str) -> iam.PolicyStatement:
+    """Return the right to say of new objects under the prefixes which lifecycle rule is theirs."""
+    return _allow(["s3:PutObjectTagging"], _objects(data, prefixes))
+
+
 def resume_uploads(data: DataStack, *prefixes: str) -> iam.PolicyStatement:
     """Return the right to look at the parts of an upload that another has begun, or to end it."""
     return _allow(

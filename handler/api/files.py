@@ -62,7 +62,9 @@ def create_file(
     tenant, file_id, now = tenant_of(router.current_event), f"file-{uuid4().hex}", int(time.time())
     key = file_key(tenant, file_id)
     aws().run(admit_bytes(deployment(), tenant, len(file.content), now))
-    version_id = aws().run(deployment().bucket.put_version(key, file.content))
+    version_id = aws().run(
+        deployment().bucket.put_file(key, file.content, is_short_lived=expires_seconds is not None)
+    )
     made = File(
         id=file_id,
         tenant=tenant,

@@ -53,7 +53,13 @@ class Completion:
             self._take(self.aws.run(store.choose(self.upload, way, digest, expires_at)))
         self._check_way(way, digest)
         if self.upload.multipart_id is None:
-            mine = self.aws.run(bucket.create_upload(self.key, {_UPLOAD_ID: self.upload.id}))
+            mine = self.aws.run(
+                bucket.begin_file(
+                    self.key,
+                    {_UPLOAD_ID: self.upload.id},
+                    is_short_lived=self.upload.file_seconds is not None,
+                )
+            )
             self._take(self.aws.run(store.note_multipart(self.upload, mine)))
             if self.upload.multipart_id != mine:
                 self.aws.run(bucket.abort_upload(self.key, mine))

@@ -16,8 +16,14 @@ from handler.errors import AwsError, BadPart, NotThere, ObjectChanged
 # Of a part of some hundred rows; the heads of larger ones take a second look.
 _HEAD_BYTES = 2**14
 
+# A lifecycle rule takes away what has it: infra/data/bucket.py.
+SHORT_LIVED = "tidemill-short-lived=yes"
 # What S3 deletes at once.
 _MAX_DELETED = 1000
+
+
+def _tags(is_short_lived: bool) -> dict[str, str]:  # noqa: FBT001 - named where it is asked for
+    return {"Tagging": SHORT_LIVED} if is_short_lived else {}
 
 
 def pinned(source: Source) -> dict[str, str]:
@@ -82,9 +88,10 @@ class Bucket:
         """Write an object whole, over one that is there."""
         yield self._put(key, body, content_type)
 
-    def put_version(self, key: str, body: bytes) -> Operation[str | None]:
-        """Write lines as `put` does and return the object's version, if it has one."""
-        response = yield self._put(key, body, "application/x-ndjson")
+    def put_file(self, key: str, body: bytes, *, is_short_lived: bool) -> Operation[str | None]:
+        """Write a file as `put` does and return the object's version, if it has one."""
+        put = self._put(key, body, "application/x-ndjson")
+        response = yield replace(put, arguments={**put.arguments, **_tags(is_short_lived)})
         version_id: str | None = response.get("VersionId")
         return version_id
 
@@ -122,18 +129,18 @@ class Bucket:
         where = {"Bucket": self.name, "Key": key, "UploadId": upload_id, "PartNumber": number}
         return Call("s3", "upload_part", where | {"ContentLength": num_bytes})
 
+    def begin_file(
+        self, key: str, metadata: Mapping[str, str], *, is_short_lived: bool
+    ) -> Operation[str]:
+        """Begin a file of many parts as `create_upload` does; return the id of the upload."""
+        begin = self._begin(key, metadata)
+        response = yield replace(begin, arguments={**begin.arguments, **_tags(is_short_lived)})
+        upload_id: str = response["UploadId"]
+        return upload_id
+
     def create_upload(self, key: str, metadata: Mapping[str, str]) -> Operation[str]:
         """Begin an object of many parts; return the id of the upload."""
-        response = yield Call(
-            "s3",
-            "create_multipart_upload",
-            {
-                "Bucket": self.name,
-                "Key": key,
-                "Metadata": dict(metadata),
-                "ContentType": "application/x-ndjson",
-            },
-        )
+        response = yield self._begin(key, metadata)
         upload_id: str = response["UploadId"]
         return upload_id
 
@@ -264,6 +271,10 @@ class Bucket:
             if not response.get("IsTruncated"):
                 return listed
             arguments["ContinuationToken"] = response["NextContinuationToken"]
+
+    def _begin(self, key: str, metadata: Mapping[str, str]) -> Call:
+        where = {"Bucket": self.name, "Key": key, "ContentType": "application/x-ndjson"}
+        return Call("s3", "create_multipart_upload", where | {"Metadata": dict(metadata)})
 
     def _put(self, key: str, body: bytes | IO[bytes], content_type: str) -> Call:
         where = {"Bucket": self.name, "Key": key, "ContentType": content_type}

@@ -62,6 +62,7 @@ class ApiStack(Stack):
                 may.write_objects(data, *_RESULTS, _UPLOADS),
                 may.delete_objects(data, *_RESULTS, _UPLOADS),
                 may.resume_uploads(data, "files/"),
+                may.tag_objects(data, "files/"),
             ],
         )
         self.http_api = self._add_http_api()

@@ -13,6 +13,9 @@ from infra.config import Retention
 _DROPS = [("prefix", "input/"), ("suffix", ".jsonl")]
 # Older versions are of use while a batch that reads one may still run.
 _ABANDONED_UPLOAD_DAYS = 7
+# What files may be given by `expires_after`, at most.
+_SHORT_LIVED_DAYS = 30
+SHORT_LIVED_TAG = "tidemill-short-lived"
 
 
 class DropBucket(Construct):
@@ -33,8 +36,17 @@ class DropBucket(Construct):
             versioned=True,
             removal_policy=RemovalPolicy.RETAIN,
             lifecycle_rules=_lifecycle(retention),
-            # Browsers send files by presigned urls, which are all the right that they have.
-            cors=[s3.CorsRule(allowed_methods=[s3.HttpMethods.PUT], allowed_origins=["*"])],
+            # Browsers send parts of uploads and fetch results, wherever their page is from: what
+            # they may do is in the url that was signed for them, and in nothing else.
+            cors=[
+                s3.CorsRule(
+                    allowed_methods=[s3.HttpMethods.GET, s3.HttpMethods.PUT],
+                    allowed_origins=["*"],
+                    allowed_headers=["*"],
+                    exposed_headers=["ETag", "Content-Disposition"],
+                    max_age=3600,
+                )
+            ],
         )
         self._notify(control)
 
@@ -93,15 +105,34 @@ def _lifecycle(retention: Retention) -> list[s3.LifecycleRule]:
         # A batch reads the version that was dropped, also after a newer drop of the same key.
         s3.LifecycleRule(id="replaced-input", prefix="input/", noncurrent_version_expiration=work),
     ]
-    kept = retention.output_days
-    # Among the files are inputs, which batches may read for as long as they may work.
-    for prefix, days in (("output/", kept), ("files/", kept and max(kept, retention.work_days))):
-        rules.append(
-            s3.LifecycleRule(
-                id=f"old-{prefix.rstrip('/')}",
-                prefix=prefix,
-                expiration=Duration.days(days) if days else None,
-                noncurrent_version_expiration=Duration.days(_ABANDONED_UPLOAD_DAYS),
-            )
+    rules.append(
+        s3.LifecycleRule(
+            id="old-output",
+            prefix="output/",
+            expiration=_days(retention.output_days),
+            noncurrent_version_expiration=Duration.days(_ABANDONED_UPLOAD_DAYS),
         )
+    )
+    rules.append(
+        s3.LifecycleRule(
+            id="old-files",
+            prefix="files/",
+            expiration=_days(retention.file_days),
+            # A batch goes on reading a file that has been deleted, or has come to its end.
+            noncurrent_version_expiration=work,
+        )
+    )
+    # Files whose clients have said when they go: after this no client can have them.
+    rules.append(
+        s3.LifecycleRule(
+            id="short-lived-files",
+            prefix="files/",
+            tag_filters={SHORT_LIVED_TAG: "yes"},
+            expiration=Duration.days(_SHORT_LIVED_DAYS),
+        )
+    )
     return rules
+
+
+def _days(number: int) -> Duration | None:
+    return Duration.days(number) if number else None

@@ -62,6 +62,7 @@ class DataStack(Stack):
             ),
             "TIDEMILL_LIMITS": config.limits.model_dump_json(),
             "TIDEMILL_DEFAULT_WINDOW": config.windows.default,
+            "TIDEMILL_FILE_DAYS": str(config.retention.file_days),
             "TIDEMILL_KEEP_DAYS": str(config.retention.table_days),
         }
 

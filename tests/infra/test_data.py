@@ -8,6 +8,8 @@ from typing import Any
 import pytest
 from aws_cdk.assertions import Template
 
+from handler.api.file_object import MAX_EXPIRES_SECONDS
+from handler.aws.bucket import SHORT_LIVED
 from handler.aws.events import DETAIL_TYPE, SOURCE
 from handler.batch.options import MAX_WINDOW_SECONDS
 from handler.batch.states import Status
@@ -115,7 +117,37 @@ def test_results_go_when_the_configuration_says(bucket: dict[str, Any], prefix: 
     rule = rules(bucket)[f"old-{prefix}"]
     assert rule["Prefix"] == f"{prefix}/"
     assert rule["ExpirationInDays"] == 90
-    assert rule["NoncurrentVersionExpiration"] == {"NoncurrentDays": 7}
+    assert rule["NoncurrentVersionExpiration"]["NoncurrentDays"] >= 7
+
+
+def test_a_deleted_file_lasts_as_long_as_a_batch_that_reads_it(bucket: dict[str, Any]) -> None:
+    """Batches read the version that they pinned, whatever becomes of the file meanwhile."""
+    days = rules(bucket)["old-files"]["NoncurrentVersionExpiration"]["NoncurrentDays"]
+    assert days * DAY_SECONDS > MAX_WINDOW_SECONDS + DAY_SECONDS
+
+
+def test_files_that_clients_let_expire_go(bucket: dict[str, Any]) -> None:
+    """When the longest time has passed that `expires_after` can say, by the tag that they have."""
+    rule = rules(bucket)["short-lived-files"]
+    (tag,) = rule["TagFilters"]
+    assert f"{tag['Key']}={tag['Value']}" == SHORT_LIVED
+    assert rule["Prefix"] == "files/"
+    assert rule["ExpirationInDays"] * DAY_SECONDS == MAX_EXPIRES_SECONDS
+
+
+def test_browsers_reach_objects_by_signed_urls(bucket: dict[str, Any]) -> None:
+    """From any page, for reading and for parts of uploads; nothing else is asked of the bucket."""
+    (rule,) = bucket["CorsConfiguration"]["CorsRules"]
+    assert rule["AllowedOrigins"] == ["*"]
+    assert set(rule["AllowedMethods"]) == {"GET", "PUT"}
+    assert "ETag" in rule["ExposedHeaders"]
+
+
+def test_the_api_says_how_long_files_last(deployment: Deployment, bucket: dict[str, Any]) -> None:
+    """What it tells clients is what the bucket's rule does."""
+    days = rules(bucket)["old-files"]["ExpirationInDays"]
+    for function in deployment.properties("AWS::Lambda::Function").values():
+        assert function["Environment"]["Variables"]["TIDEMILL_FILE_DAYS"] == str(days)
 
 
 def test_retention_is_configured(synth: Synth) -> None:
@@ -127,6 +159,7 @@ def test_retention_is_configured(synth: Synth) -> None:
     assert held["replaced-input"]["NoncurrentVersionExpiration"] == {"NoncurrentDays": 20}
     for prefix in ("output", "files"):
         assert "ExpirationInDays" not in held[f"old-{prefix}"]
+    assert held["old-files"]["NoncurrentVersionExpiration"] == {"NoncurrentDays": 20}
     logs = found.properties("AWS::Logs::LogGroup")
     assert {group["RetentionInDays"] for group in logs.values()} == {7}
     functions = found.properties("AWS::Lambda::Function").values()
@@ -380,12 +413,4 @@ def test_the_stack_says_its_names(deployment: Deployment) -> None:
         "WorkQueueUrls": '{"tidemill-demo":"DoorbellsWorktidemilldemo"}',
         "DeadLetterQueueUrl": "DoorbellsDeadLetters",
         "EventBusName": "EventsBus",
-    }
-
-
-def test_browsers_may_send_files_by_presigned_urls(deployment: Deployment) -> None:
-    """From any page, as the url is all the right that they need; they may do nothing else."""
-    (bucket,) = deployment.properties("AWS::S3::Bucket").values()
-    assert bucket["CorsConfiguration"] == {
-        "CorsRules": [{"AllowedMethods": ["PUT"], "AllowedOrigins": ["*"]}]
     }

@@ -59,7 +59,7 @@ ROLES = {
         INPUT: "s3:GetObject GetObjectVersion",
         IN_FLIGHT: "s3:GetObject GetObjectVersion",
         OUTPUT: f"{OBJECT} DeleteObject",
-        FILES: RESULT,
+        FILES: f"{RESULT} PutObjectTagging",
         f"{BUCKET}/work/uploads/*": "s3:PutObject DeleteObject",
     },
     "AuthorizerRole": {TABLE: "dynamodb:GetItem"},
@@ -110,6 +110,7 @@ RIGHTS_OF_TEXTS = {
     "Update": "dynamodb:UpdateItem",
     "Delete": "dynamodb:DeleteItem",
     "ConditionCheck": "dynamodb:ConditionCheckItem",
+    "Tagging": "s3:PutObjectTagging",
     "VersionId": "s3:GetObjectVersion",
 }
 # Rights for what is no `Call`: ECS's agent asks for a task's protection in its name.

@@ -14,6 +14,7 @@ from openai import OpenAI
 from openai.types import FileObject as TheirFile
 
 from handler.api.file_object import FileObject, disposition_of, name_of
+from handler.aws.bucket import SHORT_LIVED
 from tests.handler.api.rig import (
     answer_to,
     body_as_sent,
@@ -199,6 +200,8 @@ def test_a_file_goes_when_its_client_has_said(lab: OpenAI, any_cloud: Cloud) -> 
     assert lab.files.create(file=LINES, purpose="batch").expires_at is None
     file = any_cloud.run(any_cloud.deployment.files.get_file(made.id))
     assert file is not None
+    tags = any_cloud.aws.clients["s3"].get_object_tagging(Bucket=any_cloud.bucket, Key=file.key)
+    assert [f"{tag['Key']}={tag['Value']}" for tag in tags["TagSet"]] == [SHORT_LIVED]
     any_cloud.run(any_cloud.deployment.files.put_file(replace(file, expires=1)))
     for gone in (lab.files.retrieve, lab.files.content, lab.files.delete):
         with pytest.raises(openai.NotFoundError):
