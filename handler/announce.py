@@ -6,8 +6,9 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from handler.aws.calls import Operation
-from handler.batch.model import Batch
+from handler.batch.model import Batch, Progress
 from handler.batch.states import Status
+from handler.batch.wire import cost_of
 from handler.errors import AwsError
 from handler.log import logger
 from handler.metrics import Metric, emit
@@ -38,9 +39,21 @@ def announce(deployment: Deployment, batch: Batch) -> Operation[None]:
         metric = _COUNTED.get(batch.status)
         if is_first and metric is not None:
             emit({metric: 1}, model=batch.model, batch_id=batch.id, status=str(batch.status))
+        if is_first and batch.is_terminal:
+            yield from _add_to_total(deployment, batch)
     if batch.is_terminal:
         yield from deployment.usage.give_lines(batch)
         yield from deployment.table.forget_active(batch.id)
+
+
+def _add_to_total(deployment: Deployment, batch: Batch) -> Operation[None]:
+    """Count a batch among what its tenant has had done; it is for people, and holds nothing up."""
+    done = batch.final or Progress()
+    price = deployment.settings.gpu_hour_prices.get(batch.model or "")
+    try:
+        yield from deployment.ledger.add_total(batch, done, cost_of(done, price))
+    except AwsError as exc:
+        logger.warning("batch not added to the total", batch_id=batch.id, reason=str(exc))
 
 
 def _detail_of(batch: Batch) -> dict[str, Any]:

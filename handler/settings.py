@@ -22,6 +22,7 @@ from handler.aws.bucket import Bucket
 from handler.aws.events import EventBus
 from handler.aws.files import FileStore
 from handler.aws.ledger import Ledger
+from handler.aws.overview import Overview
 from handler.aws.queues import Queue
 from handler.aws.services import WorkerService
 from handler.aws.table import Table
@@ -102,6 +103,7 @@ class Deployment:
         self.known_tenants = KnownTenants(self.tenants)
         self.usage = UsageStore(settings.table)
         self.ledger = Ledger(settings.table)
+        self.overview = Overview(settings.table)
         self.files = FileStore(settings.table)
         self.uploads = UploadStore(settings.table)
         self.bucket = Bucket(settings.bucket)

@@ -16,7 +16,7 @@ from infra.config import Model
 from infra.data.stack import DataStack
 from infra.data.table import TENANT_INDEX
 
-TableAction = Literal["GetItem", "PutItem", "UpdateItem", "DeleteItem", "Query"]
+TableAction = Literal["BatchGetItem", "GetItem", "PutItem", "UpdateItem", "DeleteItem", "Query"]
 
 # S3 answers "not found" only to those who may list; to others a missing object is forbidden.
 _FIND = "s3:ListBucket"

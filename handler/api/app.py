@@ -11,7 +11,7 @@ from aws_lambda_powertools.event_handler.middlewares import NextMiddleware
 from aws_lambda_powertools.event_handler.openapi.exceptions import RequestValidationError
 from pydantic_core import to_json
 
-from handler.api import batches, errors, files, history, models, results, uploads
+from handler.api import batches, errors, files, history, models, results, stats, uploads
 from handler.api.bodies import Bodies
 from handler.api.caller import tenant_of
 from handler.api.means import aws
@@ -62,6 +62,7 @@ app.use([let_in])
 app.include_router(batches.router)
 app.include_router(history.router)
 app.include_router(results.router)
+app.include_router(stats.router)
 app.include_router(files.router)
 app.include_router(models.router)
 app.include_router(uploads.router)

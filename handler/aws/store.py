@@ -16,6 +16,7 @@ from handler.aws.calls import Call, Operation
 from handler.aws.items import from_item, to_item, to_value
 
 META = "META"
+_MAX_KEYS = 100  # of one call
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +34,19 @@ class Store:
         )
         fields = from_item(response.get("Item") or {})
         return fields if fields and not is_expired(fields) else None
+
+    def get_many(self, keys: Sequence[Mapping[str, object]]) -> Operation[list[dict[str, Any]]]:
+        """Return those of the items that are there, in no order; they may be a moment behind."""
+        wanted = [to_item(key) for key in keys]
+        found: list[dict[str, Any]] = []
+        while wanted:
+            some, wanted = wanted[:_MAX_KEYS], wanted[_MAX_KEYS:]
+            request = {"RequestItems": {self.name: {"Keys": some}}}
+            response = yield Call("dynamodb", "batch_get_item", request)
+            found += present(response["Responses"].get(self.name, ()))
+            # What was too much for one answer.
+            wanted += (response.get("UnprocessedKeys") or {}).get(self.name, {}).get("Keys", [])
+        return found
 
     def query(
         self, partition: str, prefix: str, only: Sequence[str] = ()

@@ -18,7 +18,7 @@ from handler.batch.states import Status, sources_of
 from handler.errors import ConditionFailed, LeaseLost
 
 TENANT_INDEX = "by_tenant"
-_ACTIVE = "ACTIVE"
+ACTIVE = "ACTIVE"
 # Sorts behind all digits, with which the entries of batches begin, and before those of files.
 _LAST_BATCH = ":"
 # SQS keeps a message for 14 days at most: no event of an upload comes later than that.
@@ -230,7 +230,7 @@ class Table(Store):
 
     def list_active(self) -> Operation[list[str]]:
         """Return the ids of the batches that are not terminal and announced yet."""
-        fields = yield from self.query(_ACTIVE, "BATCH#")
+        fields = yield from self.query(ACTIVE, "BATCH#")
         return [str(item["sk"]).removeprefix("BATCH#") for item in fields]
 
     def forget_active(self, batch_id: str) -> Operation[None]:
@@ -269,7 +269,7 @@ class Table(Store):
         """
         only = ("progress", "owner", "lease_until")
         fields = yield from self.query(f"BATCH#{batch_id}", "SHARD#", only)
-        return sum((_progress_of(item, now) for item in fields), start=Progress())
+        return sum((progress_in(item, now) for item in fields), start=Progress())
 
     def claim(
         self,
@@ -417,7 +417,8 @@ class Table(Store):
             "Item": to_item(_batch_key(batch.id) | dump(batch) | listed),
             **nothing_there(),
         }
-        active = {"TableName": self.name, "Item": to_item(_active_key(batch.id))}
+        listed_active = _active_key(batch.id) | {"tenant": batch.tenant}
+        active = {"TableName": self.name, "Item": to_item(listed_active)}
         return {"Put": meta}, {"Put": active}
 
 
@@ -441,7 +442,7 @@ def _drop_expires(batch: Batch) -> int | None:
 
 
 def _active_key(batch_id: str) -> dict[str, object]:
-    return {"pk": _ACTIVE, "sk": f"BATCH#{batch_id}"}
+    return {"pk": ACTIVE, "sk": f"BATCH#{batch_id}"}
 
 
 def _shard_key(shard: Shard) -> dict[str, object]:
@@ -452,7 +453,8 @@ def _shard_key_of(batch_id: str, number: int) -> dict[str, object]:
     return {"pk": f"BATCH#{batch_id}", "sk": f"SHARD#{number:07}"}
 
 
-def _progress_of(fields: Mapping[str, Any], now: float) -> Progress:
+def progress_in(fields: Mapping[str, Any], now: float) -> Progress:
+    """Return the progress in the fields of a shard; it has rates while somebody runs the shard."""
     progress = load(Progress, fields["progress"])
     is_leased = fields.get("owner") is not None and fields.get("lease_until", 0.0) >= now
     return progress if is_leased else progress.at_rest

@@ -52,7 +52,9 @@ class ApiStack(Stack):
             memory_mib=512,
             timeout=Duration.seconds(29),
             statements=[
-                may.batches(data, "GetItem", "PutItem", "UpdateItem", "DeleteItem", "Query"),
+                may.batches(
+                    data, "BatchGetItem", "GetItem", "PutItem", "UpdateItem", "DeleteItem", "Query"
+                ),
                 may.listings(data),
                 may.ring_control(data),
                 may.announce(data),

@@ -57,7 +57,7 @@ def test_a_new_status_is_published_and_then_noted(status: Status) -> None:
     """In this order: what was noted and not told would never be told; an end comes off the list."""
     batch = replace(BATCH, status=status)
     calls = calls_of(batch)
-    end = ["delete_item"] if status in TERMINAL else []
+    end = ["update_item", "delete_item"] if status in TERMINAL else []
     assert methods_of(calls) == ["put_events", "update_item", *end]
     [entry] = calls[0].arguments["Entries"]
     assert (entry["Source"], entry["EventBusName"]) == ("tidemill", "default")

@@ -21,6 +21,7 @@ ADAPTERS = {
     "control": "Queue",
     "events": "EventBus",
     "ledger": "Ledger",
+    "overview": "Overview",
     "files": "FileStore",
     "queue": "Queue",
     "service": "WorkerService",

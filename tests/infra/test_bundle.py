@@ -38,6 +38,7 @@ PACKAGES = {
     "jinja2",
     "jmespath",
     "markupsafe",
+    "prometheus_client",
     "pydantic",
     "pydantic_core",
     "python_multipart",

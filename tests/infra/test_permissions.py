@@ -51,7 +51,7 @@ ROLES = {
     "DeadLettersRole": TO_END_BATCHES
     | {TABLE: "dynamodb:GetItem UpdateItem DeleteItem", DEAD: FED},
     "ApiRole": {
-        TABLE: "dynamodb:GetItem PutItem UpdateItem DeleteItem Query",
+        TABLE: "dynamodb:BatchGetItem GetItem PutItem UpdateItem DeleteItem Query",
         f"{TABLE}/index/by_tenant": "dynamodb:Query",
         CONTROL: "sqs:SendMessage",
         "EventsBus.Arn": "events:PutEvents",

@@ -1,0 +1,115 @@
+"""How a tenant stands: what is under way, and what all that has ended came to."""
+
+from __future__ import annotations
+
+from typing import Final, Literal
+
+from pydantic import BaseModel
+
+from handler.aws.overview import Survey
+from handler.aws.sync import Aws
+from handler.batch.model import Batch, Progress
+from handler.batch.states import RANK, TERMINAL, Status
+from handler.batch.wire import cost_of
+from handler.settings import Deployment
+
+# Of more batches the oldest are looked into: what follows them waits.
+MAX_SURVEYED: Final = 200
+_ACTIVE: Final = sorted(set(Status) - TERMINAL, key=lambda status: (RANK[status], status))
+
+
+class Done(BaseModel):
+    """Sums over batches; `cost` is null where the deployment has no prices."""
+
+    rows_completed: int
+    rows_failed: int
+    prompt_tokens: int
+    cached_tokens: int
+    completion_tokens: int
+    gpu_seconds: float
+    cost: float | None
+
+
+class ActiveStats(Done):
+    """Batches that have not ended, by status; what waits for workers, what is done and how fast."""
+
+    batches: dict[str, int]
+    rows_waiting: int
+    shards_waiting: int
+    shards_running: int
+    rows_per_second: float
+    tokens_per_second: float
+
+
+class EndedStats(Done):
+    """Batches that have ended, by status, since the tenant's first one."""
+
+    batches: dict[str, int]
+
+
+class StatsObject(BaseModel):
+    """All of one tenant at a moment (Unix seconds)."""
+
+    object: Literal["stats"] = "stats"
+    at: int
+    active: ActiveStats
+    ended: EndedStats
+
+
+def stats_of(aws: Aws, deployment: Deployment, tenant: str, now: float) -> StatsObject:
+    """Return how a tenant stands now; of each sum another moment is meant, none is a promise."""
+    batches = aws.run(deployment.overview.list_active(tenant))
+    running = [batch for batch in batches if batch.in_progress_at is not None][:MAX_SURVEYED]
+    found = aws.run_all(deployment.overview.survey(batch.id, now) for batch in running)
+    surveys = {batch.id: survey for batch, survey in zip(running, found, strict=True)}
+    total = aws.run(deployment.ledger.get_total(tenant))
+    has_prices = bool(deployment.settings.gpu_hour_prices)
+    return StatsObject(
+        at=int(now),
+        active=_active(deployment, batches, surveys),
+        ended=EndedStats(
+            **_done(total.done, total.cost if has_prices else None),
+            batches={str(status): number for status, number in total.batches.items()},
+        ),
+    )
+
+
+def _active(
+    deployment: Deployment, batches: list[Batch], surveys: dict[str, Survey]
+) -> ActiveStats:
+    progress = sum((survey.progress for survey in surveys.values()), start=Progress())
+    prices = deployment.settings.gpu_hour_prices
+    costs = [
+        cost_of(surveys[batch.id].progress, prices.get(batch.model or "")) or 0.0
+        for batch in batches
+        if batch.id in surveys
+    ]
+    # What is cancelled or put together waits for no worker any more.
+    waiting = [
+        (batch, surveys.get(batch.id, Survey(num_waiting=batch.num_shards)))
+        for batch in batches
+        if batch.status is Status.IN_PROGRESS
+    ]
+    return ActiveStats(
+        **_done(progress, round(sum(costs), 6) if prices else None),
+        batches={
+            str(status): sum(batch.status is status for batch in batches) for status in _ACTIVE
+        },
+        rows_waiting=sum(batch.num_rows - survey.progress.num_rows for batch, survey in waiting),
+        shards_waiting=sum(survey.num_waiting for _, survey in waiting),
+        shards_running=sum(survey.num_running for _, survey in waiting),
+        rows_per_second=round(progress.rows_per_second, 3),
+        tokens_per_second=round(progress.tokens_per_second, 3),
+    )
+
+
+def _done(progress: Progress, cost: float | None) -> dict[str, float | None]:
+    return {
+        "rows_completed": progress.completed,
+        "rows_failed": progress.failed,
+        "prompt_tokens": progress.prompt_tokens,
+        "cached_tokens": progress.cached_tokens,
+        "completion_tokens": progress.completion_tokens,
+        "gpu_seconds": round(progress.gpu_seconds, 3),
+        "cost": cost,
+    }
