@@ -28,7 +28,7 @@ INSTALLED_BROWSER := tests/browser/node_modules/.installed
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
-.PHONY: help demo browser demo-engine bootstrap deploy destroy smoke test chaos check format demo-model bench bench-host bench-batches bench-models clean
+.PHONY: help demo browser demo-engine bootstrap deploy destroy smoke test chaos check format openapi demo-model bench bench-host bench-batches bench-models clean
 
 help:
 	@echo "make demo          install, run the whole cloud on this machine, drop the example file into it"
@@ -42,6 +42,7 @@ help:
 	@echo "make chaos         the chaos suite with all of its seeds (make test runs a few)"
 	@echo "make check         formatting, ruff, mypy and import rules (CI runs: make check test)"
 	@echo "make format        format the code and mend what ruff can mend"
+	@echo "make openapi       write docs/openapi.json again, after a change of the API's routes"
 	@echo "make demo-model    train the demo model again (at most 20 minutes on two cores)"
 	@echo "make bench         compare with transformers (and vLLM, given VLLM_PYTHON=path)"
 	@echo "make bench-host    lines/s and memory of the host path at 10,000 and 1,000,000 lines"
@@ -145,6 +146,9 @@ check: $(INSTALLED_DEV)
 format: $(INSTALLED_DEV)
 	$(BIN)/ruff check --fix-only .
 	$(BIN)/ruff format .
+
+openapi: $(INSTALLED_DEV)
+	$(BIN)/python -m handler.api.document >docs/openapi.json
 
 demo-model: $(INSTALLED_ENGINE)
 	$(BIN)/python -m demo.train

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import time
-from typing import Any, Final
+from http import HTTPStatus
+from typing import Any, Final, Literal
 
-from aws_lambda_powertools.event_handler import APIGatewayHttpResolver, Response
+from aws_lambda_powertools.event_handler import APIGatewayHttpResolver, Response, content_types
 from aws_lambda_powertools.event_handler.exceptions import NotFoundError
 from aws_lambda_powertools.event_handler.middlewares import NextMiddleware
 from aws_lambda_powertools.event_handler.openapi.exceptions import RequestValidationError
+from pydantic import BaseModel
 from pydantic_core import to_json
 
 from handler.api import batches, errors, files, history, models, results, stats, uploads
@@ -20,10 +22,10 @@ from handler.errors import InvalidOption
 from handler.limits import LimitReached, admit_request
 from handler.settings import deployment
 
-_HEALTH = "/health"
+_HEALTH, _DOCUMENT = "/health", "/openapi.json"
 # What needs no key; a name that ends with a slash stands for all that lies under it. The gateway
 # lets the same in: infra/api/http_api.py.
-PUBLIC: Final = ("/", _HEALTH, "/dashboard", "/dashboard/assets/")
+PUBLIC: Final = ("/", _HEALTH, _DOCUMENT, "/dashboard", "/dashboard/assets/")
 
 
 def is_public(path: str) -> bool:
@@ -69,10 +71,24 @@ app.include_router(uploads.router)
 app.include_router(dashboard.router)
 
 
+class HealthObject(BaseModel):
+    """That the API answers."""
+
+    status: Literal["ok"] = "ok"
+
+
 @app.get(_HEALTH)
-def health() -> dict[str, str]:
+def health() -> HealthObject:
     """Say that the API answers; needs no key and asks nothing of AWS."""
-    return {"status": "ok"}
+    return HealthObject()
+
+
+@app.get(_DOCUMENT, compress=True, include_in_schema=False)
+def show_document() -> Response[str]:
+    """Return the OpenAPI document of this API; needs no key and asks nothing of AWS."""
+    from handler.api.document import text
+
+    return Response(int(HTTPStatus.OK), content_types.APPLICATION_JSON, text())
 
 
 app.not_found(errors.refuse_unknown)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Literal
 from urllib.parse import unquote
 
 from aws_lambda_powertools.event_handler.router import APIGatewayHttpRouter
+from pydantic import BaseModel
 
 from handler.api.errors import NotFound
 from handler.settings import deployment
@@ -13,20 +14,32 @@ from handler.settings import deployment
 router = APIGatewayHttpRouter()  # type: ignore[no-untyped-call]
 
 
+class ModelObject(BaseModel):
+    """OpenAI's Model; nobody knows when one was made."""
+
+    id: str
+    object: Literal["model"] = "model"
+    created: int = 0
+    owned_by: Literal["tidemill"] = "tidemill"
+
+
+class ModelList(BaseModel):
+    """All models; there are few, so that OpenAI's list has no pages."""
+
+    object: Literal["list"] = "list"
+    data: list[ModelObject]
+
+
 @router.get("/v1/models")
-def list_models() -> dict[str, Any]:
+def list_models() -> ModelList:
     """List the models that are served."""
-    return {"object": "list", "data": [_shown(name) for name in deployment().work]}
+    return ModelList(data=[ModelObject(id=name) for name in deployment().work])
 
 
 @router.get("/v1/models/.+")
-def retrieve_model() -> dict[str, Any]:
+def retrieve_model() -> ModelObject:
     """Return one model; its name may hold slashes, which clients may quote."""
     name = unquote(router.current_event.path.removeprefix("/v1/models/"))
     if name not in deployment().work:
         raise NotFound(f"There is no model {name[:100]}.", code="model_not_found")
-    return _shown(name)
-
-
-def _shown(name: str) -> dict[str, Any]:
-    return {"id": name, "object": "model", "created": 0, "owned_by": "tidemill"}
+    return ModelObject(id=name)

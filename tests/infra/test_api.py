@@ -25,6 +25,7 @@ FUNCTIONS = {
 PUBLIC_ROUTES = {
     "GET /",
     "GET /health",
+    "GET /openapi.json",
     "GET /dashboard",
     "GET /dashboard/assets/{proxy+}",
 }

@@ -1,0 +1,177 @@
+"""The OpenAPI document: what powertools reads off the routes, and what it cannot know.
+
+    python -m handler.api.document > docs/openapi.json
+
+Powertools tells of errors in a form of its own, which no route of ours answers with.
+"""
+
+from __future__ import annotations
+
+import inspect
+import json
+import re
+import sys
+from functools import cache
+from http import HTTPStatus
+from typing import Any, Final
+
+_TITLE: Final = "Tidemill"
+_ABOUT: Final = (
+    "Batches of LLM requests, as OpenAI's clients know them; what is ours besides is described at "
+    "its place. A request that is refused is answered with OpenAI's form of errors."
+)
+_ERRORS: Final = {
+    HTTPStatus.BAD_REQUEST: "What was sent cannot be; `param` names what is wrong.",
+    HTTPStatus.NOT_FOUND: "There is no such thing for this tenant.",
+    HTTPStatus.GONE: "It was there and is no longer kept.",
+    HTTPStatus.REQUEST_ENTITY_TOO_LARGE: "The body is too large; larger files come by uploads.",
+    HTTPStatus.TOO_MANY_REQUESTS: "The tenant's limit is reached; `Retry-After` says how long.",
+    HTTPStatus.INTERNAL_SERVER_ERROR: "A fault of ours, logged under the answer's `x-request-id`.",
+    HTTPStatus.SERVICE_UNAVAILABLE: "Not yet; ask again after `Retry-After` seconds.",
+}
+_GATEWAY: Final = {
+    HTTPStatus.UNAUTHORIZED: "The request carries no key.",
+    HTTPStatus.FORBIDDEN: "The key is wrong or was revoked.",
+}
+_ALWAYS: Final = {HTTPStatus.INTERNAL_SERVER_ERROR, HTTPStatus.BAD_REQUEST, HTTPStatus.NOT_FOUND}
+_WAITS: Final = {HTTPStatus.TOO_MANY_REQUESTS, HTTPStatus.SERVICE_UNAVAILABLE}
+# What only some routes answer, by the names of their functions.
+_ALSO: Final = {
+    "list_results": {HTTPStatus.GONE, HTTPStatus.SERVICE_UNAVAILABLE},
+    "complete_upload": {HTTPStatus.SERVICE_UNAVAILABLE},
+}
+_REDIRECTS: Final = {
+    "file_content": {
+        "description": "Where the bytes lie, for an hour; the key must not go there.",
+        "headers": {"Location": {"schema": {"type": "string", "format": "uri"}}},
+    }
+}
+# A name may hold slashes, so that its route is a pattern.
+_MODEL: Final = {"in": "path", "name": "model", "required": True, "schema": {"type": "string"}}
+_PATTERNS: Final = {"/v1/models/.+": ("/v1/models/{model}", [_MODEL])}
+
+
+def main() -> None:
+    """Write the document to standard output."""
+    sys.stdout.write(text())
+
+
+@cache
+def text() -> str:
+    """Return the document as it is served and kept."""
+    return json.dumps(document(), indent=2, sort_keys=True) + "\n"
+
+
+def document() -> dict[str, Any]:
+    """Return the document of all routes that it shall tell of."""
+    from handler.api.app import app
+
+    found = app.get_openapi_schema(title=_TITLE, version="1", description=_ABOUT)
+    made: dict[str, Any] = json.loads(found.model_dump_json(by_alias=True, exclude_none=True))
+    for route in (*app._static_routes, *app._dynamic_routes):  # noqa: SLF001 - as it does itself
+        item = made["paths"].get(route.openapi_path)
+        if item and route.method.lower() in item:
+            _complete(item[route.method.lower()], route.func, route.openapi_path)
+    for pattern, (path, parameters) in _PATTERNS.items():
+        for operation in made["paths"][pattern].values():
+            operation["parameters"] = parameters
+        made["paths"][path] = made["paths"].pop(pattern)
+    schemas = made["components"]["schemas"]
+    for name in ("HTTPValidationError", "ValidationError", "ResponseValidationError"):
+        schemas.pop(name)
+    made["components"] |= {"responses": _responses(), "securitySchemes": _SECURITY}
+    schemas |= {"Error": _ERROR, "Refusal": _REFUSAL}
+    made["security"] = [{"key": []}]
+    named: dict[str, Any] = json.loads(_with_plain_names(json.dumps(made)))
+    return named
+
+
+def _complete(operation: dict[str, Any], function: Any, path: str) -> None:
+    """Give an operation its name, its words and all of its answers."""
+    from handler.api.app import is_public
+
+    head, *words = function.__name__.split("_")
+    summary, _, description = (inspect.getdoc(function) or "").partition("\n\n")
+    operation["operationId"] = head + "".join(word.capitalize() for word in words)
+    operation["summary"] = " ".join(summary.split()).removesuffix(".")
+    if description:
+        operation["description"] = " ".join(description.split())
+    operation["tags"] = [path.removeprefix("/v1").split("/")[1]]
+    operation["responses"] = {
+        status: answer for status, answer in operation["responses"].items() if status < "4"
+    }
+    if function.__name__ in _REDIRECTS:
+        operation["responses"] = {"307": _REDIRECTS[function.__name__]}
+    else:
+        operation["responses"]["200"]["description"] = "As asked."
+    statuses = _ALWAYS | _ALSO.get(function.__name__, set())
+    if is_public(path):
+        operation["security"] = []
+    else:
+        statuses |= {HTTPStatus.TOO_MANY_REQUESTS, *_GATEWAY}
+    if "requestBody" in operation:
+        statuses |= {HTTPStatus.REQUEST_ENTITY_TOO_LARGE}
+    for status in statuses:
+        operation["responses"][str(int(status))] = {
+            "$ref": f"#/components/responses/{_name_of(status)}"
+        }
+
+
+def _responses() -> dict[str, Any]:
+    def answer(words: str, schema: str) -> dict[str, Any]:
+        content = {"application/json": {"schema": {"$ref": f"#/components/schemas/{schema}"}}}
+        return {"description": words, "content": content}
+
+    found = {_name_of(status): answer(words, "Error") for status, words in _ERRORS.items()}
+    for status in _WAITS:
+        found[_name_of(status)]["headers"] = {"Retry-After": {"schema": {"type": "integer"}}}
+    return found | {
+        _name_of(status): answer(words, "Refusal") for status, words in _GATEWAY.items()
+    }
+
+
+def _name_of(status: HTTPStatus) -> str:
+    return "".join(word.capitalize() for word in status.name.split("_"))
+
+
+def _with_plain_names(made: str) -> str:
+    """Return the document with schemas named as people would: BatchPage, CreateFileForm."""
+
+    def form(match: re.Match[str]) -> str:
+        return "".join(word.capitalize() for word in match[1].split("_")) + "Form"
+
+    made = re.sub(r"\bPage_(\w+?)Object_", r"\1Page", made)
+    return re.sub(r"\bBody_(\w+?)_v1_\w+", form, made)
+
+
+_SECURITY: Final = {
+    "key": {"type": "http", "scheme": "bearer", "description": "A key from `tidemill keys create`."}
+}
+_TEXT_OR_NULL: Final = {"type": ["string", "null"]}
+_ERROR: Final = {
+    "type": "object",
+    "required": ["error"],
+    "additionalProperties": False,
+    "properties": {
+        "error": {
+            "type": "object",
+            "required": ["message", "type", "param", "code"],
+            "additionalProperties": False,
+            "properties": {
+                "message": {"type": "string"},
+                "type": {"enum": ["invalid_request_error", "rate_limit_error", "server_error"]},
+                "param": _TEXT_OR_NULL,
+                "code": _TEXT_OR_NULL,
+            },
+        }
+    },
+}
+_REFUSAL: Final = {
+    "type": "object",
+    "description": "What the gateway says before the API is asked.",
+    "required": ["message"],
+    "properties": {"message": {"type": "string"}},
+}
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,84 @@
+"""The OpenAPI document: it is served, kept, whole, and says of errors what is true."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from openapi_spec_validator import validate
+
+from handler.api.app import app
+from handler.api.document import document, text
+from localstack.processes import ROOT
+from tests.handler.api.rig import answer_to, request_of
+
+
+@pytest.fixture(scope="module")
+def operations() -> dict[str, dict[str, Any]]:
+    """Return all operations by method and path."""
+    return {
+        f"{method.upper()} {path}": operation
+        for path, item in document()["paths"].items()
+        for method, operation in item.items()
+    }
+
+
+def test_the_kept_document_is_that_of_the_routes() -> None:
+    """Whoever changes a route runs `make openapi`."""
+    assert (ROOT / "docs/openapi.json").read_text(encoding="utf-8") == text()
+
+
+def test_the_document_is_valid() -> None:
+    """By the schema of OpenAPI itself."""
+    validate(document())
+
+
+def test_the_document_is_served_without_a_key() -> None:
+    """And nothing is asked of AWS for it."""
+    event = request_of("/openapi.json")
+    del event["requestContext"]["authorizer"]
+    del event["headers"]["accept-encoding"]
+    answer = answer_to(event)
+    assert answer["statusCode"] == 200
+    assert json.loads(answer["body"]) == document()
+
+
+def test_all_routes_are_told_of_but_those_for_browsers(
+    operations: dict[str, dict[str, Any]],
+) -> None:
+    """A route hides by `include_in_schema=False` alone."""
+    routes = [*app._static_routes, *app._dynamic_routes]
+    hidden = {route.openapi_path for route in routes if not route.include_in_schema}
+    assert all(
+        path in {"/", "/openapi.json", "/dashboard"} or path.startswith("/dashboard/")
+        for path in hidden
+    )
+    assert len(operations) == sum(route.include_in_schema for route in routes)
+
+
+def test_operations_have_names_words_and_answers(operations: dict[str, dict[str, Any]]) -> None:
+    """By which code is generated and people find their way; no name of powertools is left."""
+    names = [operation["operationId"] for operation in operations.values()]
+    assert len(set(names)) == len(names)
+    for name, operation in operations.items():
+        assert operation["summary"], name
+        assert len(operation["tags"]) == 1, name
+        assert {"400", "404", "500"} < set(operation["responses"]), name
+        assert "422" not in operation["responses"], name
+        is_public = operation.get("security") == []
+        assert is_public is ("401" not in operation["responses"]), name
+    assert {name for name, found in operations.items() if found.get("security") == []} == {
+        "GET /health"
+    }
+    assert not {"HTTPValidationError", "ValidationError"} & set(document()["components"]["schemas"])
+    assert all(name.isalnum() for name in document()["components"]["schemas"])
+
+
+def test_answers_have_a_type(operations: dict[str, dict[str, Any]]) -> None:
+    """So that what a client generates knows every field."""
+    for name, operation in operations.items():
+        for status, answer in operation["responses"].items():
+            if status.startswith("2"):
+                (content,) = answer["content"].values()
+                assert content["schema"], name
