@@ -134,7 +134,7 @@ def _prune(folder: Path) -> None:
     for service in (folder / "botocore" / "data").iterdir():
         if service.is_dir() and service.name not in _SERVICES:
             shutil.rmtree(service)
-    for name in ("bin", "boto3/examples"):
+    for name in ("bin", "boto3/examples", "multipart"):  # the last is an old name of another
         shutil.rmtree(folder / name, ignore_errors=True)
 
 

@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Generic, Literal, Protocol, TypeVar
+from itertools import accumulate
+from typing import Any, Final, Generic, Literal, Protocol, TypeVar
 
 from pydantic import BaseModel
+from pydantic_core import to_json
+
+# Of the objects of one page: Lambda takes 6 MB, and what it takes may be base64.
+MAX_BYTES: Final = 4_000_000
 
 
 class Listed(Protocol):
@@ -36,8 +41,22 @@ class Page(BaseModel, Generic[Item]):
 def page_of(
     kind: type[ListedItem], data: Sequence[ListedItem], *, has_more: bool
 ) -> Page[ListedItem]:
-    """Return a page of objects that have an id; `has_more` counts only where there are any."""
-    ids = [data[0].id, data[-1].id] if data else [None, None]
+    """Return a page of objects that have an id; `has_more` counts only where there are any.
+
+    Objects for which an answer has no room are left to the next page.
+    """
+    fitting = _fitting(data)
+    ids = [fitting[0].id, fitting[-1].id] if fitting else [None, None]
     return Page[kind](  # type: ignore[valid-type]
-        data=list(data), first_id=ids[0], last_id=ids[1], has_more=has_more and bool(data)
+        data=fitting,
+        first_id=ids[0],
+        last_id=ids[1],
+        has_more=bool(fitting) and (has_more or len(fitting) < len(data)),
     )
+
+
+def _fitting(data: Sequence[ListedItem]) -> list[ListedItem]:
+    """Return the first of the objects, at least one, that one answer can hold."""
+    sizes = accumulate(len(to_json(item)) for item in data)
+    num_fitting = sum(size <= MAX_BYTES for size in sizes)
+    return list(data[: max(1, num_fitting)])

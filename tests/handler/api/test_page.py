@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import pytest
 from pydantic import BaseModel
 
+from handler.api import page
 from handler.api.page import Page, page_of
 
 
@@ -15,8 +17,8 @@ class Thing(BaseModel):
 
 def test_a_page_names_its_ends() -> None:
     """The first and the last of what is on it."""
-    page = page_of(Thing, [Thing(id=name) for name in "abc"], has_more=True)
-    assert page.model_dump() == {
+    found = page_of(Thing, [Thing(id=name) for name in "abc"], has_more=True)
+    assert found.model_dump() == {
         "object": "list",
         "data": [{"id": "a"}, {"id": "b"}, {"id": "c"}],
         "first_id": "a",
@@ -27,8 +29,19 @@ def test_a_page_names_its_ends() -> None:
 
 def test_an_empty_page_is_the_last() -> None:
     """Whatever is said: clients would ask for the next one for ever."""
-    page = page_of(Thing, [], has_more=True)
-    assert (page.first_id, page.last_id, page.has_more) == (None, None, False)
+    found = page_of(Thing, [], has_more=True)
+    assert (found.first_id, found.last_id, found.has_more) == (None, None, False)
+
+
+def test_a_page_has_a_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is beyond it comes with the next page; one object alone is always given."""
+    monkeypatch.setattr(page, "MAX_BYTES", 45)
+    things = [Thing(id=name * 10) for name in "abc"]  # each of 19 bytes
+    found = page_of(Thing, things, has_more=False)
+    assert (len(found.data), found.last_id, found.has_more) == (2, "b" * 10, True)
+    assert page_of(Thing, things[:2], has_more=False).has_more is False
+    large = page_of(Thing, [Thing(id="x" * 99), *things], has_more=False)
+    assert (len(large.data), large.has_more) == (1, True)
 
 
 def test_pages_of_a_kind_have_a_name() -> None:
