@@ -54,21 +54,28 @@ class Clients(Mapping[Service, Any]):
 
 
 class Aws:
-    """Runs operations one call after another; may be used by several threads at once."""
+    """Runs operations one call after another; may be used by several threads at once.
+
+    `waited_seconds` is what they have spent on calls so far, added up over threads.
+    """
 
     def __init__(self, make_client: Callable[..., Any] = boto3.client) -> None:
         self.clients: Mapping[Service, Any] = Clients(make_client)
+        self.waited_seconds = 0.0
 
     def run(self, operation: Operation[T]) -> T:
         """Return the operation's result; raises AwsError for what it does not handle itself."""
         try:
             call = next(operation)
             while True:
+                started = time.perf_counter()
                 try:
                     response = self._send(call)
                 except (ClientError, BotoCoreError) as exc:
+                    self.waited_seconds += time.perf_counter() - started
                     call = operation.throw(translate(exc, call))
                 else:
+                    self.waited_seconds += time.perf_counter() - started
                     call = operation.send(response)
         except StopIteration as stop:
             result: T = stop.value

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import base64
+import time
 from typing import Any
 
 from aws_lambda_powertools.utilities.typing import LambdaContext
 
 from handler.api.app import app
+from handler.api.means import aws
 from handler.log import logger
 
 # What Lambda hands on is a string within JSON again: quotes and backslashes of a long answer could
@@ -26,7 +28,13 @@ def fit(answer: dict[str, Any]) -> dict[str, Any]:
 # An event is never logged, whatever the environment says: it holds the caller's key.
 @logger.inject_lambda_context(log_event=False, correlation_id_path="requestContext.requestId")
 def handler(event: dict[str, Any], context: LambdaContext) -> dict[str, Any]:
-    """Answer one request (payload format 2.0), under the id that the logs have of it."""
+    """Answer one request (payload format 2.0), under the id that the logs have of it.
+
+    `Server-Timing` tells the milliseconds that this took, and those of them spent waiting for AWS.
+    """
+    started, waited = time.perf_counter(), aws().waited_seconds
     answer = fit(app.resolve(event, context))
+    total, waited = time.perf_counter() - started, aws().waited_seconds - waited
+    answer["headers"]["server-timing"] = f"total;dur={total * 1e3:.1f}, aws;dur={waited * 1e3:.1f}"
     answer["headers"]["x-request-id"] = event["requestContext"]["requestId"]
     return answer
