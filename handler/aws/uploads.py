@@ -8,7 +8,7 @@ from typing import Any
 from handler.aws.calls import Call, Operation
 from handler.aws.files import file_item
 from handler.aws.items import dump, load, to_item
-from handler.aws.store import META, Store, expression, nothing_there
+from handler.aws.store import META, Store, expression
 from handler.batch.model import File, Upload, UploadWay
 from handler.errors import ConditionFailed
 
@@ -23,8 +23,8 @@ class UploadStore(Store):
     def create_upload(self, upload: Upload) -> Operation[None]:
         """Record a new upload."""
         item = to_item(_upload_key(upload.id) | dump(upload))
-        put = {"TableName": self.name, "Item": item, **nothing_there()}
-        yield Call("dynamodb", "put_item", put)
+        # Nobody else has its id: to write it again changes nothing.
+        yield Call("dynamodb", "put_item", {"TableName": self.name, "Item": item})
 
     def get_upload(self, upload_id: str) -> Operation[Upload | None]:
         """Return the upload of this id as it is now, or None."""

@@ -268,8 +268,8 @@ class File:
     created_at: int
     filename: str
     purpose: str
-    version_id: str | None = None
     expires: int | None = None
+    version_id: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,9 @@ from openai import OpenAI
 from openai.types import FileObject as TheirFile
 
 from handler.api.file_object import FileObject, disposition_of, name_of
-from handler.aws.bucket import SHORT_LIVED
+from handler.aws.bucket import SHORT_LIVED, read_range
+from handler.batch.model import File
+from handler.batch.states import Status
 from tests.handler.api.rig import (
     answer_to,
     body_as_sent,
@@ -244,3 +246,61 @@ def test_batches_and_files_do_not_show_in_each_others_lists(lab: OpenAI, any_clo
     for order in ("asc", "desc"):
         assert [file.id for file in lab.files.list(limit=1, order=order)] == [made.id]
     assert [found.id for found in lab.batches.list(limit=1)] == [batch.id]
+
+
+def test_a_batch_goes_on_when_its_file_is_deleted(lab: OpenAI, any_cloud: Cloud) -> None:
+    """Before its lines are looked at, and before they are run: both read the version they know."""
+    lines = lines_of(7)
+    file_id = lab.files.create(file=lines, purpose="batch").id
+    batch_id = lab.batches.create(
+        input_file_id=file_id, endpoint="/v1/chat/completions", completion_window="24h"
+    ).id
+    lab.files.delete(file_id)
+    file = any_cloud.batch(batch_id).source
+    assert not any_cloud.has_object(file.key)
+    batch = any_cloud.take_in(any_cloud.batch(batch_id))
+    assert (batch.status, batch.num_rows) == (Status.IN_PROGRESS, 7)
+    read = b"".join(
+        any_cloud.run(read_range(batch.source, shard.start, shard.end))
+        for shard in any_cloud.shards(batch_id)
+    )
+    assert read == lines
+    with pytest.raises(openai.BadRequestError):
+        lab.batches.create(
+            input_file_id=file_id, endpoint="/v1/chat/completions", completion_window="24h"
+        )
+
+
+def test_a_result_is_the_version_that_its_batch_made(
+    client_of: Callable[[str], OpenAI], any_cloud: Cloud
+) -> None:
+    """A later drop of the key writes over the object; the file of the older one stays its own."""
+    client, files = client_of("default"), any_cloud.deployment.files
+    made = []
+    for number, data in enumerate((b"old\n", b"new\n")):
+        drop = any_cloud.put(data, "output/x.jsonl")
+        file_id = f"file-{number:032x}"
+        any_cloud.run(
+            files.put_file(
+                File(
+                    file_id,
+                    "default",
+                    drop.key,
+                    len(data),
+                    number,
+                    "x.jsonl",
+                    "batch_output",
+                    version_id=drop.version_id,
+                )
+            )
+        )
+        made.append(file_id)
+    old, new = made
+    assert client.files.content(old).read() == b"old\n"
+    assert client.files.content(new).read() == b"new\n"
+    assert [file.id for file in client.files.list(purpose="batch_output")] == [new, old]
+    client.files.delete(old)
+    assert client.files.content(new).read() == b"new\n"
+    assert any_cloud.has_object("output/x.jsonl")
+    client.files.delete(new)
+    assert not any_cloud.has_object("output/x.jsonl")

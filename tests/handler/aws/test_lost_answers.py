@@ -15,7 +15,7 @@ from uuid import uuid4
 import pytest
 
 from handler.aws.calls import Operation, T
-from handler.batch.model import File, Progress, Shard
+from handler.batch.model import File, Progress, Shard, Upload
 from handler.batch.parts import FinishedRow, PartIndex, encode_part
 from handler.batch.states import Status
 from handler.errors import AwsError, NotThere
@@ -185,6 +185,25 @@ def filing(deployment: Deployment) -> Operation[Case]:
     return Case(lambda: deployment.files.put_file(file), lambda: deployment.files.get_file(file.id))
 
 
+def of_upload(
+    make: Callable[[Deployment, Upload, File], Operation[Any]],
+) -> Callable[[Deployment], Operation[Case]]:
+    """Return a case of an upload and the file that it becomes."""
+
+    def case(deployment: Deployment) -> Operation[Case]:
+        file_id = f"file-{uuid4().hex}"
+        upload = Upload(f"upload_{uuid4().hex}", "t", 5, "n", "batch", NOW, NOW + 60, file_id)
+        file = File(file_id, "t", "k", 5, NOW, "n", "batch")
+        yield from deployment.uploads.create_upload(upload)
+        return Case(lambda: make(deployment, upload, file), lambda: look(deployment, upload))
+
+    def look(deployment: Deployment, upload: Upload) -> Operation[Any]:
+        now = yield from deployment.uploads.get_upload(upload.id)
+        return now, (yield from deployment.files.get_file(upload.file_id))
+
+    return case
+
+
 CASES: dict[str, Callable[[Deployment], Operation[Case]]] = {
     "create_batch": creating,
     "create_drop": dropping,
@@ -225,6 +244,11 @@ CASES: dict[str, Callable[[Deployment], Operation[Case]]] = {
         )
     ),
     "put_file": filing,
+    "create_upload": of_upload(lambda d, upload, _: d.uploads.create_upload(upload)),
+    "choose": of_upload(lambda d, upload, _: d.uploads.choose(upload, "urls", "", NOW + 90)),
+    "note_multipart": of_upload(lambda d, upload, _: d.uploads.note_multipart(upload, "1")),
+    "cancel_upload": of_upload(lambda d, upload, _: d.uploads.cancel_upload(upload)),
+    "end_upload": of_upload(lambda d, upload, file: d.uploads.complete_upload(upload, file)),
     "put": of_objects(
         lambda d, shard: d.bucket.put(f"work/{shard.batch_id}/x", b"body", "text/plain")
     ),

@@ -45,6 +45,9 @@ def test_a_completed_batch_has_its_rows_in_order(cloud: Cloud) -> None:
     for name in ("output", "error"):
         file = cloud.run(cloud.deployment.files.get_file(report[f"{name}_file_id"]))
         assert file.key == getattr(batch.outputs, f"{name}_key")
+        found = cloud.run(cloud.deployment.bucket.head(file.key))
+        assert found is not None
+        assert file.version_id == found["VersionId"]
         assert file.num_bytes == len(cloud.read(file.key) or b"")
         assert (file.tenant, file.purpose) == ("owner", "batch_output")
         assert file.expires == batch.expires is not None
