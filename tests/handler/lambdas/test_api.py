@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 
 import pytest
 
@@ -13,12 +14,17 @@ from tests.handler.lambdas.logs import said_of
 
 
 def test_a_request_of_the_sdk_is_answered(ministack: Emulator) -> None:
-    """In the form that API Gateway wants, under the request's id."""
+    """In the form that API Gateway wants, under the request's id, with what its time went on."""
     event = event_of("aws_http_request")
     with serving(Cloud.on(ministack)):
         answer = answer_to(event)
     assert answer["statusCode"] == 200
     assert json.loads(answer["body"])["object"] == "list"
+    timing = re.fullmatch(
+        r"total;dur=([\d.]+), aws;dur=([\d.]+)", answer["headers"].pop("server-timing")
+    )
+    assert timing
+    assert 0 < float(timing[2]) < float(timing[1])
     assert answer["headers"] == {
         "Content-Type": "application/json",
         "x-request-id": event["requestContext"]["requestId"],
