@@ -140,6 +140,10 @@ const CLICKS = {
 
 function wireClicks() {
   document.body.addEventListener("click", (event) => {
+    if (event.target.id === "skip") {
+      event.preventDefault();
+      find("#view").focus();
+    }
     const button = event.target.closest("button");
     CLICKS[button?.id]?.(button);
   });

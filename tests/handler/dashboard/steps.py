@@ -1,8 +1,15 @@
-"""What people do on the page."""
+"""What people do on the page, and what is looked for there."""
 
 from __future__ import annotations
 
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
 from playwright.sync_api import Page
+
+_AXE = Path(__file__).parents[2] / "browser/node_modules/axe-core/axe.min.js"
 
 
 def sign_in(page: Page, key: str, at: str = "") -> None:
@@ -10,3 +17,21 @@ def sign_in(page: Page, key: str, at: str = "") -> None:
     page.goto(f"/dashboard{at}")
     page.get_by_label("API key").fill(key)
     page.get_by_role("button", name="Sign in").click()
+
+
+def obstacles(page: Page) -> list[str]:
+    """Return what axe finds that keeps people from using the page."""
+    page.evaluate(_axe())
+    found: dict[str, Any] = page.evaluate("axe.run(document, {resultTypes: ['violations']})")
+    return [
+        f"{violation['id']}: {node['target']} {node['failureSummary']}"
+        for violation in found["violations"]
+        for node in violation["nodes"]
+    ]
+
+
+@cache
+def _axe() -> str:
+    if not _AXE.exists():
+        pytest.skip("no axe-core: `make browser` gets it")
+    return _AXE.read_text(encoding="utf-8")

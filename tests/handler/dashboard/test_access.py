@@ -1,0 +1,133 @@
+"""Who uses the page: with a keyboard, on a phone, in the dark, by ear."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Literal
+
+import pytest
+from playwright.sync_api import Browser, Page, expect
+
+from tests.handler.dashboard.steps import obstacles, sign_in
+from tests.handler.intake.rig import Cloud, lines_of
+
+NewKey = Callable[[str], str]
+PHONE = {"width": 375, "height": 700}
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_nothing_keeps_people_from_any_view(
+    page: Page, cloud: Cloud, new_key: NewKey, scheme: Literal["light", "dark"]
+) -> None:
+    """Axe finds nothing amiss: names, roles, order, contrast, in the light and in the dark."""
+    page.emulate_media(color_scheme=scheme)
+    cloud.take_in(cloud.create(lines_of(25), "input/running.jsonl"))
+    cloud.take_in(cloud.create(b"{\n" * 3, "input/bad.jsonl"))
+    page.goto("/dashboard")
+    expect(page.get_by_label("API key")).to_be_focused()
+    assert obstacles(page) == []
+    sign_in(page, new_key("default"))
+    expect(page.get_by_role("link", name="running.jsonl")).to_be_visible()
+    assert obstacles(page) == []
+    page.get_by_role("link", name="bad.jsonl").click()
+    expect(page.get_by_role("heading", name="Why it failed")).to_be_visible()
+    assert obstacles(page) == []
+    page.get_by_role("link", name="New batch").click()
+    expect(page.get_by_label("A JSONL file")).to_be_visible()
+    assert obstacles(page) == []
+    page.goto("/dashboard#/")
+    page.get_by_role("link", name="running.jsonl").click()
+    page.get_by_role("button", name="Cancel…").click()
+    assert obstacles(page) == []
+
+
+def test_a_phone_shows_all_of_it(page: Page, cloud: Cloud, new_key: NewKey) -> None:
+    """No view is wider than the screen, whatever a file is called; numbers say what they count."""
+    page.set_viewport_size(PHONE)  # type: ignore[arg-type]
+    name = "a-rather-long-name-without-any-space-" * 3
+    cloud.take_in(cloud.create(lines_of(25), f"input/{name}.jsonl", {"note": "x" * 300}))
+    sign_in(page, new_key("default"))
+    link = page.get_by_role("link", name=f"{name}.jsonl")
+    expect(link).to_be_visible()
+    expect(page.get_by_role("row").nth(1)).to_contain_text("0 of 25")
+    assert _overhang(page) == 0
+    assert obstacles(page) == []
+    link.click()
+    expect(page.get_by_role("button", name="Cancel…")).to_be_visible()
+    assert _overhang(page) == 0
+    assert obstacles(page) == []
+    page.get_by_role("link", name="New batch").click()
+    expect(page.get_by_label("A JSONL file")).to_be_visible()
+    assert _overhang(page) == 0
+    assert obstacles(page) == []
+
+
+def test_a_keyboard_is_enough(page: Page, cloud: Cloud, new_key: NewKey) -> None:
+    """Sign in, open a batch, change one's mind, cancel it: the focus is always where one is."""
+    batch = cloud.take_in(cloud.create(lines_of(25)))
+    press = page.keyboard.press
+    page.goto("/dashboard")
+    page.keyboard.type(new_key("default"))
+    press("Enter")
+    expect(page.get_by_role("heading", name="Batches")).to_be_focused()
+    press("Tab")
+    expect(page.get_by_role("link", name="New batch").last).to_be_focused()
+    press("Tab")
+    press("Enter")
+    expect(page.get_by_role("heading", name="x.jsonl")).to_be_focused()
+    press("Tab")
+    expect(page.get_by_role("button", name="Cancel…")).to_be_focused()
+    press("Enter")
+    press("Escape")
+    expect(page.get_by_role("button", name="Cancel…")).to_be_focused()
+    press("Enter")
+    expect(page.get_by_role("button", name="Keep it running")).to_be_focused()
+    press("Tab")
+    press("Enter")
+    expect(page.locator("#live .status")).to_have_text("Cancelled")
+    assert cloud.batch(batch.id).status == "cancelled"
+
+
+def test_a_refresh_takes_the_focus_from_nobody(page: Page, cloud: Cloud, new_key: NewKey) -> None:
+    """Whoever is on a link of the list is there still when the list has been fetched again."""
+    cloud.take_in(cloud.create(lines_of(25)))
+    sign_in(page, new_key("default"))
+    link = page.get_by_role("link", name="x.jsonl")
+    link.focus()
+    with page.expect_response("**/view/batches"):
+        pass
+    cloud.create(lines_of(2), "input/second.jsonl")
+    expect(page.get_by_role("link", name="second.jsonl")).to_be_visible(timeout=20_000)
+    expect(link).to_be_focused()
+
+
+def test_the_skip_link_leads_to_the_content(page: Page, new_key: NewKey) -> None:
+    """It stays in the view that is shown."""
+    sign_in(page, new_key("default"), "#/new")
+    expect(page.get_by_label("A JSONL file")).to_be_visible()
+    page.get_by_role("link", name="Skip to content").focus()
+    page.keyboard.press("Enter")
+    expect(page.get_by_role("main")).to_be_focused()
+    expect(page.get_by_label("A JSONL file")).to_be_visible()
+    assert page.url.endswith("#/new")
+
+
+def test_who_wants_no_motion_gets_none(chromium: Browser, url: str) -> None:
+    """Nothing on the page moves by itself."""
+    context = chromium.new_context(base_url=url, reduced_motion="reduce")
+    page = context.new_page()
+    page.goto("/dashboard")
+    page.evaluate("document.body.insertAdjacentHTML('beforeend', '<i class=\"status in_progress\">')")
+    said = page.evaluate(
+        "getComputedStyle(document.querySelector('.in_progress'), '::before').animationName"
+    )
+    context.close()
+    assert said == "none"
+
+
+def _overhang(page: Page) -> int:
+    """Return by how much the page is wider than its window."""
+    found: int = page.evaluate(
+        "document.documentElement.scrollWidth - document.documentElement.clientWidth"
+    )
+    return found
