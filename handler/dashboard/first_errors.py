@@ -8,13 +8,15 @@ from typing import Any, Final
 from pydantic_core import from_json
 
 from handler.aws.calls import Call, Operation
+from handler.batch.keys import part_prefix
 from handler.batch.model import Batch
-from handler.errors import NotThere
+from handler.errors import BadPart, NotThere
 from handler.settings import Deployment
 
 MAX_SHOWN: Final = 10
 _MAX_BYTES: Final = 2**18
 _MAX_CHARS: Final = 600
+_MAX_SHARDS, _MAX_PARTS = 3, 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,8 +30,44 @@ class ErrorRow:
 
 
 def first_errors(deployment: Deployment, batch: Batch) -> Operation[list[ErrorRow] | None]:
-    """Return the first rows of the error file; None when it cannot be had (any more)."""
-    file_id = batch.error_file_id
+    """Return the first rows that went wrong, of a batch that runs some of them.
+
+    None when they cannot be had (any more).
+    """
+    if batch.error_file_id is None and not batch.is_terminal:
+        return (yield from _of_parts(deployment, batch))
+    return (yield from _of_file(deployment, batch.error_file_id))
+
+
+def _of_parts(deployment: Deployment, batch: Batch) -> Operation[list[ErrorRow]]:
+    """Look into a few parts of a few shards that are known to have such rows."""
+    found: list[ErrorRow] = []
+    shards = yield from deployment.table.list_shards(batch.id)
+    failing = [shard for shard in shards if shard.progress.failed]
+    for shard in failing[:_MAX_SHARDS]:
+        keys = yield from deployment.bucket.list_keys(part_prefix(batch.id, shard.number))
+        for key in keys[:_MAX_PARTS]:
+            found += yield from _of_part(deployment, key, MAX_SHOWN - len(found))
+            if len(found) == MAX_SHOWN:
+                return found
+    return found
+
+
+def _of_part(deployment: Deployment, key: str, limit: int) -> Operation[list[ErrorRow]]:
+    found: list[ErrorRow] = []
+    try:
+        places = yield from deployment.bucket.read_head(key)
+        failed = [place for place in places if not place.is_success]
+        for place in failed[:limit]:
+            end = min(place.end, place.start + _MAX_BYTES)
+            row = read_row((yield from deployment.bucket.get_range(key, place.start, end)))
+            found += [row] if row is not None else []
+    except (BadPart, NotThere):
+        pass
+    return found
+
+
+def _of_file(deployment: Deployment, file_id: str | None) -> Operation[list[ErrorRow] | None]:
     file = (yield from deployment.files.get_file(file_id)) if file_id else None
     if file is None:
         return None

@@ -23,16 +23,19 @@ function pathOfView() {
 async function open() {
   clearTimeout(timer);
   shown = pathOfView();
-  await htmx.ajax("GET", shown, { source: "#content", target: "#content", swap: "innerHTML" });
+  await fetchInto({ source: "#content", target: "#content", swap: "innerHTML" });
 }
 
 /** Fetch the changing piece of the view again; everything around it stays. */
 async function refresh() {
   clearTimeout(timer);
   if (!session.isSignedIn() || document.hidden || !find("#live")) return;
-  await htmx.ajax("GET", shown, {
-    source: "#live", target: "#live", select: "#live", swap: "outerHTML",
-  });
+  await fetchInto({ source: "#live", target: "#live", select: "#live", swap: "outerHTML" });
+}
+
+/** Have htmx fetch the view; what goes wrong is told by its events, below. */
+function fetchInto(place) {
+  return htmx.ajax("GET", shown, place).catch(() => {});
 }
 
 function plan() {

@@ -117,7 +117,9 @@ def test_who_wants_no_motion_gets_none(chromium: Browser, url: str) -> None:
     context = chromium.new_context(base_url=url, reduced_motion="reduce")
     page = context.new_page()
     page.goto("/dashboard")
-    page.evaluate("document.body.insertAdjacentHTML('beforeend', '<i class=\"status in_progress\">')")
+    page.evaluate(
+        "document.body.insertAdjacentHTML('beforeend', '<i class=\"status in_progress\">')"
+    )
     said = page.evaluate(
         "getComputedStyle(document.querySelector('.in_progress'), '::before').animationName"
     )

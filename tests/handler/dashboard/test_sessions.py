@@ -1,0 +1,129 @@
+"""Keys that are refused, and two tenants at one browser."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+import pytest
+from playwright.sync_api import Page, Route, expect
+
+from handler.keys import KeyStore, key_id_of
+from tests.handler.dashboard.steps import obstacles, sign_in
+from tests.handler.intake.rig import Cloud, lines_of
+
+NewKey = Callable[[str], str]
+GONE = "Your key is not accepted any more. Sign in to go on where you were."
+
+
+@pytest.mark.parametrize("key", ["wrong", f"tm_{'0' * 16}_{'a' * 43}", "Schlüssel", "two words"])
+def test_a_key_that_is_not_accepted(page: Page, key: str) -> None:
+    """It is said beside the field, which has the focus, and nothing is kept."""
+    sign_in(page, key)
+    expect(page.locator("#sign-in-error")).to_contain_text("key")
+    expect(page.get_by_label("API key")).to_be_focused()
+    expect(page.locator("#content")).to_be_hidden()
+    assert page.evaluate("sessionStorage.getItem('tidemill-key')") is None
+    assert obstacles(page) == []
+
+
+def test_a_key_revoked_meanwhile(page: Page, cloud: Cloud, new_key: NewKey) -> None:
+    """The form comes back with a word, and another key goes on in the same view."""
+    key = new_key("default")
+    cloud.take_in(cloud.create(lines_of(25)))
+    sign_in(page, key)
+    page.get_by_role("link", name="x.jsonl").click()
+    expect(page.get_by_role("button", name="Cancel…")).to_be_visible()
+    store = KeyStore(cloud.deployment.table.name)
+    cloud.run(store.revoke(key_id_of(key), int(time.time())))
+    expect(page.locator("#sign-in-error")).to_have_text(GONE, timeout=20_000)
+    expect(page.get_by_label("API key")).to_be_focused()
+    expect(page.get_by_role("heading", name="x.jsonl")).to_be_hidden()
+    page.get_by_label("API key").fill(new_key("default"))
+    page.get_by_role("button", name="Sign in").click()
+    expect(page.get_by_role("heading", name="x.jsonl")).to_be_visible()
+    expect(page.get_by_role("button", name="Cancel…")).to_be_visible()
+
+
+def test_a_tenant_sees_nothing_of_another(page: Page, cloud: Cloud, new_key: NewKey) -> None:
+    """Not in its list, not by an address, and not what the other has left on the page."""
+    batch = cloud.take_in(cloud.create(lines_of(25)))
+    first = new_key("default")
+    sign_in(page, first, f"#/batches/{batch.id}")
+    expect(page.get_by_role("heading", name="x.jsonl")).to_be_visible()
+    cloud.run(KeyStore(cloud.deployment.table.name).revoke(key_id_of(first), int(time.time())))
+    expect(page.locator("#sign-in-error")).to_have_text(GONE, timeout=20_000)
+    page.get_by_label("API key").fill(new_key("other"))
+    page.get_by_role("button", name="Sign in").click()
+    expect(
+        page.get_by_role("alert").filter(has_text=f"There is no batch {batch.id}")
+    ).to_be_visible()
+    expect(page.locator("#tenant")).to_have_text("other")
+    assert page.get_by_text("x.jsonl").count() == 0
+    page.get_by_role("link", name="Batches").click()
+    expect(page.get_by_text("No batches yet.")).to_be_visible()
+
+
+def test_signing_out_leaves_nothing(page: Page, cloud: Cloud, new_key: NewKey) -> None:
+    """Neither the key nor a text of the tenant is in the tab."""
+    cloud.create(lines_of(2))
+    sign_in(page, new_key("default"))
+    expect(page.get_by_role("link", name="x.jsonl")).to_be_visible()
+    page.get_by_role("button", name="Sign out").click()
+    expect(page.get_by_label("API key")).to_be_focused()
+    assert page.evaluate("sessionStorage.getItem('tidemill-key')") is None
+    assert page.get_by_text("x.jsonl").count() == 0
+
+
+def test_a_server_that_fails_is_told_and_tried_again(
+    page: Page, cloud: Cloud, new_key: NewKey
+) -> None:
+    """What is shown stays, said to be old; the words go when the server is back."""
+    cloud.take_in(cloud.create(lines_of(25)))
+    sign_in(page, new_key("default"))
+    expect(page.get_by_role("link", name="x.jsonl")).to_be_visible()
+    page.route("**/dashboard/view/batches", lambda route: route.abort())
+    told = page.get_by_role("alert").filter(has_text="The server cannot be reached.")
+    expect(told).to_be_visible(timeout=20_000)
+    expect(page.get_by_role("link", name="x.jsonl")).to_be_visible()
+    page.unroute("**/dashboard/view/batches")
+    expect(told).to_be_hidden(timeout=30_000)
+
+
+def test_a_tab_that_nobody_sees_asks_for_nothing(page: Page, cloud: Cloud, new_key: NewKey) -> None:
+    """The list is fetched again when somebody looks again."""
+    cloud.take_in(cloud.create(lines_of(25)))
+    sign_in(page, new_key("default"))
+    expect(page.get_by_role("link", name="x.jsonl")).to_be_visible()
+    page.evaluate("Object.defineProperty(document, 'hidden', {value: true, configurable: true})")
+    asked: list[str] = []
+
+    def note(route: Route) -> None:
+        asked.append(route.request.url)
+        route.continue_()
+
+    page.route("**/dashboard/view/**", note)
+    page.evaluate("document.dispatchEvent(new Event('visibilitychange'))")
+    page.wait_for_timeout(6_500)
+    assert asked == []
+    page.evaluate("Object.defineProperty(document, 'hidden', {value: false, configurable: true})")
+    with page.expect_response("**/view/batches"):
+        page.evaluate("document.dispatchEvent(new Event('visibilitychange'))")
+
+
+def test_pages_of_many_batches(page: Page, cloud: Cloud, new_key: NewKey) -> None:
+    """Older and newer ones are a click apart, and the back button knows the way."""
+    for number in range(25):
+        cloud.create(lines_of(1), f"input/file-{number}.jsonl")
+    sign_in(page, new_key("default"))
+    expect(page.get_by_role("row")).to_have_count(21)
+    page.get_by_role("link", name="Older").click()
+    expect(page.get_by_role("row")).to_have_count(6)
+    expect(page.get_by_role("link", name="Older")).to_have_count(0)
+    page.reload()
+    expect(page.get_by_role("row")).to_have_count(6)
+    page.go_back()
+    expect(page.get_by_role("row")).to_have_count(21)
+    page.go_forward()
+    page.get_by_role("link", name="Newest").click()
+    expect(page.get_by_role("row")).to_have_count(21)
