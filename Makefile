@@ -28,7 +28,7 @@ INSTALLED_BROWSER := tests/browser/node_modules/.installed
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
-.PHONY: help demo browser demo-engine bootstrap deploy destroy smoke test chaos check format openapi demo-model bench bench-host bench-batches bench-models clean
+.PHONY: help fuzz-api demo browser demo-engine bootstrap deploy destroy smoke test chaos check format openapi demo-model bench bench-host bench-batches bench-models clean
 
 help:
 	@echo "make demo          install, run the whole cloud on this machine, drop the example file into it"
@@ -40,6 +40,7 @@ help:
 	@echo "make destroy       take a deployment down; says what is kept"
 	@echo "make browser       get the Chromium of the dashboard's tests (make test does, too)"
 	@echo "make chaos         the chaos suite with all of its seeds (make test runs a few)"
+	@echo "make fuzz-api      schemathesis against the API with many requests (make test sends a few)"
 	@echo "make check         formatting, ruff, mypy and import rules (CI runs: make check test)"
 	@echo "make format        format the code and mend what ruff can mend"
 	@echo "make openapi       write docs/openapi.json again, after a change of the API's routes"
@@ -136,6 +137,10 @@ test: $(INSTALLED_DEV) $(INSTALLED_MINISTACK) $(INSTALLED_NODE) $(INSTALLED_BROW
 # All seeds; a few of them run with `make test`.
 chaos: $(INSTALLED_DEV) $(INSTALLED_MINISTACK)
 	TIDEMILL_CHAOS_SEEDS=all $(BIN)/python -m pytest tests/chaos
+
+# Many more requests than `make test` sends, others every time.
+fuzz-api: $(INSTALLED_DEV) $(INSTALLED_MINISTACK)
+	TIDEMILL_SCHEMATHESIS=200 $(BIN)/python -m pytest tests/handler/api/test_schemathesis.py
 
 check: $(INSTALLED_DEV)
 	$(BIN)/ruff format --check .

@@ -13,7 +13,9 @@ from pydantic import BaseModel, ConfigDict, Field
 from engine.protocol.routes import ROUTES
 from handler.batch.options import (
     MAX_EXPIRY_SECONDS,
+    MAX_METADATA_KEY_CHARS,
     MAX_METADATA_PAIRS,
+    MAX_METADATA_VALUE_CHARS,
     MAX_URL_CHARS,
     MIN_EXPIRY_SECONDS,
 )
@@ -50,10 +52,21 @@ class BatchRequest(BaseModel):
     ]
     endpoint: Annotated[str, Field(json_schema_extra={"enum": [known.name for known in ROUTES]})]
     completion_window: Annotated[
-        str | None, Field(description="24h, or any number of minutes, hours or days: 30m to 14d.")
+        str | None,
+        Field(
+            description="24h, or any number of minutes, hours or days: 30m to 14d.",
+            json_schema_extra={"pattern": "^[1-9][0-9]*[mhd]$"},
+        ),
     ] = None
     metadata: Annotated[
-        dict[str, str] | None, Field(json_schema_extra={"maxProperties": MAX_METADATA_PAIRS})
+        dict[str, str] | None,
+        Field(
+            json_schema_extra={
+                "maxProperties": MAX_METADATA_PAIRS,
+                "propertyNames": {"maxLength": MAX_METADATA_KEY_CHARS},
+                "additionalProperties": {"type": "string", "maxLength": MAX_METADATA_VALUE_CHARS},
+            }
+        ),
     ] = None
     output_expires_after: OutputExpiresAfter | None = None
     output_url: _Url = None

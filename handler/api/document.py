@@ -46,6 +46,7 @@ _REDIRECTS: Final = {
         "headers": {"Location": {"schema": {"type": "string", "format": "uri"}}},
     }
 }
+_TEXTS: Final = {"show_metrics": "text/plain"}
 # A name may hold slashes, so that its route is a pattern.
 _MODEL: Final = {"in": "path", "name": "model", "required": True, "schema": {"type": "string"}}
 _PATTERNS: Final = {"/v1/models/.+": ("/v1/models/{model}", [_MODEL])}
@@ -72,6 +73,7 @@ def document() -> dict[str, Any]:
         item = made["paths"].get(route.openapi_path)
         if item and route.method.lower() in item:
             _complete(item[route.method.lower()], route.func, route.openapi_path)
+    _link(made["paths"])
     for pattern, (path, parameters) in _PATTERNS.items():
         for operation in made["paths"][pattern].values():
             operation["parameters"] = parameters
@@ -104,6 +106,9 @@ def _complete(operation: dict[str, Any], function: Any, path: str) -> None:
         operation["responses"] = {"307": _REDIRECTS[function.__name__]}
     else:
         operation["responses"]["200"]["description"] = "As asked."
+    if function.__name__ in _TEXTS:
+        text = {_TEXTS[function.__name__]: {"schema": {"type": "string"}}}
+        operation["responses"]["200"]["content"] = text
     statuses = _ALWAYS | _ALSO.get(function.__name__, set())
     if is_public(path):
         operation["security"] = []
@@ -115,6 +120,25 @@ def _complete(operation: dict[str, Any], function: Any, path: str) -> None:
         operation["responses"][str(int(status))] = {
             "$ref": f"#/components/responses/{_name_of(status)}"
         }
+
+
+def _link(paths: dict[str, Any]) -> None:
+    """Say of what is made where its id leads: to all paths under it, and a file to a batch."""
+    for path, item in paths.items():
+        under = [name for name in paths if re.match(rf"{re.escape(path)}/{{\w+}}", name)]
+        if "post" not in item or not under:
+            continue
+        links = item["post"]["responses"]["200"]["links"] = {}
+        for operation in (found for name in under for found in paths[name].values()):
+            id_name = operation["parameters"][0]["name"]
+            links[operation["operationId"]] = {
+                "operationId": operation["operationId"],
+                "parameters": {id_name: "$response.body#/id"},
+            }
+    makes_file = paths["/v1/files"]["post"]["responses"]["200"]
+    maker = paths["/v1/batches"]["post"]["operationId"]
+    body = {"input_file_id": "$response.body#/id", "endpoint": "/v1/chat/completions"}
+    makes_file["links"][maker] = {"operationId": maker, "requestBody": body}
 
 
 def _responses() -> dict[str, Any]:

@@ -16,6 +16,7 @@ from aws_lambda_powertools.event_handler.router import APIGatewayHttpRouter
 from handler.api.caller import tenant_of
 from handler.api.errors import NotFound, Refused
 from handler.api.file_object import (
+    BATCH,
     MAX_EXPIRES_SECONDS,
     MIN_EXPIRES_SECONDS,
     FileDeleted,
@@ -44,7 +45,7 @@ _MAX_LISTED: Final = 1000
 @router.post("/v1/files")
 def create_file(
     file: Annotated[UploadFile, FileParam(description="The lines, as JSONL.")],
-    purpose: Annotated[str, Form(description="`batch`.")],
+    purpose: Annotated[str, Form(json_schema_extra={"enum": [BATCH]})],
     expires_anchor: Annotated[
         Literal["created_at"] | None, Form(alias="expires_after[anchor]")
     ] = None,

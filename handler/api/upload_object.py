@@ -6,7 +6,7 @@ from typing import Annotated, Final, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from handler.api.file_object import ExpiresAfter, FileObject
+from handler.api.file_object import BATCH, ExpiresAfter, FileObject
 from handler.batch.model import Upload
 from handler.batch.upload import MAX_PARTS
 
@@ -24,7 +24,7 @@ class UploadRequest(BaseModel):
     bytes: Annotated[int, Field(ge=1, le=MAX_UPLOAD_BYTES)]
     filename: Annotated[str, Field(min_length=1, max_length=1024)]
     mime_type: Annotated[str, Field(max_length=255)] = "application/jsonl"
-    purpose: str
+    purpose: Annotated[str, Field(json_schema_extra={"enum": [BATCH]})]
     expires_after: ExpiresAfter | None = None
 
 

@@ -75,6 +75,17 @@ def test_operations_have_names_words_and_answers(operations: dict[str, dict[str,
     assert all(name.isalnum() for name in document()["components"]["schemas"])
 
 
+def test_what_is_made_leads_on_by_its_id(operations: dict[str, dict[str, Any]]) -> None:
+    """To every path that takes such an id, and a file to a batch."""
+    links = operations["POST /v1/files"]["responses"]["200"]["links"]
+    assert set(links) == {"retrieveFile", "deleteFile", "fileContent", "makeBatch"}
+    assert links["deleteFile"]["parameters"] == {"file_id": "$response.body#/id"}
+    names = {operation["operationId"] for operation in operations.values()}
+    for operation in operations.values():
+        for answer in operation["responses"].values():
+            assert set(answer.get("links", ())) <= names
+
+
 def test_answers_have_a_type(operations: dict[str, dict[str, Any]]) -> None:
     """So that what a client generates knows every field."""
     for name, operation in operations.items():
