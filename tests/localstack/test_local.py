@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shlex
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -15,6 +16,8 @@ import boto3
 import httpx
 import pytest
 
+from cli.local import _guide
+from cli.main import main
 from handler.aws.sync import Aws
 from handler.keys import KeyStore, key_id_of
 from infra.config import DEFAULT_PATH
@@ -117,6 +120,26 @@ def replace_workers(cloud: LocalCloud, *flags: str) -> None:
         process.wait(60)
         command = [str(word) for word in process.args if word not in SLOW]
         cloud.processes.start(name, *command, *flags)
+
+
+def test_the_commands_that_the_guide_prints_work(
+    cloud: LocalCloud, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What `tidemill local up` says is typed: a submission and a drop, each fetches its rows."""
+    guide = _guide(cloud)
+    for name, value in re.findall(r"(\b[A-Z_]+)=(\S+)", guide):
+        monkeypatch.setenv(name, shlex.split(value)[0])
+    monkeypatch.setenv("AWS_ENDPOINT_URL", cloud.endpoint_url)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr("boto3.DEFAULT_SESSION", None)
+    [submit] = re.findall(r"tidemill (submit .*)", guide)
+    for command in (submit, f"drop {submit.split()[1]} --deployment {cloud.outputs.name} --wait"):
+        output, errors = (str(tmp_path / f"{command.split()[0]}.{kind}") for kind in ("out", "err"))
+        assert main([*command.split(), "-o", output, "-e", errors]) == 0
+        rows = [json.loads(row) for row in Path(output).read_text().splitlines()]
+        lines = [json.loads(line) for line in EXAMPLE.splitlines()]
+        assert [row["custom_id"] for row in rows] == [line["custom_id"] for line in lines]
+        assert not Path(errors).exists()
 
 
 @pytest.mark.parametrize("authorization", [None, "Bearer tm_0", "Basic dXNlcjp4"])

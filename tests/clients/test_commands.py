@@ -1,0 +1,134 @@
+"""The commands of `tidemill` against the API over HTTP, as people type them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import demo
+from cli.main import main
+from tests.cli.api_rig import Said
+from tests.clients.conftest import ROOT, SCRIPTED, Api
+
+EXAMPLE = ROOT / "examples" / "demo.jsonl"
+Type = Callable[..., Said]
+
+
+@pytest.fixture
+def typed(
+    api: Api, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> Type:
+    """Return a function that types a command in a folder of its own."""
+    monkeypatch.setenv("TIDEMILL_BASE_URL", api.url)
+    monkeypatch.setenv("TIDEMILL_API_KEY", api.key)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.chdir(tmp_path)
+
+    def type_(*arguments: str) -> Said:
+        capfd.readouterr()
+        status = main(arguments)
+        said = capfd.readouterr()
+        return Said(status, said.out, said.err)
+
+    return type_
+
+
+def line(custom_id: str, **body: Any) -> dict[str, Any]:
+    """Return a request to the scripted engine, which does as its body says."""
+    body = {"model": SCRIPTED, "prompt": "Hello"} | body
+    return {"custom_id": custom_id, "method": "POST", "url": "/v1/completions", "body": body}
+
+
+def write(name: str, *lines: dict[str, Any]) -> str:
+    """Write a file of requests and return its name."""
+    Path(name).write_text("".join(f"{json.dumps(one)}\n" for one in lines), encoding="utf-8")
+    return name
+
+
+def custom_ids(name: str) -> list[str]:
+    """Return the ids of the rows in a file, in their order."""
+    return [json.loads(row)["custom_id"] for row in Path(name).read_text().splitlines()]
+
+
+def test_the_example_file_is_answered(typed: Type) -> None:
+    """Looked at, uploaded, run by the demo model, fetched: every line has its row."""
+    said = typed("submit", str(EXAMPLE), "--wait", "-o", "rows.jsonl", "-e", "errors.jsonl")
+    lines = [json.loads(one) for one in EXAMPLE.read_text().splitlines()]
+    assert said.status == 0, said.err
+    assert custom_ids("rows.jsonl") == [one["custom_id"] for one in lines]
+    assert not Path("errors.jsonl").exists()
+    batch_id = said.out.strip()
+    detail = typed("status", batch_id)
+    assert demo.NAME in detail.out
+    assert f"{len(lines)} ok, 0 failed, of {len(lines)}" in detail.out
+
+
+def test_a_large_file_goes_through_the_storage(typed: Type) -> None:
+    """In parts, by urls that are signed; its rows come back to the byte and in order."""
+    file = write("in.jsonl", *(line(str(number), prompt="x" * 10**6) for number in range(20)))
+    said = typed("submit", file, "--wait", "--json")
+    assert said.status == 0, said.err
+    assert custom_ids("in.output.jsonl") == [str(number) for number in range(20)]
+    ended = said.values[-1]
+    assert ended["request_counts"] == {"total": 20, "completed": 20, "failed": 0}
+    assert typed("results", ended["id"], "-o", "again.jsonl").status == 0
+    assert Path("again.jsonl").read_bytes() == Path("in.output.jsonl").read_bytes()
+
+
+def test_rows_that_failed_are_apart_and_the_status_says_so(typed: Type) -> None:
+    """As many as there are, each in the file of its kind."""
+    lines = [line("good"), line("bad", status=400), line("fine")]
+    said = typed("submit", write("in.jsonl", *lines), "--wait")
+    assert said.status == 3
+    assert custom_ids("in.output.jsonl") == ["good", "fine"]
+    assert custom_ids("in.errors.jsonl") == ["bad"]
+
+
+def test_rows_are_followed_while_the_batch_runs(typed: Type) -> None:
+    """The quick ones come before the slow one is done, and each comes once."""
+    lines = [line("slow", wait=6), *(line(str(number)) for number in range(10))]
+    batch_id = typed("submit", write("in.jsonl", *lines)).out.strip()
+    said = typed("results", batch_id, "--follow")
+    assert said.status == 0, said.err
+    found = [value["custom_id"] for value in said.values]
+    assert sorted(found) == sorted(one["custom_id"] for one in lines)
+    assert found[-1] == "slow"
+
+
+def test_a_batch_is_cancelled_and_its_rows_are_kept(typed: Type) -> None:
+    """What was finished by then is fetched, and the outcome is told."""
+    lines = [line("quick"), *(line(str(number), wait=100) for number in range(3))]
+    batch_id = typed("submit", write("in.jsonl", *lines)).out.strip()
+    assert typed("status", batch_id).status == 0
+    assert typed("results", batch_id).status == 1
+    assert typed("cancel", batch_id, "--wait").status == 0
+    said = typed("resume", batch_id)
+    assert said.status == 6
+    assert typed("cancel", batch_id).status == 0
+
+
+def test_the_same_submission_twice_is_two_batches(typed: Type) -> None:
+    """A file may be run again on purpose; the newest stands first in the table."""
+    file = write("in.jsonl", line("a"))
+    ids = [typed("submit", file).out.strip() for _ in range(2)]
+    listed = [value["id"] for value in typed("status", "--limit", "2", "--json").values]
+    assert listed == ids[::-1]
+
+
+def test_what_the_server_refuses_is_told_in_its_words(typed: Type) -> None:
+    """A file that the check here lets pass may still be for an endpoint that is none."""
+    said = typed("submit", write("in.jsonl", line("a")), "--endpoint", "/v1/walks")
+    assert (said.status, said.out) == (1, "")
+    assert "`endpoint` must be one of /v1/chat/completions" in said.err
+
+
+def test_a_key_of_nobody_is_refused(typed: Type, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By whichever command."""
+    monkeypatch.setenv("TIDEMILL_API_KEY", f"tm_{'0' * 16}_{'x' * 43}")
+    for arguments in (["submit", str(EXAMPLE)], ["status"], ["cancel", "batch_1"]):
+        said = typed(*arguments)
+        assert (said.status, said.out) == (8, "")
