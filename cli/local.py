@@ -140,23 +140,24 @@ def _ended_by_sigterm() -> Iterator[None]:
 
 
 def _guide(cloud: LocalCloud) -> str:
-    s3 = f"aws --endpoint-url {cloud.endpoint_url} s3"
-    bucket = f"s3://{cloud.outputs.bucket}"
+    bucket = cloud.outputs.bucket
     return f"""
-Bucket    {bucket}
+Bucket    s3://{bucket}
 API       {cloud.api_url}/v1
 API key   {cloud.key}
-Dashboard {cloud.page_url}
 Logs      {cloud.processes.folder}
 
-For commands   export TIDEMILL_BASE_URL={shlex.quote(cloud.api_url)} TIDEMILL_API_KEY={cloud.key}
-Submit a file  tidemill submit examples/demo.jsonl --wait
-OpenAI's SDK   export OPENAI_BASE_URL={shlex.quote(cloud.api_url)}/v1 OPENAI_API_KEY={cloud.key}
+export TIDEMILL_BASE_URL={shlex.quote(cloud.api_url)} TIDEMILL_API_KEY={cloud.key}
+tidemill submit examples/demo.jsonl --wait     # the rows are in examples/demo.output.jsonl
+tidemill status
 
-Credentials    export AWS_ACCESS_KEY_ID=test AWS_SECRET_ACCESS_KEY=test AWS_REGION=us-east-1
-Drop a file    {s3} cp examples/demo.jsonl {bucket}/input/demo.jsonl
-See batches    tidemill status
-Fetch results  {s3} sync {bucket}/output out
+export OPENAI_BASE_URL={shlex.quote(f"{cloud.api_url}/v1")} OPENAI_API_KEY={cloud.key}
+
+export AWS_ENDPOINT_URL={cloud.endpoint_url} AWS_DEFAULT_REGION=us-east-1 AWS_REGION=us-east-1
+export AWS_ACCESS_KEY_ID=test AWS_SECRET_ACCESS_KEY=test
+tidemill drop examples/demo.jsonl --bucket {bucket}
+aws s3 sync s3://{bucket}/output out
+
 Ctrl-C ends everything.
 """
 

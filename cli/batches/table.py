@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 _HEADS = ("ID", "STATUS", "ROWS", "FAILED", "MODEL", "AGE", "")
 _WATCH_SECONDS = 5.0
+_DAY_SECONDS = 24 * 3600
 _TIMES = (
     ("created", "created_at"),
     ("began", "in_progress_at"),
@@ -87,7 +88,7 @@ def _cells(batch: Batch) -> tuple[str, ...]:
         f"{done}/{batch.total:,}" if batch.total else "",
         f"{batch.failed:,}" if batch.failed else "",
         str(batch.fields.get("model") or ""),
-        duration(max(0.0, time.time() - batch.fields.get("created_at", time.time()))),
+        _age(batch.fields.get("created_at")),
         "" if batch.has_ended else ", ".join(rates(batch.fields)),
     )
 
@@ -99,6 +100,13 @@ def _columns(rows: Sequence[tuple[str, ...]]) -> list[str]:
         "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
         for row in cells
     ]
+
+
+def _age(created_at: int | None) -> str:
+    if created_at is None:
+        return ""
+    seconds = max(0.0, time.time() - created_at)
+    return duration(seconds) if seconds < 2 * _DAY_SECONDS else f"{seconds // _DAY_SECONDS:,.0f} d"
 
 
 def _time(seconds: int | None) -> str:

@@ -24,7 +24,8 @@ class Fault:
     """What goes wrong with the next `times` requests of this method and path.
 
     `status` is answered instead; without one the connection ends after `after_bytes` of the body:
-    the request's for a PUT or POST, the answer's for a GET.
+    the request's for a PUT or POST, the answer's for a GET. With `is_carried_out` only the answer
+    is lost.
     """
 
     method: str
@@ -33,6 +34,7 @@ class Fault:
     status: int | None = None
     headers: dict[str, str] = field(default_factory=dict)
     after_bytes: int = 0
+    is_carried_out: bool = False
     body: bytes = b'{"message": "Injected"}'
 
     def matches(self, method: str, path: str) -> bool:
@@ -147,7 +149,7 @@ class _Handler(BaseHTTPRequestHandler):
             self._body()
             self._answer(fault.status, fault.body, fault.headers)
             return
-        if fault is not None and self.command != "GET":
+        if fault is not None and self.command != "GET" and not fault.is_carried_out:
             self.rfile.read(fault.after_bytes)
             self.close_connection = True
             return
@@ -158,6 +160,9 @@ class _Handler(BaseHTTPRequestHandler):
         else:
             with self.api.lock:
                 status, found = self._route(path, query, self._body())
+            if fault is not None and fault.is_carried_out:
+                self.close_connection = True
+                return
             if status == 307:
                 self._answer(307, b"", {"Location": found})
             else:

@@ -221,24 +221,26 @@ def test_an_upload_that_the_server_has_forgotten_begins_anew(shell: Shell) -> No
 
 
 def test_an_answer_that_got_lost_makes_no_second_batch(shell: Shell) -> None:
-    """Neither within the command nor when it is given again."""
+    """Neither within the command nor when it is given again; nor does the file go twice."""
     file = shell.file(line("a"))
-    seen: list[int] = []
-
-    def lose(method: str, path: str) -> None:
-        if (method, path) == ("POST", "/v1/batches"):
-            seen.append(len(shell.api.batches))
-
-    shell.api.seen = lose
-    shell.api.faults = [Fault("POST", "/v1/batches", status=502, times=99)]
+    shell.api.faults = [Fault("POST", "/v1/batches", times=99, is_carried_out=True)]
     assert shell.type("submit", file).status == 7
-    keys = len(seen)
-    assert keys > 1
-    shell.api.faults = []
-    first = shell.type("submit", file)
-    assert first.status == 0
+    shell.api.faults = [Fault("POST", "/v1/batches", times=2, is_carried_out=True)]
+    said = shell.type("submit", file)
+    assert said.status == 0
+    assert list(shell.api.batches) == [said.out.strip()]
     assert shell.api.count("POST", "/v1/files") == 1
-    assert len(shell.api.keys) == 1
+
+
+def test_other_options_after_a_lost_answer_are_another_batch(shell: Shell) -> None:
+    """They would be refused under the key of the first."""
+    file = shell.file(line("a"))
+    shell.api.faults = [Fault("POST", "/v1/batches", times=99, is_carried_out=True)]
+    assert shell.type("submit", file).status == 7
+    shell.api.faults = []
+    assert shell.type("submit", file, "--window", "2h").status == 0
+    windows = [batch["asked"]["completion_window"] for batch in shell.api.batches.values()]
+    assert windows == ["24h", "2h"]
 
 
 def test_outputs_that_are_there_are_kept(shell: Shell) -> None:

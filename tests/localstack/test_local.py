@@ -129,13 +129,13 @@ def test_the_commands_that_the_guide_prints_work(
     guide = _guide(cloud)
     for name, value in re.findall(r"(\b[A-Z_]+)=(\S+)", guide):
         monkeypatch.setenv(name, shlex.split(value)[0])
-    monkeypatch.setenv("AWS_ENDPOINT_URL", cloud.endpoint_url)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setattr("boto3.DEFAULT_SESSION", None)
-    [submit] = re.findall(r"tidemill (submit .*)", guide)
-    for command in (submit, f"drop {submit.split()[1]} --deployment {cloud.outputs.name} --wait"):
+    [submit] = re.findall(r"tidemill (submit .*) --wait", guide)
+    [drop] = re.findall(r"tidemill (drop .*)", guide)
+    for command in (submit, drop):
         output, errors = (str(tmp_path / f"{command.split()[0]}.{kind}") for kind in ("out", "err"))
-        assert main([*command.split(), "-o", output, "-e", errors]) == 0
+        assert main([*command.split(), "--wait", "-o", output, "-e", errors]) == 0
         rows = [json.loads(row) for row in Path(output).read_text().splitlines()]
         lines = [json.loads(line) for line in EXAMPLE.splitlines()]
         assert [row["custom_id"] for row in rows] == [line["custom_id"] for line in lines]

@@ -1,0 +1,65 @@
+"""What is said about a file before it is sent."""
+
+from __future__ import annotations
+
+import io
+import json
+from typing import Any
+
+import pytest
+
+from cli.batches.check import Report, check_file
+
+URL = "/v1/chat/completions"
+
+
+def checked(*bodies: dict[str, Any], url: str = URL, models: list[str] | None = None) -> Report:
+    """Return what is found in a file of these bodies."""
+    lines = [
+        json.dumps({"custom_id": str(number), "url": url, "body": body})
+        for number, body in enumerate(bodies)
+    ]
+    return check_file(io.BytesIO("\n".join(lines).encode()), models=models, on_invalid_line="fail")
+
+
+@pytest.mark.parametrize(
+    ("body", "tokens"),
+    [
+        ({"messages": [{"role": "user", "content": "x" * 40}]}, 10),
+        ({"messages": [{"role": "user", "content": [{"type": "text", "text": "x" * 8}]}]}, 2),
+        ({"messages": [{"role": "user", "content": None}, 5, "x"]}, 2),
+        ({"prompt": ["x" * 8, "é" * 4]}, 4),
+        ({"prompt": [1, 2, 3]}, 3),
+        ({"prompt": 2.5}, 0),
+    ],
+)
+def test_input_tokens_are_guessed_from_what_is_asked(body: dict[str, Any], tokens: int) -> None:
+    """Four bytes each; ids of tokens are counted. Nothing in a body is too odd for it."""
+    assert checked(body).input_tokens == tokens
+
+
+def test_output_tokens_are_what_the_requests_allow() -> None:
+    """For each choice; those that name no limit are counted apart."""
+    report = checked(
+        {"max_tokens": 5}, {"max_completion_tokens": 7, "n": 2}, {"max_tokens": "many"}, {}
+    )
+    assert (report.output_tokens, report.num_unlimited) == (19, 2)
+
+
+def test_models_are_not_judged_when_nobody_has_said_which_there_are() -> None:
+    """All others of a file are compared with its first one all the same."""
+    assert checked({"model": "m"}, {}).verdict.num_errors == 0
+    report = checked({"model": "m"}, {"model": "other"})
+    assert [error.code for error in report.verdict.errors] == ["model_mismatch"]
+    report = checked({"model": 5})
+    assert [error.message for error in report.verdict.errors] == [
+        "`model` must be a string: name one that is served"
+    ]
+
+
+def test_bytes_are_told_as_they_are_read() -> None:
+    """All of them, so that a bar comes to its end."""
+    shown: list[int] = []
+    content = b'{"custom_id": "a", "url": "/v1/completions", "body": {}}\n\n' * 3
+    report = check_file(io.BytesIO(content), models=None, on_invalid_line="skip", show=shown.append)
+    assert sum(shown) == len(content) == report.num_bytes
