@@ -145,13 +145,14 @@ def _guide(cloud: LocalCloud) -> str:
 Bucket    s3://{bucket}
 API       {cloud.api_url}/v1
 API key   {cloud.key}
+Dashboard {cloud.page_url}
 Logs      {cloud.processes.folder}
 
 export TIDEMILL_BASE_URL={shlex.quote(cloud.api_url)} TIDEMILL_API_KEY={cloud.key}
 tidemill submit examples/demo.jsonl --wait     # the rows are in examples/demo.output.jsonl
 tidemill status
 
-export OPENAI_BASE_URL={shlex.quote(f"{cloud.api_url}/v1")} OPENAI_API_KEY={cloud.key}
+export OPENAI_BASE_URL={shlex.quote(cloud.api_url)}/v1 OPENAI_API_KEY={cloud.key}
 
 export AWS_ENDPOINT_URL={cloud.endpoint_url} AWS_DEFAULT_REGION=us-east-1 AWS_REGION=us-east-1
 export AWS_ACCESS_KEY_ID=test AWS_SECRET_ACCESS_KEY=test
