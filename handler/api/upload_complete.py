@@ -54,7 +54,7 @@ class Completion:
         self._check_way(way, digest)
         if self.upload.multipart_id is None:
             mine = self.aws.run(
-                bucket.begin_file(
+                bucket.create_upload(
                     self.key,
                     {_UPLOAD_ID: self.upload.id},
                     is_short_lived=self.upload.file_seconds is not None,

@@ -129,18 +129,12 @@ class Bucket:
         where = {"Bucket": self.name, "Key": key, "UploadId": upload_id, "PartNumber": number}
         return Call("s3", "upload_part", where | {"ContentLength": num_bytes})
 
-    def begin_file(
-        self, key: str, metadata: Mapping[str, str], *, is_short_lived: bool
+    def create_upload(
+        self, key: str, metadata: Mapping[str, str], *, is_short_lived: bool = False
     ) -> Operation[str]:
-        """Begin a file of many parts as `create_upload` does; return the id of the upload."""
+        """Begin an object of many parts; return the id of the upload."""
         begin = self._begin(key, metadata)
         response = yield replace(begin, arguments={**begin.arguments, **_tags(is_short_lived)})
-        upload_id: str = response["UploadId"]
-        return upload_id
-
-    def create_upload(self, key: str, metadata: Mapping[str, str]) -> Operation[str]:
-        """Begin an object of many parts; return the id of the upload."""
-        response = yield self._begin(key, metadata)
         upload_id: str = response["UploadId"]
         return upload_id
 

@@ -137,7 +137,9 @@ def _begin(run: Run, kind: Kind) -> str:
     if known := kind.field(run.batch, "upload"):
         return str(known)
     bucket, key = run.deployment.bucket, kind.key_of(run.batch)
-    mine = run.aws.run(bucket.create_upload(key, {BATCH_ID: run.batch.id}))
+    is_short_lived = run.batch.options.output_expires_seconds is not None
+    metadata = {BATCH_ID: run.batch.id}
+    mine = run.aws.run(bucket.create_upload(key, metadata, is_short_lived=is_short_lived))
     chosen = run.aws.run(run.deployment.table.set_once(run.batch.id, f"{kind.name}_upload", mine))
     if chosen != mine:
         run.aws.run(bucket.abort_upload(key, mine))

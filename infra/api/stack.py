@@ -90,6 +90,7 @@ class ApiStack(Stack):
                 may.write_objects(data, _WORK),
                 may.resume_uploads(data, *_RESULTS),
                 may.delete_objects(data, *_RESULTS),
+                may.tag_objects(data, "files/"),
             ],
         )
         self._feed(control, data.doorbells.control, max_concurrency=_MAX_CONTROL_RUNS)

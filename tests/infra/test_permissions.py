@@ -41,7 +41,7 @@ ROLES = {
         INPUT: "s3:GetObject GetObjectVersion",
         IN_FLIGHT: OBJECT,
         OUTPUT: RESULT,
-        FILES: RESULT,
+        FILES: f"{RESULT} PutObjectTagging",
     },
     "ReaperRole": TO_END_BATCHES
     | {
