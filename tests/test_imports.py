@@ -27,6 +27,7 @@ MAY_IMPORT = {
     "handler": {
         "aiobotocore",
         "aiohttp",
+        "annotated_types",
         "aws_lambda_powertools",
         "boto3",
         "botocore",
@@ -35,6 +36,7 @@ MAY_IMPORT = {
         "httpx",
         "jinja2",
         "markupsafe",
+        "prometheus_client",
         "pydantic",
         "pydantic_core",
         "python_multipart",
