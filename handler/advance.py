@@ -20,6 +20,7 @@ from handler.intake.intake import take_in
 from handler.intake.ring import ring_shards
 from handler.log import logger
 from handler.settings import Deployment
+from handler.webhook import tell
 
 
 def advance(
@@ -46,6 +47,8 @@ def advance(
         batch = _progress(aws, deployment, batch, time_left, now)
     if batch is not None and batch.status in {Status.FINALIZING, Status.CANCELLING}:
         finalize(aws, deployment, batch, time_left, now=now)
+    elif batch is not None and batch.is_terminal:
+        tell(aws, deployment, batch, time_left, now=now)
 
 
 def _validate(

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from handler.aws.calls import Operation
+from handler.aws.queues import advance_message
 from handler.batch.model import Batch, Progress
 from handler.batch.states import Status
 from handler.batch.wire import cost_of
@@ -25,9 +26,9 @@ _COUNTED: Final[Mapping[Status, Metric]] = {
 def announce(deployment: Deployment, batch: Batch) -> Operation[None]:
     """Publish the status unless that is done; a terminal batch then leaves the active ones.
 
-    Its lines then count no longer against its tenant's limit. Of those who publish an end, at most
-    one counts it. A bus that fails holds no batch up: the reaper announces what is active and was
-    not.
+    Its lines then count no longer against its tenant's limit; while its webhook has not been told
+    it stays. Of those who publish an end, at most one counts it. A bus that fails holds no batch
+    up: the reaper announces what is active and was not.
     """
     if batch.announced is not batch.status:
         try:
@@ -40,10 +41,22 @@ def announce(deployment: Deployment, batch: Batch) -> Operation[None]:
         if is_first and metric is not None:
             emit({metric: 1}, model=batch.model, batch_id=batch.id, status=str(batch.status))
         if is_first and batch.is_terminal:
+            yield from _ring_for_webhook(deployment, batch)
             yield from _add_to_total(deployment, batch)
     if batch.is_terminal:
         yield from deployment.usage.give_lines(batch)
-        yield from deployment.table.forget_active(batch.id)
+        if batch.webhook_delivery != "pending":
+            yield from deployment.table.forget_active(batch.id)
+
+
+def _ring_for_webhook(deployment: Deployment, batch: Batch) -> Operation[None]:
+    """Let the control Lambda tell the webhook, wherever the batch ended; the reaper rings again."""
+    if batch.webhook_delivery != "pending":
+        return
+    try:
+        yield from deployment.control.send(advance_message(batch.id))
+    except AwsError as exc:
+        logger.warning("not rung for the webhook", batch_id=batch.id, reason=str(exc))
 
 
 def _add_to_total(deployment: Deployment, batch: Batch) -> Operation[None]:

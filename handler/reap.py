@@ -6,7 +6,8 @@ are rung again: for a run that has not been heard of, and for shards that nobody
 is empty or nothing has moved for long. A shard whose claims come to nothing is given up after
 `max_attempts` of them. Winding up waits seconds for workers, for older batches (of which the first
 waits for none), and for five tries of a delivery. What is not over a day after all that is ended
-here, whatever stands in its way, with the reason among its errors.
+here, whatever stands in its way, with the reason among its errors. An ended batch stays in the list
+until its webhook was told, or did not hear in nine tries: it is rung for when one is due.
 """
 
 from __future__ import annotations
@@ -34,6 +35,8 @@ STUCK_SECONDS = 20 * 60
 # Runs that wind a batch up come at least once a minute while the queue works.
 SILENT_SECONDS = 3 * 60
 OVERDUE_SECONDS = 24 * 3600
+# The queue rings for the first tries itself; of those that are hours later nobody else thinks.
+WEBHOOK_OVERDUE_SECONDS = 30
 
 _RUNG_AGAIN = 10
 _NUM_THREADS = 8
@@ -78,6 +81,10 @@ def look(deployment: Deployment, batch_id: str, now: int) -> Operation[str | Non
         yield from table.forget_active(batch_id)
         return None
     yield from announce(deployment, batch)
+    if batch.webhook_delivery == "pending" and batch.is_terminal:
+        due = batch.webhook_due or batch.ended_at or 0
+        if now - due > WEBHOOK_OVERDUE_SECONDS:
+            yield from _ring(deployment, batch, "webhook")
     return batch.model if is_waiting else None
 
 

@@ -6,9 +6,9 @@ import secrets
 from base64 import b64encode
 from dataclasses import dataclass, field
 from threading import Lock
-from typing import Annotated, Any, Final
+from typing import Any, Final
 
-from annotated_types import Ge
+from pydantic import NonNegativeInt
 
 from handler.aws.calls import Operation
 from handler.aws.items import load
@@ -20,7 +20,6 @@ KNOWN_SECONDS: Final = 60
 
 _MAX_KNOWN = 1000
 _SECRET_BYTES = 32
-_Count = Annotated[int, Ge(0)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,9 +29,9 @@ class Limits:
     0 means no limit.
     """
 
-    requests_per_day: _Count = 0
-    queued_lines: _Count = 0
-    bytes_per_day: _Count = 0
+    requests_per_day: NonNegativeInt = 0
+    queued_lines: NonNegativeInt = 0
+    bytes_per_day: NonNegativeInt = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,9 +46,9 @@ class Tenant:
     webhook_secret: str | None = field(default=None, repr=False)
     webhook_old_secret: str | None = field(default=None, repr=False)
     webhook_old_until: int = 0
-    requests_per_day: _Count | None = None
-    queued_lines: _Count | None = None
-    bytes_per_day: _Count | None = None
+    requests_per_day: NonNegativeInt | None = None
+    queued_lines: NonNegativeInt | None = None
+    bytes_per_day: NonNegativeInt | None = None
 
     def limits(self, default: Limits) -> Limits:
         """Return its limits in a deployment that has those for everybody."""

@@ -23,10 +23,19 @@ _FIND = "s3:ListBucket"
 
 
 def batches(data: DataStack, *actions: TableAction) -> iam.PolicyStatement:
-    """Return the right to do these things with any item but the API's keys."""
+    """Return the right to do these things with any item but the API's keys and its tenants."""
     statement = _allow([f"dynamodb:{action}" for action in actions], [data.table.table_arn])
-    # Whoever could write a key could let itself in; a role that reads keys has `api_keys`.
-    statement.add_condition("ForAllValues:StringNotLike", {"dynamodb:LeadingKeys": ["KEY*"]})
+    # Whoever could write a key could let itself in; a role that reads keys has `api_keys`. Tenants
+    # have secrets that sign; a role that needs those has `tenants`.
+    others = {"dynamodb:LeadingKeys": ["KEY*", "TENANT#*"]}
+    statement.add_condition("ForAllValues:StringNotLike", others)
+    return statement
+
+
+def tenants(data: DataStack) -> iam.PolicyStatement:
+    """Return the right to look at what is set for tenants, and at nothing else in the table."""
+    statement = _allow(["dynamodb:GetItem"], [data.table.table_arn])
+    statement.add_condition("ForAllValues:StringLike", {"dynamodb:LeadingKeys": ["TENANT#*"]})
     return statement
 
 

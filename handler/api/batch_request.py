@@ -71,6 +71,13 @@ class BatchRequest(BaseModel):
     output_expires_after: OutputExpiresAfter | None = None
     output_url: _Url = None
     error_url: _Url = None
+    webhook_url: Annotated[
+        str | None,
+        Field(
+            description="A public https url that is told of the end, instead of the tenant's.",
+            json_schema_extra={"format": "uri", "maxLength": MAX_URL_CHARS},
+        ),
+    ] = None
     on_invalid_line: Annotated[
         str | None, Field(json_schema_extra={"enum": ["fail", "skip", None]})
     ] = None

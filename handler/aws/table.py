@@ -144,6 +144,22 @@ class Table(Store):
             return False
         return True
 
+    def change_webhook(self, batch: Batch, **changes: object) -> Operation[Batch | None]:
+        """Set fields of a batch whose webhook waits for its next try.
+
+        None when another run has begun that try since `batch` was read, or it waits no more.
+        """
+        try:
+            fields = yield from self.update(
+                _batch_key(batch.id),
+                changes,
+                "#webhook_delivery = :pending AND #webhook_tries = :tries",
+                {":pending": "pending", ":tries": batch.webhook_tries},
+            )
+        except ConditionFailed:
+            return None
+        return load(Batch, fields)
+
     def set_once(self, batch_id: str, field: str, value: object) -> Operation[Any]:
         """Set a field that has no value yet; return the one that it has then.
 

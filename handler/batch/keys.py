@@ -108,6 +108,11 @@ def fill_key(batch_id: str, shard: int, fence: int) -> str:
     return f"{shard_prefix(batch_id, shard)}fill-{fence:06}"
 
 
+def event_id(batch_id: str, status: str) -> str:
+    """Return the id of the event that a batch has come to a status: the same however often told."""
+    return f"evt_{_digest('event', batch_id, status)}"
+
+
 def result_file_id(batch_id: str, kind: str) -> str:
     """Return the id under which clients find a batch's `output` or `error` object."""
     return f"file-{_digest('result', batch_id, kind)}"

@@ -30,7 +30,7 @@ MAX_EXPIRY_SECONDS: Final = 30 * 24 * 3600
 _UNIT_SECONDS = {"m": 60, "h": 3600, "d": 24 * 3600}
 _WINDOW = re.compile(r"([1-9][0-9]{0,5})([mhd])", re.ASCII)
 _URL_CHARS = re.compile(r"[!-\[\]-~]+", re.ASCII)  # printable, no space and no backslash
-_URLS = ("output_url", "error_url")
+_URLS = ("output_url", "error_url", "webhook_url")
 _NAMES = ("completion_window", *_URLS, "on_invalid_line")
 
 

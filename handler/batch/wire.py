@@ -204,7 +204,19 @@ def _beyond(
         num_errors=max(batch.num_errors, len(batch.errors)),
         output_delivery=batch.output_delivery,
         error_delivery=batch.error_delivery,
-        webhook=None,
+        webhook=_webhook(batch),
+    )
+
+
+def _webhook(batch: Batch) -> WebhookObject | None:
+    if batch.webhook_delivery is None:
+        return None
+    attempts = [
+        WebhookAttempt(at=each.at, status_code=each.status_code, error=each.error)
+        for each in batch.webhook_log
+    ]
+    return WebhookObject(
+        host=batch.webhook_host or "", status=batch.webhook_delivery, attempts=attempts
     )
 
 

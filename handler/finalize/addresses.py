@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import re
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from ipaddress import IPv6Address, ip_address, ip_network
 from typing import NamedTuple
-from urllib.parse import urlsplit
+from urllib.parse import unquote, urlsplit
 
 from handler.errors import HandlerError
 
@@ -27,6 +27,7 @@ _DENIED = tuple(
         "fc00::/7 fe80::/10 fec0::/10 ff00::/8"
     ).split()
 )
+_MIN_SECRET_CHARS = 12
 _UNICAST = ip_network("2000::/3")  # all that has been handed out of IPv6
 # No white space, no backslash, nothing beyond ASCII: what parsers disagree about.
 _URL = re.compile(r"[!-\[\]-~]+")
@@ -79,6 +80,15 @@ def find_target(url: str, resolve: Resolve = resolve) -> Target:
         raise UrlRefused(f"{host} is not a public host")
     path = f"{parts.path or '/'}?{parts.query}" if parts.query else parts.path or "/"
     return Target(host, port, path, addresses)
+
+
+def without_secrets(text: str, parts: Iterable[str]) -> str:
+    """Return a server's words without those parts of a url that are long enough to be secrets."""
+    for part in parts:
+        for secret in (part, unquote(part)):
+            if len(secret) >= _MIN_SECRET_CHARS:
+                text = text.replace(secret, "…")
+    return text
 
 
 def is_public(address: str) -> bool:

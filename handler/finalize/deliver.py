@@ -11,14 +11,13 @@ from contextlib import closing
 from dataclasses import replace
 from http.client import HTTPException
 from typing import IO
-from urllib.parse import unquote
 
 from botocore.exceptions import BotoCoreError
 
 from handler.aws.items import dump
 from handler.batch.model import BatchError
 from handler.errors import HandlerError, NotThere
-from handler.finalize.addresses import Target, UrlRefused, find_target
+from handler.finalize.addresses import Target, UrlRefused, find_target, without_secrets
 from handler.finalize.kinds import KINDS, Kind
 from handler.finalize.transfer import Answer, Network, put_stream
 from handler.log import logger
@@ -30,7 +29,6 @@ DELIVERED, FAILED = "delivered", "failed"
 _FIRST_DELAY_SECONDS = 2.0
 _CHUNK_BYTES = 2**16
 _MAX_TEXT_CHARS = 500
-_MIN_SECRET_CHARS = 12
 
 
 class TryFailed(HandlerError):
@@ -90,7 +88,8 @@ def _put(run: Run, kind: Kind, url: str, network: Network, tries: int) -> None:
     except (OSError, HTTPException, BotoCoreError) as exc:
         raise TryFailed(f"{type(exc).__name__}: {exc}") from exc
     if not answer.is_success:
-        text = _without_secrets(answer.text, target)[:_MAX_TEXT_CHARS]
+        values = (pair.partition("=")[2] for pair in target.path.partition("?")[2].split("&"))
+        text = without_secrets(answer.text, values)[:_MAX_TEXT_CHARS]
         told = "redirects are not followed" if 300 <= answer.status < 400 else text
         raise TryFailed(f"answered {answer.status}: {told}", is_final=not answer.may_change)
 
@@ -118,16 +117,6 @@ def _chunks(run: Run, stream: IO[bytes]) -> Iterator[bytes]:
     while chunk := stream.read(_CHUNK_BYTES):
         run.check()
         yield chunk
-
-
-def _without_secrets(text: str, target: Target) -> str:
-    """Return a server's words without what the url holds that is a secret: its long parameters."""
-    for pair in target.path.partition("?")[2].split("&"):
-        value = pair.partition("=")[2]
-        for secret in (value, unquote(value)):
-            if len(secret) >= _MIN_SECRET_CHARS:
-                text = text.replace(secret, "…")
-    return text
 
 
 def _give_up(run: Run, kind: Kind, reason: str) -> None:

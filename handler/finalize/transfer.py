@@ -1,4 +1,4 @@
-"""One PUT of a stream to a checked address, without redirects."""
+"""One request to a checked address, without redirects."""
 
 from __future__ import annotations
 
@@ -31,19 +31,19 @@ class Network:
 
 
 class Answer(NamedTuple):
-    """What a server said to a PUT."""
+    """What a server said to a request."""
 
     status: int
     text: str
 
     @property
     def is_success(self) -> bool:
-        """Say whether the object has been taken."""
+        """Say whether what was sent has been taken."""
         return 200 <= self.status < 300
 
     @property
     def may_change(self) -> bool:
-        """Say whether the same PUT may be answered otherwise later."""
+        """Say whether the same request may be answered otherwise later."""
         return self.status >= 500 or self.status in {408, 429}
 
 
@@ -92,31 +92,53 @@ def _within(seconds: float, connected: socket.socket) -> Iterator[None]:
         raise TimeoutError(f"not done after {seconds:g} s")
 
 
+class Request(NamedTuple):
+    """What is sent: `headers` tell the length of a body that is no bytes."""
+
+    method: str
+    headers: dict[str, str]
+    body: bytes | Iterable[bytes]
+
+
 def put_stream(
     network: Network, target: Target, address: str, body: Iterable[bytes], num_bytes: int
 ) -> Answer:
-    """Return the answer to a PUT of `num_bytes`; raises OSError or HTTPException without one.
+    """Return the answer to a PUT of `num_bytes`; raises OSError or HTTPException without one."""
+    headers = {"Content-Length": str(num_bytes), "Content-Type": "application/x-ndjson"}
+    return send(network, target, address, Request("PUT", headers, body))
 
-    A redirect is an answer like any other.
+
+def send(network: Network, target: Target, address: str, request: Request) -> Answer:
+    """Return the answer to a request; raises OSError or HTTPException without one.
+
+    A redirect is an answer like any other. An answer whose words do not come has none.
     """
     connection = _PinnedConnection(target, address, network)
-    headers = {"Content-Length": str(num_bytes), "Content-Type": "application/x-ndjson"}
     broken: OSError | None = None
     try:
         try:
-            connection.request("PUT", target.path, body=body, headers=headers)
+            connection.request(
+                request.method, target.path, body=request.body, headers=request.headers
+            )
         except (BrokenPipeError, ConnectionResetError, ssl.SSLError) as exc:
             if connection.sock is None:
                 raise
             # A server that refuses before it has read all may have said why.
             broken = exc
-        with _within(network.stall_seconds, connection.sock):
-            response = connection.getresponse()
-            text = response.read(_MAX_TEXT_BYTES).decode(errors="replace")
-        return Answer(response.status, text)
+        return _answer(connection, network.stall_seconds)
     except (HTTPException, OSError):
         if broken is not None:
             raise broken from None
         raise
     finally:
         connection.close()
+
+
+def _answer(connection: HTTPSConnection, seconds: float) -> Answer:
+    connected, text = connection.sock, b""  # the connection lets go of it when it has answered
+    with _within(seconds, connected):
+        response = connection.getresponse()
+    # What the status says counts without its words.
+    with suppress(HTTPException, OSError), _within(seconds, connected):
+        text = response.read(_MAX_TEXT_BYTES)
+    return Answer(response.status, text.decode(errors="replace"))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any, Final
+from urllib.parse import urlsplit
 from uuid import uuid4
 
 from engine.protocol.routes import ROUTES, find_route
@@ -59,6 +60,11 @@ def take_drop(deployment: Deployment, drop: Drop, now: int) -> Operation[Batch |
         return known
     default_window = deployment.settings.default_window
     options, errors = _options_of_drop(found.get("Metadata", {}), default_window)
+    webhook: dict[str, Any] = {}
+    try:
+        webhook = yield from _webhook_of(deployment, DROP_TENANT, options, "webhook-url")
+    except InvalidOption as exc:
+        errors = (*errors, _error_of(exc))
     if drop.key.endswith(ERRORS_SUFFIX):
         errors = (*errors, _NAME_TAKEN)
     expires_at = now + window_seconds(options.completion_window)
@@ -74,6 +80,7 @@ def take_drop(deployment: Deployment, drop: Drop, now: int) -> Operation[Batch |
         expires=deployment.settings.forget_at(expires_at),
         errors=errors,
         num_errors=len(errors),
+        **webhook,
     )
     made = yield from deployment.table.create_drop(batch, drop.sequencer)
     if made is None:
@@ -117,6 +124,7 @@ def create_batch(
             expires_at=expires_at,
             expires=deployment.settings.forget_at(expires_at),
             endpoint=endpoint,
+            **(yield from _webhook_of(deployment, tenant, options, "webhook_url")),
         )
         made = yield from deployment.table.create_batch(batch)
     if (made.input_file_id, made.endpoint, made.options) != asked:
@@ -138,7 +146,31 @@ def _options_of_drop(
     try:
         return parse_options(user_metadata, default_window), ()
     except InvalidOption as exc:
-        return Options(default_window), (BatchError(exc.code, exc.message, exc.param),)
+        return Options(default_window), (_error_of(exc),)
+
+
+def _error_of(exc: InvalidOption) -> BatchError:
+    return BatchError(exc.code, exc.message, exc.param)
+
+
+def _webhook_of(
+    deployment: Deployment, tenant_name: str, options: Options, param: str
+) -> Operation[dict[str, Any]]:
+    """Return the fields of a batch that has a webhook to tell, none for one that has not.
+
+    Raises InvalidOption where nothing could be signed.
+    """
+    tenant = yield from deployment.tenants.find(tenant_name)
+    url = options.webhook_url or tenant.webhook_url
+    if url is None:
+        return {}
+    if tenant.webhook_secret is None:
+        raise InvalidOption(
+            f"`{param}` needs a secret to sign with, and the tenant {tenant_name} has none: "
+            f"`tidemill tenants set {tenant_name} --new-webhook-secret` makes one.",
+            param=param,
+        )
+    return {"webhook_host": urlsplit(url).hostname, "webhook_delivery": "pending"}
 
 
 def _replace(deployment: Deployment, batch: Batch, now: int) -> Operation[None]:

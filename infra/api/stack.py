@@ -52,6 +52,7 @@ class ApiStack(Stack):
             memory_mib=512,
             timeout=Duration.seconds(29),
             statements=[
+                may.tenants(data),
                 may.batches(
                     data, "BatchGetItem", "GetItem", "PutItem", "UpdateItem", "DeleteItem", "Query"
                 ),
@@ -84,6 +85,7 @@ class ApiStack(Stack):
             scratch=Size.gibibytes(10),
             statements=[
                 *self._to_end_batches(),
+                may.tenants(data),
                 may.batches(data, "PutItem", "Query"),
                 may.find_objects(data),
                 may.read_objects(data, _INPUT, _WORK, *_RESULTS),

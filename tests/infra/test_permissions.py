@@ -186,15 +186,23 @@ def test_only_the_api_lists_tenants() -> None:
 
 
 @pytest.mark.parametrize("role", CODE)
-def test_api_keys_are_read_by_the_authorizer_alone(deployment: Deployment, role: str) -> None:
-    """The table's condition lets the authorizer see keys only, and everybody else no keys."""
-    conditions = {grant.condition for grant in deployment.grants(role) if grant.resource == TABLE}
-    wanted = (
-        '{"ForAllValues:StringLike": {"dynamodb:LeadingKeys": ["KEY#*"]}}'
-        if role == "AuthorizerRole"
-        else '{"ForAllValues:StringNotLike": {"dynamodb:LeadingKeys": ["KEY*"]}}'
-    )
-    assert conditions == {wanted}
+def test_keys_and_tenants_are_read_by_those_who_need_them(
+    deployment: Deployment, role: str
+) -> None:
+    """The authorizer sees keys only, everybody else none; secrets of webhooks are seen by two."""
+    found = {
+        (grant.condition, grant.action)
+        for grant in deployment.grants(role)
+        if grant.resource == TABLE
+    }
+    only = '{"ForAllValues:StringLike": {"dynamodb:LeadingKeys": ["%s#*"]}}'
+    others = '{"ForAllValues:StringNotLike": {"dynamodb:LeadingKeys": ["KEY*", "TENANT#*"]}}'
+    get = "dynamodb:GetItem"
+    if role == "AuthorizerRole":
+        assert found == {(only % "KEY", get)}
+        return
+    theirs = {(only % "TENANT", get)} if role in {"ApiRole", "ControlRole"} else set()
+    assert {pair for pair in found if pair[0] != others} == theirs
 
 
 def test_no_statement_has_a_wildcard_among_its_actions(any_deployment: Deployment) -> None:

@@ -7,11 +7,12 @@ import socket
 import ssl
 import threading
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from types import TracebackType
-from typing import NamedTuple, Self
+from typing import Literal, NamedTuple, Self
 
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
@@ -26,9 +27,10 @@ PUBLIC = "8.8.8.8"
 
 @dataclass(frozen=True, slots=True)
 class Script:
-    """How one PUT is answered.
+    """How one request is answered.
 
-    `reads` says whether its body is read first, `hangs` that no answer comes at all.
+    `reads` says whether its body is read first, `hangs` that no answer comes at all, `drips` that
+    its headers or its text come a byte at a time and never end.
     """
 
     status: int = 200
@@ -36,15 +38,18 @@ class Script:
     headers: dict[str, str] = field(default_factory=dict)
     reads: bool = True
     hangs: bool = False
+    drips: Literal["headers", "text"] | None = None
 
 
 class Received(NamedTuple):
-    """One PUT as it came."""
+    """One request as it came."""
 
     path: str
     host: str | None
     length: str | None
     body: bytes
+    method: str
+    headers: dict[str, str]
 
 
 class Receiver:
@@ -99,28 +104,47 @@ class Receiver:
         )
 
     def answer(self, request: BaseHTTPRequestHandler) -> None:
-        """Answer one PUT by the next script."""
+        """Answer one request by the next script."""
         script = self.scripts.pop(0) if len(self.scripts) > 1 else self.scripts[0]
         request.close_connection = True
         if script.reads:
             length = request.headers["Content-Length"]
             body = request.rfile.read(int(length))
-            self.received.append(Received(request.path, request.headers["Host"], length, body))
+            headers = {name.lower(): value for name, value in request.headers.items()}
+            method = request.command
+            host = request.headers["Host"]
+            self.received.append(Received(request.path, host, length, body, method, headers))
         if script.hangs:
             self._ended.wait()
+            return
+        if script.drips == "headers":
+            request.wfile.write(b"HTTP/1.0 200 ")
+            self._drip(request)
             return
         request.send_response(script.status)
         for name, value in script.headers.items():
             request.send_header(name, value)
+        if script.drips == "text":
+            request.end_headers()
+            self._drip(request)
+            return
         request.send_header("Content-Length", str(len(script.text.encode())))
         request.end_headers()
         request.wfile.write(script.text.encode())
+
+    def _drip(self, request: BaseHTTPRequestHandler) -> None:
+        with suppress(OSError):  # the other side has hung up
+            while not self._ended.wait(0.02):
+                request.wfile.write(b"x")
+                request.wfile.flush()
 
 
 def _handler_of(receiver: Receiver) -> type[BaseHTTPRequestHandler]:
     class Handler(BaseHTTPRequestHandler):
         def do_PUT(self) -> None:
             receiver.answer(self)
+
+        do_POST = do_PUT  # noqa: N815 - as the server calls it
 
         def log_message(self, format: str, *args: object) -> None:
             pass

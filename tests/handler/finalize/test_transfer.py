@@ -72,6 +72,17 @@ def test_a_server_that_does_not_read_is_given_up(tmp_path: Path) -> None:
             put(receiver.network(stall_seconds=0.3), num_chunks)
 
 
+def test_an_answer_that_comes_a_byte_at_a_time_is_given_up(tmp_path: Path) -> None:
+    """However fast it drips; but where the status has come, that is the answer."""
+    with (
+        Receiver(tmp_path, Script(drips="headers")) as receiver,
+        pytest.raises(TimeoutError),
+    ):
+        put(receiver.network(stall_seconds=0.3))
+    with Receiver(tmp_path, Script(201, drips="text")) as receiver:
+        assert put(receiver.network(stall_seconds=0.3)).is_success
+
+
 @pytest.mark.parametrize(
     ("status", "is_success", "may_change"),
     [
