@@ -15,6 +15,7 @@ from typing import Any
 import boto3
 import httpx
 import pytest
+from playwright.sync_api import expect
 
 from cli.local import _guide
 from cli.main import main
@@ -31,6 +32,7 @@ from localstack.local import (
 )
 from localstack.ministack import environment_for
 from localstack.stacks import client_options, deploy
+from tests.handler.dashboard.browser import NO_CHROMIUM, find_chromium, running_chromium
 
 ROOT = Path(__file__).parents[2]
 MODEL = "tidemill-demo"
@@ -79,6 +81,30 @@ def test_the_example_file_is_answered_line_by_line(cloud: LocalCloud) -> None:
     assert [row["custom_id"] for row in rows] == [line["custom_id"] for line in lines]
     answers = {row["custom_id"]: row["response"]["body"] for row in rows}
     assert "19" in answers["sum"]["choices"][0]["message"]["content"]
+
+
+def test_a_browser_has_a_file_run(cloud: LocalCloud, tmp_path: Path) -> None:
+    """The page that the Lambda serves sends a file to the bucket and has its rows from there."""
+    executable = find_chromium()
+    if executable is None:
+        pytest.skip(NO_CHROMIUM)
+    file = tmp_path / "from-a-browser.jsonl"
+    file.write_bytes(EXAMPLE)
+    with running_chromium(executable) as browser:
+        page = browser.new_page()
+        page.goto(f"{cloud.page_url}#/new")
+        page.get_by_label("API key").fill(cloud.key)
+        page.get_by_role("button", name="Sign in").click()
+        page.get_by_label("A JSONL file").set_input_files(file)
+        page.get_by_role("button", name="Upload and start").click()
+        expect(page.get_by_role("heading", name=file.name)).to_be_visible(timeout=60_000)
+        expect(page.locator("#live .status")).to_have_text("Completed", timeout=SECONDS * 1000)
+        with page.expect_download() as downloaded:
+            page.get_by_role("button", name="Download output").click()
+        rows = Path(downloaded.value.path()).read_bytes().splitlines()
+    assert [json.loads(row)["custom_id"] for row in rows] == [
+        json.loads(line)["custom_id"] for line in EXAMPLE.splitlines()
+    ]
 
 
 def test_a_batch_survives_an_upgrade_of_the_stacks(

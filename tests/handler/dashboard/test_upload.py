@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import re
+import time
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from pathlib import Path
 
-from playwright.sync_api import Page, expect
+import pytest
+from playwright.sync_api import Page, Route, expect
 
+from handler.keys import KeyStore, key_id_of
 from tests.handler.dashboard.mill import control_running, file_of, worker_running
 from tests.handler.dashboard.steps import sign_in
-from tests.handler.intake.rig import Cloud
+from tests.handler.intake.rig import Cloud, line_of
 
 NewKey = Callable[[str], str]
 SECONDS = 60_000
+PART_BYTES = 8 * 2**20
 
 
 def test_a_file_is_uploaded_and_run(
@@ -31,3 +37,163 @@ def test_a_file_is_uploaded_and_run(
     (batch,) = cloud.run(cloud.deployment.table.list_batches("lab", limit=10))[0]
     assert batch.options.completion_window == "1h"
     assert batch.source.num_bytes == file.stat().st_size
+
+
+def choose(page: Page, file: Path) -> None:
+    """Choose a file and send it."""
+    page.get_by_label("A JSONL file").set_input_files(file)
+    page.get_by_role("button", name="Upload and start").click()
+
+
+@dataclass
+class Storage:
+    """What a browser asks of the bucket: the parts by number, each as often as it was sent."""
+
+    cloud: Cloud
+    parts: list[int] = field(default_factory=list)
+    num_failures: int = 0
+    held_from: int | None = None
+
+    def handle(self, route: Route) -> None:
+        """Let a part pass, or break its connection, or hold it for ever."""
+        number = int(re.findall(r"partNumber=(\d+)", route.request.url)[0])
+        self.parts.append(number)
+        if self.held_from is not None and number >= self.held_from:
+            return
+        if self.num_failures:
+            self.num_failures -= 1
+            route.abort("connectionreset")
+            return
+        route.continue_()
+
+    def watch(self, page: Page) -> None:
+        """See all that goes from the page to the bucket."""
+        page.route(re.compile("partNumber="), self.handle)
+
+
+@pytest.fixture
+def large(tmp_path: Path) -> Path:
+    """Return a file of four parts."""
+    line = line_of("x" * 1000)
+    file = tmp_path / "large.jsonl"
+    file.write_bytes((line + b"\n") * (PART_BYTES * 7 // 2 // (len(line) + 1)))
+    return file
+
+
+def test_parts_are_sent_again(page: Page, cloud: Cloud, new_key: NewKey, large: Path) -> None:
+    """A connection that breaks costs a part, not the file; nothing of it passes the API."""
+    storage = Storage(cloud, num_failures=3)
+    storage.watch(page)
+    sign_in(page, new_key("lab"), "#/new")
+    choose(page, large)
+    expect(page.get_by_role("heading", name="large.jsonl")).to_be_visible(timeout=SECONDS)
+    assert sorted(set(storage.parts)) == [1, 2, 3, 4]
+    assert len(storage.parts) == 7
+    (batch,) = cloud.run(cloud.deployment.table.list_batches("lab", limit=10))[0]
+    body = cloud.run(cloud.deployment.bucket.get(batch.source.key))
+    assert body == large.read_bytes()
+
+
+def test_a_reload_in_the_middle(page: Page, cloud: Cloud, new_key: NewKey, large: Path) -> None:
+    """When the same file is chosen again, what S3 has of it is not sent again."""
+    storage = Storage(cloud, held_from=3)
+    storage.watch(page)
+    sign_in(page, new_key("lab"), "#/new")
+    with page.expect_request_finished(lambda sent: "partNumber=2&" in sent.url + "&"):
+        choose(page, large)
+    bar = page.get_by_role("progressbar", name="Upload")
+    expect(bar).to_be_visible()
+    expect(page.locator("#transfer-words")).to_contain_text("of")
+    page.locator("#nav-batches").click()
+    expect(page.get_by_text("No batches yet.")).to_be_visible()
+    expect(bar).to_be_visible()
+    page.reload()
+    page.goto("/dashboard#/new")
+    storage.held_from = None
+    storage.parts.clear()
+    choose(page, large)
+    expect(page.get_by_role("heading", name="large.jsonl")).to_be_visible(timeout=SECONDS)
+    assert set(storage.parts) == {3, 4}
+
+
+def test_a_storage_that_cannot_be_reached(
+    page: Page, cloud: Cloud, new_key: NewKey, large: Path
+) -> None:
+    """It is said in words; another try goes on where the first was, giving up forgets it."""
+    storage = Storage(cloud, num_failures=10_000)
+    storage.watch(page)
+    page.clock.install()
+    sign_in(page, new_key("lab"), "#/new")
+    choose(page, large)
+    told = page.get_by_role("alert").filter(has_text="cannot be sent: the connection broke")
+    for _ in range(40):
+        page.clock.run_for(20_000)
+        if told.is_visible():
+            break
+    expect(told).to_be_visible()
+    storage.num_failures = 0
+    page.clock.resume()
+    page.get_by_role("button", name="Try again").click()
+    expect(page.get_by_role("heading", name="large.jsonl")).to_be_visible(timeout=SECONDS)
+
+
+def test_an_upload_is_given_up(page: Page, cloud: Cloud, new_key: NewKey, large: Path) -> None:
+    """Nothing of it is kept: neither parts nor a batch."""
+    storage = Storage(cloud, held_from=1)
+    storage.watch(page)
+    sign_in(page, new_key("lab"), "#/new")
+    choose(page, large)
+    with page.expect_response("**/cancel") as cancelled:
+        page.get_by_role("button", name="Give up").click()
+    assert cancelled.value.ok
+    expect(page.get_by_role("progressbar", name="Upload")).to_be_hidden()
+    left = cloud.aws.clients["s3"].list_multipart_uploads(Bucket=cloud.bucket)
+    assert left.get("Uploads", []) == []
+    assert cloud.run(cloud.deployment.table.list_batches("lab", limit=10)) == ([], False)
+
+
+def test_a_key_revoked_in_the_middle_of_an_upload(
+    page: Page, cloud: Cloud, new_key: NewKey, large: Path
+) -> None:
+    """The upload waits for another key and goes on with it."""
+    key = new_key("lab")
+    storage = Storage(cloud, num_failures=1)
+    storage.watch(page)
+    sign_in(page, key, "#/new")
+    page.get_by_label("A JSONL file").set_input_files(large)
+    cloud.run(KeyStore(cloud.deployment.table.name).revoke(key_id_of(key), int(time.time())))
+    page.get_by_role("button", name="Upload and start").click()
+    expect(page.locator("#sign-in-error")).to_contain_text("not accepted any more")
+    page.get_by_label("API key").fill(new_key("lab"))
+    page.get_by_role("button", name="Sign in").click()
+    expect(page.get_by_role("heading", name="large.jsonl")).to_be_visible(timeout=SECONDS)
+
+
+def test_a_file_is_dropped_on_the_page(page: Page, cloud: Cloud, new_key: NewKey) -> None:
+    """It is chosen as by the button; one that misses the place changes nothing."""
+    del cloud
+    sign_in(page, new_key("lab"), "#/new")
+    dropped = page.evaluate_handle(
+        "() => { const data = new DataTransfer();"
+        " data.items.add(new File(['{}'], 'dropped.jsonl')); return data }"
+    )
+    expect(page.locator("#drop-zone")).to_be_visible()
+    page.dispatch_event("#drop-zone", "dragover", {"dataTransfer": dropped})
+    page.dispatch_event("#drop-zone", "drop", {"dataTransfer": dropped})
+    expect(page.locator("#chosen")).to_have_text("dropped.jsonl, 0 kB")
+    expect(page.get_by_role("status")).to_have_text("dropped.jsonl is chosen, 0 kB")
+
+
+def test_what_cannot_be_a_batch_is_said(
+    page: Page, cloud: Cloud, new_key: NewKey, tmp_path: Path
+) -> None:
+    """No file, an empty one: beside the field, before anything is sent."""
+    del cloud
+    sign_in(page, new_key("lab"), "#/new")
+    page.get_by_role("button", name="Upload and start").click()
+    told = page.locator("#new-error")
+    expect(told).to_have_text("Choose a file first.")
+    empty = tmp_path / "empty.jsonl"
+    empty.touch()
+    choose(page, empty)
+    expect(told).to_have_text("empty.jsonl is empty.")
