@@ -78,6 +78,11 @@ ACKNOWLEDGED: Final = (
         "Api/Http/Api/GET--health",
         "A health check has no key; the answer says that the API is up and nothing else.",
     ),
+    Acknowledgement(
+        "AwsSolutions-APIG4",
+        "Api/Http/Api/GET--openapi.json",
+        "What the API can do is the same for everybody, and no secret.",
+    ),
     *(
         Acknowledgement(
             "AwsSolutions-APIG4",
