@@ -1,0 +1,279 @@
+"""Two tenants and every route: nothing of one can be seen, changed or guessed by the other."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import httpx
+import pytest
+
+from handler.batch.history import Bucket
+from handler.batch.states import Status
+from handler.keys import KeyStore, key_id_of
+from tests.emulators import Emulator
+from tests.handler.api.rig import URL, Gateway, serving
+from tests.handler.api.routes import (
+    OF_ALL,
+    OF_NOBODY,
+    OF_ONE,
+    TAKING_IDS,
+    Call,
+    all_routes,
+    path_with,
+)
+from tests.handler.intake.rig import Cloud, lines_of
+
+SECRET = "theirs-and-nobody-elses"
+NEVER = {
+    "batch_id": f"batch_{'0' * 32}",
+    "file_id": f"file-{'0' * 32}",
+    "upload_id": f"upload_{'0' * 32}",
+    "part_id": f"part_{'0' * 32}",
+}
+# What differs between two answers that say the same.
+CHANGING = {"date", "x-request-id", "server-timing", "content-length"}
+
+
+@dataclass(frozen=True, slots=True)
+class Tenant:
+    """A tenant with a thing of each kind, and a client with its key."""
+
+    http: httpx.Client
+    ids: Mapping[str, str]
+
+    def call(self, route: str, ids: Mapping[str, str], **more: Any) -> httpx.Response:
+        """Call a route with these ids."""
+        method, path = path_with(route, ids)
+        call = OF_ONE.get(route) or OF_ALL.get(route) or Call()
+        return self.http.request(method, path, **(call.arguments(ids) | more))
+
+
+@pytest.fixture(scope="module")
+def cloud(ministack: Emulator) -> Iterator[Cloud]:
+    """Return a deployment for all tests of this module: it grows, and nothing may leak still."""
+    with serving(Cloud.on(ministack)) as cloud:
+        yield cloud
+
+
+def tenant_with_things(cloud: Cloud, http: httpx.Client, name: str, words: str) -> Tenant:
+    """Return a tenant that has a file, an upload with a part, and a batch that runs."""
+    keys = KeyStore(cloud.deployment.table.name)
+    token = cloud.run(keys.create(tenant=name, name=words, now=1))
+    http.headers["Authorization"] = f"Bearer {token}"
+
+    def made(path: str, **body: Any) -> str:
+        answer = http.post(path, **body)
+        assert answer.status_code == 200, answer.text
+        found: str = answer.json()["id"]
+        return found
+
+    form = {"files": {"file": (f"{words}.jsonl", lines_of(5))}, "data": {"purpose": "batch"}}
+    file_id = made("/v1/files", **form)
+    upload = {"bytes": 9, "filename": words, "purpose": "batch"}
+    upload_id = made("/v1/uploads", json=upload)
+    part_id = made(f"/v1/uploads/{upload_id}/parts", files={"data": ("x", b"123456789")})
+    request = {"input_file_id": file_id, "endpoint": "/v1/chat/completions"}
+    batch_id = made("/v1/batches", json=request | {"metadata": {"about": words}})
+    batch = cloud.take_in(cloud.batch(batch_id))
+    assert batch.status is Status.IN_PROGRESS
+    cloud.run(cloud.deployment.ledger.add_history(batch, Bucket(1020, 60, 3)))
+    ids = {"file_id": file_id, "upload_id": upload_id, "part_id": part_id, "batch_id": batch_id}
+    return Tenant(http, ids)
+
+
+@pytest.fixture(scope="module")
+def tenants(cloud: Cloud) -> Iterator[tuple[Tenant, Tenant]]:
+    """Return us and them."""
+    with (
+        httpx.Client(transport=Gateway(), base_url=URL) as ours,
+        httpx.Client(transport=Gateway(), base_url=URL) as theirs,
+    ):
+        yield (
+            tenant_with_things(cloud, ours, "us", "ours"),
+            tenant_with_things(cloud, theirs, "them", SECRET),
+        )
+
+
+def said(answer: httpx.Response, ids: Mapping[str, str]) -> tuple[int, dict[str, str], str]:
+    """Return all that a client can learn from an answer, but for the ids that it sent itself."""
+    text = answer.text
+    for name, each in ids.items():
+        text = text.replace(each, name)
+    headers = {name: each for name, each in answer.headers.items() if name not in CHANGING}
+    return answer.status_code, headers, as_it_stands(text)
+
+
+def as_it_stands(text: str) -> str:
+    """Return an answer without what changes as time passes."""
+    return re.sub(r'"(seconds|eta_at|rows_per_second|tokens_per_second)":[^,}]+', "", text)
+
+
+def things_of(tenant: Tenant) -> list[tuple[int, dict[str, str], str]]:
+    """Return all that a tenant can see of what is its own."""
+    shown = [
+        tenant.call(route, tenant.ids)
+        for route in OF_ONE
+        if route.startswith("GET ") and not re.search("content|link|view|results", route)
+    ]
+    return [said(answer, {}) for answer in shown]
+
+
+def test_every_route_stands_in_a_table() -> None:
+    """A new one is not forgotten here."""
+    assert all_routes() == {*OF_ONE, *OF_ALL, *OF_NOBODY}
+
+
+@pytest.mark.parametrize("route", sorted({*OF_ONE, *OF_ALL, *OF_NOBODY}))
+def test_a_route_serves_whose_things_they_are(
+    tenants: tuple[Tenant, Tenant], cloud: Cloud, route: str
+) -> None:
+    """Or all other tests here would pass against a route that serves nobody."""
+    method, _ = path_with(route, NEVER)
+    tenant = tenants[0]
+    if method != "GET":
+        name = f"owner{re.sub(r'[^A-Za-z]+', '-', route)}"
+        with httpx.Client(transport=Gateway(), base_url=URL) as http:
+            tenant = tenant_with_things(cloud, http, name, name)
+            answer = tenant.call(route, tenant.ids)
+    else:
+        answer = tenant.call(route, tenant.ids)
+    assert answer.status_code in {200, 307}, answer.text
+
+
+@pytest.mark.parametrize("route", sorted(OF_ONE))
+def test_what_is_theirs_is_answered_like_what_never_was(
+    tenants: tuple[Tenant, Tenant], route: str
+) -> None:
+    """404 in the same words, the same headers, and nothing of theirs has changed."""
+    us, them = tenants
+    before = things_of(them)
+    answer = us.call(route, them.ids)
+    assert answer.status_code == 404
+    assert said(answer, them.ids) == said(us.call(route, NEVER), NEVER)
+    assert SECRET not in answer.text
+    assert things_of(them) == before
+    assert before[0][0] == 200
+
+
+@pytest.mark.parametrize("route", sorted(OF_ALL))
+def test_what_is_theirs_is_in_no_answer_of_ours(tenants: tuple[Tenant, Tenant], route: str) -> None:
+    """No list, count or form shows it."""
+    us, them = tenants
+    answer = us.call(route, us.ids)
+    assert answer.status_code == 200
+    assert SECRET not in answer.text
+    for each in them.ids.values():
+        assert each not in answer.text
+
+
+@pytest.mark.parametrize("route", sorted(TAKING_IDS))
+def test_an_id_of_theirs_beside_the_path_is_none(
+    tenants: tuple[Tenant, Tenant], route: str
+) -> None:
+    """As `after`, or as the file of a new batch: the same words as for one that never was."""
+    us, them = tenants
+    name = TAKING_IDS[route]
+
+    def asked(ids: Mapping[str, str]) -> tuple[int, dict[str, str], str]:
+        query = {} if route.startswith("POST") else {"params": {"after": ids[name]}}
+        return said(us.call(route, ids, **query), ids)
+
+    assert asked(them.ids) == asked(NEVER)
+    assert asked(them.ids)[0] in {400, 404}
+
+
+def test_parts_of_theirs_are_none_of_ours(tenants: tuple[Tenant, Tenant]) -> None:
+    """In an upload of ours that could be completed, theirs is refused as one that never was."""
+    us, them = tenants
+    route = "POST /v1/uploads/<upload_id>/complete"
+    wanted = {"upload_id": us.ids["upload_id"]}
+    answers = [
+        said(us.call(route, wanted | {"part_id": ids["part_id"]}), ids) for ids in (them.ids, NEVER)
+    ]
+    assert answers[0] == answers[1]
+    assert answers[0][0] in {400, 404}
+
+
+@pytest.mark.parametrize("key", ["files/them/{file_id}", "input/x.jsonl", "output/x.jsonl"])
+def test_no_file_is_reached_by_its_place_in_the_bucket(
+    tenants: tuple[Tenant, Tenant], cloud: Cloud, key: str
+) -> None:
+    """Not theirs, nor what was dropped, which belongs to another tenant still."""
+    us, them = tenants
+    cloud.put(lines_of(1))
+    place = f"s3://{cloud.bucket}/{key.format(**them.ids)}"
+    answers = [
+        us.http.post("/v1/batches", json={"input_file_id": each, "endpoint": "/v1/completions"})
+        for each in (place, f"{place}-never")
+    ]
+    first, second = (said(answer, {"place": place}) for answer in answers)
+    assert first[0] in {400, 404}
+    assert first[2] == second[2].replace("place-never", "place")
+
+
+def test_an_idempotency_key_is_each_tenants_own(tenants: tuple[Tenant, Tenant]) -> None:
+    """The same word of two tenants makes two batches, and tells neither of the other."""
+    made = set()
+    for tenant in tenants:
+        answer = tenant.http.post(
+            "/v1/batches",
+            json={"input_file_id": tenant.ids["file_id"], "endpoint": "/v1/chat/completions"},
+            headers={"Idempotency-Key": "once"},
+        )
+        assert answer.status_code == 200
+        made.add(answer.json()["id"])
+    assert len(made) == 2
+
+
+# Keys
+
+Spoil = Callable[[str], str | None]
+WRONG_KEYS: Mapping[str, Spoil] = {
+    "none": lambda _: None,
+    "empty": lambda _: "",
+    "no scheme": lambda token: token,
+    "another scheme": lambda token: f"Basic {token}",
+    "no token": lambda _: "Bearer ",
+    "one letter less": lambda token: f"Bearer {token[:-1]}",
+    "one letter more": lambda token: f"Bearer {token}A",
+    "another secret": lambda token: f"Bearer {token[:-6]}{'A' * 6}",
+    "another id": lambda token: f"Bearer tm_{'0' * 16}{token[19:]}",
+    "only the id": lambda token: f"Bearer {token[:19]}",
+    "in capitals": lambda token: f"Bearer {token.upper()}",
+    "two": lambda token: f"Bearer {token}, Bearer {token}",
+    "letters of no alphabet": lambda token: f"Bearer {token[:-1]}\x7f",
+    "very long": lambda token: f"Bearer {token * 500}",
+    "of OpenAI": lambda _: "Bearer sk-proj-0123456789",
+}
+
+
+@pytest.mark.parametrize("wrong", WRONG_KEYS)
+def test_no_route_opens_to_a_key_that_is_none(tenants: tuple[Tenant, Tenant], wrong: str) -> None:
+    """Not one of them, with the ids of things that are there: and nothing has been done."""
+    us, _ = tenants
+    before = things_of(us)
+    value = WRONG_KEYS[wrong](us.http.headers["Authorization"].removeprefix("Bearer "))
+    with httpx.Client(transport=Gateway(), base_url=URL) as http:
+        if value is not None:
+            http.headers["Authorization"] = value
+        stranger = replace(us, http=http)
+        for route in sorted(all_routes()):
+            answer = stranger.call(route, us.ids)
+            assert answer.status_code in {401, 403}, route
+            assert set(answer.json()) == {"message"}
+    assert things_of(us) == before
+
+
+def test_no_route_opens_to_a_key_that_was_revoked(cloud: Cloud) -> None:
+    """It was right a moment ago."""
+    with httpx.Client(transport=Gateway(), base_url=URL) as http:
+        tenant = tenant_with_things(cloud, http, "leaver", "leaver")
+        token = http.headers["Authorization"].removeprefix("Bearer ")
+        keys = KeyStore(cloud.deployment.table.name)
+        cloud.run(keys.revoke(key_id_of(token), now=int(time.time())))
+        for route in sorted(all_routes()):
+            assert tenant.call(route, tenant.ids).status_code == 403, route
