@@ -124,12 +124,11 @@ def read_results(
         wanted = sorted(line for line in found if line > after_line)
         given = picks.take_all([found[line] for line in wanted])
         has_more = len(given) < len(wanted)
-        is_final = batch.is_terminal or shard.status is ShardStatus.DONE
         reach.extend(
             shard.first_line,
             last_line or max([shard.first_line + shard.num_rows - 1, *wanted]),
             given,
-            is_whole=is_final or len(found) >= shard.num_rows,
+            is_whole=batch.is_terminal or len(found) >= shard.num_rows,
             is_cut=has_more,
         )
         if has_more:

@@ -72,12 +72,14 @@ def test_a_batch_that_was_cancelled_is_not_counted(mini: Cloud, counted: Counted
 
 
 def test_two_runs_that_tell_one_end_count_it_once(mini: Cloud, counted: Counted) -> None:
-    """Both have read the batch before the other has told."""
+    """Both have read the batch before the other has told; its tenant's total has it once."""
     drop = mini.drop(4).move(Status.FAILED)
     stale = drop.batch
     for _ in range(2):
         mini.run(announce(mini.deployment, stale))
     assert ends(counted()) == [({"BatchesFailed": 1}, "failed")]
+    total = mini.run(mini.deployment.ledger.get_total(stale.tenant))
+    assert {status: number for status, number in total.batches.items() if number} == {"failed": 1}
 
 
 def test_an_end_that_could_not_be_told_is_counted_later(
