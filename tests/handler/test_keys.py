@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from handler.aws.calls import Call, Operation, T
-from handler.errors import AwsError, ConditionFailed
+from handler.errors import AwsError, ConditionFailed, InvalidOption
 from handler.keys import ApiKey, KeyStore, key_id_of
 from tests.emulators import Emulator
 from tests.handler.intake.rig import Cloud
@@ -149,6 +149,14 @@ def test_keys_are_listed_oldest_first_and_revoked_ones_too(files: Cloud) -> None
     of_a = files.run(keys_of(files).list_keys("a"))
     assert [(key.id, key.revoked_at) for key in of_a] == [(ids[0], None), (ids[2], NOW)]
     assert files.run(keys_of(files).list_keys("c")) == []
+
+
+@pytest.mark.parametrize("tenant", ["", "a/b", "..", "x" * 65])
+def test_a_key_is_for_a_tenant_that_can_have_files(files: Cloud, tenant: str) -> None:
+    """Nothing is recorded of any other."""
+    with pytest.raises(InvalidOption, match="tenant"):
+        create(files, tenant)
+    assert files.run(keys_of(files).list_keys()) == []
 
 
 def test_a_key_is_no_batch_of_its_tenant(files: Cloud) -> None:

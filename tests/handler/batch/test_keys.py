@@ -11,6 +11,8 @@ from hypothesis import strategies as st
 from handler.batch.keys import (
     batch_id_of_drop,
     batch_id_of_request,
+    check_tenant,
+    file_key,
     outputs_of_drop,
     outputs_of_request,
     part_key,
@@ -18,6 +20,7 @@ from handler.batch.keys import (
     segment_key,
     work_prefix,
 )
+from handler.errors import InvalidOption
 
 
 @given(st.text(min_size=1, max_size=40))
@@ -67,3 +70,22 @@ def test_work_lies_under_its_batch_in_order() -> None:
     assert not segment_key("b", 1, 1, "output", 0).startswith(part_prefix("b", 1))
     assert part_prefix("b", 1).startswith(work_prefix("b"))
     assert outputs_of_request("lab", "batch_1").output_key == "files/lab/batch_1.jsonl"
+
+
+@pytest.mark.parametrize("name", ["a", "Z9", "ana@lab.example", "a.b_c-d", "x" * 64])
+def test_a_tenants_files_lie_under_its_name(name: str) -> None:
+    """Its own prefix, which no other tenant's begins with."""
+    assert check_tenant(name) == name
+    assert file_key(name, "file-1") == f"files/{name}/file-1"
+    assert outputs_of_request(name, "batch_1").error_key == f"files/{name}/batch_1.errors.jsonl"
+
+
+@pytest.mark.parametrize(
+    "name", ["", ".", "..", "-a", "_a", "@a", "a/b", "a b", "a\n", "ä", "a%2fb", "a#b", "x" * 65]
+)
+def test_other_names_are_no_tenants(name: str) -> None:
+    """None can leave its prefix, hide in a list or be taken for another's."""
+    for make in (check_tenant, lambda each: file_key(each, "file-1")):
+        with pytest.raises(InvalidOption) as caught:
+            make(name)
+        assert caught.value.param == "tenant"
