@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import hmac
 import re
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,6 +16,12 @@ from tests.emulators import Emulator
 from tests.handler.intake.rig import Cloud
 
 NOW = 1_800_000_000
+
+
+@pytest.fixture
+def mini(ministack: Emulator) -> Cloud:
+    """Return a deployment on one emulator, for what is not about AWS."""
+    return Cloud.on(ministack)
 
 
 def keys_of(cloud: Cloud) -> KeyStore:
@@ -53,6 +61,7 @@ def all_items(cloud: Cloud) -> list[dict[str, Any]]:
 
 def changed(text: str, place: int) -> str:
     """Return a text with another character at a place."""
+    place %= len(text)
     other = "0" if text[place] != "0" else "1"
     return text[:place] + other + text[place + 1 :]
 
@@ -121,6 +130,32 @@ def test_an_unknown_key_costs_one_request() -> None:
     calls, found = calls_of(KeyStore("table").check(f"tm_{'0' * 16}_{'a' * 43}"))
     assert found is None
     assert [call.method for call in calls] == ["get_item"]
+
+
+@pytest.mark.parametrize("case", ["right", "wrong", "unknown", "revoked", "revoked and wrong"])
+def test_every_key_costs_the_same_comparison(
+    mini: Cloud, monkeypatch: pytest.MonkeyPatch, case: str
+) -> None:
+    """One look at the table and one comparison in constant time: no clock tells ids that exist."""
+    compared: list[tuple[int, int]] = []
+
+    def compare(known: str, given: str) -> bool:
+        compared.append((len(known), len(given)))
+        return hmac.compare_digest(known, given)
+
+    monkeypatch.setattr("handler.keys.hmac", SimpleNamespace(compare_digest=compare))
+    token = create(mini)
+    if "revoked" in case:
+        mini.run(keys_of(mini).revoke(key_id_of(token), NOW))
+    if "wrong" in case:
+        token = changed(token, -1)
+    if case == "unknown":
+        token = f"tm_{'0' * 16}_{'a' * 43}"
+    calls: list[str] = []
+    send = mini.aws._send
+    monkeypatch.setattr(mini.aws, "_send", lambda call: calls.append(call.method) or send(call))
+    assert (check(mini, token) is not None) is (case == "right")
+    assert (calls, compared) == (["get_item"], [(64, 64)])
 
 
 def test_a_revoked_key_is_worthless_and_others_are_not(files: Cloud) -> None:

@@ -56,6 +56,7 @@ def test_an_upload_says_everything_in_its_metadata() -> None:
         "Completion-Window": "30m",
         "output-url": GOOD_URL,
         "error-url": "https://example.com:8443/e",
+        "webhook-url": f"{GOOD_URL}/hook",
         "on-invalid-line": "skip",
         "project": "tides",
         "completion_window": "left alone",
@@ -66,6 +67,7 @@ def test_an_upload_says_everything_in_its_metadata() -> None:
         "https://example.com:8443/e",
         "skip",
         {"project": "tides", "completion_window": "left alone"},
+        webhook_url=f"{GOOD_URL}/hook",
     )
 
 
@@ -75,11 +77,14 @@ def test_a_request_says_the_same_with_underscores() -> None:
         "completion_window": "14d",
         "output_url": None,
         "error_url": GOOD_URL,
+        "webhook_url": GOOD_URL,
         "on_invalid_line": None,
         "metadata": {"a": "ü"},
         "output_expires_after": {"anchor": "created_at", "seconds": 3600},
     }
-    assert options_of_request(asked) == Options("14d", None, GOOD_URL, "fail", {"a": "ü"}, 3600)
+    assert options_of_request(asked) == Options(
+        "14d", None, GOOD_URL, "fail", {"a": "ü"}, 3600, GOOD_URL
+    )
     assert options_of_request({"metadata": None}) == Options()
 
 
@@ -185,7 +190,7 @@ def test_values_that_are_encoded_wrongly_stay_as_they_are(text: str) -> None:
 
 @given(
     st.dictionaries(
-        st.sampled_from(["completion_window", "output_url", "error_url", "on_invalid_line", "x"]),
+        st.sampled_from(["completion_window", "output_url", "webhook_url", "on_invalid_line", "x"]),
         st.one_of(
             st.none(), st.text(), st.integers(), st.lists(st.none()), st.sampled_from(["4h"])
         ),

@@ -1,0 +1,116 @@
+"""Webhooks as clients of the API ask for them, and what the Batch tells of them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import openai
+import pytest
+from openai import OpenAI
+
+from handler import webhook
+from handler.advance import advance
+from handler.batch.model import Batch
+from tests.handler.finalize.receiver import HOST, Receiver, Script
+from tests.handler.intake.rig import Cloud, lines_of, plenty
+from tests.handler.webhook_rig import secret_of, understood
+
+URL = f"https://{HOST}/hooks?token=0123456789abcdef"
+
+
+def made(client: OpenAI, **ours: Any) -> Any:
+    """Return a new batch."""
+    file = client.files.create(file=lines_of(1), purpose="batch")
+    return client.batches.create(
+        input_file_id=file.id,
+        endpoint="/v1/chat/completions",
+        completion_window="24h",
+        extra_body=ours,
+    )
+
+
+def shown(client: OpenAI, batch_id: str) -> Any:
+    """Return what the Batch tells of its webhook."""
+    return client.batches.retrieve(batch_id).to_dict()["tidemill"]["webhook"]
+
+
+def test_the_batch_tells_how_telling_its_end_went(
+    cloud: Cloud, client: OpenAI, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """From its beginning on: the host, whether it has heard, and each try; never the url."""
+    secret = secret_of(cloud)
+    batch = made(client, webhook_url=URL)
+    assert shown(client, batch.id) == {"host": HOST, "status": "pending", "attempts": []}
+    client.batches.cancel(batch.id)
+    with Receiver(tmp_path, Script(500, "later"), Script(204)) as hook:
+        monkeypatch.setattr(webhook, "Network", hook.network)
+        advance(cloud.aws, cloud.deployment, batch.id, plenty)
+        tried = shown(client, batch.id)
+        assert tried["status"] == "pending"
+        assert [(each["status_code"], each["error"]) for each in tried["attempts"]] == [
+            (500, "later")
+        ]
+        due = cloud.batch(batch.id).webhook_due
+        assert due is not None
+        advance(cloud.aws, cloud.deployment, batch.id, plenty, now=lambda: due)
+    told = shown(client, batch.id)
+    assert (told["status"], len(told["attempts"])) == ("delivered", 2)
+    assert told["attempts"][1] == {"at": due, "status_code": 204, "error": None}
+    event = understood(hook.received[-1], secret)
+    assert (event.type, event.data.id) == ("batch.cancelled", batch.id)
+    assert "0123456789abcdef" not in json.dumps(client.batches.retrieve(batch.id).to_dict())
+
+
+def test_a_tenants_webhook_is_told_unless_the_batch_has_its_own(
+    cloud: Cloud, client: OpenAI
+) -> None:
+    """A batch of a tenant without one tells nobody."""
+    assert shown(client, made(client).id) is None
+    secret_of(cloud)
+    cloud.run(cloud.deployment.tenants.change("default", webhook_url="https://hooks.example.org/x"))
+    assert shown(client, made(client).id)["host"] == "hooks.example.org"
+    assert shown(client, made(client, webhook_url=URL).id)["host"] == HOST
+
+
+def test_a_webhook_without_a_secret_is_refused(cloud: Cloud, client: OpenAI) -> None:
+    """The command that makes one is named; another tenant's secret is none, and nothing is made."""
+    secret_of(cloud, "others")
+    with pytest.raises(openai.BadRequestError) as caught:
+        made(client, webhook_url=URL)
+    assert caught.value.param == "webhook_url"
+    assert "`tidemill tenants set default --new-webhook-secret`" in caught.value.message
+    assert list(client.batches.list()) == []
+
+
+@pytest.mark.parametrize("url", ["http://example.com", "https://", "https://u:p@example.com", 3])
+def test_a_url_that_cannot_be_is_refused_at_once(cloud: Cloud, client: OpenAI, url: object) -> None:
+    """By the rules of `output_url`, and without repeating it."""
+    secret_of(cloud)
+    with pytest.raises(openai.BadRequestError) as caught:
+        made(client, webhook_url=url)
+    assert caught.value.param == "webhook_url"
+    assert "u:p@" not in caught.value.message
+
+
+def test_a_repeated_request_with_another_webhook_is_another_request(
+    cloud: Cloud, client: OpenAI
+) -> None:
+    """It is an option as any other."""
+    secret_of(cloud)
+    file = client.files.create(file=lines_of(1), purpose="batch")
+
+    def make(url: str) -> Batch:
+        batch = client.batches.create(
+            input_file_id=file.id,
+            endpoint="/v1/chat/completions",
+            completion_window="24h",
+            extra_body={"webhook_url": url, "idempotency_key": "k"},
+        )
+        return cloud.batch(batch.id)
+
+    assert make(URL) == make(URL)
+    with pytest.raises(openai.BadRequestError) as caught:
+        make(f"{URL}2")
+    assert caught.value.code == "idempotency_key_reused"
