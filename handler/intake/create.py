@@ -33,7 +33,8 @@ from handler.settings import Deployment
 MAX_IDEMPOTENCY_KEY_CHARS: Final = 255
 
 _S3 = "s3://"
-_MAX_NAME_BYTES = len(_S3) + 63 + 1 + 1024  # a bucket's name and a key
+_MAX_KEY_BYTES = 1024
+_MAX_NAME_BYTES = len(_S3) + 63 + 1 + _MAX_KEY_BYTES  # 63 of a bucket's name
 _NAME_TAKEN = BatchError(
     InvalidOption.code,
     f"Names that end in {ERRORS_SUFFIX} are those of error files: give the upload another one.",
@@ -222,7 +223,9 @@ def _find_input(deployment: Deployment, tenant: str, input_file_id: str) -> Oper
         if file is None or file.tenant != tenant:
             raise _bad_input("names no file that is there")
         key = file.key
-    found = yield from deployment.bucket.head(key)
+    # S3 has an error of its own for a name that none of its objects can have.
+    is_key = len(key.encode()) <= _MAX_KEY_BYTES and "\0" not in key
+    found = (yield from deployment.bucket.head(key)) if is_key else None
     if found is None:
         raise _bad_input("names no object that is there")
     return _source(deployment, key, found)

@@ -174,6 +174,15 @@ def test_a_wrong_parameter_is_named(
     assert cloud.run(cloud.deployment.table.list_active()) == []
 
 
+@pytest.mark.parametrize("key", ["x" * 1019, "\x00", "none", "", "..", "../work/x", "ü" * 510])
+def test_a_drop_that_cannot_be_is_not_there(cloud: Cloud, client: OpenAI, key: str) -> None:
+    """Whatever its name: S3's own refusals are no faults of ours."""
+    del client
+    name = f"s3://{cloud.bucket}/input/{key}"
+    status, error = refusal_of(json.dumps(GOOD | {"input_file_id": name}))
+    assert (status, error["param"]) == (400, "input_file_id")
+
+
 @pytest.mark.parametrize("missing", ["input_file_id", "endpoint"])
 def test_a_missing_parameter_is_named(cloud: Cloud, client: OpenAI, missing: str) -> None:
     """It is no fault of ours."""
