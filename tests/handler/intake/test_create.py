@@ -316,6 +316,16 @@ def test_a_request_cannot_name_other_objects(mini: Cloud, key: str) -> None:
             request_batch(mini, input_file_id=name)
 
 
+@pytest.mark.parametrize("name", ["x" * 1019, "\x00"])
+def test_s3_is_not_asked_for_what_it_would_refuse(
+    mini: Cloud, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    """It answers such names with an error of its own, which would look like a fault of ours."""
+    monkeypatch.setattr(mini.aws.clients["s3"], "head_object", pytest.fail)
+    with pytest.raises(InvalidOption, match="no object that is there"):
+        request_batch(mini, tenant="default", input_file_id=f"s3://{mini.bucket}/input/{name}")
+
+
 def test_a_refused_upload_does_not_hide_the_batch_before_it(cloud: Cloud) -> None:
     """The third upload of a key waits for the first, which still runs, not for the refused one."""
     first = cloud.take_in(cloud.create(lines_of(12)))
