@@ -15,9 +15,11 @@ from pathlib import Path
 from typing import Any
 
 import boto3
+import httpx
 import pytest
 import trustme
 from botocore.exceptions import ClientError
+from openai import OpenAI
 
 from infra.client import Api
 from infra.config import DEFAULT_PATH, Config, make_config
@@ -216,6 +218,49 @@ def test_the_api_answers_and_cancels_under_its_roles(
         assert api.cancel(batch["id"])["status"] == "cancelled"
     report = guarded.drops.wait("cancelled", seconds=30)
     assert (report["id"], report["status"]) == (batch["id"], "cancelled")
+
+
+def test_the_api_keeps_files_under_its_role(
+    guarded: Guarded, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Files and uploads of either way, from the first byte to the last, as OpenAI's SDK asks."""
+    monkeypatch.setenv("SSL_CERT_FILE", guarded.environment["SSL_CERT_FILE"])
+    key = new_key(client_options(guarded.environment), guarded.outputs, name="files")
+    expires: Any = {"anchor": "created_at", "seconds": 3600}
+    data = bytes(range(256)) * 40_000  # above S3's smallest part
+    with OpenAI(base_url=f"{guarded.api_url}/v1", api_key=key) as client:
+        small = client.files.create(file=b"\xff\x00", purpose="batch", expires_after=expires)
+        assert client.files.content(small.id).read() == b"\xff\x00"
+        chunked = client.uploads.upload_file_chunked(
+            file=data,
+            filename="x",
+            bytes=len(data),
+            mime_type="text/plain",
+            purpose="batch",
+            part_size=4_000_000,
+        )
+        assert chunked.file is not None
+        assert client.files.content(chunked.file.id).read() == data
+        begun = [
+            client.uploads.create(
+                bytes=len(data), filename="y", mime_type="text/plain", purpose="batch"
+            ).id
+            for _ in range(2)
+        ]
+        asked = {"part_numbers": [1, 2]}
+        for upload_id in begun:
+            urls = client.post(f"/uploads/{upload_id}/urls", body=asked, cast_to=httpx.Response)
+            size = urls.json()["part_bytes"]
+            for number, part in enumerate(urls.json()["data"]):
+                sent = httpx.put(part["url"], content=data[number * size :][:size])
+                assert sent.status_code == 200, sent.text
+        sent_file = client.uploads.complete(begun[0], part_ids=[]).file
+        assert sent_file is not None
+        assert client.files.content(sent_file.id).read() == data
+        assert client.uploads.cancel(begun[1]).status == "cancelled"
+        for file in client.files.list():
+            assert client.files.delete(file.id).deleted
+        assert list(client.files.list()) == []
 
 
 FORBIDDEN: dict[str, Callable[[Guarded, Any], object]] = {

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
+import shutil
+import subprocess
 from collections.abc import Callable
 from hashlib import md5
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -24,6 +28,7 @@ from handler.api.upload_object import (
 )
 from handler.batch.upload import MAX_PARTS, MIN_PART_BYTES
 from tests.handler.api.rig import answer_to, request_of
+from tests.handler.api.server import listening
 from tests.handler.intake.rig import Cloud
 
 MIB = 2**20
@@ -340,3 +345,25 @@ def test_a_file_of_an_upload_goes_when_its_client_has_said(client: OpenAI) -> No
     assert done.file is not None
     assert done.file.expires_at == done.file.created_at + 3600
     assert done.file.filename == "x.jsonl"
+
+
+@pytest.mark.skipif(shutil.which("jq") is None or shutil.which("curl") is None, reason="no jq")
+def test_the_documents_upload_by_curl_works(token: str, cloud: Cloud, tmp_path: Path) -> None:
+    """As it is written, with a file of three parts."""
+    page = (Path(__file__).parents[3] / "docs" / "api.md").read_text(encoding="utf-8")
+    script = page.partition("With `curl` and `jq`:")[2].partition("```sh\n")[2].partition("```")[0]
+    data = data_of(17 * MIB)
+    (tmp_path / "requests.jsonl").write_bytes(data)
+    with listening() as url:
+        told = os.environ | {"OPENAI_BASE_URL": f"{url}/v1", "OPENAI_API_KEY": token}
+        done = subprocess.run(
+            ["bash", "-eu", "-c", script],
+            cwd=tmp_path,
+            env=told,
+            check=True,
+            capture_output=True,
+            text=True,
+        )
+    file = cloud.run(cloud.deployment.files.get_file(json.loads(done.stdout)))
+    assert file is not None
+    assert cloud.run(cloud.deployment.bucket.get(file.key)) == data
