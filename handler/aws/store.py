@@ -91,11 +91,12 @@ class Store:
 
         What is `added` begins at nothing, what is incremented has to be there.
         """
+        told = {"ReturnValuesOnConditionCheckFailure": "ALL_OLD"} if condition else {}
         arguments = {
             "TableName": self.name,
             "Key": to_item(key),
             "ReturnValues": "ALL_NEW",
-            "ReturnValuesOnConditionCheckFailure": "ALL_OLD",
+            **told,
             **expression(
                 fields,
                 increments=increments or {},
