@@ -6,8 +6,9 @@ from typing import NamedTuple
 
 from handler.aws.calls import Operation
 from handler.aws.items import load
+from handler.aws.shards import progress_in
 from handler.aws.store import META, Store
-from handler.aws.table import ACTIVE, progress_in
+from handler.aws.table import ACTIVE
 from handler.batch.model import Batch, Progress, ShardStatus
 
 

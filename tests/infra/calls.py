@@ -30,7 +30,7 @@ ADAPTERS = {
     "tenants": "TenantStore",
     "usage": "UsageStore",
 }
-_ADAPTER_CLASSES = {*ADAPTERS.values(), "Store", "KeyStore"}
+_ADAPTER_CLASSES = {*ADAPTERS.values(), "Store", "ShardStore", "KeyStore"}
 # Dictionaries, streams and lists have these too: an adapter's is reached by the names above only.
 _COMMON_METHODS = {"count", "delete", "get", "open", "put", "query", "run", "send", "update"}
 # All others may register a function somewhere, such as a route.
