@@ -128,16 +128,22 @@ def _try(
         target = find_target(url, network.resolve)
         address = target.addresses[batch.webhook_tries % len(target.addresses)]
         answer = send(network, target, address, Request("POST", headers, body))
-    except UrlRefused as exc:
-        return batch, _Outcome("pending", error=str(exc))
-    except (OSError, HTTPException) as exc:
-        return batch, _Outcome("pending", error=f"{type(exc).__name__}: {exc}"[:_MAX_TEXT_CHARS])
+    except (UrlRefused, OSError, HTTPException) as exc:
+        kind = "" if isinstance(exc, UrlRefused) else f"{type(exc).__name__}: "
+        return batch, _Outcome("pending", error=_words(f"{kind}{exc}", url))
     if answer.is_success:
         return batch, _Outcome("delivered", answer.status)
-    text = without_secrets(answer.text, re.split("[/?&=]", target.path))[:_MAX_TEXT_CHARS]
-    if 300 <= answer.status < 400:
-        text = "redirects are not followed"
-    return batch, _Outcome("failed" if answer.status == GONE else "pending", answer.status, text)
+    is_redirect = 300 <= answer.status < 400
+    words = "redirects are not followed" if is_redirect else _words(answer.text, url)
+    return batch, _Outcome("failed" if answer.status == GONE else "pending", answer.status, words)
+
+
+def _words(text: str, url: str) -> str:
+    """Return what went wrong, cut short and without what the url may hide."""
+    parts = urlsplit(url)
+    return without_secrets(text, re.split("[/?&=]", f"{parts.path}?{parts.query}"))[
+        :_MAX_TEXT_CHARS
+    ]
 
 
 def _note(aws: Aws, deployment: Deployment, batch: Batch, outcome: _Outcome, at: int) -> None:

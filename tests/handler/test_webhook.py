@@ -147,6 +147,7 @@ def test_a_receiver_that_is_gone_is_left_alone(cloud: Cloud, secret: str, tmp_pa
         (Script(drips="headers"), None, "TimeoutError"),
         (Script(500, "T0123456789ABCDEF 0123456789abcdef " + "x" * 9999), 500, "… … xxx"),
         (Script(404), 404, ""),
+        (Script(babbles="0123456789abcdef\r\n"), None, "BadStatusLine: …"),
     ],
 )
 def test_what_went_wrong_stands_in_the_log(

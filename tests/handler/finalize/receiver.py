@@ -30,7 +30,8 @@ class Script:
     """How one request is answered.
 
     `reads` says whether its body is read first, `hangs` that no answer comes at all, `drips` that
-    its headers or its text come a byte at a time and never end.
+    its headers or its text come a byte at a time and never end, `babbles` what it says that is
+    no HTTP.
     """
 
     status: int = 200
@@ -39,6 +40,7 @@ class Script:
     reads: bool = True
     hangs: bool = False
     drips: Literal["headers", "text"] | None = None
+    babbles: str | None = None
 
 
 class Received(NamedTuple):
@@ -116,6 +118,9 @@ class Receiver:
             self.received.append(Received(request.path, host, length, body, method, headers))
         if script.hangs:
             self._ended.wait()
+            return
+        if script.babbles is not None:
+            request.wfile.write(script.babbles.encode())
             return
         if script.drips == "headers":
             request.wfile.write(b"HTTP/1.0 200 ")
