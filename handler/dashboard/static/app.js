@@ -13,10 +13,15 @@ let pause = REFRESH_SECONDS;
 let timer = null;
 let shown = null;
 
+/** Return the path of the view that the address names. Whatever else it names is no view: a link
+ * that somebody has made must not lead to answers that were not written to be shown. */
 function pathOfView() {
   const [path, query] = location.hash.slice(1).split("?");
-  const asked = path === "/" || path === "" ? "/batches" : path;
-  return VIEWS + asked + (query ? `?${query}` : "");
+  if (path === "/new") return `${VIEWS}/new`;
+  const [, batch] = /^\/batches\/([\w-]{1,64})$/.exec(path) || [];
+  if (batch) return `${VIEWS}/batches/${batch}`;
+  const after = new URLSearchParams(query).get("after");
+  return `${VIEWS}/batches${after ? `?after=${encodeURIComponent(after)}` : ""}`;
 }
 
 /** Fetch the view that the address names and put it in the place of the one that is there. */
@@ -72,7 +77,9 @@ function wireRequests() {
   body.addEventListener("htmx:configRequest", (event) => {
     event.detail.headers.Authorization = `Bearer ${session.key()}`;
   });
-  body.addEventListener("htmx:beforeSwap", () => {
+  body.addEventListener("htmx:beforeSwap", (event) => {
+    const isView = event.detail.xhr.getResponseHeader("Content-Type")?.startsWith("text/html");
+    event.detail.shouldSwap &&= Boolean(isView);
     before = statuses();
     failed = find("#live")?.dataset.failed;
   });

@@ -15,8 +15,15 @@ const sleep = (seconds) => new Promise((resolve) => setTimeout(resolve, seconds 
 export async function transfer(file, { signal, onProgress }) {
   const upload = (await known(file)) || (await begin(file));
   const parts = new Parts(file, upload, onProgress);
-  const senders = Array.from({ length: AT_ONCE }, () => parts.sendAll(signal));
-  await Promise.all(senders);
+  const failing = new AbortController();
+  const either = AbortSignal.any([signal, failing.signal]);
+  try {
+    await Promise.all(Array.from({ length: AT_ONCE }, () => parts.sendAll(either)));
+  } catch (problem) {
+    // What the other senders are at is of no use to the next try.
+    failing.abort(problem);
+    throw problem;
+  }
   const done = await complete(upload.id, signal);
   forget(file);
   return done.file.id;

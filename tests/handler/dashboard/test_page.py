@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import gzip
 import re
+import subprocess
+import sys
 from base64 import b64decode
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,6 +19,7 @@ from handler.settings import deployment
 from localstack.ministack import environment_for
 from tests.handler.api.rig import answer_to, refusal_in, request_of
 
+ROOT = Path(__file__).parents[3]
 PUBLIC = ["/dashboard", f"/dashboard/assets/{version()}/app.js"]
 VIEWS = ["session", "batches", "batches/batch_1"]
 
@@ -119,3 +123,16 @@ def test_a_deployment_of_signed_requests_says_so(no_cloud: pytest.MonkeyPatch) -
     body = asked("/dashboard")["body"]
     assert "Signed requests only" in body
     assert "<form" not in body
+
+
+def test_no_other_request_pays_for_the_dashboard() -> None:
+    """A start of the Lambda imports its routes alone: neither templates nor jinja2."""
+    code = "import sys, handler.lambdas.api; print(*sys.modules)"
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT
+    )
+    loaded = set(done.stdout.split())
+    assert "handler.dashboard.routes" in loaded
+    ours = {name for name in loaded if name.startswith("handler.dashboard.")}
+    assert ours == {"handler.dashboard.routes"}
+    assert not loaded & {"jinja2", "markupsafe"}
