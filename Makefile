@@ -28,7 +28,7 @@ INSTALLED_BROWSER := tests/browser/node_modules/.installed
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
-.PHONY: help fuzz-api demo browser demo-engine bootstrap deploy destroy smoke test chaos check format openapi demo-model bench bench-host bench-batches bench-models clean
+.PHONY: help fuzz-api demo browser screenshots demo-engine bootstrap deploy destroy smoke test chaos check format openapi demo-model bench bench-host bench-batches bench-models clean
 
 help:
 	@echo "make demo          install, run the whole cloud on this machine, drop the example file into it"
@@ -39,6 +39,7 @@ help:
 	@echo "make smoke         try a deployment: drop, follow, compare, cancel"
 	@echo "make destroy       take a deployment down; says what is kept"
 	@echo "make browser       get the Chromium of the dashboard's tests (make test does, too)"
+	@echo "make screenshots   take the pictures of the dashboard in docs/images again (ten minutes)"
 	@echo "make chaos         the chaos suite with all of its seeds (make test runs a few)"
 	@echo "make fuzz-api      schemathesis against the API with many requests (make test sends a few)"
 	@echo "make check         formatting, ruff, mypy and import rules (CI runs: make check test)"
@@ -100,6 +101,9 @@ $(INSTALLED_BROWSER): tests/browser/package.json tests/browser/package-lock.json
 	@touch $@
 
 browser: $(INSTALLED_BROWSER)
+
+screenshots: $(INSTALLED_DEV) $(INSTALLED_MINISTACK) $(INSTALLED_NODE) $(INSTALLED_BROWSER)
+	$(BIN)/python -m tests.handler.dashboard.screenshots
 
 demo: $(INSTALLED_LOCAL) $(INSTALLED_MINISTACK) $(INSTALLED_NODE)
 	@mkdir -p $(OUT)

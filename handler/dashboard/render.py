@@ -53,8 +53,8 @@ def money(cost: float | None) -> str:
     """Return a cost in the currency of the configured price, or a dash where there is no price."""
     if cost is None:
         return _NONE
-    if 0 < cost < 0.0001:
-        return "< 0.0001"
+    if cost < 0.0001:
+        return "< 0.0001" if cost else "0"
     return f"{cost:,.2f}" if cost >= 1 else f"{cost:.4f}"
 
 

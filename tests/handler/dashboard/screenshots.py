@@ -1,0 +1,116 @@
+"""Takes the pictures of the documentation: `make screenshots`, about ten minutes.
+
+They are of a cloud as `make demo` runs it, of the demo model at work; nothing in them is made up.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+from playwright.sync_api import Browser, Page
+
+from infra.config import DEFAULT_PATH
+from localstack.local import LocalCloud, LocalOptions, running_cloud
+from localstack.processes import ROOT
+from tests.handler.dashboard.browser import NO_CHROMIUM, find_chromium, running_chromium
+
+IMAGES = ROOT / "docs" / "images"
+DESKTOP, PHONE = {"width": 1180, "height": 720}, {"width": 375, "height": 720}
+RUN_SECONDS = 330
+NUM_LINES = 60_000
+PROMPT = "Tell me about the tide."
+
+
+def line_of(number: int, **body: Any) -> bytes:
+    """Return a request to the demo model."""
+    messages = [{"role": "user", "content": f"{PROMPT} {number}"}]
+    line = {"custom_id": f"request-{number}", "method": "POST", "url": "/v1/chat/completions"}
+    return json.dumps(
+        line | {"body": {"model": "tidemill-demo", "messages": messages, **body}}
+    ).encode()
+
+
+def files() -> dict[str, bytes]:
+    """Return what is dropped before the pictures are taken, by name."""
+    bad = [line_of(1), b'{"custom_id": "request-2", "method": "POST"', line_of(3), b"[]"]
+    mixed = [
+        line_of(n, **({"n": 900} if n % 40 == 0 else {"max_tokens": 30})) for n in range(1, 400)
+    ]
+    long = [
+        line_of(n, **({"top_k": -7} if n % 97 == 0 else {"max_tokens": 20 + n % 60, "seed": n}))
+        for n in range(1, NUM_LINES)
+    ]
+    return {
+        "demo": (ROOT / "examples" / "demo.jsonl").read_bytes(),
+        "half-written": b"\n".join(bad),
+        "nightly-evaluation": b"\n".join(mixed),
+        "product-descriptions": b"\n".join(long),
+    }
+
+
+def opened(browser: Browser, cloud: LocalCloud, at: str, size: dict[str, int], scheme: Any) -> Page:
+    """Return a tab that is signed in and shows a view."""
+    page = browser.new_page(viewport=size, color_scheme=scheme, locale="en-GB", timezone_id="UTC")  # type: ignore[arg-type]
+    page.goto(f"{cloud.page_url}#{at}")
+    page.get_by_label("API key").fill(cloud.key)
+    page.get_by_role("button", name="Sign in").click()
+    page.locator("#content h1").wait_for()
+    page.wait_for_timeout(1500)
+    return page
+
+
+def take(page: Page, name: str, *, full: bool = False) -> None:
+    """Keep what the tab shows."""
+    page.evaluate("document.activeElement.blur()")
+    page.screenshot(path=IMAGES / f"{name}.png", full_page=full, animations="disabled")
+    page.close()
+
+
+def show_upload(browser: Browser, cloud: LocalCloud, folder: Path) -> None:
+    """Take the picture of an upload at its middle: parts behind the third are held."""
+    file = folder / "support-tickets.jsonl"
+    line = line_of(1, max_tokens=200)
+    file.write_bytes((line + b"\n") * (60_000_000 // len(line)))
+    page = opened(browser, cloud, "/new", DESKTOP, "light")
+    page.route(re.compile(r"partNumber=[4-9]"), lambda _: None)
+    page.get_by_label("A JSONL file").set_input_files(file)
+    page.get_by_role("button", name="Upload and start").click()
+    page.wait_for_timeout(6000)
+    take(page, "dashboard-upload")
+
+
+def main() -> int:
+    """Run the cloud, let it work for a while, take the pictures."""
+    executable = find_chromium()
+    if executable is None:
+        sys.exit(NO_CHROMIUM)
+    IMAGES.mkdir(exist_ok=True)
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        running_cloud(LocalOptions(config=DEFAULT_PATH), print) as cloud,
+        running_chromium(executable) as browser,
+    ):
+        for name, body in files().items():
+            url = cloud.drops.drop(name, body)
+            time.sleep(8)
+        started = time.monotonic()
+        show_upload(browser, cloud, Path(folder))
+        with cloud.api() as api:
+            batch = api.follow(url, seconds=60, until=lambda _: True)["id"]
+        time.sleep(max(0, RUN_SECONDS - (time.monotonic() - started)))
+        one = f"/batches/{batch}"
+        take(opened(browser, cloud, "/", DESKTOP, "light"), "dashboard-batches")
+        take(opened(browser, cloud, one, DESKTOP, "light"), "dashboard-batch", full=True)
+        take(opened(browser, cloud, one, DESKTOP, "dark"), "dashboard-dark", full=True)
+        take(opened(browser, cloud, "/", PHONE, "light"), "dashboard-phone")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

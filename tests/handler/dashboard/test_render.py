@@ -1,0 +1,43 @@
+"""How numbers and times read."""
+
+from __future__ import annotations
+
+import pytest
+
+from handler.dashboard import render
+
+
+@pytest.mark.parametrize(
+    ("number", "said"),
+    [(0, "0"), (950, "950"), (9_999, "9,999"), (12_345, "12.3k"), (999_499, "999k")]
+    + [(4_560_000, "4.56M"), (1_500_000_000, "1.5G")],
+)
+def test_large_numbers_are_short(number: int, said: str) -> None:
+    """About three digits, so that a column of them can be compared at a glance."""
+    assert render.short(number) == said
+
+
+@pytest.mark.parametrize(
+    ("seconds", "said"),
+    [(0, "0 s"), (59.6, "1 min"), (75, "1 min 15 s"), (3600, "1 h"), (3661, "1 h 1 min")]
+    + [(90_000, "1 d 1 h"), (-5, "0 s")],
+)
+def test_time_spans_have_two_units(seconds: float, said: str) -> None:
+    """The two greatest that are not zero, one beside the other."""
+    assert render.duration(seconds) == said
+
+
+@pytest.mark.parametrize(
+    ("cost", "said"),
+    [(None, "–"), (0, "0"), (0.00001, "< 0.0001"), (0.0123, "0.0123"), (1234.5, "1,234.50")],
+)
+def test_costs(cost: float | None, said: str) -> None:
+    """Without a price there is none; what is hardly anything is not called nothing."""
+    assert render.money(cost) == said
+
+
+def test_a_moment_is_put_into_the_readers_zone_by_the_page() -> None:
+    """The element holds the time itself, and words for who runs no script."""
+    said = '<time datetime="2026-01-02T03:04:05Z">2026-01-02 03:04 UTC</time>'
+    assert render.moment(1_767_323_045) == said
+    assert render.moment(None) == "–"
