@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import sys
+import time
 import tomllib
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing
@@ -261,6 +262,52 @@ def test_the_api_keeps_files_under_its_role(
         for file in client.files.list():
             assert client.files.delete(file.id).deleted
         assert list(client.files.list()) == []
+
+
+def wait_for(condition: Callable[[], bool]) -> None:
+    """Wait for what other processes do."""
+    deadline = time.monotonic() + 180
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.5)
+
+
+def test_the_api_runs_batches_under_its_role(
+    guarded: Guarded, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """From a file to its rows, with all that is told of a batch and of its tenant."""
+    monkeypatch.setenv("SSL_CERT_FILE", guarded.environment["SSL_CERT_FILE"])
+    key = new_key(client_options(guarded.environment), guarded.outputs, name="batches")
+    told = guarded.outputs.environment | {"TIDEMILL_WAIT_SECONDS": "1"}
+    with (
+        Processes({**guarded.worker, **told}, guarded.folder) as processes,
+        OpenAI(base_url=f"{guarded.api_url}/v1", api_key=key) as client,
+        httpx.Client(base_url=guarded.api_url, headers={"Authorization": f"Bearer {key}"}) as http,
+    ):
+        processes.start("worker-of-api", sys.executable, "-m", "cli", "worker")
+        made = client.batches.create(
+            input_file_id=client.files.create(file=EXAMPLE, purpose="batch").id,
+            endpoint="/v1/chat/completions",
+            completion_window="24h",
+            output_expires_after={"anchor": "created_at", "seconds": 3600},
+        )
+        wait_for(lambda: client.batches.retrieve(made.id).status == "completed")
+        batch = client.batches.retrieve(made.id)
+        assert batch.output_file_id is not None
+        rows = client.files.content(batch.output_file_id).text.splitlines()
+        results = http.get(f"/v1/batches/{made.id}/results").json()
+        assert [row["custom_id"] for row in results["data"]] == [
+            json.loads(row)["custom_id"] for row in rows
+        ]
+        assert results["complete_through"] == len(EXAMPLE.splitlines())
+        history = http.get(f"/v1/batches/{made.id}/history").json()["data"]
+        assert sum(bucket["completed"] for bucket in history) == len(rows)
+        assert made.id in [each.id for each in client.batches.list()]
+        ended = http.get("/v1/stats").json()["ended"]
+        assert ended["batches"]["completed"] >= 1
+        scraped = http.get("/metrics").text
+        assert 'tidemill_ended_batches_total{status="completed"}' in scraped
+    assert "AccessDenied" not in processes.log_of("worker-of-api")
 
 
 FORBIDDEN: dict[str, Callable[[Guarded, Any], object]] = {
