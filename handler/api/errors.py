@@ -75,12 +75,10 @@ def refuse_invalid(exc: RequestValidationError) -> Response[str]:
     """Return the answer to parameters that are not of their kind: the first of them is named."""
     found = exc.errors()[0]
     where = ".".join(str(part) for part in found["loc"][1:])[:_MAX_PARAM_CHARS]
-    return error(
-        HTTPStatus.BAD_REQUEST,
-        f"`{where}`: {found['msg']}.",
-        param=where,
-        code="invalid_parameter",
-    )
+    if not where:
+        return error(HTTPStatus.BAD_REQUEST, "The request has no body.", code="missing_body")
+    message = f"`{where}`: {found['msg']}."
+    return error(HTTPStatus.BAD_REQUEST, message, param=where, code="invalid_parameter")
 
 
 def refuse_option(exc: InvalidOption) -> Response[str]:

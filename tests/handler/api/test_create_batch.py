@@ -221,6 +221,13 @@ def test_a_body_that_is_none_is_refused(cloud: Cloud, client: OpenAI, body: str 
     assert cloud.run(cloud.deployment.table.list_active()) == []
 
 
+def test_a_body_that_is_missing_is_called_so(client: OpenAI) -> None:
+    """No parameter is named, as there is none."""
+    del client
+    status, error = refusal_of("")
+    assert (status, error["code"], error["param"]) == (400, "missing_body", None)
+
+
 @pytest.mark.parametrize(
     "kind", ["text/plain", "application/xml", "application/x-www-form-urlencoded", "multipart/x"]
 )
