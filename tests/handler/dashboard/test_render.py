@@ -9,8 +9,15 @@ from handler.dashboard import render
 
 @pytest.mark.parametrize(
     ("number", "said"),
-    [(0, "0"), (950, "950"), (9_999, "9,999"), (12_345, "12.3k"), (999_499, "999k")]
-    + [(4_560_000, "4.56M"), (1_500_000_000, "1.5G")],
+    [
+        (0, "0"),
+        (950, "950"),
+        (9999, "9,999"),
+        (12345, "12.3k"),
+        (999499, "999k"),
+        (4560000, "4.56M"),
+        (1500000000, "1.5G"),
+    ],
 )
 def test_large_numbers_are_short(number: int, said: str) -> None:
     """About three digits, so that a column of them can be compared at a glance."""
@@ -19,8 +26,15 @@ def test_large_numbers_are_short(number: int, said: str) -> None:
 
 @pytest.mark.parametrize(
     ("seconds", "said"),
-    [(0, "0 s"), (59.6, "1 min"), (75, "1 min 15 s"), (3600, "1 h"), (3661, "1 h 1 min")]
-    + [(90_000, "1 d 1 h"), (-5, "0 s")],
+    [
+        (0, "0 s"),
+        (59.6, "1 min"),
+        (75, "1 min 15 s"),
+        (3600, "1 h"),
+        (3661, "1 h 1 min"),
+        (90000, "1 d 1 h"),
+        (-5, "0 s"),
+    ],
 )
 def test_time_spans_have_two_units(seconds: float, said: str) -> None:
     """The two greatest that are not zero, one beside the other."""
