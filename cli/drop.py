@@ -57,7 +57,9 @@ def command(arguments: argparse.Namespace) -> int:
     from cli.batches.wait import names_for, targets_of
     from cli.files.source import open_source
 
-    targets = targets_of(arguments, names_for(arguments.file)) if arguments.wait else None
+    targets = (
+        targets_of(arguments, names_for(arguments.file), arguments.file) if arguments.wait else None
+    )
     name = arguments.name or _name_of(arguments.file)
     with StopSignals(), open_source(arguments.file, tmp_dir=arguments.output_tmp_dir) as source:
         place = Drop.of(part_of(arguments, "bucket"), name, fields)

@@ -45,6 +45,8 @@ def command(arguments: argparse.Namespace) -> int:
     """Show what was asked for and return the exit status."""
     if arguments.id is not None and (arguments.limit or arguments.all):
         raise Refused("--limit and --all are for the table of batches: leave the id away")
+    if arguments.id is None and arguments.watch and arguments.json:
+        raise Refused("--watch prints JSON of one batch only: give its id")
     from cli.api.client import Client
 
     with StopSignals(), Client(server_of(arguments.base_url)) as client:
@@ -81,7 +83,7 @@ def _show_many(client: Client, arguments: argparse.Namespace) -> int:
     from cli.batches.table import print_table, watch_table
 
     limit = None if arguments.all else arguments.limit or _LIMIT
-    if arguments.watch and not arguments.json:
+    if arguments.watch:
         watch_table(lambda: list(client.batches(limit)))
     if arguments.json:
         for batch in client.batches(limit):

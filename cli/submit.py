@@ -72,7 +72,9 @@ def command(arguments: argparse.Namespace) -> int:
 
     if Path(arguments.file).is_dir():
         raise Refused(f"{arguments.file} is a directory: name a file")
-    targets = targets_of(arguments, names_for(arguments.file)) if arguments.wait else None
+    targets = (
+        targets_of(arguments, names_for(arguments.file), arguments.file) if arguments.wait else None
+    )
     server = None
     if not arguments.dry_run or arguments.base_url or os.environ.get(BASE_URL):
         server = server_of(arguments.base_url)

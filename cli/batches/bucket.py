@@ -40,7 +40,8 @@ from cli.terminal import say
 from handler.batch.keys import ERRORS_SUFFIX, INPUT_PREFIX, outputs_of_drop
 from handler.batch.model import Outputs
 
-_PART_BYTES = 16 * 2**20
+# Of which ten may be in memory.
+_PART_BYTES = 8 * 2**20
 _CHUNK_BYTES = 2**18
 _MAX_METADATA_BYTES = 2048  # S3's
 _NOT_THERE = frozenset({"404", "NoSuchKey", "NotFound"})

@@ -26,6 +26,7 @@ from handler.intake.check import (
 )
 
 _HEAD_BYTES = 1024
+_SHOWN_BYTES = 2**20
 _BYTES_PER_TOKEN = 4
 _PROMPTS = ("messages", "prompt", "input", "query", "documents", "text_1", "text_2")
 _LIMITS = ("max_completion_tokens", "max_tokens")
@@ -81,11 +82,15 @@ class _Watched:
         self._show = show
         self._number = 1
         self._length = 0
+        self._unshown = 0
 
     def readline(self, size: int, /) -> bytes:
         r"""Return the bytes up to and with the next `\n`, at most `size`; none at the end."""
         data = self._file.readline(size)
-        self._show(len(data))
+        self._unshown += len(data)
+        if self._unshown >= _SHOWN_BYTES or not data:
+            self._show(self._unshown)
+            self._unshown = 0
         self._length += len(data)
         if data.endswith(b"\n"):
             self._number += 1

@@ -141,7 +141,9 @@ def fetch(content: Content, name: str, *, force: bool) -> None:
 @contextmanager
 def _opened(part: Path, path: Path) -> Iterator[IO[bytes]]:
     with _told(path):
-        file = os.fdopen(os.open(part, os.O_RDWR | os.O_CREAT, 0o666), "r+b", buffering=0)
+        file = os.fdopen(
+            os.open(part, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o666), "r+b", buffering=0
+        )
     with file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import shlex
 from dataclasses import dataclass
 from pathlib import Path
@@ -42,10 +43,13 @@ def names_for(file: str) -> tuple[str, str]:
     return (str(path.with_name(names[0])), str(path.with_name(names[1])))
 
 
-def targets_of(arguments: argparse.Namespace, names: tuple[str, str]) -> Targets:
+def targets_of(
+    arguments: argparse.Namespace, names: tuple[str, str], file: str | None = None
+) -> Targets:
     """Return where the flags want rows, else these names; raises Refused for what cannot be.
 
-    Who has the output on standard output has the errors nowhere unless a flag says so.
+    `file` is the input, which is never written over. Who has the output on standard output has the
+    errors nowhere unless a flag says so.
     """
     output = arguments.output_file or names[0]
     if arguments.json and STANDARD_OUTPUT in {output, arguments.error_file}:
@@ -54,6 +58,12 @@ def targets_of(arguments: argparse.Namespace, names: tuple[str, str]) -> Targets
     if output == errors != STANDARD_OUTPUT:
         raise Refused(f"-o and -e are the same file: {output}")
     for name in (output, errors):
+        if (
+            file is not None
+            and name is not None
+            and os.path.realpath(name) == os.path.realpath(file)
+        ):
+            raise Refused(f"{name} is the input: name another file for its rows")
         check_target(name, force=arguments.force)
     return Targets(output, errors, arguments.force)
 

@@ -184,6 +184,18 @@ def test_watching_one_batch_ends_with_its_outcome(shell: Shell) -> None:
     assert [value["status"] for value in said.values] == ["in_progress", "expired"]
 
 
+def test_a_watched_table_is_for_people(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It goes on until a signal comes; programs watch one batch."""
+    assert shell.type("status", "--watch", "--json").status == 2
+    submitted(shell)
+
+    def stop(_: float) -> None:
+        os.kill(os.getpid(), 2)
+
+    monkeypatch.setattr("cli.api.patience.pause", stop)
+    assert shell.type("status", "--watch").status == 130
+
+
 def test_a_batch_is_cancelled(shell: Shell) -> None:
     """At once, or when it has ended; as that was asked for, it is a success."""
     said = shell.type("cancel", submitted(shell))

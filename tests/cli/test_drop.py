@@ -93,7 +93,7 @@ def test_a_large_file_is_put_in_parts(shell: Shell, bucket: str, s3: Any) -> Non
     assert shell.type("drop", file, "--bucket", bucket, "--name", "team/x").status == 0
     found = s3.get_object(Bucket=bucket, Key="input/team/x.jsonl")
     assert found["Body"].read() == Path(file).read_bytes()
-    assert found["ETag"].strip('"').endswith("-2")
+    assert found["ETag"].strip('"').endswith("-3")
 
 
 def test_waiting_ends_with_the_report_and_the_rows(

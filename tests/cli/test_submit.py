@@ -265,6 +265,7 @@ def test_outputs_that_are_there_are_kept(shell: Shell) -> None:
         (["in.jsonl", "--wait", "-o", "none/out"], "is in a folder that does not exist: none"),
         (["in.jsonl", "--wait", "-o", "x", "-e", "x"], "-o and -e are the same file"),
         (["in.jsonl", "--wait", "--json", "-o", "-"], "cannot share standard output"),
+        (["in.jsonl", "--wait", "--force", "-o", "./in.jsonl"], "./in.jsonl is the input"),
         (["in.jsonl", "--base-url", "ftp://x"], "must begin with https://"),
         (["in.jsonl", "--base-url", "https://u:p@x"], "must have no user"),
     ],
