@@ -100,7 +100,7 @@ def test_waiting_ends_with_the_report_and_the_rows(
     shell: Shell, bucket: str, s3: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The report of an earlier drop of that name does not count, nor that its cancelling left."""
-    put_results(s3, bucket, "in", report_of("failed", created_at=1))
+    put_results(s3, bucket, "in", report_of("failed"))
     at_first_pause(
         monkeypatch,
         lambda: put_results(s3, bucket, "in", report_of("cancelled", created_at=2)),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import json
 import sys
@@ -174,8 +175,17 @@ def test_a_large_file_goes_in_parts(shell: Shell) -> None:
     assert shell.api.count("POST", "/v1/files") == 0
 
 
-def test_a_part_whose_connection_breaks_is_sent_again(shell: Shell) -> None:
-    """That part alone, in the middle of which it broke; storage that is busy is waited for."""
+def test_a_part_whose_connection_breaks_is_sent_again(
+    shell: Shell, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """That part alone, in the middle of which it broke; storage that is busy is waited for.
+
+    The bar goes back by what was for nothing.
+    """
+    shown: list[int] = []
+    monkeypatch.setattr(
+        "cli.batches.upload.bytes_shown", lambda *_: contextlib.nullcontext(shown.append)
+    )
     shell.api.faults = [
         Fault("PUT", "/storage/part/upload_1/2$", after_bytes=300_000),
         Fault("PUT", "/storage/part/upload_1/3$", status=503, headers={"Retry-After": "0"}),
@@ -186,6 +196,7 @@ def test_a_part_whose_connection_breaks_is_sent_again(shell: Shell) -> None:
     assert Path(file).read_bytes() in shell.api.files.values()
     tries = [shell.api.count("PUT", f"/upload_1/{number}$") for number in (1, 2, 3, 4, 5)]
     assert tries == [1, 2, 2, 2, 1]
+    assert sum(shown) == Path(file).stat().st_size
 
 
 def test_an_upload_that_was_cut_off_goes_on(shell: Shell) -> None:
