@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -20,7 +21,7 @@ from handler.finalize.transfer import Network
 from handler.reap import reap
 from handler.webhook import DELAYS_SECONDS, MAX_TRIES
 from tests.emulators import Emulator
-from tests.handler.finalize.receiver import HOST, Receiver, Script
+from tests.handler.finalize.receiver import HOST, PUBLIC, Receiver, Script
 from tests.handler.intake.rig import Cloud, lines_of, plenty
 from tests.handler.webhook_rig import URL, WAYS, ended, secret_of, understood
 
@@ -218,7 +219,9 @@ def test_a_run_that_dies_takes_its_try_with_it(cloud: Cloud, secret: str, hook: 
         with pytest.raises(Died):
             batch.tell(Network(resolve=die))
         assert batch.batch.webhook_tries == tries
-        batch.tell(hook.network())  # it may still be on its way
+        # Nobody knows yet that it died: as long as it may be on its way there is no other.
+        batch.at += 55
+        batch.tell(hook.network())
         batch.wait()
     batch.tell(hook.network())
     assert hook.received == []
@@ -238,6 +241,39 @@ def test_a_run_that_is_nearly_over_leaves_the_try_to_another(
     assert (hook.received, batch.batch.webhook_tries, batch.delays) == ([], 0, [0])
 
 
+def test_a_run_that_was_overtaken_changes_nothing(
+    cloud: Cloud, secret: str, hook: Receiver
+) -> None:
+    """It was held up for so long that another has tried meanwhile: what that one found counts."""
+    del secret
+    batch = ended(cloud)
+
+    def held_up(*_: object) -> list[str]:
+        batch.wait()
+        batch.tell(hook.network())
+        raise OSError
+
+    batch.tell(Network(resolve=held_up))
+    told = batch.batch
+    assert (told.webhook_delivery, told.webhook_tries) == ("delivered", 2)
+    assert [each.status_code for each in told.webhook_log] == [204]
+    assert not batch.is_active
+    assert batch.delays == []
+
+
+def test_a_try_ends_soon_whatever_the_receiver_does(cloud: Cloud, secret: str) -> None:
+    """Ten seconds for each step: slow receivers must not take the Lambdas of others."""
+    del secret
+    batch, waits = ended(cloud), []
+
+    def connect(_: tuple[str, int], timeout_seconds: float) -> socket.socket:
+        waits.append(timeout_seconds)
+        raise TimeoutError
+
+    batch.tell(Network(resolve=lambda *_: [PUBLIC], connect=connect))
+    assert waits == [10.0]
+
+
 def test_each_try_goes_where_the_tenant_is_told_then(
     cloud: Cloud, secret: str, tmp_path: Path
 ) -> None:
@@ -245,6 +281,7 @@ def test_each_try_goes_where_the_tenant_is_told_then(
     tenants = cloud.deployment.tenants
     cloud.run(tenants.change("default", webhook_url=f"https://{HOST}/old"))
     first, second = ended(cloud, url=None), ended(cloud, url=None)
+    third = ended(cloud, url=f"https://{HOST}/own")
     with Receiver(tmp_path, Script(500)) as hook:
         first.tell(hook.network())
         cloud.run(tenants.change("default", webhook_url=f"https://{HOST}/new"))
@@ -252,9 +289,13 @@ def test_each_try_goes_where_the_tenant_is_told_then(
         first.tell(hook.network())
         assert [got.path for got in hook.received] == ["/old", "/new"]
         assert understood(hook.received[1], secret).data.id == first.id
+        third.tell(hook.network())
+        assert hook.received.pop().path == "/own"
+        third.wait()
         cloud.run(tenants.change("default", webhook_url=None))
         second.tell(hook.network())
-    assert len(hook.received) == 2
+        third.tell(hook.network())
+    assert [got.path for got in hook.received] == ["/old", "/new", "/own"]
     assert second.batch.webhook_delivery == "failed"
     assert second.batch.webhook_log[0].error == "the tenant has no webhook any more"
 
