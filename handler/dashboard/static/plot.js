@@ -5,6 +5,7 @@ import { find, notice } from "./words.js";
 
 const HEIGHT = 220;
 const STALE_SECONDS = 15;
+const DAY_SECONDS = 24 * 3600;
 let drawn = null;
 let drawnAt = 0;
 
@@ -54,6 +55,8 @@ function paint(place, found) {
   const axis = { stroke: colour("--pico-muted-color"), grid: { stroke: colour("--pico-muted-border-color"), width: 1 }, ticks: { show: false } };
   const stepped = uPlot.paths.stepped({ align: 1 });
   const rate = (key) => [...found.map((one) => one[key] / one.seconds), found.at(-1)[key] / found.at(-1).seconds];
+  const isLong = found.at(-1).end - found[0].start > DAY_SECONDS;
+  const time = new Intl.DateTimeFormat(undefined, { ...(isLong && { day: "numeric", month: "short" }), hour: "2-digit", minute: "2-digit" });
   const said = (self, value) => (value == null ? "–" : value.toFixed(value < 100 ? 1 : 0));
   const options = {
     width: place.clientWidth,
@@ -61,12 +64,12 @@ function paint(place, found) {
     cursor: { drag: { x: false, y: false } },
     scales: { y: { range: (self, low, high) => [0, high * 1.1 || 1] }, tokens: { range: (self, low, high) => [0, high * 1.1 || 1] } },
     axes: [
-      axis,
+      { ...axis, space: 80, values: (self, splits) => splits.map((at) => time.format(at * 1000)) },
       { ...axis, label: "rows/s", labelSize: 20, size: 50 },
       { ...axis, scale: "tokens", side: 1, grid: { show: false }, label: "tokens/s", labelSize: 20, size: 60 },
     ],
     series: [
-      { label: "Time", value: "{YYYY}-{MM}-{DD} {HH}:{mm}" },
+      { label: "Time", value: (self, at) => (at == null ? "–" : time.format(at * 1000)) },
       { label: "completed rows/s", stroke: colour("--run"), fill: colour("--plot-fill"), width: 2, paths: stepped, points: { show: false }, value: said },
       { label: "failed rows/s", stroke: colour("--bad"), width: 2, dash: [6, 4], paths: stepped, points: { show: false }, value: said },
       { label: "tokens/s", scale: "tokens", stroke: colour("--warn"), width: 1.5, dash: [2, 3], paths: stepped, points: { show: false }, value: said },
