@@ -8,7 +8,7 @@ from pathlib import Path
 from playwright.sync_api import Page, expect
 
 from tests.handler.dashboard.mill import control_running, file_of, worker_running
-from tests.handler.dashboard.steps import sign_in
+from tests.handler.dashboard.steps import obstacles, sign_in
 from tests.handler.intake.rig import Cloud
 
 NewKey = Callable[[str], str]
@@ -49,6 +49,10 @@ def test_a_batch_is_watched_to_its_end(
     errors = page.locator("#errors table")
     expect(errors.get_by_role("rowheader")).to_have_text(["row-21", "row-22"])
     expect(page.get_by_role("img", name="Plot of rows")).to_be_visible()
+    page.get_by_text("The same as a table").click()
+    table = page.get_by_role("region", name="Rows over time")
+    expect(table.get_by_role("row").last).to_contain_text("20")
+    assert obstacles(page) == []
     with page.expect_download() as waited:
         page.get_by_role("button", name="Download output").click()
     output = Path(waited.value.path()).read_bytes()
