@@ -109,3 +109,16 @@ def test_the_command_line_starts_without_a_model_library() -> None:
     loaded = modules_loaded_by("import cli.main")
     assert "cli" in loaded
     assert loaded & MODEL_LIBRARIES == set()
+
+
+def test_the_commands_for_a_deployment_need_no_library_of_the_cloud() -> None:
+    """A plain `pip install tidemill` can submit: only drops use AWS's own client."""
+    names = (
+        "cli.batches.submission",
+        "cli.batches.options",
+        "cli.batches.rows",
+        "cli.batches.table",
+    )
+    loaded = modules_loaded_by(f"import {', '.join(names)}")
+    assert "httpx" in loaded
+    assert loaded & (MODEL_LIBRARIES | {"aws_lambda_powertools", "boto3", "botocore"}) == set()
