@@ -6,6 +6,7 @@ import { find, notice } from "./words.js";
 const HEIGHT = 220;
 const STALE_SECONDS = 15;
 const DAY_SECONDS = 24 * 3600;
+const TICKS = [1, 2, 5, 10, 15, 30, 60, 120, 240, 360, 720, 1440, 2880, 10080].map((minutes) => 60 * minutes);
 let drawn = null;
 let drawnAt = 0;
 
@@ -64,7 +65,7 @@ function paint(place, found) {
     cursor: { drag: { x: false, y: false } },
     scales: { y: { range: (self, low, high) => [0, high * 1.1 || 1] }, tokens: { range: (self, low, high) => [0, high * 1.1 || 1] } },
     axes: [
-      { ...axis, space: 80, values: (self, splits) => splits.map((at) => time.format(at * 1000)) },
+      { ...axis, space: 80, incrs: TICKS, values: (self, splits) => splits.map((at) => time.format(at * 1000)) },
       { ...axis, label: "rows/s", labelSize: 20, size: 50 },
       { ...axis, scale: "tokens", side: 1, grid: { show: false }, label: "tokens/s", labelSize: 20, size: 60 },
     ],

@@ -22,6 +22,8 @@ from tests.handler.dashboard.browser import NO_CHROMIUM, find_chromium, running_
 
 IMAGES = ROOT / "docs" / "images"
 DESKTOP, PHONE = {"width": 1180, "height": 720}, {"width": 375, "height": 720}
+# As high as there is something to see.
+LIST, BATCH = DESKTOP | {"height": 440}, DESKTOP | {"height": 860}
 RUN_SECONDS = 250
 NUM_LINES = 60_000
 PROMPT = "Tell me about the tide."
@@ -65,10 +67,10 @@ def opened(browser: Browser, cloud: LocalCloud, at: str, size: dict[str, int], s
     return page
 
 
-def take(page: Page, name: str, *, full: bool = False) -> None:
+def take(page: Page, name: str) -> None:
     """Keep what the tab shows."""
     page.evaluate("document.activeElement.blur()")
-    page.screenshot(path=IMAGES / f"{name}.png", full_page=full, animations="disabled")
+    page.screenshot(path=IMAGES / f"{name}.png", animations="disabled")
     page.close()
 
 
@@ -105,9 +107,9 @@ def main() -> int:
             batch = api.follow(url, seconds=60, until=lambda _: True)["id"]
         time.sleep(max(0, RUN_SECONDS - (time.monotonic() - started)))
         one = f"/batches/{batch}"
-        take(opened(browser, cloud, "/", DESKTOP, "light"), "dashboard-batches")
-        take(opened(browser, cloud, one, DESKTOP, "light"), "dashboard-batch", full=True)
-        take(opened(browser, cloud, one, DESKTOP, "dark"), "dashboard-dark", full=True)
+        take(opened(browser, cloud, "/", LIST, "light"), "dashboard-batches")
+        take(opened(browser, cloud, one, BATCH, "light"), "dashboard-batch")
+        take(opened(browser, cloud, one, BATCH, "dark"), "dashboard-dark")
         take(opened(browser, cloud, "/", PHONE, "light"), "dashboard-phone")
     return 0
 
