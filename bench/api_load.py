@@ -1,33 +1,39 @@
-"""Clients that poll one batch of the local cloud: errors, and the time that our handler takes.
+"""Clients that poll one batch: errors, and the time that our handler takes.
 
-    python -m bench.api_load [--clients N] [--seconds N]
+    python -m bench.api_load [--clients N] [--seconds N] [--runs N]
 
-The real stacks run on the emulator, without workers, so that the batch stays as it is. Each client
-asks once a second. The handler tells its own time in `Server-Timing`: what it took in all, and what
-of that it waited for the emulator's DynamoDB, which is not ours.
+The API's Lambda runs in this process as one instance that answers a request at a time, behind the
+tests' gateway and over an emulator; each client, all in another process, asks once a second. The
+handler tells its own time in `Server-Timing`: what it took in all, and what of that went into calls
+to AWS, which is boto3 and here the emulator's DynamoDB.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
-import io
 import json
 import re
 import statistics
+import subprocess
+import sys
+import tempfile
 import time
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
 
 import httpx
 
-from infra.client import ENDED
-from infra.config import DEFAULT_PATH
-from localstack.local import LocalCloud, LocalOptions, running_cloud
+from handler.keys import KeyStore
+from tests.emulators import running
+from tests.handler.api.rig import serving
+from tests.handler.api.server import listening
+from tests.handler.intake.rig import Cloud, lines_of
 
-_MODEL = "tidemill-demo"
 _NUM_LINES = 20_000
+_SHARD_LINES = 1_000
 _TIMING = re.compile(r"total;dur=([\d.]+), aws;dur=([\d.]+)")
 _WARM_UP_SECONDS = 5.0
 
@@ -53,27 +59,6 @@ class Seen:
         self.own.append(max(0.0, total - waited))
 
 
-def make_batch(cloud: LocalCloud) -> str:
-    """Make a batch that waits for workers, and return its id once it has shards."""
-    line = {"method": "POST", "url": "/v1/completions", "body": {"model": _MODEL, "prompt": "a"}}
-    lines = (json.dumps({"custom_id": str(number), **line}) for number in range(_NUM_LINES))
-    body = io.BytesIO("\n".join(lines).encode())
-    headers = {"Authorization": f"Bearer {cloud.key}"}
-    with httpx.Client(base_url=f"{cloud.api_url}/v1/", headers=headers, timeout=60) as api:
-        uploaded = api.post("files", data={"purpose": "batch"}, files={"file": body}).json()
-        asked = {
-            "input_file_id": uploaded["id"],
-            "endpoint": "/v1/completions",
-            "completion_window": "24h",
-        }
-        batch = api.post("batches", json=asked).json()
-        while batch["status"] == "validating":
-            time.sleep(0.5)
-            batch = api.get(f"batches/{batch['id']}").json()
-    assert batch["status"] not in ENDED, batch
-    return str(batch["id"])
-
-
 async def poll(api: httpx.AsyncClient, path: str, seen: Seen, until: float) -> None:
     """Ask once a second until the time has come."""
     while (started := time.perf_counter()) < until:
@@ -86,44 +71,72 @@ async def poll(api: httpx.AsyncClient, path: str, seen: Seen, until: float) -> N
         await asyncio.sleep(max(0.0, started + 1 - time.perf_counter()))
 
 
-async def measure(cloud: LocalCloud, batch_id: str, clients: int, seconds: float) -> Seen:
-    """Return what so many clients see in so many seconds."""
+async def measure(url: str, key: str, clients: int, seconds: float) -> Seen:
+    """Return what so many clients see in so many seconds; they begin over one of them."""
     seen = Seen()
     until = time.perf_counter() + seconds
-    headers = {"Authorization": f"Bearer {cloud.key}"}
-    limits = httpx.Limits(max_connections=clients)
-    async with httpx.AsyncClient(
-        base_url=f"{cloud.api_url}/v1/", headers=headers, timeout=30, limits=limits
-    ) as api:
-        await asyncio.gather(
-            *(poll(api, f"batches/{batch_id}", seen, until) for _ in range(clients))
-        )
+    headers, limits = {"Authorization": f"Bearer {key}"}, httpx.Limits(max_connections=clients)
+
+    async def begin(number: int) -> None:
+        await asyncio.sleep(number / clients)
+        await poll(api, url, seen, until)
+
+    async with httpx.AsyncClient(headers=headers, timeout=30, limits=limits) as api:
+        await asyncio.gather(*map(begin, range(clients)))
     return seen
 
 
-def show(name: str, milliseconds: Sequence[float]) -> None:
-    """Print median and 99th percentile."""
-    p99 = statistics.quantiles(milliseconds, n=100)[98]
-    print(f"{name:24} p50 {statistics.median(milliseconds):7.1f} ms   p99 {p99:7.1f} ms")
+def serve(clients: int, seconds: float, runs: int) -> None:
+    """Serve a batch that waits for workers, and let another process poll it."""
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        running("ministack", Path(folder)) as emulator,
+        serving(Cloud.on(emulator, shard_lines=str(_SHARD_LINES))) as cloud,
+        listening() as url,
+    ):
+        keys = KeyStore(cloud.deployment.table.name)
+        key = cloud.run(keys.create(tenant="default", name="load", now=1))
+        batch = cloud.take_in(cloud.create(lines_of(_NUM_LINES)))
+        command = [sys.executable, "-m", "bench.api_load", "--poll", f"{url}/v1/batches/{batch.id}"]
+        command += ["--key", key, "--clients", str(clients)]
+        subprocess.run(
+            [*command, "--seconds", str(_WARM_UP_SECONDS)], check=True, stdout=subprocess.DEVNULL
+        )
+        for _ in range(runs):
+            done = subprocess.run(
+                [*command, "--seconds", str(seconds)], check=True, stdout=subprocess.PIPE, text=True
+            )
+            show(json.loads(done.stdout), batch.num_shards, clients, seconds)
+
+
+def show(seen: dict[str, list[float]], num_shards: int, clients: int, seconds: float) -> None:
+    """Print answers and failures, and median and 99th percentile of the times."""
+    answers = len(seen["whole"])
+    print(f"{answers} answers to {clients} clients in {seconds:g} s, {num_shards} shards")
+    print(f"  failures: {seen['failures'] or 'none'}")
+    for name, words in (
+        ("own", "our handler without calls to AWS"),
+        ("handler", "our handler with them"),
+        ("whole", "whole request, waiting its turn"),
+    ):
+        median, p99 = statistics.median(seen[name]), statistics.quantiles(seen[name], n=100)[98]
+        print(f"  {words:34} p50 {median:7.1f} ms   p99 {p99:7.1f} ms", flush=True)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Print requests, failures, and the times of handler and whole requests."""
+    """Print what the clients have seen, run by run."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--clients", type=int, default=50)
     parser.add_argument("--seconds", type=float, default=60)
+    parser.add_argument("--runs", type=int, default=3)
+    parser.add_argument("--poll", metavar="URL", help=argparse.SUPPRESS)
+    parser.add_argument("--key", help=argparse.SUPPRESS)
     parsed = parser.parse_args(arguments)
-    with running_cloud(LocalOptions(config=DEFAULT_PATH, workers=0), print) as cloud:
-        batch_id = make_batch(cloud)
-        asyncio.run(measure(cloud, batch_id, parsed.clients, _WARM_UP_SECONDS))
-        seen = asyncio.run(measure(cloud, batch_id, parsed.clients, parsed.seconds))
-    print(f"{len(seen.whole)} answers to {parsed.clients} clients in {parsed.seconds:g} s")
-    print(f"failures: {dict(seen.failures) or 'none'}")
-    if len(seen.whole) < 2:
-        return
-    show("our handler, its own time", seen.own)
-    show("our handler, in all", seen.handler)
-    show("whole request", seen.whole)
+    if parsed.poll:
+        found = asyncio.run(measure(parsed.poll, parsed.key, parsed.clients, parsed.seconds))
+        print(json.dumps(asdict(found)))
+    else:
+        serve(parsed.clients, parsed.seconds, parsed.runs)
 
 
 if __name__ == "__main__":
