@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from cli.batches.options import add_batch_flags, add_file_flags, options_of
+from cli.batches.options import add_input_flags, options_of
 from cli.batches.outcome import EXIT_STATUSES
 from cli.errors import Refused
 from cli.place import add_place, need_cloud, part_of
@@ -27,20 +27,12 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
-    parser.add_argument("file", metavar="FILE", help="a path, - or an http(s) URL")
+    add_input_flags(parser)
     add_place(parser, "bucket")
     parser.add_argument("--name", help="what it is called there, slashes too (the file's name)")
     parser.add_argument(
         "--wait", action="store_true", help="stay until the batch has ended, then fetch its rows"
     )
-    parser.add_argument(
-        "--output-tmp-dir",
-        type=Path,
-        metavar="FOLDER",
-        help="where an input that is no file lies meanwhile (default: the system's)",
-    )
-    add_batch_flags(parser)
-    add_file_flags(parser, ("FILE.output.jsonl beside it", "FILE.errors.jsonl beside it"))
     parser.add_argument(
         "--json",
         action="store_true",

@@ -7,7 +7,7 @@ import os
 from pathlib import Path
 
 from cli.api.server import BASE_URL, add_server_flags, server_of
-from cli.batches.options import add_batch_flags, add_file_flags, options_of
+from cli.batches.options import add_input_flags, options_of
 from cli.batches.outcome import EXIT_STATUSES
 from cli.errors import Refused
 from cli.signals import StopSignals
@@ -34,7 +34,7 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
-    parser.add_argument("file", metavar="FILE", help="a path, - or an http(s) URL")
+    add_input_flags(parser)
     how_far = parser.add_mutually_exclusive_group()
     how_far.add_argument(
         "--wait", action="store_true", help="stay until the batch has ended, then fetch its rows"
@@ -51,14 +51,6 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
     parser.add_argument(
         "--endpoint", metavar="URL", help="what the batch is for (default: the first line's url)"
     )
-    parser.add_argument(
-        "--output-tmp-dir",
-        type=Path,
-        metavar="FOLDER",
-        help="where an input that is no file lies meanwhile (default: the system's)",
-    )
-    add_batch_flags(parser)
-    add_file_flags(parser, ("FILE.output.jsonl beside it", "FILE.errors.jsonl beside it"))
     add_server_flags(parser)
     parser.set_defaults(command=command)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from pathlib import Path
 from typing import Any
 
 from cli.errors import Refused
@@ -12,7 +13,7 @@ NAMES = (WINDOW, ON_INVALID_LINE, "output_url", "error_url", "webhook_url")
 """What the API calls them; an upload to the bucket has dashes in their place."""
 
 
-def add_batch_flags(parser: argparse.ArgumentParser) -> None:
+def _add_batch_flags(parser: argparse.ArgumentParser) -> None:
     """Add the options of a batch; what is not given is left to the server."""
     group = parser.add_argument_group("the batch")
     add = group.add_argument
@@ -39,6 +40,19 @@ def add_batch_flags(parser: argparse.ArgumentParser) -> None:
     add("--output-url", metavar="URL", help="an https url that the good rows are PUT to as well")
     add("--error-url", metavar="URL", help="the same for the other rows")
     add("--webhook-url", metavar="URL", help="an https url that is told of the batch's end")
+
+
+def add_input_flags(parser: argparse.ArgumentParser) -> None:
+    """Add the file, where it and its rows lie on this machine, and the options of its batch."""
+    parser.add_argument("file", metavar="FILE", help="a path, - or an http(s) URL")
+    parser.add_argument(
+        "--output-tmp-dir",
+        type=Path,
+        metavar="FOLDER",
+        help="where an input that is no file lies meanwhile (default: the system's)",
+    )
+    _add_batch_flags(parser)
+    add_file_flags(parser, ("FILE.output.jsonl beside it", "FILE.errors.jsonl beside it"))
 
 
 def add_file_flags(parser: argparse.ArgumentParser, names: tuple[str, str]) -> None:
