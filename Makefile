@@ -109,6 +109,7 @@ demo: $(INSTALLED_LOCAL) $(INSTALLED_MINISTACK) $(INSTALLED_NODE)
 	@mkdir -p $(OUT)
 	$(BIN)/tidemill local run -i examples/demo.jsonl -o $(OUT)/demo.jsonl
 	@$(BIN)/python examples/show.py examples/demo.jsonl $(OUT)/demo.jsonl
+	@echo "The same cloud until Ctrl-C, with API, key and dashboard: $(BIN)/tidemill local up"
 
 demo-engine: $(INSTALLED_ENGINE)
 	@mkdir -p $(OUT)
