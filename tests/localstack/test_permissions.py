@@ -300,8 +300,12 @@ def test_the_api_runs_batches_under_its_role(
             json.loads(row)["custom_id"] for row in rows
         ]
         assert results["complete_through"] == len(EXAMPLE.splitlines())
-        history = http.get(f"/v1/batches/{made.id}/history").json()["data"]
-        assert sum(bucket["completed"] for bucket in history) == len(rows)
+
+        def is_in_history() -> bool:
+            told = http.get(f"/v1/batches/{made.id}/history").json()["data"]
+            return sum(bucket["completed"] for bucket in told) == len(rows)
+
+        wait_for(is_in_history)  # which workers tell every few seconds
         assert made.id in [each.id for each in client.batches.list()]
         ended = http.get("/v1/stats").json()["ended"]
         assert ended["batches"]["completed"] >= 1

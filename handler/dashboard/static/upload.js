@@ -37,6 +37,8 @@ export function wireForm() {
     start(form);
   });
   show();
+  // The browser may have let somebody choose before this ran.
+  choose(input.files[0]);
 }
 
 function choose(file) {

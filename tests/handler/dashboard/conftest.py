@@ -18,7 +18,8 @@ from tests.handler.intake.rig import Cloud
 PRICES = '{"tidemill-demo": 0.8}'
 
 
-@pytest.fixture(scope="session")
+# Until it is closed Playwright keeps an event loop running, beside which no asynchronous test can.
+@pytest.fixture(scope="module")
 def chromium() -> Iterator[Browser]:
     """Return a browser, or skip where there is none."""
     executable = find_chromium()

@@ -25,7 +25,7 @@ MODELS = {"orgbig": BIG, "small": SMALL}
 BOTH = ("managed", "groups")
 ACCOUNT = "eu-west-1:111122223333"
 BUCKET, TABLE = "DropsBucket.Arn", "BatchesTable.Arn"
-NO_KEYS = json.dumps({"ForAllValues:StringNotLike": {"dynamodb:LeadingKeys": ["KEY*"]}})
+NO_KEYS = json.dumps({"ForAllValues:StringNotLike": {"dynamodb:LeadingKeys": ["KEY*", "TENANT#*"]}})
 
 
 @pytest.fixture(params=BOTH)
