@@ -8,6 +8,7 @@ from typing import Protocol
 
 from engine.protocol.frames import Row
 from engine.protocol.lines import RawLine
+from handler.worker.gpu_time import GpuTime
 from handler.worker.link import EngineDied
 from handler.worker.shard_run import ShardRun
 
@@ -31,12 +32,14 @@ class Feed:
         self,
         engine: Engine,
         runs: Sequence[ShardRun],
+        gpu_time: GpuTime,
         *,
         max_inflight: int,
         max_held_bytes: int,
     ) -> None:
         self._engine = engine
         self._runs = runs
+        self._gpu_time = gpu_time
         self._max_inflight = max_inflight
         self._max_held_bytes = max_held_bytes
         self.num_answered = 0
@@ -51,6 +54,7 @@ class Feed:
 
     def admit(self) -> None:
         """Give the engine what it may have now; called whenever something has changed."""
+        self._gpu_time.share()
         while self._is_open and self._has_room():
             run = self._next_run()
             line = run.agenda.take() if run is not None else None
@@ -110,6 +114,7 @@ class Feed:
     async def _answer(self, run: ShardRun, line: RawLine) -> None:
         row = await self._engine.answer(line.number, run.batch.created_at, line.data)
         self.num_answered += 1
+        self._gpu_time.share()
         run.finish(line, row)
 
     def _done(self, run: ShardRun, line: RawLine, task: asyncio.Task[None]) -> None:

@@ -7,31 +7,31 @@ from collections.abc import Callable, Coroutine, Sequence
 from functools import partial
 from typing import Any, NoReturn
 
-from engine.protocol.stats import EngineStats
 from handler.batch.model import Batch
 from handler.batch.states import Status
 from handler.errors import AwsError, LeaseLost
 from handler.log import logger
+from handler.worker.gpu_time import GpuTime
 from handler.worker.protection import Protection
 from handler.worker.shard_run import Ending, ShardRun
 from handler.worker.site import Site
 
 
 class Heartbeat:
-    """Beats every `tick_seconds`; `num_gpus` are shared by the runs as they use them.
+    """Beats every `tick_seconds`.
 
-    `stats` tells what the engine does now. Each thing has a task of its own within a beat, and a
-    slow one is not begun twice, so that it holds nothing else up.
+    Each thing has a task of its own within a beat, and a slow one is not begun twice, so that it
+    holds nothing else up.
     """
 
-    def __init__(self, site: Site, runs: Sequence[ShardRun], protection: Protection) -> None:
-        self.num_gpus = 0
-        self.stats: Callable[[], EngineStats] = EngineStats
+    def __init__(
+        self, site: Site, runs: Sequence[ShardRun], gpu_time: GpuTime, protection: Protection
+    ) -> None:
         self._site = site
         self._runs = runs
+        self._gpu_time = gpu_time
         self._protection = protection
         self._going: dict[object, asyncio.Task[None]] = {}
-        self._beat_at = site.clock()
         self._told: dict[ShardRun, object] = {}
 
     async def beat_for_ever(self) -> NoReturn:
@@ -46,8 +46,8 @@ class Heartbeat:
 
     def beat(self) -> None:
         """Begin whatever is due."""
+        self._gpu_time.share()
         runs = [run for run in self._runs if not run.is_over]
-        self._share_time(runs)
         self._told = {run: told for run, told in self._told.items() if run in runs}
         for run in runs:
             if run.lease.is_over:
@@ -106,22 +106,6 @@ class Heartbeat:
             for run in self._runs:
                 if run.shard.batch_id == batch_id:
                     run.end(Ending(reason))
-
-    def _share_time(self, runs: Sequence[ShardRun]) -> None:
-        """Add the GPUs' time since the last beat to the runs in the engine, by their share.
-
-        Time that this process was stopped for is nobody's.
-        """
-        now = self._site.clock()
-        seconds = min(now - self._beat_at, 2 * self._site.config.tick_seconds)
-        self._beat_at = now
-        num_inflight = sum(run.agenda.num_inflight for run in runs)
-        if not num_inflight:
-            return
-        for run in runs:
-            share = run.agenda.num_inflight / num_inflight
-            run.gpu_seconds += seconds * self.num_gpus * share
-        self._site.meter.work(seconds, self.stats().kv_cache_usage)
 
 
 def why_end(batch: Batch | None, now: float) -> str | None:

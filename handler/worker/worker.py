@@ -22,6 +22,7 @@ from handler.worker.agenda import Verdict
 from handler.worker.claim import claim_shard, note_engine
 from handler.worker.doorbell import Doorbell
 from handler.worker.feed import Engine, Feed
+from handler.worker.gpu_time import GpuTime
 from handler.worker.heartbeat import Heartbeat
 from handler.worker.link import EngineFailed
 from handler.worker.protection import Protection
@@ -62,7 +63,8 @@ class Worker:
         self._protection = protection
         self._runs: list[ShardRun] = []
         self._working: set[asyncio.Task[None]] = set()
-        self._heartbeat = Heartbeat(site, self._runs, protection)
+        self._gpu_time = GpuTime(site, self._runs)
+        self._heartbeat = Heartbeat(site, self._runs, self._gpu_time, protection)
         self._stopped = asyncio.Event()
         self._taking = asyncio.Lock()
         self._polling: asyncio.Task[list[Message]] | None = None
@@ -128,11 +130,12 @@ class Worker:
 
     async def _serve(self, link: Link, engine: LoadedEngine, beating: asyncio.Task[None]) -> bool:
         config = self._site.config
-        self._heartbeat.num_gpus = engine.num_gpus
-        self._heartbeat.stats = lambda: link.stats
+        self._gpu_time.num_gpus = engine.num_gpus
+        self._gpu_time.stats = lambda: link.stats
         feed = Feed(
             link,
             self._runs,
+            self._gpu_time,
             max_inflight=config.inflight_for(engine.max_num_seqs),
             max_held_bytes=config.max_held_bytes,
         )

@@ -11,12 +11,15 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
+from engine.protocol.frames import Row
 from engine.protocol.stats import EngineStats
 from handler.aws.aio import AioAws
 from handler.batch.model import Progress
 from handler.batch.states import Status
 from handler.worker.claim import claim_shard
 from handler.worker.doorbell import Doorbell
+from handler.worker.feed import Feed
+from handler.worker.gpu_time import GpuTime
 from handler.worker.heartbeat import Heartbeat, why_end
 from handler.worker.protection import Protection
 from handler.worker.shard_run import ShardRun
@@ -52,6 +55,11 @@ async def claimed(site: Site) -> ShardRun:
     return ShardRun(claim, site, lambda: None)
 
 
+def beats(site: Site, runs: list[ShardRun]) -> Heartbeat:
+    """Return the heartbeat of these runs."""
+    return Heartbeat(site, runs, GpuTime(site, runs), Protection(None))
+
+
 async def done(heartbeat: Heartbeat) -> None:
     """Beat once and wait for what that has begun."""
     heartbeat.beat()
@@ -62,7 +70,7 @@ async def test_a_lease_is_renewed_before_it_ends_and_not_at_each_beat(rig: Rig, 
     """After a third of it, unless there is progress to tell."""
     work = rig.batch(GOOD)
     run = await claimed(site)
-    heartbeat = Heartbeat(site, [run], Protection(None))
+    heartbeat = beats(site, [run])
     sent = []
     for now in (1_000, 1_009, 1_010, 1_019, 1_020):
         site.clock.now = now  # type: ignore[attr-defined]
@@ -80,7 +88,7 @@ async def test_a_lease_that_ended_is_not_renewed(rig: Rig, site: Site) -> None:
     run = await claimed(site)
     site.clock.now += 30  # type: ignore[attr-defined]
     before = work.shard()
-    heartbeat = Heartbeat(site, [run], Protection(None))
+    heartbeat = beats(site, [run])
     await done(heartbeat)
     assert run.is_ending
     assert work.shard() == before
@@ -102,7 +110,7 @@ async def test_a_call_that_hangs_holds_nothing_up(rig: Rig, site: Site) -> None:
     quick = replace(site, config=rig.config(lease_seconds=0.6), clock=time.monotonic)
     runs = [await claimed(quick), await claimed(quick)]
     hanging = replace(quick, aws=Hanging())
-    heartbeat = Heartbeat(hanging, runs, Protection(None))
+    heartbeat = beats(hanging, runs)
     heartbeat.beat()
     heartbeat.beat()
     await until(lambda: len(heartbeat._going) == 2)
@@ -117,22 +125,44 @@ async def test_the_time_of_the_gpus_is_shared_by_use(rig: Rig, site: Site) -> No
     rig.batch(*[GOOD] * 4)
     rig.batch(*[GOOD] * 4)
     runs = [await claimed(site), await claimed(site)]
-    heartbeat = Heartbeat(site, runs, Protection(None))
-    heartbeat.num_gpus = 2
+    gpu_time = GpuTime(site, runs)
+    gpu_time.num_gpus = 2
     for run in runs:
         run.agenda = type(run.agenda)(await run._read_input())
     site.clock.now += 1  # type: ignore[attr-defined]
-    await done(heartbeat)
+    gpu_time.share()
     assert [run.gpu_seconds for run in runs] == [0, 0]
     for run in (runs[0], runs[0], runs[0], runs[1]):
         run.agenda.take()
     site.clock.now += 1  # type: ignore[attr-defined]
-    await done(heartbeat)
+    gpu_time.share()
     assert [run.gpu_seconds for run in runs] == [1.5, 0.5]
     site.clock.now += 20  # type: ignore[attr-defined]
-    heartbeat.beat()
+    gpu_time.share()
     assert sum(run.gpu_seconds for run in runs) == 2 + 2 * 2 * site.config.tick_seconds
-    await until(lambda: not heartbeat._going)
+
+
+async def test_requests_shorter_than_a_beat_have_their_time(rig: Rig, site: Site) -> None:
+    """It is counted as they come and go: nothing before the first and behind the last of them."""
+    rig.batch(*[GOOD] * 3)
+    run = await claimed(site)
+    run.agenda = type(run.agenda)(await run._read_input())
+    run.is_open = True
+    gpu_time = GpuTime(site, [run])
+    gpu_time.num_gpus = 2
+
+    class Engine:
+        async def answer(self, number: int, *_: object) -> Row:
+            site.clock.now += 0.25  # type: ignore[attr-defined]
+            return Row(number, True, 10, 4, 3, b"{}\n")  # noqa: FBT003
+
+    site.clock.now += 0.5  # type: ignore[attr-defined]
+    feed = Feed(Engine(), [run], gpu_time, max_inflight=1, max_held_bytes=2**20)
+    feed.admit()
+    await until(lambda: run.agenda.is_finished)
+    site.clock.now += 8  # type: ignore[attr-defined]
+    gpu_time.share()
+    assert run.gpu_seconds == 2 * 3 * 0.25
 
 
 async def test_figures_are_told_once_a_minute_of_work(
@@ -143,10 +173,11 @@ async def test_figures_are_told_once_a_minute_of_work(
     rig.batch(*[GOOD] * 4)
     run = await claimed(site)
     capsys.readouterr()
-    heartbeat = Heartbeat(site, [run], Protection(None))
-    heartbeat.num_gpus = 1
+    gpu_time = GpuTime(site, [run])
+    gpu_time.num_gpus = 1
+    heartbeat = Heartbeat(site, [run], gpu_time, Protection(None))
     used = iter([0.5, 0.75, *[0.25] * 100])
-    heartbeat.stats = lambda: EngineStats(kv_cache_usage=next(used))
+    gpu_time.stats = lambda: EngineStats(kv_cache_usage=next(used))
     run.agenda = type(run.agenda)(await run._read_input())
     run.agenda.take()
     run._durable = Progress(completed=2, completion_tokens=60)
