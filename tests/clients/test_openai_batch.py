@@ -85,6 +85,32 @@ def requests_file(path: Path, bodies: list[dict[str, Any]], url: str) -> Path:
     return path
 
 
+def library_flow(api: Api, folder: Path, requests: list[dict[str, Any]]) -> None:
+    """Let the library send requests and wait for them: each has its good row, in order."""
+    said = run(LIBRARY, "-c", FLOW, folder, api.url, api.key, json.dumps(requests))
+    output = folder / "out.jsonl"
+    assert json.loads(said.splitlines()[-1]) == ["completed", str(output), None]
+    rows = rows_in(output)
+    assert [row["custom_id"] for row in rows] == [
+        f"line-{number}" for number in range(1, len(requests) + 1)
+    ]
+    assert {row["response"]["status_code"] for row in rows} == {200}
+
+
+def create_and_resume(api: Api, folder: Path) -> None:
+    """Let the command make a batch and another one fetch it: good rows, and the bad one apart."""
+    bad = [*CHATS, {**CHATS[0], "temperature": -1}]
+    given = requests_file(folder / "in.jsonl", bad, "/v1/chat/completions")
+    where = ("--base-url", api.url, "--api-key", api.key)
+    said = run(COMMAND, "-m", "openai_batch.run", "--create", given, *where)
+    found = re.search(r"Created (batch_\w+)", said)
+    assert found
+    output, errors = folder / "out.jsonl", folder / "errors.jsonl"
+    run(COMMAND, "-m", "openai_batch.run", "--resume", found[1], "-o", output, "-e", errors, *where)
+    assert len(rows_in(output)) == len(CHATS)
+    assert [row["response"]["status_code"] for row in rows_in(errors)] == [400]
+
+
 @pytest.mark.parametrize(
     "requests",
     [CHATS, EMBEDDINGS, RERANKS, SCORES],
@@ -94,14 +120,7 @@ def test_the_library_submits_waits_and_downloads(
     api: Api, tmp_path: Path, requests: list[dict[str, Any]]
 ) -> None:
     """Every kind of file that it makes comes back with a good row for each request, in order."""
-    said = run(LIBRARY, "-c", FLOW, tmp_path, api.url, api.key, json.dumps(requests))
-    output = tmp_path / "out.jsonl"
-    assert json.loads(said.splitlines()[-1]) == ["completed", str(output), None]
-    rows = rows_in(output)
-    assert [row["custom_id"] for row in rows] == [
-        f"line-{number}" for number in range(1, len(requests) + 1)
-    ]
-    assert {row["response"]["status_code"] for row in rows} == {200}
+    library_flow(api, tmp_path, requests)
 
 
 def test_a_base_url_may_end_in_a_slash(api: Api, tmp_path: Path) -> None:
@@ -122,16 +141,7 @@ def test_the_command_runs_a_file(api: Api, tmp_path: Path) -> None:
 
 def test_the_command_creates_and_another_one_resumes(api: Api, tmp_path: Path) -> None:
     """The first ends at once with the batch's id; the second waits and fetches both files."""
-    bad = [*CHATS, {**CHATS[0], "temperature": -1}]
-    given = requests_file(tmp_path / "in.jsonl", bad, "/v1/chat/completions")
-    where = ("--base-url", api.url, "--api-key", api.key)
-    said = run(COMMAND, "-m", "openai_batch.run", "--create", given, *where)
-    found = re.search(r"Created (batch_\w+)", said)
-    assert found
-    output, errors = tmp_path / "out.jsonl", tmp_path / "errors.jsonl"
-    run(COMMAND, "-m", "openai_batch.run", "--resume", found[1], "-o", output, "-e", errors, *where)
-    assert len(rows_in(output)) == len(CHATS)
-    assert [row["response"]["status_code"] for row in rows_in(errors)] == [400]
+    create_and_resume(api, tmp_path)
 
 
 def test_the_interpreter_of_a_client_is_not_ours() -> None:

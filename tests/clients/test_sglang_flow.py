@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -32,18 +32,17 @@ SAMPLING: dict[str, Any] = {
 }
 
 
-def write_file(path: Path, url: str, model: str, body: dict[str, Any], count: int) -> Path:
-    """Write so many requests for one url and return the path."""
+def write_file(path: Path, url: str, bodies: Sequence[dict[str, Any]]) -> None:
+    """Write requests for one url."""
     with path.open("w", encoding="utf-8") as file:
-        for number in range(count):
+        for number, body in enumerate(bodies):
             line = {
                 "custom_id": f"request-{number}",
                 "method": "POST",
                 "url": url,
-                "body": {"model": model, **body},
+                "body": body,
             }
             file.write(f"{json.dumps(line)}\n")
-    return path
 
 
 def submit(client: openai.OpenAI, path: Path, endpoint: Any) -> Batch:
@@ -70,21 +69,11 @@ def has_ended(batch: Batch) -> bool:
     return batch.status in ENDED
 
 
-@pytest.mark.parametrize(
-    ("url", "endpoint", "body"),
-    [
-        ("/v1/chat/completions", "/v1/chat/completions", CHAT),
-        ("/chat/completions", "/v1/chat/completions", CHAT),
-        ("/v1/completions", "/v1/completions", COMPLETION),
-        ("/completions", "/v1/completions", COMPLETION),
-    ],
-    ids=["chat", "chat without v1", "text", "text without v1"],
-)
-def test_twenty_requests_are_answered_and_cleared_away(
-    client: openai.OpenAI, tmp_path: Path, url: str, endpoint: str, body: dict[str, Any]
+def answer_and_clear_away(
+    client: openai.OpenAI, path: Path, url: str, endpoint: str, body: dict[str, Any]
 ) -> None:
-    """Rows come in the order of the requests; input and output can be deleted afterwards."""
-    path = write_file(tmp_path / "in.jsonl", url, demo.NAME, {**body, **SAMPLING}, 20)
+    """Have twenty requests answered, look at the rows, delete both files."""
+    write_file(path, url, [{"model": demo.NAME, **body, **SAMPLING}] * 20)
     batch = poll(client, submit(client, path, endpoint), has_ended)
     assert batch.status == "completed"
     assert batch.request_counts is not None
@@ -99,11 +88,9 @@ def test_twenty_requests_are_answered_and_cleared_away(
             client.files.retrieve(file_id)
 
 
-def test_five_thousand_requests_are_cancelled_on_the_way(
-    client: openai.OpenAI, tmp_path: Path
-) -> None:
-    """What was finished by then is kept and counted; the files can be deleted."""
-    path = write_file(tmp_path / "in.jsonl", "/chat/completions", SCRIPTED, {"wait": 0.2}, 5000)
+def cancel_on_the_way(client: openai.OpenAI, path: Path, bodies: Sequence[dict[str, Any]]) -> None:
+    """Cancel a batch of which some rows are done, look at what is kept, delete both files."""
+    write_file(path, "/chat/completions", bodies)
     batch = submit(client, path, "/v1/chat/completions")
     batch = poll(
         client,
@@ -119,8 +106,33 @@ def test_five_thousand_requests_are_cancelled_on_the_way(
     assert batch.request_counts is not None
     assert batch.output_file_id is not None
     rows = client.files.content(batch.output_file_id).text.splitlines()
-    assert 0 < len(rows) < 5000
+    assert 0 < len(rows) < len(bodies)
     assert batch.request_counts.completed == len(rows)
     assert batch.request_counts.failed == 0
     for file_id in (batch.input_file_id, batch.output_file_id):
         assert client.files.delete(file_id).deleted
+
+
+@pytest.mark.parametrize(
+    ("url", "endpoint", "body"),
+    [
+        ("/v1/chat/completions", "/v1/chat/completions", CHAT),
+        ("/chat/completions", "/v1/chat/completions", CHAT),
+        ("/v1/completions", "/v1/completions", COMPLETION),
+        ("/completions", "/v1/completions", COMPLETION),
+    ],
+    ids=["chat", "chat without v1", "text", "text without v1"],
+)
+def test_twenty_requests_are_answered_and_cleared_away(
+    client: openai.OpenAI, tmp_path: Path, url: str, endpoint: str, body: dict[str, Any]
+) -> None:
+    """Rows come in the order of the requests; input and output can be deleted afterwards."""
+    answer_and_clear_away(client, tmp_path / "in.jsonl", url, endpoint, body)
+
+
+def test_five_thousand_requests_are_cancelled_on_the_way(
+    client: openai.OpenAI, tmp_path: Path
+) -> None:
+    """What was finished by then is kept and counted; the files can be deleted."""
+    bodies = [{"model": SCRIPTED, "wait": 0.2}] * 5000
+    cancel_on_the_way(client, tmp_path / "in.jsonl", bodies)

@@ -8,7 +8,6 @@ import re
 import shlex
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +32,7 @@ from localstack.local import (
 from localstack.ministack import environment_for
 from localstack.stacks import client_options, deploy
 from tests.handler.dashboard.browser import NO_CHROMIUM, find_chromium, running_chromium
+from tests.localstack.conftest import replaced_workers
 
 ROOT = Path(__file__).parents[2]
 MODEL = "tidemill-demo"
@@ -40,13 +40,6 @@ EXAMPLE = (ROOT / "examples" / "demo.jsonl").read_bytes()
 SECONDS = 180
 NUM_UPGRADE_LINES = 120
 SLOW = ("--max-num-seqs=1", "--max-inflight=1")
-
-
-@pytest.fixture(scope="module")
-def cloud() -> Iterator[LocalCloud]:
-    """Return a cloud as `tidemill local up` runs it."""
-    with running_cloud(LocalOptions(config=DEFAULT_PATH), lambda _: None) as found:
-        yield found
 
 
 @pytest.fixture(scope="module")
@@ -119,14 +112,17 @@ def test_a_batch_survives_an_upgrade_of_the_stacks(
     ]
     config = tmp_path / "config.toml"
     config.write_text(DEFAULT_PATH.read_text().replace('default = "24h"', 'default = "12h"'))
-    replace_workers(cloud, *SLOW)
-    url = cloud.drops.drop("upgrade", b"\n".join(json.dumps(line).encode() for line in lines))
     with cloud.api() as api:
-        api.follow(url, seconds=SECONDS, until=lambda batch: batch["request_counts"]["completed"])
-        environment = environment_for(cloud.endpoint_url)
-        deploy(environment, tmp_path, config=config, name=cloud.outputs.name)
-        seen = api.follow(url, seconds=SECONDS, until=lambda _: True)["status"]
-        replace_workers(cloud)
+        with replaced_workers(cloud, *SLOW):
+            url = cloud.drops.drop(
+                "upgrade", b"\n".join(json.dumps(line).encode() for line in lines)
+            )
+            api.follow(
+                url, seconds=SECONDS, until=lambda batch: batch["request_counts"]["completed"]
+            )
+            environment = environment_for(cloud.endpoint_url)
+            deploy(environment, tmp_path, config=config, name=cloud.outputs.name)
+            seen = api.follow(url, seconds=SECONDS, until=lambda _: True)["status"]
         batch = api.follow(url, seconds=SECONDS)
     functions = boto3.client("lambda", **clients).list_functions()["Functions"]
     windows = {
@@ -137,15 +133,6 @@ def test_a_batch_survives_an_upgrade_of_the_stacks(
     assert batch["status"] == "completed"
     custom_ids = [row["custom_id"] for row in cloud.drops.rows("upgrade")]
     assert custom_ids == [line["custom_id"] for line in lines]
-
-
-def replace_workers(cloud: LocalCloud, *flags: str) -> None:
-    """Stop each worker as ECS does, and start another in its place."""
-    for name, process in list(cloud.processes.processes.items()):
-        process.terminate()
-        process.wait(60)
-        command = [str(word) for word in process.args if word not in SLOW]
-        cloud.processes.start(name, *command, *flags)
 
 
 def test_the_commands_that_the_guide_prints_work(
