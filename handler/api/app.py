@@ -93,7 +93,6 @@ def show_document() -> Response[str]:
 
 app.not_found(errors.refuse_unknown)
 app.exception_handler(errors.Refused)(errors.refuse)
-app.exception_handler(errors.ComeAgain)(errors.refuse_unfinished)
 app.exception_handler(LimitReached)(errors.refuse_more)
 app.exception_handler(InvalidOption)(errors.refuse_option)
 app.exception_handler(RequestValidationError)(errors.refuse_invalid)

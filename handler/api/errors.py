@@ -43,22 +43,20 @@ class NotFound(Refused):
     status = HTTPStatus.NOT_FOUND
 
 
-class ComeAgain(HandlerError):
-    """There is more to do than one call has time for; the next goes on with it."""
+class ComeAgain(Refused):
+    """There is more to do than one request has time for; the next goes on with it."""
 
     code = "not_finished"
+    status = HTTPStatus.SERVICE_UNAVAILABLE
+    retry_after_seconds = 1
 
-
-def refuse_unfinished(exc: ComeAgain) -> Response[str]:
-    """Return the answer that has OpenAI's clients call again in a second."""
-    answer = error(
-        HTTPStatus.SERVICE_UNAVAILABLE,
-        "This is not finished yet: call again, it goes on where it is.",
-        kind="server_error",
-        code=exc.code,
-    )
-    answer.headers["Retry-After"] = "1"
-    return answer
+    def __init__(
+        self,
+        message: str = "This is not finished yet: call again, it goes on where it is.",
+        *,
+        code: str | None = None,
+    ) -> None:
+        super().__init__(message, code=code)
 
 
 def refuse(exc: Refused) -> Response[str]:

@@ -12,7 +12,7 @@ from pydantic import BaseModel
 from pydantic_core import from_json
 
 from handler.api.batches import own_batch
-from handler.api.errors import Refused
+from handler.api.errors import ComeAgain, Refused
 from handler.api.means import aws
 from handler.batch.model import Batch
 from handler.results.cache import PartCache
@@ -56,14 +56,6 @@ class Gone(Refused):
     status = HTTPStatus.GONE
 
 
-class Later(Refused):
-    """Something that another request will find."""
-
-    code = NotIndexed.code
-    status = HTTPStatus.SERVICE_UNAVAILABLE
-    retry_after_seconds = 1
-
-
 @router.get("/v1/batches/<batch_id>/results")
 def list_results(
     batch_id: str,
@@ -79,7 +71,8 @@ def list_results(
     except WorkGone as exc:
         raise Gone(_where_rows_are(batch)) from exc
     except NotIndexed as exc:
-        raise Later("There are too many parts to look at in one request; ask again.") from exc
+        words = "There are too many parts to look at in one request; ask again."
+        raise ComeAgain(words, code=exc.code) from exc
     return ResultsObject(
         data=[_shown(line, row) for line, row in found.rows],
         complete_through=found.complete_through,
