@@ -62,7 +62,7 @@ def _ring_for_webhook(deployment: Deployment, batch: Batch) -> Operation[None]:
 def _add_to_total(deployment: Deployment, batch: Batch) -> Operation[None]:
     """Count a batch among what its tenant has had done; it is for people, and holds nothing up."""
     done = batch.final or Progress()
-    price = deployment.settings.gpu_hour_prices.get(batch.model or "")
+    price = deployment.settings.gpu_hour_price(batch.model)
     try:
         yield from deployment.ledger.add_total(batch, done, cost_of(done, price))
     except AwsError as exc:

@@ -17,7 +17,7 @@ def describe(
         batch,
         (yield from progress_of(deployment, batch, now)),
         now=now,
-        price_per_gpu_hour=deployment.settings.gpu_hour_prices.get(batch.model or ""),
+        price_per_gpu_hour=deployment.settings.gpu_hour_price(batch.model),
         max_errors=max_errors,
     )
 

@@ -87,6 +87,10 @@ class Settings(BaseModel):
         """Return when a file goes of which nothing else is said, None for never."""
         return created_at + self.file_days * _DAY_SECONDS if self.file_days else None
 
+    def gpu_hour_price(self, model: str | None) -> float | None:
+        """Return the price of a GPU-hour of a model's workers, where one is known."""
+        return None if model is None else self.gpu_hour_prices.get(model)
+
     @property
     def shard_limits(self) -> ShardLimits:
         """Return how files are cut."""

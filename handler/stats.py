@@ -78,9 +78,9 @@ def _active(
     deployment: Deployment, batches: list[Batch], surveys: dict[str, Survey]
 ) -> ActiveStats:
     progress = sum((survey.progress for survey in surveys.values()), start=Progress())
-    prices = deployment.settings.gpu_hour_prices
+    settings = deployment.settings
     costs = [
-        cost_of(surveys[batch.id].progress, prices.get(batch.model or "")) or 0.0
+        cost_of(surveys[batch.id].progress, settings.gpu_hour_price(batch.model)) or 0.0
         for batch in batches
         if batch.id in surveys
     ]
@@ -91,7 +91,7 @@ def _active(
         if batch.status is Status.IN_PROGRESS
     ]
     return ActiveStats(
-        **_done(progress, round(sum(costs), 6) if prices else None),
+        **_done(progress, round(sum(costs), 6) if settings.gpu_hour_prices else None),
         batches={
             str(status): sum(batch.status is status for batch in batches) for status in _ACTIVE
         },

@@ -10,9 +10,9 @@ from pydantic import BaseModel, Field
 
 from handler.api.errors import Refused
 from handler.batch.model import File
+from handler.batch.options import MAX_EXPIRY_SECONDS, MIN_EXPIRY_SECONDS
 
 BATCH: Final = "batch"
-MIN_EXPIRES_SECONDS, MAX_EXPIRES_SECONDS = 3600, 30 * 24 * 3600
 _MAX_NAME_LENGTH: Final = 255
 # What has no shape of its own, and what turns the line round in a listing.
 _UNSEEN: Final = re.compile(r"[\x00-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069]")
@@ -44,7 +44,7 @@ class ExpiresAfter(BaseModel):
     """When a file shall go: so many seconds after it was made."""
 
     anchor: Literal["created_at"]
-    seconds: Annotated[int, Field(ge=MIN_EXPIRES_SECONDS, le=MAX_EXPIRES_SECONDS)]
+    seconds: Annotated[int, Field(ge=MIN_EXPIRY_SECONDS, le=MAX_EXPIRY_SECONDS)]
 
 
 def file_object(file: File) -> FileObject:

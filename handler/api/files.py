@@ -17,8 +17,6 @@ from handler.api.caller import tenant_of
 from handler.api.errors import NotFound, Refused
 from handler.api.file_object import (
     BATCH,
-    MAX_EXPIRES_SECONDS,
-    MIN_EXPIRES_SECONDS,
     FileDeleted,
     FileObject,
     check_purpose,
@@ -31,6 +29,7 @@ from handler.api.page import Page, page_of
 from handler.aws.sync import MAX_PRESIGNED_SECONDS
 from handler.batch.keys import file_key
 from handler.batch.model import File
+from handler.batch.options import MAX_EXPIRY_SECONDS, MIN_EXPIRY_SECONDS
 from handler.limits import admit_bytes
 from handler.settings import deployment
 
@@ -51,7 +50,7 @@ def create_file(
     ] = None,
     expires_seconds: Annotated[
         int | None,
-        Form(alias="expires_after[seconds]", ge=MIN_EXPIRES_SECONDS, le=MAX_EXPIRES_SECONDS),
+        Form(alias="expires_after[seconds]", ge=MIN_EXPIRY_SECONDS, le=MAX_EXPIRY_SECONDS),
     ] = None,
 ) -> FileObject:
     """Keep a file for batches to read."""

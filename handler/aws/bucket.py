@@ -18,6 +18,7 @@ _HEAD_BYTES = 2**14
 
 # A lifecycle rule takes away what has it: infra/data/bucket.py.
 SHORT_LIVED = "tidemill-short-lived=yes"
+_LINES_TYPE = "application/x-ndjson"
 # What S3 deletes at once.
 _MAX_DELETED = 1000
 
@@ -76,6 +77,14 @@ class Bucket:
         body: bytes = response["Body"]
         return body
 
+    def get_range(self, key: str, start: int, end: int) -> Operation[bytes]:
+        """Return bytes `start` to `end` (exclusive) of an object; raises NotThere."""
+        where = {"Bucket": self.name, "Key": key, "Range": f"bytes={start}-{end - 1}"}
+        response = yield Call("s3", "get_object", where)
+        body: bytes = response["Body"]
+        # A server may answer with the whole object.
+        return body if "ContentRange" in response else body[start:end]
+
     def download(self, key: str, version_id: str | None, *, disposition: str) -> Call:
         """Return the call that gives an object to a browser, for a url; `disposition` names it."""
         version = {} if version_id is None else {"VersionId": version_id}
@@ -83,15 +92,15 @@ class Bucket:
         return Call("s3", "get_object", where | {"ResponseContentDisposition": disposition})
 
     def put(
-        self, key: str, body: bytes | IO[bytes], content_type: str = "application/x-ndjson"
+        self, key: str, body: bytes | IO[bytes], content_type: str = _LINES_TYPE
     ) -> Operation[None]:
         """Write an object whole, over one that is there."""
-        yield self._put(key, body, content_type)
+        yield Call("s3", "put_object", self._new(key, content_type) | {"Body": body})
 
     def put_file(self, key: str, body: bytes, *, is_short_lived: bool) -> Operation[str | None]:
         """Write a file as `put` does and return the object's version, if it has one."""
-        put = self._put(key, body, "application/x-ndjson")
-        response = yield replace(put, arguments={**put.arguments, **_tags(is_short_lived)})
+        where = self._new(key) | _tags(is_short_lived)
+        response = yield Call("s3", "put_object", where | {"Body": body})
         version_id: str | None = response.get("VersionId")
         return version_id
 
@@ -133,8 +142,8 @@ class Bucket:
         self, key: str, metadata: Mapping[str, str], *, is_short_lived: bool = False
     ) -> Operation[str]:
         """Begin an object of many parts; return the id of the upload."""
-        begin = self._begin(key, metadata)
-        response = yield replace(begin, arguments={**begin.arguments, **_tags(is_short_lived)})
+        where = self._new(key) | _tags(is_short_lived) | {"Metadata": dict(metadata)}
+        response = yield Call("s3", "create_multipart_upload", where)
         upload_id: str = response["UploadId"]
         return upload_id
 
@@ -266,18 +275,5 @@ class Bucket:
                 return listed
             arguments["ContinuationToken"] = response["NextContinuationToken"]
 
-    def _begin(self, key: str, metadata: Mapping[str, str]) -> Call:
-        where = {"Bucket": self.name, "Key": key, "ContentType": "application/x-ndjson"}
-        return Call("s3", "create_multipart_upload", where | {"Metadata": dict(metadata)})
-
-    def _put(self, key: str, body: bytes | IO[bytes], content_type: str) -> Call:
-        where = {"Bucket": self.name, "Key": key, "ContentType": content_type}
-        return Call("s3", "put_object", where | {"Body": body})
-
-    def get_range(self, key: str, start: int, end: int) -> Operation[bytes]:
-        """Return bytes `start` to `end` (exclusive) of an object; raises NotThere."""
-        where = {"Bucket": self.name, "Key": key, "Range": f"bytes={start}-{end - 1}"}
-        response = yield Call("s3", "get_object", where)
-        body: bytes = response["Body"]
-        # A server may answer with the whole object.
-        return body if "ContentRange" in response else body[start:end]
+    def _new(self, key: str, content_type: str = _LINES_TYPE) -> dict[str, Any]:
+        return {"Bucket": self.name, "Key": key, "ContentType": content_type}

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from handler.aws.calls import Operation
 from handler.aws.items import load
-from handler.aws.shards import progress_in
+from handler.aws.shards import is_leased, progress_in
 from handler.aws.store import META, Store
 from handler.aws.table import ACTIVE
 from handler.batch.model import Batch, Progress, ShardStatus
@@ -43,9 +43,6 @@ class Overview(Store):
         only = ("progress", "owner", "lease_until", "status")
         fields = yield from self.query(f"BATCH#{batch_id}", "SHARD#", only)
         pending = [item for item in fields if item["status"] == ShardStatus.PENDING]
-        num_running = sum(
-            item.get("owner") is not None and item.get("lease_until", 0.0) >= now
-            for item in pending
-        )
+        num_running = sum(is_leased(item, now) for item in pending)
         progress = sum((progress_in(item, now) for item in fields), start=Progress())
         return Survey(progress, len(pending) - num_running, num_running)

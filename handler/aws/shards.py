@@ -202,5 +202,9 @@ def _shard_key_of(batch_id: str, number: int) -> dict[str, object]:
 def progress_in(fields: Mapping[str, Any], now: float) -> Progress:
     """Return the progress in the fields of a shard; it has rates while somebody runs the shard."""
     progress = load(Progress, fields["progress"])
-    is_leased = fields.get("owner") is not None and fields.get("lease_until", 0.0) >= now
-    return progress if is_leased else progress.at_rest
+    return progress if is_leased(fields, now) else progress.at_rest
+
+
+def is_leased(fields: Mapping[str, Any], now: float) -> bool:
+    """Say whether somebody runs the shard of these fields."""
+    return fields.get("owner") is not None and fields.get("lease_until", 0.0) >= now

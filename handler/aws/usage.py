@@ -10,7 +10,8 @@ from typing import Final, Literal
 
 from handler.aws.calls import Operation
 from handler.aws.items import to_item
-from handler.aws.store import META, Store, expression
+from handler.aws.shards import batch_key
+from handler.aws.store import Store, expression
 from handler.batch.model import Batch
 from handler.batch.states import Status
 from handler.errors import ConditionFailed
@@ -68,7 +69,7 @@ class UsageStore(Store):
                 self._change_count(batch, num_lines, room, {":room": limit - num_lines}),
             )
         except ConditionFailed:
-            fields = yield from self.get(_batch_key(batch))
+            fields = yield from self.get(batch_key(batch.id))
             return fields is not None and fields.get("queued_lines") is not None
         return True
 
@@ -93,7 +94,7 @@ class UsageStore(Store):
         self, batch: Batch, fields: dict[str, object], condition: str, values: dict[str, object]
     ) -> dict[str, object]:
         change = expression(fields, condition=condition, values=values)
-        return {"Update": {"TableName": self.name, "Key": to_item(_batch_key(batch)), **change}}
+        return {"Update": {"TableName": self.name, "Key": to_item(batch_key(batch.id)), **change}}
 
     def _change_count(
         self,
@@ -105,10 +106,6 @@ class UsageStore(Store):
         change = expression({}, added={"num_lines": number}, condition=condition, values=values)
         key = to_item(_queue_key(batch.tenant))
         return {"Update": {"TableName": self.name, "Key": key, **change}}
-
-
-def _batch_key(batch: Batch) -> dict[str, object]:
-    return {"pk": f"BATCH#{batch.id}", "sk": META}
 
 
 def _queue_key(tenant: str) -> dict[str, object]:

@@ -8,10 +8,9 @@ from typing import Any
 import pytest
 from aws_cdk.assertions import Template
 
-from handler.api.file_object import MAX_EXPIRES_SECONDS
 from handler.aws.bucket import SHORT_LIVED
 from handler.aws.events import DETAIL_TYPE, SOURCE
-from handler.batch.options import MAX_WINDOW_SECONDS
+from handler.batch.options import MAX_EXPIRY_SECONDS, MAX_WINDOW_SECONDS
 from handler.batch.states import Status
 from tests.infra.conftest import Synth
 from tests.infra.reading import Deployment
@@ -132,7 +131,7 @@ def test_files_that_clients_let_expire_go(bucket: dict[str, Any]) -> None:
     (tag,) = rule["TagFilters"]
     assert f"{tag['Key']}={tag['Value']}" == SHORT_LIVED
     assert rule["Prefix"] == "files/"
-    assert rule["ExpirationInDays"] * DAY_SECONDS == MAX_EXPIRES_SECONDS
+    assert rule["ExpirationInDays"] * DAY_SECONDS == MAX_EXPIRY_SECONDS
 
 
 def test_browsers_reach_objects_by_signed_urls(bucket: dict[str, Any]) -> None:
