@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from cli.batches.options import add_input_flags, options_of
+from cli.batches.options import add_input_flags, file_of, options_of
 from cli.batches.outcome import EXIT_STATUSES
 from cli.errors import Refused
 from cli.place import add_place, need_cloud, part_of
@@ -43,17 +43,15 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
 
 def command(arguments: argparse.Namespace) -> int:
     """Drop the file and return the exit status."""
-    fields = options_of(arguments)
+    file, fields = file_of(arguments), options_of(arguments)
     need_cloud("drops")
     from cli.batches.bucket import Drop, drop
-    from cli.batches.wait import names_for, targets_of
+    from cli.batches.wait import targets_if_waited
     from cli.files.source import open_source
 
-    targets = (
-        targets_of(arguments, names_for(arguments.file), arguments.file) if arguments.wait else None
-    )
-    name = arguments.name or _name_of(arguments.file)
-    with StopSignals(), open_source(arguments.file, tmp_dir=arguments.output_tmp_dir) as source:
+    targets = targets_if_waited(arguments, file)
+    name = arguments.name or _name_of(file)
+    with StopSignals(), open_source(file, tmp_dir=arguments.output_tmp_dir) as source:
         place = Drop.of(part_of(arguments, "bucket"), name, fields)
         return drop(place, source, targets, as_json=arguments.json)
 
@@ -61,6 +59,4 @@ def command(arguments: argparse.Namespace) -> int:
 def _name_of(file: str) -> str:
     if file == "-" or "://" in file:
         raise Refused("what is no file has no name: give one by --name")
-    if Path(file).is_dir():
-        raise Refused(f"{file} is a directory: name a file")
     return Path(file).name.removesuffix(_SUFFIX)

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import argparse
-import sys
 import time
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 from cli.errors import Refused
 from cli.place import add_place, need_cloud, run, table_of, tenant_name
-from cli.terminal import say
+from cli.terminal import put, say
 
 if TYPE_CHECKING:
     from handler.keys import ApiKey, KeyStore
@@ -50,7 +49,7 @@ def command_create(arguments: argparse.Namespace) -> int:
     """Print a new key on standard output, alone."""
     keys = _keys_of(arguments)
     making = keys.create(tenant=arguments.tenant, name=arguments.name, now=int(time.time()))
-    sys.stdout.write(f"{run(keys.name, making)}\n")
+    put(run(keys.name, making))
     say("keep it now: it cannot be shown again")
     return 0
 
@@ -60,7 +59,7 @@ def command_list(arguments: argparse.Namespace) -> int:
     keys = _keys_of(arguments)
     found = run(keys.name, keys.list_keys(arguments.tenant))
     for key in found:
-        sys.stdout.write(f"{_line(key)}\n")
+        put(_line(key))
     if not found:
         say("there are no keys: `tidemill keys create --name NAME` makes one")
     return 0

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from typing import TYPE_CHECKING
 
 from cli.api.server import add_server_flags, server_of
@@ -11,6 +10,7 @@ from cli.batches.outcome import EXIT_STATUSES, exit_status_of, print_json, tell_
 from cli.errors import Refused
 from cli.signals import StopSignals
 from cli.sizes import positive_int
+from cli.terminal import put
 
 if TYPE_CHECKING:
     from cli.api.client import Client
@@ -65,7 +65,7 @@ def _show_one(client: Client, arguments: argparse.Namespace) -> int:
         if arguments.json:
             print_json(batch.fields)
         else:
-            sys.stdout.write("\n".join(details(batch)) + "\n")
+            put("\n".join(details(batch)))
         return 0
     with batch_shown() as show:
 

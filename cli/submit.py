@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import argparse
 import os
-from pathlib import Path
 
 from cli.api.server import BASE_URL, add_server_flags, server_of
-from cli.batches.options import add_input_flags, options_of
+from cli.batches.options import add_input_flags, file_of, options_of
 from cli.batches.outcome import EXIT_STATUSES
-from cli.errors import Refused
 from cli.signals import StopSignals
 
 _DESCRIPTION = """\
@@ -57,20 +55,16 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
 
 def command(arguments: argparse.Namespace) -> int:
     """Submit the file and return the exit status."""
-    fields = options_of(arguments)
+    file, fields = file_of(arguments), options_of(arguments)
     from cli.batches.submission import look, submit
-    from cli.batches.wait import names_for, targets_of
+    from cli.batches.wait import targets_if_waited
     from cli.files.source import open_source
 
-    if Path(arguments.file).is_dir():
-        raise Refused(f"{arguments.file} is a directory: name a file")
-    targets = (
-        targets_of(arguments, names_for(arguments.file), arguments.file) if arguments.wait else None
-    )
+    targets = targets_if_waited(arguments, file)
     server = None
     if not arguments.dry_run or arguments.base_url or os.environ.get(BASE_URL):
         server = server_of(arguments.base_url)
-    with StopSignals(), open_source(arguments.file, tmp_dir=arguments.output_tmp_dir) as source:
+    with StopSignals(), open_source(file, tmp_dir=arguments.output_tmp_dir) as source:
         if arguments.dry_run:
             return look(server, source, arguments.on_invalid_line, as_json=arguments.json)
         assert server is not None

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import argparse
-import sys
 import time
 from typing import TYPE_CHECKING, Any
 
 from cli.errors import Refused
 from cli.place import add_place, need_cloud, run, table_of, tenant_name
-from cli.terminal import say
+from cli.terminal import put, say
 
 if TYPE_CHECKING:
     from handler.tenants import Tenant, TenantStore
@@ -79,7 +78,7 @@ def command_set(arguments: argparse.Namespace) -> int:
     )
     if is_new:
         made = run(table, tenants.renew_secret(arguments.name, int(time.time())))
-        sys.stdout.write(f"{made.webhook_secret}\n")
+        put(f"{made.webhook_secret}")
         say("this is the secret of the webhook: its receiver checks signatures with it")
     if changes:
         run(table, tenants.change(arguments.name, **changes))
@@ -92,7 +91,7 @@ def command_show(arguments: argparse.Namespace) -> int:
     tenants = _tenants_of(arguments)
     tenant = run(tenants.name, tenants.find(arguments.name))
     for name, value in _shown(tenant, with_secret=arguments.secret):
-        sys.stdout.write(f"{name}\t{value}\n")
+        put(f"{name}\t{value}")
     return 0
 
 

@@ -1,8 +1,10 @@
-"""What the command tells the person at the terminal; always on standard error."""
+"""What the command tells: the person on standard error, who reads its output on the other."""
 
 from __future__ import annotations
 
 import sys
+
+from cli.errors import OutputLost
 
 
 def say(text: str) -> None:
@@ -12,6 +14,17 @@ def say(text: str) -> None:
         sys.stderr.flush()
     except (OSError, ValueError):
         pass
+
+
+def put(text: str) -> None:
+    """Print lines on standard output; raises OutputLost when nobody takes them."""
+    try:
+        sys.stdout.write(f"{text}\n")
+        sys.stdout.flush()
+    except BrokenPipeError as exc:
+        raise OutputLost("the reader of standard output went away") from exc
+    except OSError as exc:
+        raise OutputLost(f"standard output cannot be written ({exc.strerror})") from exc
 
 
 def amount(count: int, singular: str, plural: str | None = None) -> str:

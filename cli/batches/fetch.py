@@ -20,6 +20,7 @@ from cli.api.objects import Batch
 from cli.api.patience import LONG_SECONDS, Patience
 from cli.batches.bytes_bar import Advance, bytes_shown
 from cli.errors import CliError, OutputLost, Refused, ServerRefused
+from cli.files.paths import is_regular_or_new
 from cli.terminal import say
 
 STANDARD_OUTPUT = "-"
@@ -88,6 +89,9 @@ def check_target(name: str | None, *, force: bool) -> None:
     folder = path.parent
     if path.is_dir():
         raise Refused(f"{path} is a directory: name a file")
+    # A device or a pipe would be replaced by a file, for everybody.
+    if not is_regular_or_new(path):
+        raise Refused(f"{path} is no ordinary file: name one, or - for standard output")
     if not folder.is_dir():
         raise Refused(f"{path} is in a folder that does not exist: {folder}")
     if not os.access(folder, os.W_OK):

@@ -67,6 +67,16 @@ def add_file_flags(parser: argparse.ArgumentParser, names: tuple[str, str]) -> N
     group.add_argument("--force", action="store_true", help="write over files that are there")
 
 
+def file_of(arguments: argparse.Namespace) -> str:
+    """Return the input that was named; raises Refused for what can be none."""
+    name: str = arguments.file
+    if not name:
+        raise Refused("the name of the file is empty: name a file")
+    if Path(name).is_dir():
+        raise Refused(f"{name} is a directory: name a file")
+    return name
+
+
 def options_of(arguments: argparse.Namespace) -> dict[str, Any]:
     """Return the fields that were asked for, as a request names them; raises Refused."""
     from handler.batch.options import options_of_request

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from cli.progress import duration
-from cli.terminal import amount, plain, say
+from cli.terminal import amount, plain, put, say
 
 if TYPE_CHECKING:
     from cli.api.objects import Batch
@@ -68,5 +67,4 @@ def print_json(value: Mapping[str, Any]) -> None:
     """Print one JSON value as a line of standard output."""
     import json
 
-    sys.stdout.write(f"{json.dumps(value, ensure_ascii=False, separators=(',', ':'))}\n")
-    sys.stdout.flush()
+    put(json.dumps(value, ensure_ascii=False, separators=(",", ":")))

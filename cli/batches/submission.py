@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -17,9 +16,9 @@ from cli.batches.check import Report, check_file
 from cli.batches.outcome import print_json
 from cli.batches.upload import upload_file
 from cli.batches.wait import Targets, bring_home
-from cli.errors import BadInput, Stopped
+from cli.errors import BadInput, OutputLost, Stopped
 from cli.files.source import Source
-from cli.terminal import amount, plain, say
+from cli.terminal import amount, plain, put, say
 from handler.batch.model import OnInvalidLine
 
 
@@ -35,7 +34,7 @@ def look(
     if as_json:
         print_json(_fields_of(report))
     else:
-        sys.stdout.write("\n".join(_sentences(report, is_asked=models is not None)) + "\n")
+        put("\n".join(_sentences(report, is_asked=models is not None)))
     return 0
 
 
@@ -63,11 +62,10 @@ def submit(
                 kept = "the same command goes on where it was" if path else "no batch was made"
                 raise Stopped(exc.signum, kept) from exc
             notes.forget()
-        if as_json:
-            print_json(batch.fields)
-        else:
-            sys.stdout.write(f"{batch.id}\n")
-            sys.stdout.flush()
+        try:
+            _tell_of(batch, targets, as_json=as_json)
+        except OutputLost as exc:
+            raise OutputLost(f"{exc}; the batch {batch.id} is made all the same") from exc
         if targets is not None:
             return bring_home(client, batch, targets, as_json=as_json)
     say(f"`tidemill resume {batch.id}` waits for it and fetches its rows")
@@ -91,6 +89,17 @@ def checked(
         for error in errors
     ]
     raise BadInput("\n".join((f"{source.name} cannot be a batch; nothing was uploaded:", *named)))
+
+
+def _tell_of(batch: Batch, targets: Targets | None, *, as_json: bool) -> None:
+    """Print what was made; who waits for it prints each of its states, or rows and nothing else."""
+    if as_json:
+        if targets is None:
+            print_json(batch.fields)
+    elif targets is not None and targets.take_standard_output:
+        say(f"{batch.id} is made")
+    else:
+        put(batch.id)
 
 
 def _make(client: Client, source: Source, fields: Mapping[str, Any], notes: Notes) -> Batch:

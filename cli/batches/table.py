@@ -12,7 +12,7 @@ from cli.api import patience
 from cli.batches.follow import rates
 from cli.batches.outcome import errors_of
 from cli.progress import duration
-from cli.terminal import plain, say
+from cli.terminal import plain, put, say
 
 if TYPE_CHECKING:
     from cli.api.objects import Batch
@@ -35,8 +35,7 @@ def print_table(batches: Sequence[Batch]) -> None:
     if not batches:
         say("there are no batches: `tidemill submit FILE` makes one")
         return
-    sys.stdout.write("\n".join(_columns([_HEADS, *(_cells(batch) for batch in batches)])) + "\n")
-    sys.stdout.flush()
+    put("\n".join(_columns([_HEADS, *(_cells(batch) for batch in batches)])))
 
 
 def watch_table(look: Callable[[], Sequence[Batch]]) -> NoReturn:

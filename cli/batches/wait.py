@@ -25,6 +25,11 @@ class Targets:
     errors: str | None
     force: bool = False
 
+    @property
+    def take_standard_output(self) -> bool:
+        """Say whether rows are printed, so that nothing else may be."""
+        return STANDARD_OUTPUT in {self.output, self.errors}
+
     def how_to_go_on(self, batch_id: str) -> str:
         """Return the command that waits for a batch and fetches its rows to the same places."""
         flags = [("-o", self.output), ("-e", self.errors)]
@@ -41,6 +46,15 @@ def names_for(file: str) -> tuple[str, str]:
     stem = path.name.removesuffix(".jsonl")
     names = (f"{stem}.output.jsonl", f"{stem}.errors.jsonl")
     return (str(path.with_name(names[0])), str(path.with_name(names[1])))
+
+
+def targets_if_waited(arguments: argparse.Namespace, file: str) -> Targets | None:
+    """Return where the rows of a file go with --wait, None without; raises Refused."""
+    if arguments.wait:
+        return targets_of(arguments, names_for(file), file)
+    if arguments.output_file or arguments.error_file:
+        raise Refused("-o and -e are for the rows that --wait fetches: give it too")
+    return None
 
 
 def targets_of(

@@ -299,6 +299,7 @@ def test_a_server_of_another_kind_is_told_apart(shell: Shell, body: bytes) -> No
     [
         (lambda folder: folder.joinpath("rows").mkdir(), "rows is a directory"),
         (lambda folder: folder.joinpath("rows").write_text(""), "rows is there already"),
+        (lambda folder: os.mkfifo(folder / "rows"), "rows is no ordinary file"),
     ],
 )
 def test_outputs_that_cannot_be_written_are_refused_before_the_wait(

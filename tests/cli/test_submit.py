@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import io
 import json
+import os
+import subprocess
 import sys
 from pathlib import Path
 
@@ -13,6 +15,7 @@ import pytest
 from tests.cli.api_rig import Shell, line
 from tests.cli.fake_api import PART_BYTES, Fault, row_of
 
+ROOT = Path(__file__).parents[2]
 LARGE = [line(str(number), pad="x" * 2**20) for number in range(6)]
 
 
@@ -80,8 +83,36 @@ def test_json_is_all_there_is_on_standard_output(shell: Shell) -> None:
     said = shell.type("submit", shell.file(line("a")), "--wait", "--json")
     assert said.status == 0
     statuses = [value["status"] for value in said.values]
-    assert statuses == ["validating", "validating", "in_progress", "completed"]
+    assert statuses == ["validating", "in_progress", "completed"]
     assert said.values[-1]["saved"]["output"] == str(shell.folder / "in.output.jsonl")
+
+
+def test_rows_on_standard_output_are_alone_there(shell: Shell) -> None:
+    """The id is said on standard error then."""
+    lines = [line("a"), line("b")]
+    said = shell.type("submit", shell.file(*lines), "--wait", "-o", "-")
+    [batch_id] = shell.api.batches
+    assert (said.status, said.out.encode()) == (0, row_of(lines[0]) + row_of(lines[1]))
+    assert f"{batch_id} is made" in said.err
+
+
+def test_an_id_that_nobody_takes_is_said(shell: Shell) -> None:
+    """A batch that was made is not lost with its id."""
+    with Path("/dev/full").open("wb") as full:
+        ended = subprocess.run(
+            [sys.executable, "-m", "cli", "submit", shell.file(line("a"))],
+            env={**os.environ, "PYTHONPATH": str(ROOT)},
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            check=False,
+        )
+    [batch_id] = shell.api.batches
+    assert ended.returncode == 1
+    assert ended.stderr == (
+        "tidemill: standard output cannot be written (No space left on device); "
+        f"the batch {batch_id} is made all the same\n"
+    )
 
 
 def test_every_bad_line_is_named_and_nothing_is_uploaded(shell: Shell) -> None:
@@ -271,10 +302,12 @@ def test_outputs_that_are_there_are_kept(shell: Shell) -> None:
     [
         (["none.jsonl"], "none.jsonl cannot be read: No such file"),
         (["."], ". is a directory"),
+        ([""], "the name of the file is empty"),
         (["in.jsonl", "--window", "1m"], "--window must be a number of minutes"),
         (["in.jsonl", "--output-url", "http://x"], "--output-url must be an https url"),
         (["in.jsonl", "--wait", "-o", "none/out"], "is in a folder that does not exist: none"),
         (["in.jsonl", "--wait", "-o", "x", "-e", "x"], "-o and -e are the same file"),
+        (["in.jsonl", "-o", "out.jsonl"], "-o and -e are for the rows that --wait fetches"),
         (["in.jsonl", "--wait", "--json", "-o", "-"], "cannot share standard output"),
         (["in.jsonl", "--wait", "--force", "-o", "./in.jsonl"], "./in.jsonl is the input"),
         (["in.jsonl", "--base-url", "ftp://x"], "must begin with https://"),
