@@ -6,7 +6,7 @@ import argparse
 import os
 from typing import TYPE_CHECKING, Literal
 
-from cli.errors import CliError, Refused
+from cli.errors import CliError, KeyRefused, Refused, Unreachable
 
 if TYPE_CHECKING:
     from handler.aws.calls import Operation, T
@@ -63,11 +63,12 @@ def run(table: str, operation: Operation[T]) -> T:
     """Run one operation on the table; raises CliError."""
     from botocore.exceptions import BotoCoreError
 
+    from cli.aws import client_of
     from handler.aws.sync import Aws
     from handler.errors import AwsError
 
     try:
-        return Aws().run(operation)
+        return Aws(client_of).run(operation)
     except (AwsError, BotoCoreError) as exc:
         raise CliError(f"the table {table} cannot be used: {exc}") from exc
 
@@ -77,15 +78,18 @@ def _variable_of(part: Part) -> str:
 
 
 def _part_of_stack(stack: str, part: Part) -> str:
-    import boto3
-    from botocore.exceptions import BotoCoreError, ClientError
+    from cli.aws import client_of, told
 
+    cloudformation = client_of("cloudformation")
     try:
-        found = boto3.client("cloudformation").describe_stacks(StackName=stack)["Stacks"][0]
-    except (BotoCoreError, ClientError) as exc:
-        raise Refused(
-            f"the stack {stack} cannot be read: {exc}\nname the {part} by --{part}, or "
-            "another deployment by --deployment"
+        with told(f"reading the stack {stack}"):
+            found = cloudformation.describe_stacks(StackName=stack)["Stacks"][0]
+    except Unreachable:
+        raise
+    except CliError as exc:
+        kind = KeyRefused if isinstance(exc, KeyRefused) else Refused
+        raise kind(
+            f"{exc}\nname the {part} by --{part}, or another deployment by --deployment"
         ) from exc
     outputs = {output["OutputKey"]: output["OutputValue"] for output in found.get("Outputs", ())}
     key = f"{part.capitalize()}Name"

@@ -12,21 +12,14 @@ from dataclasses import dataclass
 from email.header import Header
 from typing import Any, Self
 
-import boto3
-from boto3.exceptions import Boto3Error
 from boto3.s3.transfer import TransferConfig
-from botocore.exceptions import (
-    BotoCoreError,
-    ClientError,
-    HTTPClientError,
-    NoCredentialsError,
-    PartialCredentialsError,
-)
+from botocore.exceptions import BotoCoreError, ClientError
 from urllib3.exceptions import HTTPError
 
 from cli.api import patience
 from cli.api.objects import Batch
 from cli.api.patience import LONG_SECONDS, Patience
+from cli.aws import client_of, told
 from cli.batches.bytes_bar import bytes_shown
 from cli.batches.fetch import Interrupted, fetch
 from cli.batches.follow import poll_delays
@@ -34,9 +27,9 @@ from cli.batches.options import NAMES
 from cli.batches.outcome import exit_status_of, print_json, tell_end
 from cli.batches.submission import checked
 from cli.batches.wait import Targets, tell_of_errors
-from cli.errors import CliError, KeyRefused, Refused, Stopped, Unreachable
+from cli.errors import Refused, Stopped, Unreachable
 from cli.files.source import Source
-from cli.terminal import say
+from cli.terminal import put, say
 from handler.batch.keys import ERRORS_SUFFIX, INPUT_PREFIX, outputs_of_drop
 from handler.batch.model import Outputs
 
@@ -45,9 +38,6 @@ _PART_BYTES = 8 * 2**20
 _CHUNK_BYTES = 2**18
 _MAX_METADATA_BYTES = 2048  # S3's
 _NOT_THERE = frozenset({"404", "NoSuchKey", "NotFound"})
-_NO_RIGHT = frozenset(
-    {"403", "AccessDenied", "ExpiredToken", "InvalidAccessKeyId", "SignatureDoesNotMatch"}
-)
 _OPTIONS = frozenset(name.replace("_", "-") for name in NAMES)
 # Of two clocks that agree.
 _SKEW_SECONDS = 2
@@ -103,7 +93,7 @@ def drop(place: Drop, source: Source, targets: Targets | None, *, as_json: bool)
     """Put a file into the bucket; with targets, wait and fetch its rows. Return the exit status."""
     on_invalid_line = place.metadata.get("on-invalid-line", "fail")
     checked(source, None, "skip" if on_invalid_line == "skip" else "fail", as_json=as_json)
-    s3 = boto3.client("s3")
+    s3 = client_of("s3")
     before = _etag_of(s3, place.bucket, place.outputs.report_key) if targets else None
     try:
         _put(s3, place, source)
@@ -111,9 +101,10 @@ def drop(place: Drop, source: Source, targets: Targets | None, *, as_json: bool)
         raise Stopped(exc.signum, "nothing was dropped") from exc
     if as_json:
         print_json({"object": "drop", "url": place.url, "report": place.outputs.report_key})
+    elif targets is not None and targets.take_standard_output:
+        say(f"{place.url} is dropped")
     else:
-        sys.stdout.write(f"{place.url}\n")
-        sys.stdout.flush()
+        put(place.url)
     if targets is None:
         say(f"its rows will be at s3://{place.bucket}/{place.outputs.output_key}")
         return 0
@@ -130,7 +121,7 @@ def _put(s3: Any, place: Drop, source: Source) -> None:
         multipart_threshold=_PART_BYTES, multipart_chunksize=_PART_BYTES, max_concurrency=4
     )
     source.file.seek(0)
-    with _told(f"putting {place.url}"), bytes_shown("uploading", size) as show:
+    with told(f"putting {place.url}"), bytes_shown("uploading", size) as show:
         s3.upload_fileobj(
             source.file,
             place.bucket,
@@ -152,7 +143,7 @@ def _bring_home(
         ("errors", place.outputs.error_key, targets.errors, batch.error_file_id),
     ):
         if is_there and name is not None:
-            with _told(f"reading {key}"):
+            with told(f"reading {key}"):
                 found = s3.head_object(Bucket=place.bucket, Key=key)
             content = ObjectContent(s3, place.bucket, key, found["ETag"], found["ContentLength"])
             fetch(content, name, force=targets.force)
@@ -166,7 +157,7 @@ def _bring_home(
 
 def _report(s3: Any, place: Drop, before: str | None) -> Batch:
     """Wait for the report of this drop: one that was there before is of an earlier one."""
-    with _told(f"reading {place.url}"):
+    with told(f"reading {place.url}"):
         dropped_at = s3.head_object(Bucket=place.bucket, Key=place.key)["LastModified"].timestamp()
     key, delays, faults = place.outputs.report_key, poll_delays(), Patience(LONG_SECONDS)
     while True:
@@ -185,7 +176,7 @@ def _report(s3: Any, place: Drop, before: str | None) -> Batch:
 
 
 def _etag_of(s3: Any, bucket: str, key: str) -> str | None:
-    with _told(f"reading s3://{bucket}/{key}"):
+    with told(f"reading s3://{bucket}/{key}"):
         try:
             return str(s3.head_object(Bucket=bucket, Key=key)["ETag"])
         except ClientError as exc:
@@ -215,28 +206,8 @@ class ObjectContent:
         wanted = {"Range": f"bytes={start}-"} if start else {}
         place = {"Bucket": self.bucket, "Key": self.key, "IfMatch": self.etag}
         try:
-            with _told(f"reading s3://{self.bucket}/{self.key}"):
+            with told(f"reading s3://{self.bucket}/{self.key}"):
                 body = self.s3.get_object(**place, **wanted)["Body"]
             yield body.iter_chunks(_CHUNK_BYTES)
         except (Unreachable, BotoCoreError, HTTPError) as exc:
             raise Interrupted(str(exc)) from exc
-
-
-@contextmanager
-def _told(doing: str) -> Iterator[None]:
-    """Say in words what AWS refuses."""
-    try:
-        yield
-    except (NoCredentialsError, PartialCredentialsError) as exc:
-        raise KeyRefused(f"{doing} needs AWS credentials: {exc}") from exc
-    except HTTPClientError as exc:
-        raise Unreachable(f"{doing} failed: {exc}") from exc
-    except ClientError as exc:
-        code = exc.response["Error"]["Code"]
-        if code in _NO_RIGHT:
-            raise KeyRefused(f"{doing} is not allowed with these AWS credentials: {exc}") from exc
-        if exc.response["ResponseMetadata"]["HTTPStatusCode"] >= 500:
-            raise Unreachable(f"{doing} failed: {exc}") from exc
-        raise CliError(f"{doing} failed: {exc}") from exc
-    except (BotoCoreError, Boto3Error) as exc:
-        raise CliError(f"{doing} failed: {exc}") from exc

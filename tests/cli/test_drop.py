@@ -148,6 +148,43 @@ def test_what_cannot_be_dropped_is_said_in_a_sentence(
     assert words in said.err
 
 
+@pytest.mark.parametrize(("file", "words"), [(".", ". is a directory"), ("", "name of the file")])
+def test_what_is_no_file_is_refused(shell: Shell, file: str, words: str) -> None:
+    """Whatever it is to be called there."""
+    said = shell.type("drop", file, "--bucket", "b", "--name", "x", "--wait")
+    assert said.status == 2
+    assert words in said.err
+
+
+@pytest.mark.parametrize(
+    ("setting", "status", "words"),
+    [
+        ("AWS_ENDPOINT_URL=http://127.0.0.1:1", 7, "Could not connect"),
+        ("AWS_ENDPOINT_URL=x", 2, "the settings of AWS cannot work: Invalid endpoint: x"),
+        ("AWS_PROFILE=x", 2, "the settings of AWS cannot work: The config profile (x)"),
+        ("AWS_DEFAULT_REGION=a b", 2, "the settings of AWS cannot work: Provided region_name"),
+    ],
+)
+def test_settings_of_aws_that_cannot_work_are_a_sentence(
+    shell: Shell,
+    monkeypatch: pytest.MonkeyPatch,
+    setting: str,
+    status: int,
+    words: str,
+) -> None:
+    """Whichever service is asked first."""
+    for other in ("AWS_REGION", "AWS_ENDPOINT_URL_S3"):
+        monkeypatch.delenv(other)
+    monkeypatch.setenv("AWS_MAX_ATTEMPTS", "1")
+    name, _, value = setting.partition("=")
+    monkeypatch.setenv(name, value)
+    monkeypatch.setattr("boto3.DEFAULT_SESSION", None)
+    for where in ("--bucket", "--deployment"):
+        said = shell.type("drop", shell.file(*LINES), where, "b")
+        assert (said.status, said.out) == (status, "")
+        assert words in said.err
+
+
 def test_without_credentials_it_says_so(
     shell: Shell, bucket: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
