@@ -77,10 +77,13 @@ class Bucket:
         body: bytes = response["Body"]
         return body
 
-    def get_range(self, key: str, start: int, end: int) -> Operation[bytes]:
+    def get_range(
+        self, key: str, start: int, end: int, version_id: str | None = None
+    ) -> Operation[bytes]:
         """Return bytes `start` to `end` (exclusive) of an object; raises NotThere."""
         where = {"Bucket": self.name, "Key": key, "Range": f"bytes={start}-{end - 1}"}
-        response = yield Call("s3", "get_object", where)
+        version = {} if version_id is None else {"VersionId": version_id}
+        response = yield Call("s3", "get_object", where | version)
         body: bytes = response["Body"]
         # A server may answer with the whole object.
         return body if "ContentRange" in response else body[start:end]

@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from pydantic_core import from_json
 
-from handler.aws.calls import Call, Operation
+from handler.aws.calls import Operation
 from handler.batch.keys import part_prefix
 from handler.batch.model import Batch
 from handler.errors import BadPart, NotThere
@@ -71,13 +71,12 @@ def _of_file(deployment: Deployment, file_id: str | None) -> Operation[list[Erro
     file = (yield from deployment.files.get_file(file_id)) if file_id else None
     if file is None:
         return None
-    where = {"Bucket": deployment.bucket.name, "Key": file.key}
     try:
-        found = yield Call("s3", "get_object", where | {"Range": f"bytes=0-{_MAX_BYTES - 1}"})
+        head = yield from deployment.bucket.get_range(file.key, 0, _MAX_BYTES, file.version_id)
     except NotThere:
         return None
     # What lies behind the last newline may be the beginning of a row.
-    *rows, _ = found["Body"][:_MAX_BYTES].split(b"\n")
+    *rows, _ = head.split(b"\n")
     return [row for row in map(read_row, rows[:MAX_SHOWN]) if row is not None]
 
 

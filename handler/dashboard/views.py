@@ -19,6 +19,7 @@ from handler.batch.states import TERMINAL, Status
 from handler.batch.wire import BatchObject
 from handler.dashboard.first_errors import first_errors
 from handler.dashboard.page import answer, html
+from handler.describe import progress_of
 from handler.settings import deployment
 
 _PAGE_BATCHES = 20
@@ -100,12 +101,12 @@ def batch(batch_id: str) -> Response[str]:
 def errors(batch_id: str) -> Response[str]:
     """Return the first rows of a batch that went wrong."""
     found = own_batch(router.current_event, batch_id)
-    (row,) = _rows([retrieve_batch(batch_id)])
+    progress = aws().run(progress_of(deployment(), found, time.time()))
     return html(
         "errors.html",
         errors=aws().run(first_errors(deployment(), found)),
-        num_failed=row.wire.request_counts.failed,
-        has_ended=row.has_ended,
+        num_failed=progress.failed,
+        has_ended=found.is_terminal,
     )
 
 

@@ -1,0 +1,68 @@
+"""The first errors of a batch, as the Lambda answers with them."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from handler.aws.calls import Call
+from handler.aws.sync import Aws
+from handler.batch.model import Batch, File, Progress
+from handler.batch.states import Status
+from tests.handler.api.rig import answer_to, request_of
+from tests.handler.aws.given import make_batch
+from tests.handler.intake.rig import Cloud
+
+KEY = "output/x.errors.jsonl"
+
+
+def failed(cloud: Cloud, custom_id: str) -> Batch:
+    """Record a batch that has ended with one error, which is the newest of its key."""
+    row = {"custom_id": custom_id, "response": None, "error": {"code": "x", "message": "y"}}
+    drop = cloud.put(json.dumps(row).encode() + b"\n", KEY)
+    file_id = f"file-{custom_id:0>32}"
+    file = File(
+        file_id, "default", KEY, 9, 1, "x.jsonl", "batch_output", version_id=drop.version_id
+    )
+    cloud.run(cloud.deployment.files.put_file(file))
+    batch = make_batch(
+        cloud.deployment, status=Status.COMPLETED, error_file_id=file_id, final=Progress(0, 1)
+    )
+    return cloud.run(cloud.deployment.table.create_batch(batch))
+
+
+def errors_of(batch: Batch) -> str:
+    """Return what the page shows of the errors of a batch."""
+    event = request_of(f"/dashboard/view/batches/{batch.id}/errors")
+    event["headers"].pop("accept-encoding")
+    answer = answer_to(event)
+    assert answer["statusCode"] == 200
+    said: str = answer["body"]
+    return said
+
+
+def test_errors_are_those_of_the_batch_itself(cloud: Cloud) -> None:
+    """A newer drop of the key has written over the object: each shows its own."""
+    older, newer = failed(cloud, "1111"), failed(cloud, "2222")
+    for batch, own, others in ((older, "1111", "2222"), (newer, "2222", "1111")):
+        said = errors_of(batch)
+        assert own in said
+        assert others not in said
+
+
+def test_a_batch_is_read_once_for_its_errors(cloud: Cloud, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is asked for whenever another row has failed."""
+    batch = failed(cloud, "3333")
+    calls: list[Call] = []
+    send = Aws._send
+
+    def watched(driver: Aws, call: Call) -> Any:
+        calls.append(call)
+        return send(driver, call)
+
+    monkeypatch.setattr(Aws, "_send", watched)
+    assert "3333" in errors_of(batch)
+    asked = [call.arguments["Key"] for call in calls if call.method == "get_item"]
+    assert sum(key["pk"] == {"S": f"BATCH#{batch.id}"} for key in asked) == 1
