@@ -9,7 +9,6 @@ queue's delay, or the reaper's rounds where it is longer than a queue can wait.
 from __future__ import annotations
 
 import hmac
-import re
 import time
 from base64 import b64decode, b64encode
 from collections.abc import Callable
@@ -140,10 +139,7 @@ def _try(
 
 def _words(text: str, url: str) -> str:
     """Return what went wrong, cut short and without what the url may hide."""
-    parts = urlsplit(url)
-    return without_secrets(text, re.split("[/?&=]", f"{parts.path}?{parts.query}"))[
-        :_MAX_TEXT_CHARS
-    ]
+    return without_secrets(text, url)[:_MAX_TEXT_CHARS]
 
 
 def _note(aws: Aws, deployment: Deployment, batch: Batch, outcome: _Outcome, at: int) -> None:

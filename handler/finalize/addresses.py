@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import re
 import socket
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
+from concurrent.futures import Future
 from ipaddress import IPv6Address, ip_address, ip_network
-from typing import NamedTuple
+from threading import Thread
+from typing import Any, NamedTuple
 from urllib.parse import unquote, urlsplit
 
 from handler.errors import HandlerError
@@ -28,6 +30,7 @@ _DENIED = tuple(
     ).split()
 )
 _MIN_SECRET_CHARS = 12
+_RESOLVE_SECONDS = 10.0
 _UNICAST = ip_network("2000::/3")  # all that has been handed out of IPv6
 # No white space, no backslash, nothing beyond ASCII: what parsers disagree about.
 _URL = re.compile(r"[!-\[\]-~]+")
@@ -50,8 +53,21 @@ class Target(NamedTuple):
 
 
 def resolve(host: str, port: int) -> list[str]:
-    """Return the addresses of a host; raises OSError when it has none."""
-    found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    """Return the addresses of a host; raises OSError when it has none, or they do not come."""
+    answer: Future[list[Any]] = Future()
+
+    def ask() -> None:
+        try:
+            answer.set_result(socket.getaddrinfo(host, port, type=socket.SOCK_STREAM))
+        except Exception as exc:  # noqa: BLE001 - raised again where it is waited for
+            answer.set_exception(exc)
+
+    # It cannot be broken off: a thread that waits for a name server longer is left to itself.
+    Thread(target=ask, daemon=True).start()
+    try:
+        found = answer.result(_RESOLVE_SECONDS)
+    except TimeoutError:
+        raise TimeoutError(f"no address after {_RESOLVE_SECONDS:g} s") from None
     return [str(address[0]) for *_, address in found]
 
 
@@ -63,7 +79,7 @@ def find_target(url: str, resolve: Resolve = resolve) -> Target:
         parts = urlsplit(url)
         port = 443 if parts.port is None else parts.port
     except ValueError as exc:
-        raise UrlRefused(f"the url cannot be read: {exc}") from exc
+        raise UrlRefused("the url cannot be read") from exc
     if parts.scheme != "https":
         raise UrlRefused("the url must begin with https://")
     if "@" in parts.netloc:
@@ -82,9 +98,10 @@ def find_target(url: str, resolve: Resolve = resolve) -> Target:
     return Target(host, port, path, addresses)
 
 
-def without_secrets(text: str, parts: Iterable[str]) -> str:
-    """Return a server's words without those parts of a url that are long enough to be secrets."""
-    for part in parts:
+def without_secrets(text: str, url: str) -> str:
+    """Return words without what stands behind the host of a url and is long enough to be secret."""
+    parts = re.split("[/?&=]", url)[3:]
+    for part in sorted(parts, key=len, reverse=True):
         for secret in (part, unquote(part)):
             if len(secret) >= _MIN_SECRET_CHARS:
                 text = text.replace(secret, "…")

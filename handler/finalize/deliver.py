@@ -86,12 +86,16 @@ def _put(run: Run, kind: Kind, url: str, network: Network, tries: int) -> None:
     try:
         answer = _send(run, kind, target, network, tries)
     except (OSError, HTTPException, BotoCoreError) as exc:
-        raise TryFailed(f"{type(exc).__name__}: {exc}") from exc
+        raise TryFailed(_words(f"{type(exc).__name__}: {exc}", url)) from exc
     if not answer.is_success:
-        values = (pair.partition("=")[2] for pair in target.path.partition("?")[2].split("&"))
-        text = without_secrets(answer.text, values)[:_MAX_TEXT_CHARS]
-        told = "redirects are not followed" if 300 <= answer.status < 400 else text
+        is_redirect = 300 <= answer.status < 400
+        told = "redirects are not followed" if is_redirect else _words(answer.text, url)
         raise TryFailed(f"answered {answer.status}: {told}", is_final=not answer.may_change)
+
+
+def _words(text: str, url: str) -> str:
+    """Return what went wrong, cut short and without what the url may hide."""
+    return without_secrets(text, url)[:_MAX_TEXT_CHARS]
 
 
 def _send(run: Run, kind: Kind, target: Target, network: Network, tries: int) -> Answer:

@@ -130,6 +130,14 @@ def test_a_url_is_https_with_a_host_and_no_user(name: str, url: str) -> None:
     assert caught.value.param == f"{name}_url"
 
 
+@pytest.mark.parametrize("url", ["https://example.com:SECRET/x", "https://[SECRET]/x"])
+def test_nothing_of_a_url_is_shown(url: str) -> None:
+    """Where it cannot be read the reason would quote it."""
+    with pytest.raises(InvalidOption) as caught:
+        options_of_request({"output_url": url})
+    assert "SECRET" not in caught.value.message
+
+
 @pytest.mark.parametrize(
     ("metadata", "words"),
     [

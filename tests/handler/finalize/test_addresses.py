@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import socket
+from threading import Event
+
 import pytest
 
-from handler.finalize.addresses import UrlRefused, find_target, is_public
+from handler.finalize import addresses
+from handler.finalize.addresses import UrlRefused, find_target, is_public, without_secrets
 
 INSIDE = [
     "0.0.0.0",  # noqa: S104 - nothing is bound
@@ -113,8 +117,9 @@ def test_urls_that_parsers_may_read_differently_are_refused(url: str, reason: st
     def resolve(host: str, port: int) -> list[str]:
         raise AssertionError(f"{host}:{port} was looked up")
 
-    with pytest.raises(UrlRefused, match=reason):
+    with pytest.raises(UrlRefused, match=reason) as caught:
         find_target(url, resolve)
+    assert "'x'" not in str(caught.value)
 
 
 def test_a_host_that_is_an_address_is_judged_by_it() -> None:
@@ -147,3 +152,28 @@ def test_a_host_that_is_no_name_is_refused() -> None:
     for host in ("a..example.com", f"{'a' * 64}.example.com"):
         with pytest.raises(UrlRefused, match="names no host"):
             find_target(f"https://{host}/x")
+
+
+def test_a_name_server_that_hangs_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It cannot be told to stop, but nobody waits for it."""
+    is_over = Event()
+    monkeypatch.setattr(addresses, "_RESOLVE_SECONDS", 0.05)
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: is_over.wait(30) or [])
+    try:
+        with pytest.raises(OSError, match=r"no address after 0\.05 s"):
+            find_target("https://slow.example.com/x")
+    finally:
+        is_over.set()
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "https://example.com/hooks/0123456789ab?token=0123456789abcd%2B",
+        "https://example.com:8443?a=0123456789abcd%2B&b=0123456789ab",
+    ],
+)
+def test_words_are_shown_without_what_a_url_may_hide(url: str) -> None:
+    """Of a path or a query, as it stands or decoded; the host and what is short may be read."""
+    words = "example.com: no 0123456789abcd+, 0123456789abcd%2B or 0123456789ab in hooks"
+    assert without_secrets(words, url) == "example.com: no …, … or … in hooks"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -96,6 +97,25 @@ def test_a_url_that_has_expired_is_told_with_the_words_of_the_server(
     assert drop.batch.errors[0].param == "output_url"
     assert (drop.batch.status, drop.batch.output_delivery) == (Status.COMPLETED, "failed")
     assert drop.ids("output") == ["c1", "c2", "c3"]
+
+
+@pytest.mark.parametrize("script", [Script(403, "no PUT to {}"), Script(babbles="{}\r\n")])
+def test_a_path_that_is_a_secret_is_not_told(mini: Cloud, tmp_path: Path, script: Script) -> None:
+    """A word in it may say who may write, and an answer repeat it, at length."""
+    word = "T0123456789ABCDEF"
+    told = f"{word} {'x' * 9999}"
+    script = replace(
+        script,
+        text=script.text.format(told),
+        babbles=script.babbles and script.babbles.format(told),
+    )
+    drop = finalizing(mini, output_url=f"https://{HOST}/put/{word}")
+    with Receiver(tmp_path, script) as receiver:
+        drop.finish(network=receiver.network())
+    (message,) = errors_of(drop)
+    assert "… xxx" in message
+    assert word not in message
+    assert len(message) < 700
 
 
 def test_five_tries_are_all(mini: Cloud, tmp_path: Path) -> None:
