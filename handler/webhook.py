@@ -4,6 +4,9 @@ Each try belongs to the one run that counts it in the batch before it begins; a 
 its try with it. The url and the secrets are those that the tenant has at that moment, the event and
 its id are the same in every try: whoever got it twice can tell. The wait between tries is the
 queue's delay, or the reaper's rounds where it is longer than a queue can wait.
+
+A run that waits for a receiver is one less for everybody's batches. Once those of a tenant have
+taken a minute of the runs, its tries fail unsent until the next ten minutes of the clock.
 """
 
 from __future__ import annotations
@@ -36,10 +39,13 @@ DELAYS_SECONDS: Final = (5, 60, 5 * 60, 15 * 60, 3600, 3 * 3600, 6 * 3600, 12 * 
 MAX_TRIES: Final = len(DELAYS_SECONDS) + 1
 GONE: Final = 410
 
-# Each of connecting, shaking hands, sending and being answered may take so long.
-_STALL_SECONDS = 10.0
-# Longer than all of that: only then is a try that was not heard of again lost.
+# From connecting to the answer; a run that waits for it is not there for others.
+_WHOLE_SECONDS = 15.0
+# Longer than that and the search for the host: only then is a try that was not heard of again lost.
 _TRY_SECONDS = 60
+# What runs may wait for a tenant's receivers in ten minutes; what is quicker is not counted.
+_MAX_WAITED_SECONDS = 60.0
+_QUICK_SECONDS = 1.0
 # A queue's clock and ours may differ.
 _EARLY_SECONDS = 2
 _MAX_TEXT_CHARS = 200
@@ -81,7 +87,16 @@ def tell(
         logger.info("another run tells the webhook", batch_id=batch.id)
         return
     at = int(now())
-    _note(aws, deployment, *_try(aws, deployment, begun, at, network or Network()), at)
+    if aws.run(deployment.usage.count_waited(batch.tenant, at)) >= _MAX_WAITED_SECONDS:
+        outcome = _Outcome("pending", error="not tried: the tenant's webhooks answer too slowly")
+        _note(aws, deployment, begun, outcome, at)
+        return
+    began = now()
+    tried, outcome = _try(aws, deployment, begun, at, network or Network())
+    waited_seconds = now() - began
+    _note(aws, deployment, tried, outcome, at)
+    if waited_seconds > _QUICK_SECONDS:
+        aws.run(deployment.usage.add_waited(batch.tenant, waited_seconds, at))
 
 
 def event_of(batch: Batch) -> bytes:
@@ -122,7 +137,7 @@ def _try(
         "webhook-timestamp": str(at),
         "webhook-signature": " ".join(sign(secret, event, at, body) for secret in secrets),
     }
-    network = replace(network, stall_seconds=min(network.stall_seconds, _STALL_SECONDS))
+    network = replace(network, whole_seconds=_WHOLE_SECONDS)
     try:
         target = find_target(url, network.resolve)
         address = target.addresses[batch.webhook_tries % len(target.addresses)]

@@ -20,6 +20,7 @@ DayCount = Literal["requests", "bytes"]
 
 DAY_SECONDS: Final = 24 * 3600
 _KEPT_SECONDS = 3 * DAY_SECONDS
+_WAITED_PERIOD_SECONDS = 600
 
 
 class UsageStore(Store):
@@ -44,6 +45,17 @@ class UsageStore(Store):
         except ConditionFailed:
             return False
         return True
+
+    def add_waited(self, tenant: str, seconds: float, now: int) -> Operation[None]:
+        """Count seconds that a run has waited for a tenant's receiver."""
+        yield from self.update(
+            _waited_key(tenant, now), {"expires": now + _KEPT_SECONDS}, added={"seconds": seconds}
+        )
+
+    def count_waited(self, tenant: str, now: int) -> Operation[float]:
+        """Return the seconds that runs have waited so in the present ten minutes of the clock."""
+        fields = yield from self.get(_waited_key(tenant, now))
+        return float((fields or {}).get("seconds", 0.0))
 
     def count_lines(self, tenant: str) -> Operation[int]:
         """Return the lines of the tenant's active batches that were counted."""
@@ -106,6 +118,10 @@ class UsageStore(Store):
         change = expression({}, added={"num_lines": number}, condition=condition, values=values)
         key = to_item(_queue_key(batch.tenant))
         return {"Update": {"TableName": self.name, "Key": key, **change}}
+
+
+def _waited_key(tenant: str, now: int) -> dict[str, object]:
+    return {"pk": f"USAGE#{tenant}", "sk": f"WAITED#{now // _WAITED_PERIOD_SECONDS:010}"}
 
 
 def _queue_key(tenant: str) -> dict[str, object]:

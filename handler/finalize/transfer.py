@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import socket
 import ssl
 from collections.abc import Callable, Iterable, Iterator
@@ -9,11 +10,14 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from http.client import HTTPException, HTTPSConnection
 from threading import Event, Timer
+from time import monotonic
 from typing import NamedTuple
 
 from handler.finalize.addresses import Resolve, Target, resolve
 
 _MAX_TEXT_BYTES = 64 * 2**10
+# A socket without any time left would not wait at all.
+_MIN_SECONDS = 0.01
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,13 +25,20 @@ class Network:
     """How hosts are reached: names to addresses, addresses to connections, and whom to trust.
 
     After `stall_seconds` without any progress a transfer is given up, and so are a handshake and an
-    answer that take longer than that: one byte at a time is progress too.
+    answer that take longer than that: one byte at a time is progress too. `whole_seconds` is for
+    all steps of a small request together.
     """
 
     resolve: Resolve = resolve
     connect: Callable[[tuple[str, int], float], socket.socket] = socket.create_connection
     context: ssl.SSLContext = field(default_factory=ssl.create_default_context)
     stall_seconds: float = 30.0
+    whole_seconds: float = math.inf
+
+    def clock(self) -> Callable[[], float]:
+        """Return what tells, from now on, how long the next step of a request may take."""
+        until = monotonic() + self.whole_seconds
+        return lambda: max(_MIN_SECONDS, min(self.stall_seconds, until - monotonic()))
 
 
 class Answer(NamedTuple):
@@ -50,13 +61,15 @@ class Answer(NamedTuple):
 class _PinnedConnection(HTTPSConnection):
     """Dials an address that was checked before; Host, SNI and certificate are the host's."""
 
-    def __init__(self, target: Target, address: str, network: Network) -> None:
+    def __init__(
+        self, target: Target, address: str, network: Network, left: Callable[[], float]
+    ) -> None:
         super().__init__(target.host, target.port, context=network.context)
         self._place = (address, target.port)
-        self._network = network
+        self._network, self._left = network, left
 
     def connect(self) -> None:
-        plain = self._network.connect(self._place, self._network.stall_seconds)
+        plain = self._network.connect(self._place, self._left())
         try:
             self.sock = self._network.context.wrap_socket(
                 plain, server_hostname=self.host, do_handshake_on_connect=False
@@ -64,7 +77,7 @@ class _PinnedConnection(HTTPSConnection):
         except BaseException:
             plain.close()
             raise
-        with _within(self._network.stall_seconds, self.sock):
+        with _within(self._left(), self.sock):
             self.sock.do_handshake()
 
 
@@ -113,7 +126,8 @@ def send(network: Network, target: Target, address: str, request: Request) -> An
 
     A redirect is an answer like any other. An answer whose words do not come has none.
     """
-    connection = _PinnedConnection(target, address, network)
+    left = network.clock()
+    connection = _PinnedConnection(target, address, network, left)
     broken: OSError | None = None
     try:
         try:
@@ -125,7 +139,7 @@ def send(network: Network, target: Target, address: str, request: Request) -> An
                 raise
             # A server that refuses before it has read all may have said why.
             broken = exc
-        return _answer(connection, network.stall_seconds)
+        return _answer(connection, left)
     except (HTTPException, OSError):
         if broken is not None:
             raise broken from None
@@ -134,11 +148,11 @@ def send(network: Network, target: Target, address: str, request: Request) -> An
         connection.close()
 
 
-def _answer(connection: HTTPSConnection, seconds: float) -> Answer:
+def _answer(connection: HTTPSConnection, left: Callable[[], float]) -> Answer:
     connected, text = connection.sock, b""  # the connection lets go of it when it has answered
-    with _within(seconds, connected):
+    with _within(left(), connected):
         response = connection.getresponse()
     # What the status says counts without its words.
-    with suppress(HTTPException, OSError), _within(seconds, connected):
+    with suppress(HTTPException, OSError), _within(left(), connected):
         text = response.read(_MAX_TEXT_BYTES)
     return Answer(response.status, text.decode(errors="replace"))

@@ -6,6 +6,7 @@ import socket
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
@@ -17,13 +18,14 @@ from handler.advance import advance
 from handler.announce import announce
 from handler.batch.states import Status
 from handler.cancel import cancel
+from handler.finalize import transfer
 from handler.finalize.transfer import Network
 from handler.reap import reap
 from handler.webhook import DELAYS_SECONDS, MAX_TRIES
 from tests.emulators import Emulator
-from tests.handler.finalize.receiver import HOST, PUBLIC, Receiver, Script
+from tests.handler.finalize.receiver import HOST, Receiver, Script
 from tests.handler.intake.rig import Cloud, lines_of, plenty
-from tests.handler.webhook_rig import URL, WAYS, ended, secret_of, understood
+from tests.handler.webhook_rig import URL, WAYS, Ended, ended, secret_of, understood
 
 
 @pytest.fixture
@@ -261,17 +263,71 @@ def test_a_run_that_was_overtaken_changes_nothing(
     assert batch.delays == []
 
 
-def test_a_try_ends_soon_whatever_the_receiver_does(cloud: Cloud, secret: str) -> None:
-    """Ten seconds for each step: slow receivers must not take the Lambdas of others."""
+def test_a_try_ends_soon_whatever_the_receiver_does(
+    cloud: Cloud, secret: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Fifteen seconds for all steps together: what one has taken the others have not."""
     del secret
-    batch, waits = ended(cloud), []
+    batch, waits, clock = ended(cloud), [], iter([0.0, 0.0])
+    monkeypatch.setattr(transfer, "monotonic", lambda: next(clock, 14.875))
+    with Receiver(tmp_path, Script(hangs=True)) as hook:
+        network = hook.network()
 
-    def connect(_: tuple[str, int], timeout_seconds: float) -> socket.socket:
-        waits.append(timeout_seconds)
+        def connect(place: tuple[str, int], timeout_seconds: float) -> socket.socket:
+            waits.append(timeout_seconds)
+            return network.connect(place, timeout_seconds)
+
+        batch.tell(replace(network, connect=connect))
+    assert waits == [15.0]
+    assert batch.batch.webhook_log[0].error == "TimeoutError: not done after 0.125 s"
+
+
+def slow(batch: Ended, seconds: float) -> Network:
+    """Return a network in which a try takes so long and comes to nothing."""
+
+    def resolve(*_: object) -> list[str]:
+        batch.at += seconds
         raise TimeoutError
 
-    batch.tell(Network(resolve=lambda *_: [PUBLIC], connect=connect))
-    assert waits == [10.0]
+    return Network(resolve=resolve)
+
+
+def test_slow_receivers_of_one_tenant_hold_few_runs(
+    cloud: Cloud, secret: str, hook: Receiver
+) -> None:
+    """After a minute of waiting its tries fail unsent, for ten minutes at most; others' do not."""
+    del secret
+    secret_of(cloud, "search")
+    batches = [ended(cloud) for _ in range(6)]
+    began = batches[0].at // 600 * 600 + 600
+    for batch in batches[:4]:
+        batch.at = began
+        batch.tell(slow(batch, 15.0))
+    fifth, sixth = batches[4:]
+    fifth.at = sixth.at = began + 60
+    fifth.tell(hook.network())
+    assert hook.received == []
+    told = fifth.batch
+    assert (told.webhook_delivery, told.webhook_tries) == ("pending", 1)
+    assert "too slowly" in str(told.webhook_log[0].error)
+    others = ended(cloud, tenant="search")
+    others.at = began + 60
+    others.tell(hook.network())
+    assert len(hook.received) == 1
+    sixth.at = began + 600
+    sixth.tell(hook.network())
+    assert sixth.batch.webhook_delivery == "delivered"
+
+
+def test_quick_tries_are_not_counted(cloud: Cloud, secret: str, hook: Receiver) -> None:
+    """However many there are: nobody waits for them."""
+    del secret
+    batches = [ended(cloud) for _ in range(3)]
+    usage = cloud.deployment.usage
+    for batch in batches[:2]:
+        batch.tell(slow(batch, 0.5))
+    batches[2].tell(hook.network())
+    assert cloud.run(usage.count_waited("default", int(batches[0].at))) == 0.0
 
 
 def test_each_try_goes_where_the_tenant_is_told_then(

@@ -94,10 +94,18 @@ def secret_of(cloud: Cloud, tenant: str = "default") -> str:
     return secret
 
 
-def ended(cloud: Cloud, status: Status = Status.COMPLETED, *, url: str | None = URL) -> Ended:
+def ended(
+    cloud: Cloud,
+    status: Status = Status.COMPLETED,
+    *,
+    url: str | None = URL,
+    tenant: str = "default",
+) -> Ended:
     """Return a batch that has just come to this end; `url` is its own webhook."""
     batch = cloud.create(lines_of(1), metadata={"webhook-url": url} if url else None)
     assert batch.webhook_delivery == "pending"
+    key = {"pk": f"BATCH#{batch.id}", "sk": "META"}
+    cloud.run(cloud.deployment.table.update(key, {"tenant": tenant}))
     now = int(time.time())
     for step in WAYS[status]:
         cloud.run(cloud.deployment.table.move_batch(batch.id, step, now, ended_at=now))
