@@ -33,6 +33,7 @@ from tests.handler.intake.rig import Cloud
 
 MIB = 2**20
 SMALL = 4 * MIB
+MISSING = [name for name in ("curl", "jq") if shutil.which(name) is None]
 
 
 def data_of(num_bytes: int) -> bytes:
@@ -347,7 +348,7 @@ def test_a_file_of_an_upload_goes_when_its_client_has_said(client: OpenAI) -> No
     assert done.file.filename == "x.jsonl"
 
 
-@pytest.mark.skipif(shutil.which("jq") is None or shutil.which("curl") is None, reason="no jq")
+@pytest.mark.skipif(bool(MISSING), reason=f"there is no {' and no '.join(MISSING)} here")
 def test_the_documents_upload_by_curl_works(token: str, cloud: Cloud, tmp_path: Path) -> None:
     """As it is written, with a file of three parts."""
     page = (Path(__file__).parents[3] / "docs" / "api.md").read_text(encoding="utf-8")
