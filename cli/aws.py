@@ -14,6 +14,7 @@ from botocore.exceptions import (
     ConnectionError,  # noqa: A004 - theirs, which is no OSError
     CredentialRetrievalError,
     HTTPClientError,
+    IncompleteReadError,
     NoCredentialsError,
     PartialCredentialsError,
     SSOError,
@@ -59,7 +60,7 @@ def told(doing: str) -> Iterator[None]:
         yield
     except _NO_CREDENTIALS as exc:
         raise KeyRefused(f"{doing} needs AWS credentials: {exc}") from exc
-    except (HTTPClientError, ConnectionError) as exc:
+    except (HTTPClientError, ConnectionError, IncompleteReadError) as exc:
         raise Unreachable(f"{doing} failed: {exc}") from exc
     except ClientError as exc:
         code = exc.response["Error"]["Code"]

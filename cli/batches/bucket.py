@@ -21,6 +21,7 @@ from cli.api.objects import Batch
 from cli.api.patience import LONG_SECONDS, Patience
 from cli.aws import client_of, told
 from cli.batches.bytes_bar import bytes_shown
+from cli.batches.dropped import drop_shown
 from cli.batches.fetch import Interrupted, fetch
 from cli.batches.follow import poll_delays
 from cli.batches.options import NAMES
@@ -158,21 +159,25 @@ def _bring_home(
 def _report(s3: Any, place: Drop, before: str | None) -> Batch:
     """Wait for the report of this drop: one that was there before is of an earlier one."""
     with told(f"reading {place.url}"):
-        dropped_at = s3.head_object(Bucket=place.bucket, Key=place.key)["LastModified"].timestamp()
+        found = s3.head_object(Bucket=place.bucket, Key=place.key)
+    since = found["LastModified"].timestamp() - _SKEW_SECONDS
     key, delays, faults = place.outputs.report_key, poll_delays(), Patience(LONG_SECONDS)
-    while True:
-        try:
-            etag = _etag_of(s3, place.bucket, key)
-            if etag not in {None, before}:
-                body = s3.get_object(Bucket=place.bucket, Key=key)["Body"].read()
-                batch = Batch(json.loads(body))
-                if batch.fields["created_at"] >= dropped_at - _SKEW_SECONDS:
-                    return batch
-                before = etag
-            faults.reset()
-        except (Unreachable, BotoCoreError, HTTPError) as exc:
-            faults.bear(str(exc))
-        patience.pause(next(delays))
+    with drop_shown(place.url, since) as look:
+        while True:
+            try:
+                etag = _etag_of(s3, place.bucket, key)
+                if etag not in {None, before}:
+                    with told(f"reading s3://{place.bucket}/{key}"):
+                        body = s3.get_object(Bucket=place.bucket, Key=key)["Body"].read()
+                    batch = Batch(json.loads(body))
+                    if batch.fields["created_at"] >= since:
+                        return batch
+                    before = etag
+                faults.reset()
+            except (Unreachable, HTTPError) as exc:
+                faults.bear(str(exc))
+            look()
+            patience.pause(next(delays))
 
 
 def _etag_of(s3: Any, bucket: str, key: str) -> str | None:

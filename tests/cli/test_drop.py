@@ -7,11 +7,12 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import boto3
 import pytest
 
 from handler.batch.options import parse_options
 from tests.cli.api_rig import Shell, line, shell_in
-from tests.cli.fake_api import row_of
+from tests.cli.fake_api import KEY, row_of
 from tests.emulators import Emulator
 
 LINES = [line("a"), line("b"), line("c")]
@@ -116,6 +117,61 @@ def test_waiting_ends_with_the_report_and_the_rows(
         "output": str(shell.folder / "in.output.jsonl"),
         "errors": str(shell.folder / "in.errors.jsonl"),
     }
+
+
+def test_the_api_tells_how_far_a_drop_is(
+    shell: Shell, bucket: str, s3: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where one is named: neither an older batch of that file nor one that has ended is shown."""
+    monkeypatch.setenv("TIDEMILL_BASE_URL", shell.api.url)
+    monkeypatch.setenv("TIDEMILL_API_KEY", KEY)
+    url, asked = f"s3://{bucket}/input/in.jsonl", {"endpoint": "e", "completion_window": "24h"}
+    shell.api.files[url] = b'{"body": {}}\n' * 3
+
+    def make(**fields: Any) -> None:
+        shell.api.make_batch(asked | {"input_file_id": url}, None).update(fields)
+
+    def act() -> None:
+        make(created_at=4e9)
+        make(created_at=4e9, status="cancelled")
+        make(created_at=2)
+
+    at_first_pause(monkeypatch, act, lambda: put_results(s3, bucket, "in", report_of()))
+    said = shell.type("drop", shell.file(*LINES), "--bucket", bucket, "--wait")
+    assert said.status == 3
+    assert "tidemill: in_progress, 0 of 3 rows" in said.err
+    assert [batch["status"] for batch in shell.api.batches.values()] == [
+        "in_progress",
+        "cancelled",
+        "validating",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"TIDEMILL_API_KEY": "tm_wrong"}, "does not accept the key"),
+        ({"TIDEMILL_API_KEY": ""}, "there is no key"),
+        ({"TIDEMILL_BASE_URL": ""}, "when they are set"),
+    ],
+)
+def test_waiting_for_a_drop_needs_no_api(
+    shell: Shell,
+    bucket: str,
+    monkeypatch: pytest.MonkeyPatch,
+    settings: dict[str, str],
+    words: str,
+) -> None:
+    """What keeps it from showing progress is said once."""
+    for name, value in ({"TIDEMILL_BASE_URL": shell.api.url} | settings).items():
+        monkeypatch.setenv(name, value)
+    s3 = boto3.client("s3")
+    at_first_pause(
+        monkeypatch, lambda: None, lambda: put_results(s3, bucket, "in", report_of("completed"))
+    )
+    said = shell.type("drop", shell.file(*LINES), "--bucket", bucket, "--wait")
+    assert said.status == 3
+    assert said.err.count(words) == 1
 
 
 def test_a_bad_file_is_not_dropped(shell: Shell, bucket: str, s3: Any) -> None:
