@@ -28,7 +28,7 @@ INSTALLED_BROWSER := tests/browser/node_modules/.installed
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
-.PHONY: help fuzz-api demo browser screenshots demo-engine bootstrap deploy destroy smoke test chaos check format openapi demo-model bench bench-host bench-batches bench-models clean
+.PHONY: help fuzz-api demo browser screenshots demo-engine bootstrap deploy destroy smoke test chaos check format openapi demo-model bench bench-host bench-batches bench-upload bench-models clean
 
 help:
 	@echo "make demo          install, run the whole cloud on this machine, drop the example file into it"
@@ -49,6 +49,7 @@ help:
 	@echo "make bench         compare with transformers (and vLLM, given VLLM_PYTHON=path)"
 	@echo "make bench-host    lines/s and memory of the host path at 10,000 and 1,000,000 lines"
 	@echo "make bench-batches batches through an emulator: lines/s, memory, and 1, 2, 4 workers"
+	@echo "make bench-upload  a file of 1 GB through the dashboard: seconds, and the browser's memory"
 	@echo "make bench-models  make the random-weight models and request files of the benchmarks"
 	@echo "make clean         remove $(VENV), $(OUT) and all caches"
 
@@ -187,6 +188,9 @@ bench-host: $(INSTALLED_ENGINE)
 bench-batches: $(INSTALLED_DEV) $(INSTALLED_MINISTACK)
 	$(BIN)/python -m bench.batches lines 10000 1000000
 	$(BIN)/python -m bench.batches workers 1 2 4
+
+bench-upload: $(INSTALLED_DEV) $(INSTALLED_MINISTACK) $(INSTALLED_NODE) $(INSTALLED_BROWSER)
+	$(BIN)/python -m bench.browser_upload --runs 3
 
 clean:
 	rm -rf $(VENV) $(MINISTACK_VENV) $(CLIENTS) infra/node_modules tests/browser/node_modules tests/browser/chromium $(OUT) build dist \

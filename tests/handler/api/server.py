@@ -50,9 +50,9 @@ class Bridge(BaseHTTPRequestHandler):
 
 
 @contextmanager
-def listening(port: int = 0) -> Iterator[str]:
+def listening(port: int = 0, bridge: type[Bridge] = Bridge) -> Iterator[str]:
     """Serve the deployment that this process belongs to until the block is left; yields the url."""
-    server = ThreadingHTTPServer(("127.0.0.1", port), Bridge)
+    server = ThreadingHTTPServer(("127.0.0.1", port), bridge)
     server.daemon_threads = True
     thread = Thread(target=server.serve_forever, daemon=True)
     thread.start()
