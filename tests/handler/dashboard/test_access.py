@@ -6,13 +6,14 @@ from collections.abc import Callable
 from typing import Literal
 
 import pytest
-from playwright.sync_api import Browser, Page, expect
+from playwright.sync_api import Browser, Locator, Page, expect
 
 from tests.handler.dashboard.steps import obstacles, sign_in
 from tests.handler.intake.rig import Cloud, lines_of
 
 NewKey = Callable[[str], str]
-PHONE = {"width": 375, "height": 700}
+# The narrowest that WCAG wants a page to fit on.
+PHONE = {"width": 320, "height": 700}
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
@@ -53,7 +54,9 @@ def test_a_phone_shows_all_of_it(page: Page, cloud: Cloud, new_key: NewKey) -> N
     assert _overhang(page) == 0
     assert obstacles(page) == []
     link.click()
-    expect(page.get_by_role("button", name="Cancel…")).to_be_visible()
+    cancel = page.get_by_role("button", name="Cancel…")
+    expect(cancel).to_be_visible()
+    assert _left(cancel) == _left(page.get_by_role("progressbar"))
     assert _overhang(page) == 0
     assert obstacles(page) == []
     page.get_by_role("link", name="New batch").click()
@@ -125,6 +128,13 @@ def test_who_wants_no_motion_gets_none(chromium: Browser, url: str) -> None:
     )
     context.close()
     assert said == "none"
+
+
+def _left(found: Locator) -> float:
+    """Return how far from the window's left edge something is."""
+    box = found.bounding_box()
+    assert box is not None
+    return box["x"]
 
 
 def _overhang(page: Page) -> int:
