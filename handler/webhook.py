@@ -5,8 +5,8 @@ its try with it. The url and the secrets are those that the tenant has at that m
 its id are the same in every try: whoever got it twice can tell. The wait between tries is the
 queue's delay, or the reaper's rounds where it is longer than a queue can wait.
 
-A run that waits for a receiver is one less for everybody's batches. Once those of a tenant have
-taken a minute of the runs, its tries fail unsent until the next ten minutes of the clock.
+A run that waits for a receiver is one less for everybody's batches: a tenant whose receivers have
+taken too much of that fails its tries unsent for a while.
 """
 
 from __future__ import annotations
@@ -43,9 +43,6 @@ GONE: Final = 410
 _WHOLE_SECONDS = 15.0
 # Longer than that and the search for the host: only then is a try that was not heard of again lost.
 _TRY_SECONDS = 60
-# What runs may wait for a tenant's receivers in ten minutes; what is quicker is not counted.
-_MAX_WAITED_SECONDS = 60.0
-_QUICK_SECONDS = 1.0
 # A queue's clock and ours may differ.
 _EARLY_SECONDS = 2
 _MAX_TEXT_CHARS = 200
@@ -87,7 +84,7 @@ def tell(
         logger.info("another run tells the webhook", batch_id=batch.id)
         return
     at = int(now())
-    if aws.run(deployment.usage.count_waited(batch.tenant, at)) >= _MAX_WAITED_SECONDS:
+    if not aws.run(deployment.usage.may_wait(batch.tenant, at)):
         outcome = _Outcome("pending", error="not tried: the tenant's webhooks answer too slowly")
         _note(aws, deployment, begun, outcome, at)
         return
@@ -95,8 +92,7 @@ def tell(
     tried, outcome = _try(aws, deployment, begun, at, network or Network())
     waited_seconds = now() - began
     _note(aws, deployment, tried, outcome, at)
-    if waited_seconds > _QUICK_SECONDS:
-        aws.run(deployment.usage.add_waited(batch.tenant, waited_seconds, at))
+    aws.run(deployment.usage.add_waited(batch.tenant, waited_seconds, at))
 
 
 def event_of(batch: Batch) -> bytes:

@@ -20,7 +20,9 @@ DayCount = Literal["requests", "bytes"]
 
 DAY_SECONDS: Final = 24 * 3600
 _KEPT_SECONDS = 3 * DAY_SECONDS
-_WAITED_PERIOD_SECONDS = 600
+# What a receiver may take before it counts as waited for, and what those of a tenant may take.
+PATIENCE_SECONDS: Final = 5.0
+_MAX_WAITED_SECONDS, _WAITED_PERIOD_SECONDS = 300.0, 600
 
 
 class UsageStore(Store):
@@ -47,15 +49,20 @@ class UsageStore(Store):
         return True
 
     def add_waited(self, tenant: str, seconds: float, now: int) -> Operation[None]:
-        """Count seconds that a run has waited for a tenant's receiver."""
+        """Count the seconds that a run has waited for a tenant's receiver, if they are many."""
+        if seconds <= PATIENCE_SECONDS:
+            return
         yield from self.update(
             _waited_key(tenant, now), {"expires": now + _KEPT_SECONDS}, added={"seconds": seconds}
         )
 
-    def count_waited(self, tenant: str, now: int) -> Operation[float]:
-        """Return the seconds that runs have waited so in the present ten minutes of the clock."""
+    def may_wait(self, tenant: str, now: int) -> Operation[bool]:
+        """Say whether runs may wait for a tenant's receivers in these ten minutes of the clock.
+
+        Not any more once they have done so for five minutes: all tenants share the runs.
+        """
         fields = yield from self.get(_waited_key(tenant, now))
-        return float((fields or {}).get("seconds", 0.0))
+        return float((fields or {}).get("seconds", 0.0)) < _MAX_WAITED_SECONDS
 
     def count_lines(self, tenant: str) -> Operation[int]:
         """Return the lines of the tenant's active batches that were counted."""

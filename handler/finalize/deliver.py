@@ -1,13 +1,14 @@
 """Putting a batch's objects where its client asked: uploaded once, retried, and told when not.
 
 Tries are counted in the batch before they begin, and the wait between them is a queue's delay: no
-run sleeps, and one that dies takes its try with it. The rows stay in the bucket in any case.
+run sleeps, and one that dies takes its try with it. The rows stay in the bucket in any case. Those
+of a tenant whose receivers have taken too much of everybody's runs wait a while, no try is used up.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import closing, contextmanager
 from dataclasses import replace
 from http.client import HTTPException
 from typing import IO
@@ -27,6 +28,12 @@ MAX_TRIES = 5
 DELIVERED, FAILED = "delivered", "failed"
 
 _FIRST_DELAY_SECONDS = 2.0
+# Who takes bytes more slowly than this, and a minute for the rest, is given up.
+_MIN_BYTES_PER_SECOND = 2**18
+_STEPS_SECONDS = 60.0
+# What is quicker than this is not waited for. And when to look again whether it may be.
+_FAIR_BYTES_PER_SECOND = 2**20
+_LATER_SECONDS = 60.0
 _CHUNK_BYTES = 2**16
 _MAX_TEXT_CHARS = 500
 
@@ -56,6 +63,8 @@ def _deliver(run: Run, kind: Kind, url: str, network: Network) -> None:
         _give_up(run, kind, "the last try did not come to its end")
         return
     run.check()
+    if not run.aws.run(run.deployment.usage.may_wait(run.batch.tenant, int(run.now()))):
+        raise ComeBack(_LATER_SECONDS)
     run.change(**kind.fields(tries=tries + 1))
     try:
         _put(run, kind, url, network, tries)
@@ -103,18 +112,35 @@ def _send(run: Run, kind: Kind, target: Target, network: Network, tries: int) ->
     found = run.aws.run(bucket.head(key))
     if found is None:
         raise NotThere(f"{key} has gone")
+    num_bytes = found["ContentLength"]
     stall_seconds = min(network.stall_seconds, max(1.0, run.time_left() - RESERVE_SECONDS))
+    whole_seconds = _STEPS_SECONDS + num_bytes / _MIN_BYTES_PER_SECOND
     # The turn must outlast a stall.
     run.turn_seconds += stall_seconds
     run.keep_turn()
-    with closing(run.aws.open(Bucket=bucket.name, Key=key, IfMatch=found["ETag"])) as stream:
+    with (
+        _waiting(run, num_bytes),
+        closing(run.aws.open(Bucket=bucket.name, Key=key, IfMatch=found["ETag"])) as stream,
+    ):
         return put_stream(
-            replace(network, stall_seconds=stall_seconds),
+            replace(network, stall_seconds=stall_seconds, whole_seconds=whole_seconds),
             target,
             target.addresses[tries % len(target.addresses)],
             _chunks(run, stream),
-            found["ContentLength"],
+            num_bytes,
         )
+
+
+@contextmanager
+def _waiting(run: Run, num_bytes: int) -> Iterator[None]:
+    """Count what such an upload takes beyond its due, whatever comes of it."""
+    began = run.now()
+    try:
+        yield
+    finally:
+        seconds = run.now() - began - num_bytes / _FAIR_BYTES_PER_SECOND
+        usage = run.deployment.usage
+        run.aws.run(usage.add_waited(run.batch.tenant, seconds, int(began)))
 
 
 def _chunks(run: Run, stream: IO[bytes]) -> Iterator[bytes]:

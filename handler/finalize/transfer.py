@@ -26,7 +26,7 @@ class Network:
 
     After `stall_seconds` without any progress a transfer is given up, and so are a handshake and an
     answer that take longer than that: one byte at a time is progress too. `whole_seconds` is for
-    all steps of a small request together.
+    all steps of a request together.
     """
 
     resolve: Resolve = resolve
@@ -129,10 +129,14 @@ def send(network: Network, target: Target, address: str, request: Request) -> An
     left = network.clock()
     connection = _PinnedConnection(target, address, network, left)
     broken: OSError | None = None
+    body = request.body
     try:
         try:
             connection.request(
-                request.method, target.path, body=request.body, headers=request.headers
+                request.method,
+                target.path,
+                body=body if isinstance(body, bytes) else _in_time(body, left),
+                headers=request.headers,
             )
         except (BrokenPipeError, ConnectionResetError, ssl.SSLError) as exc:
             if connection.sock is None:
@@ -146,6 +150,14 @@ def send(network: Network, target: Target, address: str, request: Request) -> An
         raise
     finally:
         connection.close()
+
+
+def _in_time(body: Iterable[bytes], left: Callable[[], float]) -> Iterator[bytes]:
+    """Yield the body while there is time; raises TimeoutError then."""
+    for chunk in body:
+        if left() <= _MIN_SECONDS:
+            raise TimeoutError("it takes the bytes too slowly")
+        yield chunk
 
 
 def _answer(connection: HTTPSConnection, left: Callable[[], float]) -> Answer:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import socket
+import time
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import count
 from pathlib import Path
 
 import pytest
@@ -11,6 +14,7 @@ import pytest
 from handler.batch.model import Options
 from handler.batch.states import Status
 from handler.finalize import deliver as delivery
+from handler.finalize import transfer
 from handler.finalize.close import close_shards
 from handler.finalize.deliver import deliver
 from handler.finalize.publish import publish
@@ -224,6 +228,54 @@ def test_time_that_ends_in_a_try_breaks_it_off(mini: Cloud, tmp_path: Path) -> N
         run.time_left = plenty
         deliver(run, receiver.network())
     assert run.batch.output_delivery == "delivered"
+
+
+def slow(run: Run, seconds: float) -> Network:
+    """Return a network in which a try takes so long and comes to nothing."""
+    over = run.now() + seconds
+
+    def connect(*_: object) -> socket.socket:
+        run.now = lambda: over
+        raise TimeoutError
+
+    return Network(resolve=lambda *_: [PUBLIC], connect=connect)
+
+
+def test_slow_receivers_of_a_tenant_are_waited_for_no_longer(
+    mini: Cloud, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After five minutes of it another run looks again, and no try is used up."""
+    monkeypatch.undo()
+    run = published(mini)
+    began = time.time() // 600 * 600 + 600
+    for seconds in (5.0, 301.0):
+        run.now = lambda: began
+        with pytest.raises(ComeBack):
+            deliver(run, slow(run, seconds))
+    run.now = lambda: began + 599
+    with Receiver(tmp_path, Script()) as receiver:
+        with pytest.raises(ComeBack) as pause:
+            deliver(run, receiver.network())
+        assert (pause.value.delay_seconds, run.batch.output_tries) == (60.0, 2)
+        assert receiver.received == []
+        run.now = lambda: began + 600
+        deliver(run, receiver.network())
+    assert run.batch.output_delivery == "delivered"
+    (counted,) = mini.run(mini.deployment.usage.query("USAGE#owner", "WAITED#"))
+    assert 300 < counted["seconds"] <= 301
+
+
+def test_bytes_that_are_taken_too_slowly_are_taken_back(
+    mini: Cloud, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A minute, and as long as the slowest of hosts may take: then the try has failed."""
+    clock = count(0, 25)
+    monkeypatch.setattr(transfer, "monotonic", lambda: next(clock))
+    drop = finalizing(mini)
+    with Receiver(tmp_path, Script(200)) as receiver:
+        drop.finish(network=receiver.network())
+    assert not any(got.body for got in receiver.received)
+    assert "TimeoutError: it takes the bytes too slowly" in errors_of(drop)[0]
 
 
 def test_what_is_delivered_is_not_put_again(mini: Cloud, tmp_path: Path) -> None:
