@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+import httpx
 import openai
 import pytest
 from openai import OpenAI
@@ -18,6 +19,7 @@ from handler.aws.bucket import SHORT_LIVED, read_range
 from handler.batch.model import File
 from handler.batch.states import Status
 from tests.handler.api.rig import (
+    URL,
     answer_to,
     body_as_sent,
     refusal_in,
@@ -47,6 +49,26 @@ def test_a_file_comes_back_as_it_was_sent(lab: OpenAI) -> None:
     for gone in (lab.files.retrieve, lab.files.content, lab.files.delete):
         with pytest.raises(openai.NotFoundError):
             gone(made.id)
+
+
+@pytest.mark.parametrize("is_chunked", [False, True])
+def test_a_page_of_somebodys_is_never_shown_as_one(lab: OpenAI, *, is_chunked: bool) -> None:
+    """Whatever it is called and holds: it comes from the bucket, to be kept, and as no HTML."""
+    page = b"<script>alert(1)</script>"
+    if is_chunked:
+        upload = lab.uploads.upload_file_chunked(
+            file=page, filename="x.html", bytes=len(page), mime_type="text/html", purpose="batch"
+        )
+        assert upload.file is not None
+        file_id = upload.file.id
+    else:
+        file_id = lab.files.create(file=("x.html", page, "text/html"), purpose="batch").id
+    answer = lab.files.content(file_id).response
+    assert answer.content == page
+    assert answer.url.host != httpx.URL(URL).host
+    assert answer.headers["content-type"] == "application/x-ndjson"
+    # Not every emulator answers as the url asks for.
+    assert answer.url.params["response-content-disposition"].startswith("attachment;")
 
 
 def test_files_are_listed_page_by_page_in_either_order(lab: OpenAI) -> None:
