@@ -100,9 +100,10 @@ def command_run(arguments: argparse.Namespace) -> int:
 @contextmanager
 def _running(arguments: argparse.Namespace) -> Iterator[LocalCloud]:
     try:
+        from infra.client import ApiFailed
         from infra.config import DEFAULT_PATH, ConfigRefused
         from localstack.local import LocalOptions, StateRefused, WorkerEnded, running_cloud
-        from localstack.ministack import EmulatorMissing
+        from localstack.ministack import EmulatorMissing, PortTaken
         from localstack.stacks import DeploymentFailed
     except ModuleNotFoundError as exc:
         raise Refused(
@@ -119,9 +120,9 @@ def _running(arguments: argparse.Namespace) -> Iterator[LocalCloud]:
     try:
         with _ended_by_sigterm(), running_cloud(options, say) as cloud:
             yield cloud
-    except (ConfigRefused, EmulatorMissing, StateRefused) as exc:
+    except (ConfigRefused, EmulatorMissing, PortTaken, StateRefused) as exc:
         raise Refused(str(exc)) from exc
-    except (DeploymentFailed, WorkerEnded) as exc:
+    except (ApiFailed, DeploymentFailed, WorkerEnded) as exc:
         raise CliError(str(exc)) from exc
 
 

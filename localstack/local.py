@@ -78,6 +78,8 @@ class LocalCloud:
         with self.api() as api:
             batch = api.follow(url, seconds=seconds, show=look)
         rows = self.drops.rows(name) + self.drops.rows(name, ".errors")
+        if not rows:
+            return batch, []
         place = {custom_id: number for number, custom_id in enumerate(_custom_ids(body))}
         return batch, sorted(rows, key=lambda row: place[row["custom_id"]])
 

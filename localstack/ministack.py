@@ -23,6 +23,10 @@ class EmulatorMissing(Exception):
     """MiniStack is not installed; the message says how to mend that."""
 
 
+class PortTaken(Exception):
+    """Somebody else listens where the emulator is to; the message says how to mend that."""
+
+
 def find_ministack() -> Path:
     """Return the executable: `MINISTACK` names it, or the checkout's own environment has it."""
     found = os.environ.get("MINISTACK") or shutil.which(
@@ -42,6 +46,19 @@ def free_port() -> int:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]
         return port
+
+
+def _check_free(port: int) -> None:
+    """Raise PortTaken unless a server can listen there: who does would answer in its place."""
+    with socket.socket() as probe:
+        # As servers do: what is left of connections that have ended is in nobody's way.
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("127.0.0.1", port))
+        except (OSError, OverflowError) as exc:
+            raise PortTaken(
+                f"port {port} cannot be listened on: {exc}; --port names another one"
+            ) from exc
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,8 +131,10 @@ def running_ministack(
     What is in it is gone when it ends, unless `state` names a folder to keep it in.
     """
     port = port or free_port()
+    _check_free(port)
     endpoint_url = f"{'https' if enforcement else 'http'}://127.0.0.1:{port}"
-    environment = {
+    # Its Lambdas get what it has: whoever typed may have another cloud in the environment.
+    environment = environment_for(endpoint_url, enforcement.authority if enforcement else None) | {
         "BIND_HOST": "127.0.0.1",
         "GATEWAY_PORT": str(port),
         "IOT_MTLS_ENABLED": "0",
@@ -123,7 +142,7 @@ def running_ministack(
         "TMPDIR": str(folder),
     }
     if enforcement is not None:
-        environment |= environment_for(endpoint_url, enforcement.authority) | {
+        environment |= {
             "AUTH": "true",
             "USE_SSL": "1",
             "MINISTACK_SSL_CERT": str(enforcement.certificate),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from pathlib import Path
 
 import pytest
@@ -36,6 +37,14 @@ def test_an_emulator_that_is_not_installed_is_named(
     monkeypatch.delenv("MINISTACK", raising=False)
     assert main(["local", "up"]) == 2
     assert "MiniStack is not installed: `make" in capsys.readouterr().err
+
+
+def test_a_port_that_is_taken_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    """Whoever answers there is not deployed to."""
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+        assert main(["local", "up", "--port", str(port)]) == 2
+    assert f"port {port} cannot be listened on: " in capsys.readouterr().err
 
 
 def test_the_deploying_command_that_is_not_installed_is_named(

@@ -76,6 +76,13 @@ def test_the_example_file_is_answered_line_by_line(cloud: LocalCloud) -> None:
     assert "19" in answers["sum"]["choices"][0]["message"]["content"]
 
 
+def test_a_file_that_cannot_be_a_batch_has_no_rows(cloud: LocalCloud) -> None:
+    """Its report says why, even of a line that nobody can read."""
+    batch, rows = cloud.run_file("bad", b"{not json\n", seconds=SECONDS, show=lambda _: None)
+    assert (batch["status"], rows) == ("failed", [])
+    assert batch["errors"]["data"][0]["line"] == 1
+
+
 def test_a_browser_has_a_file_run(cloud: LocalCloud, tmp_path: Path) -> None:
     """The page that the Lambda serves sends a file to the bucket and has its rows from there."""
     executable = find_chromium()
@@ -220,8 +227,14 @@ def test_the_openai_sdk_lists_and_cancels(cloud: LocalCloud) -> None:
         assert [model.id for model in client.models.list()] == [MODEL]
 
 
-def test_a_cloud_goes_on_with_the_state_it_was_told_to_keep(tmp_path: Path) -> None:
-    """After a restart results are there, and a new drop is taken in by the Lambdas of before."""
+def test_a_cloud_goes_on_with_the_state_it_was_told_to_keep(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After a restart results are there, and a new drop is taken in by the Lambdas of before.
+
+    Another cloud in the environment, as after what `local up` prints, is spoken to by nobody.
+    """
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:1")
     buckets = set()
     for name in ("before", "after"):
         options = LocalOptions(config=DEFAULT_PATH, state=tmp_path / "kept")
