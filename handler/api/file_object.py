@@ -15,7 +15,9 @@ from handler.batch.options import MAX_EXPIRY_SECONDS, MIN_EXPIRY_SECONDS
 BATCH: Final = "batch"
 _MAX_NAME_LENGTH: Final = 255
 # What has no shape of its own, and what turns the line round in a listing.
-_UNSEEN: Final = re.compile(r"[\x00-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069]")
+_UNSEEN: Final = re.compile(
+    r"[\x00-\x1f\x7f-\x9f\u061c\u200b\u200e\u200f\u2028-\u202e\u2060-\u2069\ufeff]"
+)
 
 
 class FileObject(BaseModel):

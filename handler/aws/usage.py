@@ -1,5 +1,7 @@
 """How much of its limits a tenant has used: counters that never pass a bound, however many write.
 
+How long its receivers were waited for is beside them, and is no promise.
+
 A count whose answer is lost may be added once more by the client's next try. Of a day's counts that
 costs the tenant one request or upload; lines of batches are counted once, whatever is lost.
 """

@@ -246,6 +246,8 @@ def test_a_file_goes_when_its_client_has_said(lab: OpenAI, any_cloud: Cloud) -> 
         ("C:\\a\\b.jsonl", "b.jsonl"),
         ("a\r\nSet-Cookie: b\x00\u202e", "aSet-Cookie: b"),
         ('a"; filename=b', 'a"; filename=b'),
+        ("a\u200b\u061c\u2060\ufeffb", "ab"),
+        ("\u200b", "upload"),
         ("", "upload"),
         ("x" * 300, "x" * 255),
     ],
