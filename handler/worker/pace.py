@@ -19,7 +19,10 @@ class Rates(NamedTuple):
 
 
 class Pace:
-    """Rates over the last minute, or since it was made: they fall while nothing comes."""
+    """Rates over the last minute, or since it was made: they fall while nothing comes.
+
+    A shard may last for seconds: the next one goes on from it, or its batch would seem to stand.
+    """
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
@@ -29,6 +32,11 @@ class Pace:
     def add(self, num_rows: int, num_tokens: int) -> None:
         """Take rows that have become durable now, and the tokens that were generated for them."""
         self._gains.append((self._clock(), num_rows, num_tokens))
+
+    def go_on_from(self, other: Pace) -> None:
+        """Count what another run of the batch made, which has ended: its rates end with it."""
+        self._since = min(self._since, other._since)
+        self._gains = deque(sorted([*self._gains, *other._gains]))
 
     @property
     def rates(self) -> Rates:

@@ -117,6 +117,10 @@ class ShardRun:
         self._site.meter.count(new)
         self._site.history.count(self.batch, new, self._site.wall())
 
+    def go_on_from(self, other: ShardRun) -> None:
+        """Take the pace over of a run of the same batch that has ended."""
+        self._pace.go_on_from(other._pace)
+
     def finish(self, raw: RawLine, row: Row) -> None:
         """Take the row of a line that the engine has answered."""
         self.agenda.finish(raw.number)

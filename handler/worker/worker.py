@@ -209,6 +209,10 @@ class Worker:
     def _done(self, feed: Feed, run: ShardRun, working: asyncio.Task[None]) -> None:
         self._working.discard(working)
         self._runs.remove(run)
+        for heir in self._runs:
+            if heir.batch.id == run.batch.id:
+                heir.go_on_from(run)
+                break
         self._busy_at = self._site.clock()
         feed.admit()
 

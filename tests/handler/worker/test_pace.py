@@ -28,6 +28,22 @@ def test_a_rate_is_over_the_time_since_the_run_began() -> None:
     assert pace.rates == (1.0, 10.0)
 
 
+def test_a_rate_goes_on_where_another_ended() -> None:
+    """With its time and with its rows, as far as they are of the last minute."""
+    clock = Clock()
+    ended = Pace(clock)
+    ended.add(50, 500)
+    clock.now += 40
+    ended.add(30, 300)
+    clock.now += 10
+    pace = Pace(clock)
+    pace.add(20, 200)
+    pace.go_on_from(ended)
+    assert pace.rates == (2.0, 20.0)
+    clock.now += 20
+    assert pace.rates == (0.833, 8.333)
+
+
 def test_a_rate_forgets_what_was_a_minute_ago() -> None:
     """And falls to nothing while nothing comes."""
     clock = Clock()

@@ -75,6 +75,15 @@ async def test_progress_and_cost_are_recorded(rig: Rig) -> None:
     assert work.batch.engine == EngineInfo("r1", "test")
 
 
+async def test_a_batch_keeps_its_pace_from_shard_to_shard(rig: Rig) -> None:
+    """What a shard made in the last minute counts in the one beside it when it has ended."""
+    work = rig.batch({"wait": 2}, GOOD, {"wait": NEVER}, shard_lines=2)
+    async with rig.worker(lease_seconds=1):
+        await until(lambda: work.shard(1).progress.rows_per_second)
+        assert work.shard(0).owner is None
+        assert work.shard(1).progress.num_rows == 0
+
+
 async def test_the_engine_does_not_drain_between_shards(rig: Rig) -> None:
     """While a slow line holds one shard, the lines of others run beside it; three at most."""
     works = [rig.batch({"wait": NEVER, "custom_id": f"slow-{n}"}, GOOD) for n in range(4)]
