@@ -43,6 +43,7 @@ class Patience:
 
     def bear(self, fault: str, asked_seconds: float | None = None) -> None:
         """Wait until the next try; raises Unreachable with the fault when it lasts too long."""
+        fault = fault.rstrip(".")  # more is said behind it
         if asked_seconds is not None:
             self._bear_what_is_asked(fault, asked_seconds)
             return

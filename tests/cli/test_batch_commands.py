@@ -281,7 +281,7 @@ def test_nobody_waits_for_a_day(shell: Shell) -> None:
     ]
     said = shell.type("status")
     assert said.status == 7
-    assert "1,000 requests a day.; it asks to come back in 10 h 0 min" in said.err
+    assert "1,000 requests a day; it asks to come back in 10 h 0 min" in said.err
     assert shell.pauses == []
 
 
