@@ -39,7 +39,7 @@ help:
 	@echo "make smoke         try a deployment: drop, follow, compare, cancel"
 	@echo "make destroy       take a deployment down; says what is kept"
 	@echo "make browser       get the Chromium of the dashboard's tests (make test does, too)"
-	@echo "make screenshots   take the pictures of the dashboard in docs/images again (seven minutes)"
+	@echo "make screenshots   take the pictures of the dashboard in docs/images again (some minutes)"
 	@echo "make chaos         the chaos suite with all of its seeds (make test runs a few)"
 	@echo "make fuzz-api      schemathesis against the API with many requests (make test sends a few)"
 	@echo "make check         formatting, ruff, mypy and import rules (CI runs: make check test)"

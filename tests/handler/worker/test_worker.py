@@ -78,7 +78,7 @@ async def test_progress_and_cost_are_recorded(rig: Rig) -> None:
 async def test_a_batch_keeps_its_pace_from_shard_to_shard(rig: Rig) -> None:
     """What a shard made in the last minute counts in the one beside it when it has ended."""
     work = rig.batch({"wait": 2}, GOOD, {"wait": NEVER}, shard_lines=2)
-    async with rig.worker(lease_seconds=1):
+    async with rig.worker():
         await until(lambda: work.shard(1).progress.rows_per_second)
         assert work.shard(0).owner is None
         assert work.shard(1).progress.num_rows == 0
