@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Iterator
 
 import pytest
@@ -12,6 +13,9 @@ from tests.emulators import NAMES, Emulator, running
 # A busy machine is no reason to fail.
 settings.register_profile("tidemill", deadline=None)
 settings.load_profile("tidemill")
+
+# A shell's background job ignores Ctrl-C, and so would all that tests of it start.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session")
