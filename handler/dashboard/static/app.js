@@ -83,12 +83,15 @@ function wireRequests() {
     before = statuses();
     failed = find("#live")?.dataset.failed;
   });
+  // In the moment of the swap: a little later it would take the focus from who has moved on.
+  body.addEventListener("htmx:afterSwap", (event) => {
+    if (event.detail.target.id === "content") enterView();
+  });
   body.addEventListener("htmx:afterSettle", (event) => {
     pause = REFRESH_SECONDS;
     forgetNotice(true);
     localise(event.detail.elt);
-    if (event.detail.target.id === "content") enterView();
-    else tellChanges(before);
+    if (event.detail.target.id !== "content") tellChanges(before);
     if (event.detail.target.id === "live" && find("#live").dataset.failed !== failed) htmx.trigger("#errors", "changed");
     drawPlot();
     wireForm();

@@ -14,6 +14,14 @@ from tests.handler.intake.rig import Cloud, lines_of
 NewKey = Callable[[str], str]
 # The narrowest that WCAG wants a page to fit on.
 PHONE = {"width": 320, "height": 700}
+# Focuses the link to a batch as soon as it is there, once.
+MOVE_ON = """
+new MutationObserver((_, observer) => {
+  const link = document.querySelector("a[id^=open-]");
+  if (link) observer.disconnect();
+  link?.focus();
+}).observe(document, { childList: true, subtree: true });
+"""
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
@@ -101,6 +109,18 @@ def test_a_refresh_takes_the_focus_from_nobody(page: Page, cloud: Cloud, new_key
         pass
     cloud.create(lines_of(2), "input/second.jsonl")
     expect(page.get_by_role("link", name="second.jsonl")).to_be_visible(timeout=20_000)
+    expect(link).to_be_focused()
+
+
+def test_a_view_takes_the_focus_at_once_or_never(page: Page, cloud: Cloud, new_key: NewKey) -> None:
+    """Whoever moves on in the moment in which it comes is left where they are."""
+    cloud.take_in(cloud.create(lines_of(25)))
+    page.add_init_script(MOVE_ON)
+    sign_in(page, new_key("default"))
+    link = page.get_by_role("link", name="x.jsonl")
+    link.wait_for()
+    with page.expect_response("**/view/batches"):  # by then the first is settled
+        pass
     expect(link).to_be_focused()
 
 
