@@ -195,13 +195,13 @@ class Core:
         logger.error("a step of %d sequences failed", len(plan.slots), exc_info=exc)
         self._pool.forget_all()
         slots = sorted(plan.slots, key=lambda slot: -int(self._table.arrival[slot]))
-        if len(slots) == 1 and self._table.sequence(slots[0]).is_suspect:
+        if len(slots) == 1 and self._table.sequence(slots[0]).is_accused:
             sequence = self._scheduler.finish(slots[0])
             sequence.error = InternalError(f"The engine failed on this request: {exc}")
             return [sequence]
         for slot in slots:
             sequence = self._table.sequence(slot)
-            sequence.is_suspect = True
+            sequence.is_suspect = sequence.is_accused = True
             sequence.num_failures += 1
             self._scheduler.preempt(slot)
             del sequence.logprobs[len(sequence.generated) :]
@@ -241,7 +241,7 @@ class Core:
             return
         sequence = self._table.sequence(slot)
         if sequence.num_failures < MAX_FAILURES_IN_COMPANY:
-            sequence.is_suspect = False
+            sequence.is_suspect = sequence.is_accused = False
             self._scheduler.stand_behind_suspects(slot)
 
     def _count(self, sequence: Sequence) -> None:

@@ -19,6 +19,7 @@ class Sequence:
         "digests",
         "error",
         "generated",
+        "is_accused",
         "is_suspect",
         "logprobs",
         "num_cached_tokens",
@@ -42,6 +43,7 @@ class Sequence:
         self.stop_reason: int | str | None = None
         self.stopped = False
         self.is_suspect = False  # was in a step that failed: runs alone
+        self.is_accused = False  # in one that memory was not the matter with: fails with the next
         self.num_failures = 0
         self.error: Exception | None = None
 

@@ -149,6 +149,25 @@ def test_a_request_that_fits_only_alone_soon_runs_alone() -> None:
     assert rig.model.num_memory_freed == MAX_FAILURES_IN_COMPANY
 
 
+def test_a_request_that_fits_only_alone_outlives_a_step_that_fails_once() -> None:
+    """That it runs alone for want of memory is no sign that it is to blame."""
+    asked = [request([one, 2, 3], 8 + 5 * one) for one in range(8)]
+    rig = Rig(logits_of)
+    failures: list[Exception] = [RuntimeError("once")]
+
+    def fails(sequences: list[Sequence]) -> Exception | None:
+        if not any(one.request is asked[6] for one in sequences):
+            return None
+        if len(sequences) > 1:
+            return out_of_memory()
+        is_late = rig.model.num_memory_freed == MAX_FAILURES_IN_COMPANY
+        return failures.pop() if is_late and failures else None
+
+    rig.model.fails = fails
+    assert rig.run(*asked) == [alone(one) for one in asked]
+    assert not failures
+
+
 def test_a_device_without_any_memory_fails_every_request_and_ends() -> None:
     """Nothing loops for ever."""
     answers = lacking(lambda _: False).run(*(request([one, 2, 3]) for one in range(4)))
