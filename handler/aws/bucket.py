@@ -62,10 +62,9 @@ class Bucket:
 
     def head(self, key: str, version_id: str | None = None) -> Operation[Mapping[str, Any] | None]:
         """Return what S3 tells of an object, or None when it is not there."""
-        version = {} if version_id is None else {"VersionId": version_id}
         try:
             response: Mapping[str, Any] = yield Call(
-                "s3", "head_object", {"Bucket": self.name, "Key": key, **version}
+                "s3", "head_object", self._version(key, version_id)
             )
         except NotThere:
             return None
@@ -81,18 +80,16 @@ class Bucket:
         self, key: str, start: int, end: int, version_id: str | None = None
     ) -> Operation[bytes]:
         """Return bytes `start` to `end` (exclusive) of an object; raises NotThere."""
-        where = {"Bucket": self.name, "Key": key, "Range": f"bytes={start}-{end - 1}"}
-        version = {} if version_id is None else {"VersionId": version_id}
-        response = yield Call("s3", "get_object", where | version)
+        wanted = {"Range": f"bytes={start}-{end - 1}"}
+        response = yield Call("s3", "get_object", self._version(key, version_id) | wanted)
         body: bytes = response["Body"]
         # A server may answer with the whole object.
         return body if "ContentRange" in response else body[start:end]
 
     def download(self, key: str, version_id: str | None, *, disposition: str) -> Call:
         """Return the call that gives an object to a browser, for a url; `disposition` names it."""
-        version = {} if version_id is None else {"VersionId": version_id}
-        where = {"Bucket": self.name, "Key": key, **version}
-        return Call("s3", "get_object", where | {"ResponseContentDisposition": disposition})
+        wanted = {"ResponseContentDisposition": disposition}
+        return Call("s3", "get_object", self._version(key, version_id) | wanted)
 
     def put(
         self, key: str, body: bytes | IO[bytes], content_type: str = _LINES_TYPE
@@ -277,6 +274,10 @@ class Bucket:
             if not response.get("IsTruncated"):
                 return listed
             arguments["ContinuationToken"] = response["NextContinuationToken"]
+
+    def _version(self, key: str, version_id: str | None) -> dict[str, Any]:
+        version = {} if version_id is None else {"VersionId": version_id}
+        return {"Bucket": self.name, "Key": key, **version}
 
     def _new(self, key: str, content_type: str = _LINES_TYPE) -> dict[str, Any]:
         return {"Bucket": self.name, "Key": key, "ContentType": content_type}
