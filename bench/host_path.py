@@ -92,8 +92,8 @@ def write_lines(path: Path, count: int) -> None:
 
 def run_here(input_path: Path, output_path: Path, lines: int) -> Measured:
     """Run the file in this process and return what it took, from the first check to the end."""
-    from cli.job import run_job
-    from cli.run import RunOptions
+    from cli.commands.run import RunOptions
+    from cli.running.job import run_job
 
     def load(config: EngineConfig, **_: object) -> NullEngine:
         del config

@@ -1,1 +1,1 @@
-"""What a person types, one file a command."""
+"""What a person types."""

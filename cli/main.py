@@ -6,7 +6,19 @@ import argparse
 import sys
 from collections.abc import Callable, Sequence
 
-from cli import cancel, drop, keys, local, results, resume, run, status, submit, tenants, worker
+from cli.commands import (
+    cancel,
+    drop,
+    keys,
+    local,
+    results,
+    resume,
+    run,
+    status,
+    submit,
+    tenants,
+    worker,
+)
 from cli.errors import CliError, Stopped
 from cli.terminal import say
 

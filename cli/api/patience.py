@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 
 from cli.errors import Unreachable
-from cli.progress import duration
+from cli.running.progress import duration
 from cli.terminal import say
 
 # Of one request of a command that a person waits for, and of a batch that runs for hours.

@@ -19,7 +19,6 @@ from urllib3.exceptions import HTTPError
 from cli.api import patience
 from cli.api.objects import Batch
 from cli.api.patience import LONG_SECONDS, Patience
-from cli.aws import client_of, told
 from cli.batches.bytes_bar import bytes_shown
 from cli.batches.dropped import drop_shown
 from cli.batches.fetch import Interrupted, fetch
@@ -28,6 +27,7 @@ from cli.batches.options import NAMES
 from cli.batches.outcome import exit_status_of, print_json, tell_end
 from cli.batches.submission import checked
 from cli.batches.wait import Targets, tell_of_errors
+from cli.deployment.aws import client_of, told
 from cli.errors import Refused, Stopped, Unreachable
 from cli.files.source import Source
 from cli.terminal import put, say

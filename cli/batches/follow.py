@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from cli.api import patience
 from cli.api.patience import LONG_SECONDS
-from cli.progress import duration
+from cli.running.progress import duration
 from cli.terminal import amount, say
 
 if TYPE_CHECKING:

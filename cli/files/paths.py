@@ -7,8 +7,8 @@ import stat
 from pathlib import Path
 from urllib.parse import urlsplit
 
+from cli.commands.run import RunOptions
 from cli.errors import Refused
-from cli.run import RunOptions
 
 STANDARD_STREAM = "-"
 

@@ -14,9 +14,9 @@ from typing import Any
 
 import pytest
 
-from cli.job import run_job
+from cli.commands.run import options_from
 from cli.main import make_parser
-from cli.run import options_from
+from cli.running.job import run_job
 from engine.config import EngineConfig
 from tests.cli.api_rig import Shell, shell_in
 from tests.cli.given import Answer

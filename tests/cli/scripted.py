@@ -18,9 +18,9 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from cli.job import run_job
+from cli.commands.run import options_from
 from cli.main import exit_status_of, make_parser
-from cli.run import options_from
+from cli.running.job import run_job
 from engine.config import EngineConfig
 from engine.errors import EngineError
 from engine.protocol.reply import Reply, Usage

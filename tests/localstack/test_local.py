@@ -16,7 +16,7 @@ import httpx
 import pytest
 from playwright.sync_api import expect
 
-from cli.local import _guide
+from cli.commands.local import _guide
 from cli.main import main
 from handler.aws.sync import Aws
 from handler.keys import KeyStore, key_id_of

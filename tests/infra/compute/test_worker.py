@@ -11,8 +11,8 @@ import pytest
 from aws_cdk import App, Stack
 from aws_cdk import aws_ecs as ecs
 
+from cli.commands.worker import WorkerOptions, options_from
 from cli.main import make_parser
-from cli.worker import WorkerOptions, options_from
 from handler.settings import read_settings
 from handler.worker.config import read_config
 from infra.app import worker_image

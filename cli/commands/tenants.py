@@ -6,8 +6,8 @@ import argparse
 import time
 from typing import TYPE_CHECKING, Any
 
+from cli.deployment.place import add_place, need_cloud, run, table_of, tenant_name
 from cli.errors import Refused
-from cli.place import add_place, need_cloud, run, table_of, tenant_name
 from cli.terminal import put, say
 
 if TYPE_CHECKING:

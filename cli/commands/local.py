@@ -14,8 +14,8 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
-from cli.engine_options import EngineOptions, add_engine_flags, engine_arguments, engine_fields
 from cli.errors import BadInput, CliError, Refused, Stopped
+from cli.serving.options import EngineOptions, add_engine_flags, engine_arguments, engine_fields
 from cli.sizes import positive_int
 from cli.terminal import amount, say
 

@@ -16,7 +16,7 @@ from tests.cli import place
 from tests.cli.place import table_on
 from tests.emulators import Emulator
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 TEMPLATE = """{
   "Resources": {"Table": {"Type": "AWS::DynamoDB::Table", "Properties": {
     "BillingMode": "PAY_PER_REQUEST",

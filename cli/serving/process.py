@@ -1,4 +1,4 @@
-"""`python -m cli.engine_process`: an engine as a process of its own, which a worker starts.
+"""`python -m cli.serving.process`: an engine as a process of its own, which a worker starts.
 
 The worker survives it: an engine may be killed by a request, by the system or by a driver.
 """
@@ -9,9 +9,9 @@ import argparse
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, NoReturn
 
-from cli.engine_options import EngineOptions, add_engine_flags, engine_fields
 from cli.errors import CliError
-from cli.serving import chat_template, engine_config, load_engine, served_names
+from cli.serving.engine import chat_template, engine_config, load_engine, served_names
+from cli.serving.options import EngineOptions, add_engine_flags, engine_fields
 from engine.errors import EngineError
 from engine.process import serve
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 def make_parser() -> argparse.ArgumentParser:
     """Return the parser: the flags of the engine, and the pipes that this process inherits."""
-    parser = argparse.ArgumentParser(prog="python -m cli.engine_process", allow_abbrev=False)
+    parser = argparse.ArgumentParser(prog="python -m cli.serving.process", allow_abbrev=False)
     parser.add_argument("--reader-fd", type=int, required=True, metavar="N")
     parser.add_argument("--writer-fd", type=int, required=True, metavar="N")
     add_engine_flags(parser)

@@ -13,8 +13,8 @@ from cli.terminal import say
 if TYPE_CHECKING:
     from prometheus_client import Metric
 
-    from cli.serving import Served
-    from cli.tally import Tally
+    from cli.running.tally import Tally
+    from cli.serving.engine import Served
 
 
 @dataclass(slots=True, eq=False)

@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 
+from cli.commands.worker import _engine_command, _read, options_from
 from cli.errors import Refused
 from cli.main import main, make_parser
-from cli.worker import _engine_command, _read, options_from
 from tests.test_docs import DOCS, flags_of
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 ENVIRONMENT = {
     "TIDEMILL_TABLE": "t",
     "TIDEMILL_BUCKET": "b",
@@ -143,7 +143,7 @@ def test_the_engine_gets_the_flags_of_its_group() -> None:
         make_parser().parse_args(["worker", "--model", "m", "--max-num-seqs", "3", "--queue", "q"])
     )
     started = _engine_command(options, {})
-    assert started[:3] == [sys.executable, "-m", "cli.engine_process"]
+    assert started[:3] == [sys.executable, "-m", "cli.serving.process"]
     assert {"--model=m", "--max-num-seqs=3"} <= set(started)
     assert not any("queue" in word for word in started)
     other = ["python", "x.py"]

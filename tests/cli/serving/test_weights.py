@@ -15,7 +15,7 @@ import pytest
 
 import demo
 from cli.errors import Refused
-from cli.weights import every_few_seconds, local_model, say_progress
+from cli.serving.weights import every_few_seconds, local_model, say_progress
 from handler.aws.sync import Aws
 from handler.weights import Location, find_weights
 from handler.weights_cache import Progress
@@ -23,7 +23,7 @@ from localstack.ministack import environment_for
 from tests.cli.given import Answer, rows
 from tests.emulators import Emulator
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 LISTING = b"""<?xml version="1.0"?>
 <ListBucketResult xmlns="http://s3.amazonaws.com/doc/2006-03-01/">
 <Name>b</Name><Prefix>m/</Prefix><IsTruncated>false</IsTruncated>

@@ -8,7 +8,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cli.engine_options import EngineOptions, add_engine_flags, engine_arguments, engine_fields
+from cli.serving.options import EngineOptions, add_engine_flags, engine_arguments, engine_fields
 
 NUMBERS = st.integers(1, 2**40)
 WORDS = st.text(min_size=1, max_size=12).filter(lambda word: not word.startswith("-"))

@@ -16,7 +16,7 @@ from engine.protocol.rows import Dialect
 
 if TYPE_CHECKING:
     from cli.files.output import RowWriter
-    from cli.tally import Tally
+    from cli.running.tally import Tally
     from engine.protocol.reply import Responder
 
 MAX_HELD_BYTES = 64 * 2**20

@@ -12,9 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cli.errors import OutputLost
-from cli.files.feed import Feed, Window
 from cli.files.output import RowWriter
-from cli.tally import Tally
+from cli.running.feed import Feed, Window
+from cli.running.tally import Tally
 from engine.protocol.lines import RawLine
 from engine.protocol.reply import Reply
 

@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import Literal
 
-from cli.engine_options import EngineOptions, add_engine_flags, engine_fields
+from cli.serving.options import EngineOptions, add_engine_flags, engine_fields
 from cli.sizes import port_number, positive_int, size_in_bytes
 
 _EPILOG = """\
@@ -119,7 +119,7 @@ def command(arguments: argparse.Namespace) -> int:
     """Run the file and return the exit status."""
     options = options_from(arguments)
     # Here, not above: what reads and prints JSON takes longer to load than help takes to print.
-    from cli.job import run_job
-    from cli.serving import load_engine
+    from cli.running.job import run_job
+    from cli.serving.engine import load_engine
 
     return run_job(options, load=partial(load_engine, weights_cache=options.weights_cache))

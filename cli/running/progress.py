@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
     from rich.progress import Progress
 
-    from cli.tally import Tally
+    from cli.running.tally import Tally
     from engine.protocol.stats import EngineStats
 
 LINE_SECONDS = 5.0

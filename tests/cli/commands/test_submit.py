@@ -15,7 +15,7 @@ import pytest
 from tests.cli.api_rig import Shell, line
 from tests.cli.fake_api import PART_BYTES, Fault, row_of
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 LARGE = [line(str(number), pad="x" * 2**20) for number in range(6)]
 
 

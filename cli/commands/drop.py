@@ -7,8 +7,8 @@ from pathlib import Path
 
 from cli.batches.options import add_input_flags, file_of, options_of
 from cli.batches.outcome import EXIT_STATUSES
+from cli.deployment.place import add_place, need_cloud, part_of
 from cli.errors import Refused
-from cli.place import add_place, need_cloud, part_of
 from cli.signals import StopSignals
 
 _SUFFIX = ".jsonl"

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
-from cli.engine_options import EngineOptions, engine_arguments
+from cli.serving.options import EngineOptions, engine_arguments
 from demo import MODEL_PATH, NAME
 from handler.worker.link import EngineDied, EngineFailed, EngineLink
 
@@ -40,7 +40,7 @@ async def make_link() -> AsyncIterator[MakeLink]:
     links: list[EngineLink] = []
 
     def make(options: EngineOptions) -> EngineLink:
-        command = [sys.executable, "-m", "cli.engine_process", *engine_arguments(options)]
+        command = [sys.executable, "-m", "cli.serving.process", *engine_arguments(options)]
         links.append(
             EngineLink(command, stall_seconds=PATIENCE_SECONDS, start_seconds=PATIENCE_SECONDS)
         )

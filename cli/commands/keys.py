@@ -7,8 +7,8 @@ import time
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
+from cli.deployment.place import add_place, need_cloud, run, table_of, tenant_name
 from cli.errors import Refused
-from cli.place import add_place, need_cloud, run, table_of, tenant_name
 from cli.terminal import put, say
 
 if TYPE_CHECKING:

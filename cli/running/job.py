@@ -10,20 +10,20 @@ from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 
+from cli.commands.run import RunOptions
 from cli.errors import BadInput, EngineFailed, Stopped
 from cli.files.check import check_lines, refuse_bad_lines, warn_of_duplicates
-from cli.files.feed import Feed, Window
 from cli.files.output import LocalFile, Output, RowWriter, open_output
 from cli.files.paths import check_paths
 from cli.files.resume import Kept, find_kept
 from cli.files.source import Source, open_source
 from cli.files.transfer import RETRY_DELAYS_SECONDS
-from cli.metrics import Live, serve_metrics
-from cli.progress import Reporter, make_reporter, summary
-from cli.run import RunOptions
-from cli.serving import Load, Served, chat_template, engine_config, load_engine, served_names
+from cli.running.feed import Feed, Window
+from cli.running.metrics import Live, serve_metrics
+from cli.running.progress import Reporter, make_reporter, summary
+from cli.running.tally import Tally
+from cli.serving.engine import Load, Served, chat_template, engine_config, load_engine, served_names
 from cli.signals import StopSignals
-from cli.tally import Tally
 from cli.terminal import amount, say
 from engine.config import EngineConfig
 from engine.errors import EngineError

@@ -12,11 +12,11 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from cli.engine_options import EngineOptions, add_engine_flags, engine_arguments, engine_fields
 from cli.errors import CliError, Refused, Stopped
+from cli.serving.options import EngineOptions, add_engine_flags, engine_arguments, engine_fields
+from cli.serving.weights import every_few_seconds, local_model
 from cli.signals import StopSignals
 from cli.sizes import positive_int, size_in_bytes
-from cli.weights import every_few_seconds, local_model
 
 if TYPE_CHECKING:
     from cli.health import Pulse
@@ -144,7 +144,7 @@ def _read(options: WorkerOptions, environment: Mapping[str, str]) -> tuple[Setti
     """Return what the environment says, and the flags over it; raises Refused."""
     from pydantic import ValidationError
 
-    from cli.serving import served_names
+    from cli.serving.engine import served_names
     from handler.settings import read_settings
     from handler.worker.config import read_config
 
@@ -176,7 +176,7 @@ def _engine_command(options: EngineOptions, environment: Mapping[str, str]) -> l
     """Return what starts the engine; tests put another one in its place."""
     if (other := environment.get(_ENGINE_COMMAND)) is not None:
         return [str(word) for word in json.loads(other)]
-    return [sys.executable, "-m", "cli.engine_process", *engine_arguments(options)]
+    return [sys.executable, "-m", "cli.serving.process", *engine_arguments(options)]
 
 
 def _run(
@@ -201,7 +201,7 @@ def _run(
 @contextmanager
 def _local_model(options: WorkerOptions, pulse: Pulse) -> Iterator[WorkerOptions]:
     """Yield the same options with a model that is on this machine, under its name as before."""
-    from cli.serving import served_names
+    from cli.serving.engine import served_names
     from handler.log import logger
 
     def log(progress: Progress) -> None:

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from cli import progress
-from cli.progress import duration, progress_line, summary
-from cli.tally import Tally
+from cli.running import progress
+from cli.running.progress import duration, progress_line, summary
+from cli.running.tally import Tally
 from engine.protocol.stats import EngineStats
 from tests.cli.given import line
 

@@ -63,7 +63,7 @@ def run(table: str, operation: Operation[T]) -> T:
     """Run one operation on the table; raises CliError."""
     from botocore.exceptions import BotoCoreError
 
-    from cli.aws import client_of
+    from cli.deployment.aws import client_of
     from handler.aws.sync import Aws
     from handler.errors import AwsError
 
@@ -78,7 +78,7 @@ def _variable_of(part: Part) -> str:
 
 
 def _part_of_stack(stack: str, part: Part) -> str:
-    from cli.aws import client_of, told
+    from cli.deployment.aws import client_of, told
 
     cloudformation = client_of("cloudformation")
     try:
