@@ -22,8 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from engine.config import EngineConfig
-    from engine.protocol.reply import Reply
-    from engine.protocol.stats import EngineStats
+    from engine.contract import EngineStats, Reply
 
 DEFAULT_LINES = (10_000, 1_000_000)
 _MIB = 2**20
@@ -48,7 +47,7 @@ class NullEngine:
 
     async def respond(self, url: str, body: dict[str, Any], request_id: str, created: int) -> Reply:
         """Answer without looking."""
-        from engine.protocol.reply import Reply, Usage
+        from engine.contract import Reply, Usage
 
         del url, created
         choice = {"index": 0, "message": {"role": "assistant", "content": "Paris."}}
@@ -64,7 +63,7 @@ class NullEngine:
 
     def stats(self) -> EngineStats:
         """Nothing ever runs."""
-        from engine.protocol.stats import EngineStats
+        from engine.contract import EngineStats
 
         return EngineStats()
 

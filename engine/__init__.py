@@ -1,4 +1,5 @@
 """Requests in, responses out: the inference engine. Knows nothing of any cloud.
 
-Importing this package imports nothing else; `engine.protocol` never needs torch.
+Importing this package imports nothing else. What handles batches (`batchfile`, `contract`,
+`process`, `protocol`) never needs torch.
 """

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from engine.protocol.errors import EngineError
 
-__all__ = ["EngineClosed", "EngineError", "ModelRefused", "OutOfCacheMemory"]
+class EngineError(Exception):
+    """The engine cannot be built or cannot go on; the message is for the user."""
+
+    code: str = "engine_error"
 
 
 class ModelRefused(EngineError):

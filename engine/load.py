@@ -10,21 +10,20 @@ from typing import Any
 
 import torch
 
-from engine.attention import KVCache
 from engine.config import EngineConfig
-from engine.core import Core
+from engine.contract import EngineInfo, EngineStats, Reply
 from engine.endpoints import text_endpoints
-from engine.engine import Engine
-from engine.memory import count_pages
-from engine.model import LoadedModel, load_model
-from engine.pages import PagePool
-from engine.protocol.reply import Reply
-from engine.protocol.stats import EngineInfo, EngineStats
-from engine.runner import Runner
-from engine.service import Service
-from engine.table import SequenceTable
+from engine.endpoints.served import Service
+from engine.model.loading import LoadedModel, load_model
+from engine.model.memory import count_pages
+from engine.model.paged_attention import KVCache
+from engine.scheduling.pages import PagePool
+from engine.scheduling.table import SequenceTable
+from engine.stepping.core import Core
+from engine.stepping.engine import Engine
+from engine.stepping.runner import Runner
 from engine.text.chat_template import ChatTemplate, read_chat_template
-from engine.text.model import SamplingDefaults, TextModel, eos_ids, read_generation_config
+from engine.text.text_model import SamplingDefaults, TextModel, eos_ids, read_generation_config
 from engine.text.tokenizer import Tokenizer, load_pretrained_tokenizer
 
 

@@ -23,7 +23,14 @@ from handler.dashboard.assets import INSTALLED, LICENCES, VENDOR
 
 ROOT: Final = Path(__file__).parent.parent
 BUNDLES: Final = ROOT / "out" / "bundles"
-_OURS = ("handler", "engine/__init__.py", "engine/protocol")
+_OURS = (
+    "handler",
+    "engine/__init__.py",
+    "engine/batchfile",
+    "engine/contract.py",
+    "engine/errors.py",
+    "engine/protocol",
+)
 # What only workers run, or reads tools that are in no Lambda.
 _LEFT_OUT = shutil.ignore_patterns("__pycache__", "worker", "aio.py", "download.py", "weights*.py")
 # botocore describes every service of AWS; Lambdas speak to these.

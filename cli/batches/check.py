@@ -7,8 +7,8 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from typing import IO, Any
 
-from engine.protocol.duplicates import DuplicateFinder
-from engine.protocol.lines import Line, read_lines
+from engine.batchfile.duplicates import DuplicateFinder
+from engine.batchfile.lines import Line, read_lines
 from engine.protocol.routes import find_route
 from handler.batch.model import OnInvalidLine
 from handler.batch.wire import MAX_LISTED_ERRORS

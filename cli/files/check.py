@@ -9,9 +9,8 @@ from pathlib import Path
 from cli.errors import BadInput
 from cli.files.source import Source
 from cli.terminal import amount, say
-from engine.protocol.duplicates import DuplicateFinder, Duplicates
-from engine.protocol.errors import LineError
-from engine.protocol.lines import parse_line, read_lines
+from engine.batchfile.duplicates import DuplicateFinder, Duplicates
+from engine.batchfile.lines import LineError, parse_line, read_lines
 
 MAX_NAMED = 100
 

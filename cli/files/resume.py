@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import IO
 
 from cli.errors import BadInput
-from engine.protocol.lines import RawLine
-from engine.protocol.rows import RowError, RowHead, parse_row_head, row_id_of
+from engine.batchfile.lines import RawLine
+from engine.batchfile.rows import RowError, RowHead, parse_row_head, row_id_of
 
 ROWS_PER_WRITE = 1_000
 """The most rows written between the two files, so the most that one may be ahead of the other."""

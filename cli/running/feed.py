@@ -9,15 +9,15 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from cli.files.resume import ROWS_PER_WRITE
-from engine.protocol.answer import Answer, answer
-from engine.protocol.errors import EngineError
-from engine.protocol.lines import RawLine
-from engine.protocol.rows import Dialect
+from engine.batchfile.answer import Answer, answer
+from engine.batchfile.lines import RawLine
+from engine.batchfile.rows import Dialect
+from engine.errors import EngineError
 
 if TYPE_CHECKING:
     from cli.files.output import RowWriter
     from cli.running.tally import Tally
-    from engine.protocol.reply import Responder
+    from engine.contract import Responder
 
 MAX_HELD_BYTES = 64 * 2**20
 

@@ -25,9 +25,9 @@ from cli.running.tally import Tally
 from cli.serving.engine import Load, Served, chat_template, engine_config, load_engine, served_names
 from cli.signals import StopSignals
 from cli.terminal import amount, say
+from engine.batchfile.lines import MAX_LINE_BYTES, RawLine, read_lines
 from engine.config import EngineConfig
 from engine.errors import EngineError
-from engine.protocol.lines import MAX_LINE_BYTES, RawLine, read_lines
 
 _INFLIGHT_PER_SEQUENCE = 4
 

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from rich.progress import Progress
 
     from cli.running.tally import Tally
-    from engine.protocol.stats import EngineStats
+    from engine.contract import EngineStats
 
 LINE_SECONDS = 5.0
 BAR_SECONDS = 0.25

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from engine.protocol.reply import Usage
+    from engine.contract import Usage
 
 
 @dataclass(slots=True)

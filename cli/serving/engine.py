@@ -13,9 +13,8 @@ from cli.terminal import say
 if TYPE_CHECKING:
     from cli.serving.options import EngineOptions
     from engine.config import EngineConfig
+    from engine.contract import EngineStats, Reply
     from engine.load import ServedEngine
-    from engine.protocol.reply import Reply
-    from engine.protocol.stats import EngineStats
 
 
 class Served(Protocol):

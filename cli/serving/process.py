@@ -13,7 +13,7 @@ from cli.errors import CliError
 from cli.serving.engine import chat_template, engine_config, load_engine, served_names
 from cli.serving.options import EngineOptions, add_engine_flags, engine_fields
 from engine.errors import EngineError
-from engine.process import serve
+from engine.process.child import serve
 
 if TYPE_CHECKING:
     from engine.load import ServedEngine

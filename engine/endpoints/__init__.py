@@ -5,9 +5,8 @@ from __future__ import annotations
 from engine.endpoints.chat import ChatCompletions
 from engine.endpoints.completions import Completions
 from engine.endpoints.endpoint import Endpoint
-from engine.endpoints.generation import TextGeneration
-from engine.generator import Generator
-from engine.text.model import TextModel
+from engine.endpoints.generation import Generator, TextGeneration
+from engine.text.text_model import TextModel
 
 __all__ = ["Endpoint", "text_endpoints"]
 

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
+from engine.contract import Reply
 from engine.endpoints.generation import Generated, Terms, TextGeneration, usage_of
 from engine.endpoints.logprobs import chat_logprobs, prompt_logprobs
+from engine.protocol.bodies import completion_body, response_id, usage_body
 from engine.protocol.chat import ChatCompletionRequest, chat_choice
 from engine.protocol.errors import RequestError
-from engine.protocol.reply import Reply
 from engine.protocol.routes import CHAT_COMPLETIONS
 from engine.protocol.unsupported import refuse_unsupported
-from engine.protocol.usage import completion_body, response_id, usage_body
 from engine.protocol.validation import parse
 
 

@@ -5,20 +5,20 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from engine.contract import Reply
 from engine.endpoints.generation import Generated, Terms, TextGeneration, usage_of
 from engine.endpoints.logprobs import completion_logprobs, prompt_logprobs, text_offsets
+from engine.protocol.bodies import completion_body, response_id, usage_body
 from engine.protocol.completions import (
     DEFAULT_MAX_TOKENS,
     CompletionRequest,
     Prompt,
     completion_choice,
 )
-from engine.protocol.reply import Reply
 from engine.protocol.routes import COMPLETIONS
 from engine.protocol.unsupported import refuse_unsupported
-from engine.protocol.usage import completion_body, response_id, usage_body
 from engine.protocol.validation import parse
-from engine.sequence import TokenLogprob
+from engine.scheduling.sequence import TokenLogprob
 
 
 @dataclass(frozen=True, slots=True)

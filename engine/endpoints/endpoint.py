@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Protocol
 
-from engine.protocol.reply import Reply
+from engine.contract import Reply
 from engine.protocol.routes import Route
 
 

@@ -5,24 +5,35 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TypeVar
+from hashlib import blake2b
+from typing import Protocol, TypeVar
 
-from engine.generator import Generator
+from engine.contract import Usage
 from engine.protocol.errors import RequestError
 from engine.protocol.fields import GenerationRequest
-from engine.protocol.reply import Usage
-from engine.seeds import seed_of_choice
-from engine.sequence import Sampling, SequenceRequest, SequenceResult
-from engine.text.model import TextModel
+from engine.scheduling.sequence import Sampling, SequenceRequest, SequenceResult
 from engine.text.stop_strings import StopStrings
+from engine.text.text_model import TextModel
 
 # Below this a text takes a few milliseconds at most, less than it is worth to hand it over.
 _LARGE_TEXT_CHARS = 20_000
 # Cooler than this is greedy; hotter than that is uniform, and would overflow in half precision.
 _MIN_TEMPERATURE = 1e-5
 _MAX_TEMPERATURE = 1e4
+_SEED_BITS = 63
 
 _Number = TypeVar("_Number", int, float)
+
+
+class Generator(Protocol):
+    """Anything that runs token sequences: the engine core, or a scripted stand-in."""
+
+    async def generate(self, requests: Sequence[SequenceRequest]) -> list[SequenceResult]:
+        """Run the sequences of one request together and return their results in the same order.
+
+        Raises `RequestError` when one of them can never run (it needs more KV cache than there
+        is): the whole request then fails. Cancelling the call drops the sequences.
+        """
 
 
 @dataclass(frozen=True, slots=True)
@@ -222,6 +233,24 @@ def _stop_reason(result: SequenceResult, request: GenerationRequest) -> int | st
     if isinstance(reason, int) and reason not in (request.stop_token_ids or ()):
         return None
     return reason
+
+
+def seed_of_choice(
+    request_seed: int | None, *, engine_seed: int, request_id: str, prompt: int, choice: int
+) -> int:
+    """Return the sampler's seed of one choice, in [0, 2**63).
+
+    With a `request_seed` it depends on that and on the number of the `choice` alone: choice 0 is
+    what `n: 1` would give, and every prompt of a list draws as if it were sent by itself. Without
+    one, the engine's seed, the request's id and the number of the `prompt` stand in for it, so
+    that equal prompts differ and a resumed job repeats its rows.
+    """
+    if request_seed is None:
+        key = f"request {engine_seed} {request_id} {prompt} {choice}"
+    else:
+        key = f"seed {request_seed} {choice}"
+    digest = blake2b(key.encode(errors="backslashreplace"), digest_size=8).digest()
+    return int.from_bytes(digest, "little") >> (64 - _SEED_BITS)
 
 
 def usage_of(prompts: Sequence[list[int]], generated: Sequence[Sequence[Generated]]) -> Usage:

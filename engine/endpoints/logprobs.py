@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from engine.sequence import TokenLogprob
+from engine.scheduling.sequence import TokenLogprob
 from engine.text.tokenizer import Tokenizer
 
 # JSON has no infinity; this is what OpenAI and vLLM write for a token that cannot come.

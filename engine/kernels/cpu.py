@@ -22,7 +22,7 @@ from numba.core import cgutils
 from numba.extending import intrinsic
 from torch import Tensor
 
-from engine.kernels.attention import AttentionShape, PackedStep
+from engine.kernels.reference import AttentionShape, PackedStep
 
 BITS = ir.IntType(32)
 DTYPES = (torch.float32, torch.bfloat16)
@@ -312,7 +312,7 @@ def decode(
 ) -> Tensor:
     """Attend one query a sequence to its pages: `query [N, Hq, Dk]` → `[N, Hq, Dv]`.
 
-    The reference is `attention.decode`. Slots that no token has written do not count, NaN or not.
+    The reference is `reference.decode`. Slots that no token has written do not count, NaN or not.
     """
     heads, group = shape.num_kv_heads, shape.num_query_heads // shape.num_kv_heads
     rows = query.shape[0]
@@ -379,7 +379,7 @@ def _store_tokens(keys: Any, values: Any, key: Any, value: Any, pages: Any, offs
 def store(keys: Tensor, values: Tensor, key: Tensor, value: Tensor, step: PackedStep) -> None:
     """Write the step's `key [T, Hkv, Dk]` and `value [T, Hkv, Dv]` to their slots.
 
-    The reference is `attention.store`.
+    The reference is `reference.store`.
     """
     _store_tokens(
         elements(keys),

@@ -1,4 +1,4 @@
-"""The OpenAI wire types, and the line and row formats of batch files.
+"""The OpenAI wire types: bodies, their validation and their errors. Needs pydantic only.
 
-Nothing else in the project parses or prints the JSON of requests. Needs pydantic only.
+Nothing else in the project parses or prints the JSON of requests.
 """

@@ -1,15 +1,6 @@
-"""What can go wrong: with one request, with one line of a file, or with the whole engine."""
+"""What can go wrong with one request; the others go on."""
 
 from __future__ import annotations
-
-
-class EngineError(Exception):
-    """The engine cannot be built or cannot go on; the message is for the user.
-
-    It stands here, not in `engine.errors`, for those who answer lines without loading a model.
-    """
-
-    code: str = "engine_error"
 
 
 class ProtocolError(Exception):
@@ -59,27 +50,3 @@ class InternalError(RequestError):
 
     def __init__(self, message: str, *, code: str = "internal_error") -> None:
         super().__init__(message, code=code, status_code=500, type="server_error")
-
-
-class LineError(ProtocolError):
-    """A line of a file that is no request at all.
-
-    `line` counts from 1 and includes blank lines; `code` is one of the batch error codes
-    (`invalid_json_line`, `missing_required_parameter`, …); `custom_id` is None when it has none.
-    """
-
-    def __init__(
-        self,
-        message: str,
-        *,
-        line: int,
-        code: str = "invalid_json_line",
-        param: str | None = None,
-        custom_id: str | None = None,
-    ) -> None:
-        super().__init__(message)
-        self.message = message
-        self.line = line
-        self.code = code
-        self.param = param
-        self.custom_id = custom_id

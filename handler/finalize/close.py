@@ -17,9 +17,8 @@ from itertools import islice
 from threading import Lock
 from uuid import uuid4
 
-from engine.protocol.errors import LineError
-from engine.protocol.lines import RawLine, parse_line, read_lines
-from engine.protocol.rows import print_malformed, print_not_run
+from engine.batchfile.lines import LineError, RawLine, parse_line, read_lines
+from engine.batchfile.rows import print_malformed, print_not_run
 from handler.abandon import abandon
 from handler.aws.queues import advance_message
 from handler.aws.sync import Aws

@@ -10,9 +10,8 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from functools import lru_cache
 
-from engine.protocol.duplicates import Duplicates
-from engine.protocol.errors import LineError
-from engine.protocol.lines import Line, RawLine, parse_line
+from engine.batchfile.duplicates import Duplicates
+from engine.batchfile.lines import Line, LineError, RawLine, parse_line
 from engine.protocol.routes import ROUTES, find_route
 from engine.protocol.stream import STREAM_NOT_SUPPORTED, is_stream
 from handler.batch.model import BatchError, OnInvalidLine

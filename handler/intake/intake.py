@@ -13,8 +13,8 @@ from contextlib import closing
 from dataclasses import dataclass, field, replace
 from tempfile import TemporaryFile
 
-from engine.protocol.duplicates import DuplicateFinder, Duplicates
-from engine.protocol.lines import read_lines
+from engine.batchfile.duplicates import DuplicateFinder, Duplicates
+from engine.batchfile.lines import read_lines
 from handler.announce import announce
 from handler.aws.bucket import read_range
 from handler.aws.queues import advance_message

@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from engine.protocol.lines import RawLine
+from engine.batchfile.lines import RawLine
 
 Groups = tuple[tuple[int, ...], ...]
 

@@ -6,8 +6,8 @@ import asyncio
 from collections.abc import Sequence
 from typing import Protocol
 
-from engine.protocol.frames import Row
-from engine.protocol.lines import RawLine
+from engine.batchfile.lines import RawLine
+from engine.process.frames import Row
 from handler.worker.gpu_time import GpuTime
 from handler.worker.link import EngineDied
 from handler.worker.shard_run import ShardRun

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from engine.protocol.stats import EngineStats
+from engine.contract import EngineStats
 from handler.worker.shard_run import ShardRun
 from handler.worker.site import Site
 

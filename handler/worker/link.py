@@ -1,6 +1,6 @@
 """A worker's hold on its engine: a process of its own, whose death is told and survived.
 
-The child's half is `engine.process`; what passes between them is `engine.protocol.frames`.
+The child's half is `engine.process.child`; what passes between them is `engine.process.frames`.
 """
 
 from __future__ import annotations
@@ -12,7 +12,8 @@ from collections.abc import Sequence
 from contextlib import suppress
 from itertools import count
 
-from engine.protocol.frames import (
+from engine.contract import EngineInfo, EngineStats
+from engine.process.frames import (
     Abort,
     Failed,
     Frame,
@@ -25,7 +26,6 @@ from engine.protocol.frames import (
     open_wire,
     read_frame,
 )
-from engine.protocol.stats import EngineInfo, EngineStats
 from handler.errors import HandlerError
 
 _CLOSE_SECONDS = 8.0

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from engine.protocol.errors import LineError, RequestError
-from engine.protocol.lines import RawLine, parse_line
-from engine.protocol.rows import error_body, print_malformed, print_reply
+from engine.batchfile.lines import LineError, RawLine, parse_line
+from engine.batchfile.rows import print_malformed, print_reply
+from engine.protocol.bodies import error_body
+from engine.protocol.errors import RequestError
 from handler.batch.parts import FinishedRow
 
 KILLED_MESSAGE = "The engine died of this request, each time that it was run; it was given up."

@@ -11,8 +11,8 @@ from itertools import count
 from tempfile import SpooledTemporaryFile
 from typing import Any, NamedTuple
 
-from engine.protocol.frames import Row
-from engine.protocol.lines import RawLine, read_lines
+from engine.batchfile.lines import RawLine, read_lines
+from engine.process.frames import Row
 from handler.aws.bucket import read_range
 from handler.aws.calls import Operation, T
 from handler.aws.items import dump

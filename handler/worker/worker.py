@@ -11,8 +11,8 @@ from contextlib import suppress
 from typing import Any, Protocol
 from uuid import uuid4
 
-from engine.protocol.stats import EngineInfo as LoadedEngine
-from engine.protocol.stats import EngineStats
+from engine.contract import EngineInfo as LoadedEngine
+from engine.contract import EngineStats
 from handler.aws.queues import Message
 from handler.batch.model import EngineInfo
 from handler.errors import AwsError, HandlerError

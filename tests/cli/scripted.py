@@ -22,9 +22,8 @@ from cli.commands.run import options_from
 from cli.main import exit_status_of, make_parser
 from cli.running.job import run_job
 from engine.config import EngineConfig
+from engine.contract import EngineStats, Reply, Usage
 from engine.errors import EngineError
-from engine.protocol.reply import Reply, Usage
-from engine.protocol.stats import EngineStats
 
 
 class ScriptedEngine:

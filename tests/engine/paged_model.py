@@ -14,9 +14,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from engine.runner import StepLogits
-from engine.scheduler import StepPlan
-from engine.table import Sequence, SequenceTable
+from engine.scheduling.scheduler import StepPlan
+from engine.scheduling.table import Sequence, SequenceTable
+from engine.stepping.runner import StepLogits
 
 Tokens = tuple[int, ...]
 LogitsOf = Callable[[Tokens], "list[float] | NDArray[np.float32]"]

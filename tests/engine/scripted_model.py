@@ -11,10 +11,10 @@ from tokenizers import decoders, models, normalizers, pre_tokenizers, processors
 from transformers import PreTrainedTokenizerFast
 
 from engine.endpoints import text_endpoints
-from engine.sequence import SequenceRequest, SequenceResult, TokenLogprob
-from engine.service import Service
+from engine.endpoints.served import Service
+from engine.scheduling.sequence import SequenceRequest, SequenceResult, TokenLogprob
 from engine.text.chat_template import ChatTemplate
-from engine.text.model import SamplingDefaults, TextModel
+from engine.text.text_model import SamplingDefaults, TextModel
 from engine.text.tokenizer import Tokenizer
 
 END, TURN, TURN_END = "<|endoftext|>", "<|im_start|>", "<|im_end|>"

@@ -9,14 +9,14 @@ import pytest
 import torch
 
 from demo import MODEL_PATH, questions
-from engine.attention import KVCache
 from engine.config import EngineConfig
-from engine.core import Core, result
-from engine.model import load_model
-from engine.pages import PagePool
-from engine.runner import Runner
-from engine.sequence import Sampling, SequenceRequest
-from engine.table import SequenceTable
+from engine.model.loading import load_model
+from engine.model.paged_attention import KVCache
+from engine.scheduling.pages import PagePool
+from engine.scheduling.sequence import Sampling, SequenceRequest
+from engine.scheduling.table import SequenceTable
+from engine.stepping.core import Core, result
+from engine.stepping.runner import Runner
 from engine.text.tokenizer import load_pretrained_tokenizer
 from tests.engine.families import judge
 

@@ -8,15 +8,15 @@ from typing import Any
 import pytest
 import torch
 
-from engine import attention
-from engine.attention import KVCache
 from engine.config import EngineConfig
-from engine.core import Core, result
-from engine.model import LoadedModel, prepare
-from engine.pages import PagePool
-from engine.runner import Runner
-from engine.sequence import Sampling, SequenceRequest, SequenceResult
-from engine.table import SequenceTable
+from engine.model import paged_attention
+from engine.model.loading import LoadedModel, prepare
+from engine.model.paged_attention import KVCache
+from engine.scheduling.pages import PagePool
+from engine.scheduling.sequence import Sampling, SequenceRequest, SequenceResult
+from engine.scheduling.table import SequenceTable
+from engine.stepping.core import Core, result
+from engine.stepping.runner import Runner
 from tests.engine.families import FAMILIES, VOCAB, build, judge
 
 NEW_TOKENS = 24
@@ -57,7 +57,7 @@ def ready(family: str) -> tuple[Any, LoadedModel]:
     """Return the eager model and, made from the same weights, the engine's."""
     eager = build(family)
     network = build(family)
-    network.config._attn_implementation = attention.NAME  # type: ignore[union-attr]
+    network.config._attn_implementation = paged_attention.NAME  # type: ignore[union-attr]
     config = EngineConfig(family, page_size=16)
     return eager, prepare(network, config, torch.float32, torch.device("cpu"))
 

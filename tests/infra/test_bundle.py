@@ -140,6 +140,9 @@ def test_the_bundle_holds_what_lambdas_need(folder: Path) -> None:
     assert {path.name for path in (folder / "engine").iterdir()} == {
         "__init__.py",
         "__pycache__",
+        "batchfile",
+        "contract.py",
+        "errors.py",
         "protocol",
     }
     assert not (folder / "handler/worker").exists()

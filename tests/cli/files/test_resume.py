@@ -12,8 +12,8 @@ import pytest
 
 from cli.errors import BadInput
 from cli.files.resume import ROWS_PER_WRITE, Kept, find_kept
-from engine.protocol.lines import RawLine
-from engine.protocol.rows import print_not_run
+from engine.batchfile.lines import RawLine
+from engine.batchfile.rows import print_not_run
 from tests.cli.given import line
 
 Write = Callable[..., Path]

@@ -15,8 +15,8 @@ from cli.errors import OutputLost
 from cli.files.output import RowWriter
 from cli.running.feed import Feed, Window
 from cli.running.tally import Tally
-from engine.protocol.lines import RawLine
-from engine.protocol.reply import Reply
+from engine.batchfile.lines import RawLine
+from engine.contract import Reply
 
 
 class MemoryOutput:

@@ -13,7 +13,7 @@ import pytest
 from cli.running import progress
 from cli.running.progress import duration, progress_line, summary
 from cli.running.tally import Tally
-from engine.protocol.stats import EngineStats
+from engine.contract import EngineStats
 from tests.cli.given import line
 
 Write = Callable[..., Path]

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from openai.types.chat import ChatCompletion
 
-from engine.text.model import SamplingDefaults
+from engine.text.text_model import SamplingDefaults
 from tests.engine.scripted_model import (
     CREATED,
     MAX_MODEL_LEN,

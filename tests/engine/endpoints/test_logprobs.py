@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.endpoints.logprobs import chat_logprobs, completion_logprobs, text_offsets
-from engine.sequence import TokenLogprob
+from engine.scheduling.sequence import TokenLogprob
 from engine.text.tokenizer import Tokenizer
 from tests.engine.scripted_model import TURN_END, pretrained_tokenizer
 

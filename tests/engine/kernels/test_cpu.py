@@ -7,9 +7,9 @@ from dataclasses import replace
 import pytest
 import torch
 
-from engine.kernels import attention, cpu
-from engine.kernels.attention import AttentionShape, PackedStep
+from engine.kernels import cpu, reference
 from engine.kernels.cpu import PAGE_SIZE
+from engine.kernels.reference import AttentionShape, PackedStep
 from tests.engine.kernels.paged import Paged, Sequences
 
 GROUPED = AttentionShape(6, 2, 8, 16, 0.4)
@@ -83,7 +83,7 @@ def test_decoding_equals_the_reference_kernel() -> None:
     sequences = Sequences.random(KINDS["everything"], LENGTHS)
     paged = Paged.of(sequences, PAGE_SIZE)
     paged.write(sequences)
-    expected = attention.decode(
+    expected = reference.decode(
         torch.stack([query[-1] for query in sequences.queries]),
         paged.keys,
         paged.values,
@@ -168,7 +168,7 @@ def test_tokens_are_stored_where_the_reference_stores_them(dtype: torch.dtype) -
         for _ in range(2)
     ]
     cpu.store(*caches[0], key, value, step)
-    attention.store(*caches[1], key, value, step)
+    reference.store(*caches[1], key, value, step)
     assert torch.equal(caches[0][0], caches[1][0])
     assert torch.equal(caches[0][1], caches[1][1])
 

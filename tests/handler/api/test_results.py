@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from openai import OpenAI
 
-from engine.protocol.lines import RawLine, parse_line
-from engine.protocol.rows import print_not_run, print_reply
+from engine.batchfile.lines import RawLine, parse_line
+from engine.batchfile.rows import print_not_run, print_reply
 from handler.batch.keys import work_prefix
 from handler.batch.model import Batch
 from handler.batch.parts import FinishedRow, encode_part

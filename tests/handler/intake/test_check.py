@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from engine.protocol.duplicates import Duplicate, Duplicates
-from engine.protocol.lines import RawLine
+from engine.batchfile.duplicates import Duplicate, Duplicates
+from engine.batchfile.lines import RawLine
 from handler.batch.model import BatchError
 from handler.intake.check import (
     Findings,

@@ -12,7 +12,7 @@ from botocore.exceptions import ReadTimeoutError, ResponseStreamingError
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.protocol.lines import read_lines
+from engine.batchfile.lines import read_lines
 from handler.aws.sync import Aws
 from handler.batch.model import Source
 from handler.errors import AwsError, NotThere, ObjectChanged

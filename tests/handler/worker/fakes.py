@@ -6,11 +6,10 @@ import asyncio
 from collections.abc import Callable
 from typing import Any
 
-from engine.protocol.answer import answer
-from engine.protocol.frames import Row
-from engine.protocol.lines import RawLine
-from engine.protocol.reply import Reply, Usage
-from engine.protocol.stats import EngineInfo, EngineStats
+from engine.batchfile.answer import answer
+from engine.batchfile.lines import RawLine
+from engine.contract import EngineInfo, EngineStats, Reply, Usage
+from engine.process.frames import Row
 from handler.aws.aio import AioAws
 from handler.aws.calls import Call, Operation
 from handler.errors import HandlerError

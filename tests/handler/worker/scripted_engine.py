@@ -31,10 +31,9 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[3]))
 
-from engine.process import serve
-from engine.protocol.errors import EngineError
-from engine.protocol.reply import Reply, Usage
-from engine.protocol.stats import EngineInfo, EngineStats
+from engine.contract import EngineInfo, EngineStats, Reply, Usage
+from engine.errors import EngineError
+from engine.process.child import serve
 
 MAX_NUM_SEQS = 64
 USAGE = Usage(prompt_tokens=10, cached_tokens=4, completion_tokens=3)

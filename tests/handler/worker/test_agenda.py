@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.protocol.lines import RawLine
+from engine.batchfile.lines import RawLine
 from handler.worker.agenda import Agenda, Verdict, halves
 
 

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
-from engine.protocol.frames import Row
-from engine.protocol.stats import EngineStats
+from engine.contract import EngineStats
+from engine.process.frames import Row
 from handler.aws.aio import AioAws
 from handler.batch.model import Progress
 from handler.batch.states import Status

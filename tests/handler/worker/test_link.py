@@ -15,11 +15,11 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
-from engine.protocol import frames
-from engine.protocol.answer import answer
-from engine.protocol.frames import FrameError, Row
-from engine.protocol.lines import RawLine
-from engine.protocol.stats import EngineInfo
+from engine.batchfile.answer import answer
+from engine.batchfile.lines import RawLine
+from engine.contract import EngineInfo
+from engine.process import frames
+from engine.process.frames import FrameError, Row
 from handler.worker import link as link_module
 from handler.worker.link import EngineDied, EngineFailed, EngineLink
 from tests.handler.worker.scripted_engine import ScriptedEngine

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.protocol.lines import RawLine, read_lines
+from engine.batchfile.lines import RawLine, read_lines
 from handler.batch.parts import FinishedRow
 from handler.worker.rows import Unflushed, compact, print_unrun
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from engine.protocol.lines import MAX_LINE_BYTES
+from engine.batchfile.lines import MAX_LINE_BYTES
 from handler.batch.model import EngineInfo
 from handler.batch.states import Status
 from handler.worker import shard_run

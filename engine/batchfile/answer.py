@@ -1,0 +1,78 @@
+"""From one line of a file to its row, whatever happens on the way."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+
+from engine.batchfile.lines import Line, LineError, RawLine, parse_line
+from engine.batchfile.rows import Dialect, RowError, print_malformed, print_reply
+from engine.contract import Responder, Usage
+from engine.errors import EngineError
+from engine.protocol.bodies import error_body
+from engine.protocol.errors import InternalError
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """The printed row of one line, newline included; `usage` is None when no reply came."""
+
+    row: bytes
+    is_success: bool
+    usage: Usage | None = None
+
+
+async def answer(
+    raw: RawLine,
+    responder: Responder,
+    *,
+    created: int,
+    dialect: Dialect = "openai",
+    max_row_bytes: int | None = None,
+) -> Answer:
+    """Return the row of a line, an error row for whatever is wrong with it or goes wrong.
+
+    A row above `max_row_bytes` is replaced by an error row that says so. Runs in a task of its own:
+    cancelling that one is no failure of the request, any other cancellation is.
+
+    Raises EngineError, which says that nothing can be answered any more.
+    """
+    try:
+        line = parse_line(raw)
+    except LineError as exc:
+        return Answer(print_malformed(raw.digest, exc), is_success=False)
+    try:
+        reply = await responder.respond(line.url, line.body, line.request_id, created)
+        row = print_reply(
+            line,
+            reply.status_code,
+            reply.body,
+            dialect=dialect,
+            bare_message=reply.bare_message,
+        )
+        _check_length(row, max_row_bytes)
+    except EngineError:
+        raise
+    except (Exception, asyncio.CancelledError) as exc:
+        if isinstance(exc, asyncio.CancelledError) and _is_being_cancelled():
+            raise
+        return Answer(_print_failure(line, exc, dialect), is_success=False)
+    return Answer(row, reply.status_code == 200, reply.usage)
+
+
+def _check_length(row: bytes, max_row_bytes: int | None) -> None:
+    if max_row_bytes is not None and len(row) > max_row_bytes:
+        raise RowError(f"its row would have {len(row):,} bytes; the limit is {max_row_bytes:,}")
+
+
+def _is_being_cancelled() -> bool:
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0
+
+
+def _print_failure(line: Line, exc: BaseException, dialect: Dialect) -> bytes:
+    words = str(exc) if isinstance(exc, RowError) else f"{type(exc).__name__}: {exc}"
+    # An exception may quote a lone surrogate, which no row can hold.
+    words = words.encode("utf-8", "replace").decode()
+    error = InternalError(f"The engine failed on this request: {words}")
+    return print_reply(line, error.status_code, error_body(error), dialect=dialect)

@@ -1,0 +1,83 @@
+"""What an engine is to whoever holds one: requests in, replies out, and what it tells of itself."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """Tokens that one reply cost; `cached_tokens` of the prompt were already in the KV cache."""
+
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    completion_tokens: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """The answer to one request: HTTP status, body (`{"error": …}` when it failed), tokens.
+
+    `bare_message` is set for the two failures that vLLM's dialect prints as a plain string
+    (stream mode and an unknown url).
+    """
+
+    status_code: int
+    body: dict[str, Any]
+    usage: Usage = Usage()
+    bare_message: bool = False
+
+
+class Responder(Protocol):
+    """Anything that answers requests: the engine behind its endpoints, or a scripted stand-in."""
+
+    async def respond(self, url: str, body: dict[str, Any], request_id: str, created: int) -> Reply:
+        """Answer one request; never raises for what the request holds.
+
+        Raises `EngineError` when nothing can be answered any more.
+        `request_id` also keys the randomness of a request that names no seed. `created` (seconds
+        since the epoch) is the time that the reply carries and that a template may ask for.
+        """
+
+
+@dataclass(frozen=True, slots=True)
+class EngineInfo:
+    """What an engine runs, and on what; `revision` is None for a model without one.
+
+    `max_num_seqs` is how many sequences one step may hold. `num_gpus` is 0 on a CPU.
+    """
+
+    model: str
+    revision: str | None
+    engine_version: str
+    device: str
+    num_gpus: int
+    max_num_seqs: int
+
+
+@dataclass(frozen=True, slots=True)
+class EngineStats:
+    """Sequences now running and waiting, share of KV pages in use, and totals since the start."""
+
+    running: int = 0
+    waiting: int = 0
+    kv_cache_usage: float = 0.0
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    output_tokens: int = 0
+    preemptions: int = 0
+    steps: int = 0
+
+
+class Served(Responder, Protocol):
+    """A loaded engine behind its endpoints, or a scripted stand-in."""
+
+    def info(self) -> EngineInfo:
+        """Return what runs here, and on what."""
+
+    def stats(self) -> EngineStats:
+        """Return what the engine is doing now; must not wait for it."""
+
+    def close(self) -> None:
+        """Stop the engine; called once, last."""

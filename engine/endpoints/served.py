@@ -1,0 +1,93 @@
+"""The front of the engine: any url and body in, one reply out, whatever happens."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from engine.contract import Reply
+from engine.endpoints import Endpoint
+from engine.errors import EngineError
+from engine.protocol.bodies import error_body
+from engine.protocol.errors import InternalError, ModelNotFound, RequestError
+from engine.protocol.routes import find_route
+from engine.protocol.stream import STREAM_NOT_SUPPORTED, refuse_stream
+from engine.protocol.validation import printable, shown
+
+_logger = logging.getLogger(__name__)
+
+_MAX_NAME_CHARS = 200
+_UNKNOWN_URL = "invalid_url"
+# The failures that vLLM's dialect prints as a plain message.
+_BARE_CODES = frozenset({_UNKNOWN_URL, STREAM_NOT_SUPPORTED})
+
+
+class Service:
+    """Answers requests through the endpoints of one model; a `Responder`.
+
+    `model_names` are the names that requests may ask for; the first stands in where none is given.
+    """
+
+    def __init__(self, endpoints: Iterable[Endpoint], *, model_names: Sequence[str]) -> None:
+        if not model_names:
+            raise ValueError("a service needs the name of its model")
+        self._endpoints = {endpoint.route.name: endpoint for endpoint in endpoints}
+        self._model_names = tuple(model_names)
+
+    async def respond(self, url: str, body: dict[str, Any], request_id: str, created: int) -> Reply:
+        """Answer one request; never raises for what the request holds.
+
+        Raises `EngineError` only when the engine is gone and nothing can be answered any more.
+
+        Looked at in this order: the url, `stream`, `model`, the rest of the body.
+        """
+        try:
+            endpoint = self._endpoint(url)
+            refuse_stream(body)
+            model = self._model(body)
+            return await endpoint.respond(body, model=model, request_id=request_id, created=created)
+        except RequestError as error:
+            return _failed(error)
+        except EngineError:
+            raise  # the engine is gone: no row can tell of it
+        except Exception as error:
+            _logger.exception("the request %s failed", request_id)
+            return _failed(InternalError(f"The engine failed: {type(error).__name__}."))
+
+    def _endpoint(self, url: str) -> Endpoint:
+        route = find_route(url)
+        if route is None:
+            raise RequestError(
+                f"The url {printable(url, _MAX_NAME_CHARS)} is not supported. Supported endpoints:"
+                f" {', '.join(self._endpoints)}.",
+                param="url",
+                code=_UNKNOWN_URL,
+            )
+        endpoint = self._endpoints.get(route.name)
+        if endpoint is None:
+            raise RequestError(
+                f"Model does not support endpoint: {printable(url, _MAX_NAME_CHARS)}",
+                param="url",
+                code="endpoint_not_supported",
+            )
+        return endpoint
+
+    def _model(self, body: dict[str, Any]) -> str:
+        """Return the model name that the reply shows: the one asked for, or the served one."""
+        name = body.get("model")
+        if name is None:
+            return self._model_names[0]
+        if not isinstance(name, str):
+            raise RequestError(f"`model` must be a string; got {shown(name)}.", param="model")
+        if name not in self._model_names:
+            raise ModelNotFound(printable(name, _MAX_NAME_CHARS))
+        return name
+
+
+def _failed(error: RequestError) -> Reply:
+    body = error_body(error)
+    told = body["error"]
+    told["message"] = printable(error.message)
+    told["param"] = None if error.param is None else printable(error.param, _MAX_NAME_CHARS)
+    return Reply(error.status_code, body, bare_message=error.code in _BARE_CODES)

@@ -1,0 +1,1 @@
+"""The model: loaded, proved right, and attended over pages."""

@@ -1,0 +1,72 @@
+"""How many KV pages fit: measured from what the device has left, not guessed from its name."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import torch
+
+from engine.config import EngineConfig
+from engine.errors import OutOfCacheMemory
+from engine.model.loading import LoadedModel
+from engine.model.paged_attention import page_bytes
+
+# A GPU is ours alone; on a CPU the machine's other programs and page cache want their share.
+SHARE_OF_FREE = {"cuda": 0.9, "cpu": 0.4}
+CGROUP = Path("/sys/fs/cgroup")
+
+
+def count_pages(model: LoadedModel, settings: EngineConfig) -> int:
+    """Return the pages to allocate: what fits the memory, and no more than can ever be in use."""
+    size = page_bytes(model.shapes, settings.page_size, model.dtype)
+    budget = settings.kv_cache_memory
+    if budget is None:
+        free = free_bytes(model.device) - _activation_bytes(model, settings)
+        budget = int(free * SHARE_OF_FREE[model.device.type])
+    useful = settings.max_num_seqs * -(-model.max_model_len // settings.page_size)
+    pages = min(budget // size, useful)
+    if pages < 1:
+        raise OutOfCacheMemory(
+            f"The KV cache needs at least {size:,} bytes for one page of {settings.page_size} "
+            f"tokens, but has {max(budget, 0):,}: free memory, use a smaller model, or set "
+            "--kv-cache-memory."
+        )
+    return pages
+
+
+def free_bytes(device: torch.device) -> int:
+    """Return the bytes that this process could still take on `device`, by its own account."""
+    if device.type == "cuda":
+        return torch.cuda.mem_get_info(device)[0]
+    left = _cgroup_left()
+    return _meminfo_available() if left is None else min(left, _meminfo_available())
+
+
+def _activation_bytes(model: LoadedModel, settings: EngineConfig) -> int:
+    """Bound one step's transient tensors: hidden states of all tokens and logits of all rows."""
+    config = model.network.config
+    hidden = getattr(config, "hidden_size", 4096)
+    inner = getattr(config, "intermediate_size", None) or 4 * hidden
+    widths = 8 * hidden + 3 * (inner if isinstance(inner, int) else max(inner))
+    per_step = settings.max_num_batched_tokens * widths * model.dtype.itemsize
+    return per_step + settings.max_num_seqs * model.vocab_size * (model.dtype.itemsize + 4)
+
+
+def _meminfo_available() -> int:
+    try:
+        for line in Path("/proc/meminfo").read_text(encoding="ascii").splitlines():
+            if line.startswith("MemAvailable:"):
+                return int(line.split()[1]) * 1024
+    except OSError:
+        pass
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2
+
+
+def _cgroup_left() -> int | None:
+    try:
+        most = (CGROUP / "memory.max").read_text(encoding="ascii").strip()
+        used = (CGROUP / "memory.current").read_text(encoding="ascii")
+        return None if most == "max" else int(most) - int(used)
+    except (OSError, ValueError):
+        return None

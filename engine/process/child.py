@@ -1,0 +1,204 @@
+"""An engine at the end of two pipes: what a worker's engine process runs.
+
+The wire is `engine.process.frames`. No library of models is loaded here: what answers is the
+caller's choice.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ctypes
+import logging
+import os
+import signal
+import sys
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
+from contextlib import suppress
+from typing import NoReturn, TypeVar
+
+from engine.batchfile.answer import answer
+from engine.batchfile.lines import RawLine
+from engine.contract import Served, Usage
+from engine.errors import EngineError
+from engine.process.frames import (
+    MAX_ROW_BYTES,
+    Abort,
+    Failed,
+    Frame,
+    FrameError,
+    Ready,
+    Row,
+    Run,
+    Stats,
+    encode_frame,
+    open_wire,
+    read_frame,
+)
+
+logger = logging.getLogger(__name__)
+
+EXIT_FAILED = 3
+STATS_SECONDS = 1.0
+
+_LAST_WORDS_SECONDS = 5.0
+_PR_SET_PDEATHSIG = 1
+
+_Made = TypeVar("_Made")
+
+
+def serve(
+    load: Callable[[], Served],
+    *,
+    reader_fd: int,
+    writer_fd: int,
+    stats_seconds: float = STATS_SECONDS,
+) -> NoReturn:
+    """Answer the requests that come in on one pipe on the other, and end this process.
+
+    Exits with 0 once the reader has ended, and with 3 after a `Failed` frame, when `load` raised
+    or nothing can be answered any more. Statistics are told every `stats_seconds`. SIGINT and
+    SIGTERM are ignored: whoever holds the other ends decides. On Linux this process dies with the
+    thread that started it.
+    """
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    for fd in (reader_fd, writer_fd):
+        os.set_inheritable(fd, False)  # noqa: FBT003 - its only, positional parameter
+    status = asyncio.run(_serve(load, reader_fd, writer_fd, stats_seconds))
+    sys.stdout.flush()
+    sys.stderr.flush()
+    # A thread that hangs inside the engine, or still loads it, must not keep the process.
+    os._exit(status)
+
+
+async def _serve(
+    load: Callable[[], Served], reader_fd: int, writer_fd: int, stats_seconds: float
+) -> int:
+    reader, writer = await open_wire(reader_fd, writer_fd)
+    return await _Process(load, reader, writer, stats_seconds).run()
+
+
+class _Process:
+    """One engine and the requests that are in it."""
+
+    def __init__(
+        self,
+        load: Callable[[], Served],
+        reader: asyncio.StreamReader,
+        writer: asyncio.StreamWriter,
+        stats_seconds: float,
+    ) -> None:
+        self._reader = reader
+        self._writer = writer
+        self._stats_seconds = stats_seconds
+        self._loop = asyncio.get_running_loop()
+        self._loaded = asyncio.wrap_future(_in_thread(load))
+        self._broken: asyncio.Future[None] = self._loop.create_future()
+        self._tasks: dict[int, asyncio.Task[None]] = {}
+
+    async def run(self) -> int:
+        """Serve until either side has had enough, and return the exit status."""
+        parts: set[asyncio.Future[None]] = {
+            self._loop.create_task(self._listen()),
+            self._loop.create_task(self._tell()),
+            self._broken,
+        }
+        done, _ = await asyncio.wait(parts, return_when=asyncio.FIRST_COMPLETED)
+        failure = next((part.exception() for part in done if part.exception()), None)
+        for part in [*parts, *self._tasks.values()]:
+            part.cancel()
+        if failure is not None:
+            await self._say_last(failure)
+        await self._close()
+        return 0 if failure is None else EXIT_FAILED
+
+    async def _listen(self) -> None:
+        """Start and abort requests until the pipe ends."""
+        while (frame := await read_frame(self._reader)) is not None:
+            match frame:
+                case Run():
+                    self._start(frame)
+                case Abort():
+                    if task := self._tasks.get(frame.ticket):  # else its row is on its way
+                        task.cancel()
+                case _:
+                    raise FrameError(f"a {type(frame).__name__} frame is none for an engine")
+
+    async def _tell(self) -> None:
+        """Say that the model is loaded, then how it does."""
+        served = await self._loaded
+        await self._send(Ready(served.info()))
+        while True:
+            await self._send(Stats(served.stats()))
+            await asyncio.sleep(self._stats_seconds)
+
+    def _start(self, run: Run) -> None:
+        def finish(task: asyncio.Task[None]) -> None:
+            del self._tasks[run.ticket]
+            if task.cancelled() or (failure := task.exception()) is None:
+                return
+            if not self._broken.done():
+                self._broken.set_exception(failure)
+
+        task = self._tasks[run.ticket] = self._loop.create_task(self._answer(run))
+        task.add_done_callback(finish)
+
+    async def _answer(self, run: Run) -> None:
+        answered = await answer(
+            RawLine(run.number, run.data),
+            await asyncio.shield(self._loaded),  # aborting a request must not end the loading
+            created=run.created,
+            max_row_bytes=MAX_ROW_BYTES,
+        )
+        usage = answered.usage or Usage()
+        await self._send(
+            Row(
+                run.ticket,
+                answered.is_success,
+                usage.prompt_tokens,
+                usage.cached_tokens,
+                usage.completion_tokens,
+                answered.row,
+            )
+        )
+
+    async def _send(self, frame: Frame) -> None:
+        self._writer.write(encode_frame(frame))
+        await self._writer.drain()
+
+    async def _say_last(self, failure: BaseException) -> None:
+        if isinstance(failure, EngineError):
+            words, code = str(failure), failure.code
+        else:
+            words, code = f"{type(failure).__name__}: {failure}", EngineError.code
+            logger.error("the engine cannot go on", exc_info=failure)
+        with suppress(OSError, TimeoutError):
+            async with asyncio.timeout(_LAST_WORDS_SECONDS):
+                await self._send(Failed(words, code))
+                self._writer.close()
+                await self._writer.wait_closed()
+
+    async def _close(self) -> None:
+        if not self._loaded.done() or self._loaded.cancelled() or self._loaded.exception():
+            return
+        closing = asyncio.wrap_future(_in_thread(self._loaded.result().close))
+        await asyncio.wait([closing], timeout=_LAST_WORDS_SECONDS)
+
+
+def _in_thread(make: Callable[[], _Made]) -> Future[_Made]:
+    """Run a function in a thread that, unlike an executor's, nobody waits for at the end."""
+    made: Future[_Made] = Future()
+
+    def work() -> None:
+        made.set_running_or_notify_cancel()  # from here on nobody can cancel it
+        try:
+            made.set_result(make())
+        except BaseException as exc:  # noqa: BLE001 - raised again where the result is asked for
+            made.set_exception(exc)
+
+    threading.Thread(target=work, daemon=True).start()
+    return made

@@ -1,0 +1,226 @@
+"""The wire between a worker and its engine's process: frames over two pipes, one each way.
+
+A frame is the length of its payload (4 bytes), its kind (1 byte) and the payload; numbers are
+big-endian. What is said often is packed, what is said seldom is JSON. Both ends are of one version:
+there is no negotiation, and what cannot be read is an error.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import struct
+from dataclasses import asdict, dataclass
+from typing import Self
+
+from engine.contract import EngineInfo, EngineStats
+from engine.protocol.errors import ProtocolError
+
+# Far more than a line may hold, and more than a row should: beyond it, the bytes are no frame.
+MAX_PAYLOAD_BYTES = 256 * 2**20
+
+MAX_ROW_BYTES = MAX_PAYLOAD_BYTES - 2**10
+
+_READ_AHEAD_BYTES = 2**20
+_HEADER = struct.Struct("!IB")
+_RUN = struct.Struct("!QQq")
+_ABORT = struct.Struct("!Q")
+_ROW = struct.Struct("!Q?QQQ")
+
+
+class FrameError(ProtocolError):
+    """Bytes that are no frame of ours, or a frame that is too long to be sent."""
+
+    code = "broken_frame"
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """To the engine: answer the line `number`, whose bytes are `data`; see `answer`.
+
+    `ticket` names the request for as long as the process lives; `created` is in seconds since the
+    epoch.
+    """
+
+    ticket: int
+    number: int
+    created: int
+    data: bytes
+
+    def pack(self) -> bytes:
+        """Return the payload."""
+        return _RUN.pack(self.ticket, self.number, self.created) + self.data
+
+    @classmethod
+    def unpack(cls, payload: bytes) -> Self:
+        """Return the frame of a payload."""
+        ticket, number, created = _RUN.unpack_from(payload)
+        return cls(ticket, number, created, payload[_RUN.size :])
+
+
+@dataclass(frozen=True, slots=True)
+class Abort:
+    """To the engine: drop a request; its row may be on its way already."""
+
+    ticket: int
+
+    def pack(self) -> bytes:
+        """Return the payload."""
+        return _ABORT.pack(self.ticket)
+
+    @classmethod
+    def unpack(cls, payload: bytes) -> Self:
+        """Return the frame of a payload."""
+        return cls(*_ABORT.unpack(payload))
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """From the engine: the printed row of a request, and the tokens that it cost."""
+
+    ticket: int
+    is_success: bool
+    prompt_tokens: int
+    cached_tokens: int
+    completion_tokens: int
+    row: bytes
+
+    def pack(self) -> bytes:
+        """Return the payload."""
+        tokens = (self.prompt_tokens, self.cached_tokens, self.completion_tokens)
+        return _ROW.pack(self.ticket, self.is_success, *tokens) + self.row
+
+    @classmethod
+    def unpack(cls, payload: bytes) -> Self:
+        """Return the frame of a payload."""
+        ticket, is_success, prompt, cached, completion = _ROW.unpack_from(payload)
+        return cls(ticket, is_success, prompt, cached, completion, payload[_ROW.size :])
+
+
+@dataclass(frozen=True, slots=True)
+class Ready:
+    """From the engine, first and once: the model is loaded and requests are answered."""
+
+    info: EngineInfo
+
+    def pack(self) -> bytes:
+        """Return the payload."""
+        return json.dumps(asdict(self.info)).encode()
+
+    @classmethod
+    def unpack(cls, payload: bytes) -> Self:
+        """Return the frame of a payload."""
+        return cls(EngineInfo(**json.loads(payload)))
+
+
+@dataclass(frozen=True, slots=True)
+class Stats:
+    """From the engine, every second: what it is doing; its `steps` stand still when it hangs."""
+
+    stats: EngineStats
+
+    def pack(self) -> bytes:
+        """Return the payload."""
+        return json.dumps(asdict(self.stats)).encode()
+
+    @classmethod
+    def unpack(cls, payload: bytes) -> Self:
+        """Return the frame of a payload."""
+        return cls(EngineStats(**json.loads(payload)))
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """From the engine, last: it cannot be loaded or cannot go on, and its process ends."""
+
+    message: str
+    code: str
+
+    def pack(self) -> bytes:
+        """Return the payload."""
+        return json.dumps(asdict(self)).encode()
+
+    @classmethod
+    def unpack(cls, payload: bytes) -> Self:
+        """Return the frame of a payload."""
+        return cls(**json.loads(payload))
+
+
+Frame = Run | Abort | Row | Ready | Stats | Failed
+
+_TYPE_OF: dict[int, type[Frame]] = {1: Run, 2: Abort, 3: Row, 4: Ready, 5: Stats, 6: Failed}
+_KIND_OF = {frame_type: kind for kind, frame_type in _TYPE_OF.items()}
+
+
+def encode_frame(frame: Frame) -> bytes:
+    """Return the bytes of a frame; raises FrameError when it is too long for the wire."""
+    payload = frame.pack()
+    if len(payload) > MAX_PAYLOAD_BYTES:
+        raise _too_long(len(payload))
+    return _HEADER.pack(len(payload), _KIND_OF[type(frame)]) + payload
+
+
+def decode_frame(kind: int, payload: bytes) -> Frame:
+    """Return the frame of this kind; raises FrameError for what no `encode_frame` has made."""
+    frame_type = _TYPE_OF.get(kind)
+    if frame_type is None:
+        raise FrameError(f"a frame of the unknown kind {kind}")
+    try:
+        return frame_type.unpack(payload)
+    except (struct.error, ValueError, TypeError) as exc:
+        raise FrameError(f"a broken {frame_type.__name__} frame: {exc}") from exc
+
+
+async def open_wire(
+    reader_fd: int, writer_fd: int
+) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    """Return streams over one end of each pipe, which are theirs to close from then on."""
+    loop = asyncio.get_running_loop()
+    reader = asyncio.StreamReader(limit=_READ_AHEAD_BYTES)
+    await loop.connect_read_pipe(
+        lambda: asyncio.StreamReaderProtocol(reader), os.fdopen(reader_fd, "rb", buffering=0)
+    )
+    transport, protocol = await loop.connect_write_pipe(
+        # For its flow control only: from this end nothing is read.
+        lambda: asyncio.StreamReaderProtocol(asyncio.StreamReader()),
+        os.fdopen(writer_fd, "wb", buffering=0),
+    )
+    return reader, asyncio.StreamWriter(transport, protocol, None, loop)
+
+
+async def read_frame(reader: asyncio.StreamReader) -> Frame | None:
+    """Return the next frame, or None when the pipe was closed after the last one.
+
+    Raises FrameError for a frame that is torn, too long or unknown; none can be read after it.
+    """
+    header = await _read(reader, _HEADER.size)
+    if not header:
+        return None
+    num_bytes, kind = _HEADER.unpack(header)
+    if num_bytes > MAX_PAYLOAD_BYTES:
+        raise _too_long(num_bytes)
+    payload = await _read(reader, num_bytes)
+    if len(payload) < num_bytes:
+        raise _torn(len(payload), num_bytes)
+    return decode_frame(kind, payload)
+
+
+async def _read(reader: asyncio.StreamReader, num_bytes: int) -> bytes:
+    """Return that many bytes, or none when the pipe has ended."""
+    try:
+        return await reader.readexactly(num_bytes)
+    except asyncio.IncompleteReadError as exc:
+        if exc.partial:
+            raise _torn(len(exc.partial), num_bytes) from exc
+        return b""
+
+
+def _torn(num_bytes: int, whole: int) -> FrameError:
+    return FrameError(f"a torn frame: the pipe ended after {num_bytes:,} of {whole:,} bytes")
+
+
+def _too_long(num_bytes: int) -> FrameError:
+    return FrameError(
+        f"a frame of {num_bytes:,} bytes is too long: the limit is {MAX_PAYLOAD_BYTES:,}"
+    )

@@ -1,0 +1,58 @@
+"""What response bodies share: their frame, an id that the line alone decides, and the usage."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from engine.protocol.errors import RequestError
+
+
+def response_id(prefix: str, request_id: str) -> str:
+    """Return the id of a response body, the same in every run of the same line."""
+    return f"{prefix}-{request_id.removeprefix('req_')}"
+
+
+def usage_body(prompt_tokens: int, completion_tokens: int) -> dict[str, int]:
+    """Return the usage object of a row.
+
+    Tokens found in the KV cache are not counted apart: they depend on what else ran, and a row
+    must not.
+    """
+    return {
+        "prompt_tokens": prompt_tokens,
+        "completion_tokens": completion_tokens,
+        "total_tokens": prompt_tokens + completion_tokens,
+    }
+
+
+def completion_body(
+    kind: Literal["chat.completion", "text_completion"],
+    body_id: str,
+    *,
+    created: int,
+    model: str,
+    choices: list[dict[str, Any]],
+    usage: dict[str, int],
+) -> dict[str, Any]:
+    """Return a response body of either endpoint; `created` is in seconds since the epoch."""
+    return {
+        "id": body_id,
+        "object": kind,
+        "created": created,
+        "model": model,
+        "choices": choices,
+        "usage": usage,
+        "system_fingerprint": None,
+    }
+
+
+def error_body(error: RequestError) -> dict[str, Any]:
+    """Return the body of a failed request: `{"error": {message, type, param, code}}`."""
+    return {
+        "error": {
+            "message": error.message,
+            "type": error.type,
+            "param": error.param,
+            "code": error.code,
+        }
+    }

@@ -1,0 +1,258 @@
+"""Which tokens the next step computes: continuous batching under a token budget and a page pool.
+
+Every running sequence with one token to compute gets it; what the budget has left goes to prompts,
+in chunks, oldest first; then waiting sequences are admitted while slots and pages last. When a
+sequence needs a page and there is none, the youngest one gives all of its pages back and waits to
+be recomputed, so the oldest always advances. No tensor is touched here.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from engine.scheduling.pages import ROOT, PagePool, page_digest
+from engine.scheduling.step_bound import StepBound
+from engine.scheduling.table import Sequence, SequenceTable
+
+# Scoring a prompt takes the logits of all its tokens: [chunk, vocabulary] must stay small.
+MAX_SCORED_CHUNK = 256
+
+
+class PromptChunk(NamedTuple):
+    """Tokens `start:stop` of the sequence in `slot`; `is_last` when the next token can follow."""
+
+    slot: int
+    start: int
+    stop: int
+    is_last: bool
+
+
+@dataclass(frozen=True, slots=True)
+class StepPlan:
+    """One step: `decodes [N]` slots compute their last token; `chunks` parts of prompts.
+
+    `started` are the slots that were taken for this step: what they share, it may yet compute.
+    """
+
+    decodes: NDArray[np.int64]
+    chunks: tuple[PromptChunk, ...]
+    started: frozenset[int]
+
+    @property
+    def sampled(self) -> NDArray[np.int64]:
+        """Slots that get a new token from this step, in the order of its logits."""
+        last = [chunk.slot for chunk in self.chunks if chunk.is_last]
+        return np.concatenate([self.decodes, np.array(last, np.int64)])
+
+    @property
+    def slots(self) -> list[int]:
+        """All slots of the step."""
+        return [*self.decodes.tolist(), *(chunk.slot for chunk in self.chunks)]
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens that the step computes."""
+        return len(self.decodes) + sum(chunk.stop - chunk.start for chunk in self.chunks)
+
+
+class Scheduler:
+    """Plans steps over one table and one pool; `add` from anywhere between steps."""
+
+    def __init__(self, table: SequenceTable, pool: PagePool, max_num_batched_tokens: int) -> None:
+        self.table = table
+        self.pool = pool
+        self.waiting: deque[Sequence] = deque()
+        self.num_preemptions = 0
+        self.bound = StepBound(max_num_batched_tokens)
+        self._page_size = table.page_size
+
+    def can_ever_fit(self, num_tokens: int) -> bool:
+        """Say whether a sequence that grows to `num_tokens` fits the pool when it is alone."""
+        return self._pages_for(num_tokens) <= self.pool.num_pages
+
+    def add(self, sequence: Sequence) -> None:
+        """Queue a sequence behind all others."""
+        self.waiting.append(sequence)
+
+    def plan(self) -> StepPlan | None:
+        """Return the next step, or None when nothing runs and nothing waits."""
+        decodes = self._plan_decodes()
+        budget = self.bound.tokens - len(decodes)
+        chunks = self._continue_prompts(budget)
+        budget -= sum(chunk.stop - chunk.start for chunk in chunks)
+        single, more = self._admit(budget)
+        decodes = np.concatenate([decodes, np.array(single, np.int64)])
+        chunks += more
+        if not len(decodes) and not chunks:
+            return None
+        return StepPlan(
+            decodes, tuple(chunks), frozenset([*single, *(chunk.slot for chunk in more)])
+        )
+
+    def advance(self, plan: StepPlan, token_ids: NDArray[np.int64]) -> None:
+        """Record a run step: `token_ids` are the new tokens of `plan.sampled`, in order."""
+        table = self.table
+        table.num_computed[plan.decodes] += 1
+        for chunk in plan.chunks:
+            table.num_computed[chunk.slot] = chunk.stop
+        sampled = plan.sampled
+        growing = table.num_tokens[sampled] < table.max_tokens[sampled]
+        slots = sampled[growing]
+        table.tokens[slots, table.num_tokens[slots]] = token_ids[growing]
+        table.num_tokens[slots] += 1
+
+    def finish(self, slot: int) -> Sequence:
+        """Take a sequence out of its slot for good; its full pages stay known until reused."""
+        sequence, pages = self.table.remove(slot)
+        self.pool.release(pages)
+        return sequence
+
+    def preempt(self, slot: int) -> None:
+        """Take a sequence's slot and pages away; it waits, first in the queue, to be recomputed."""
+        sequence = self.finish(slot)
+        sequence.num_preemptions += 1
+        self.num_preemptions += 1
+        self.waiting.appendleft(sequence)
+
+    def make_room(self, plan: StepPlan) -> list[Sequence]:
+        """After a step that did not fit into memory, let fewer tokens and sequences run.
+
+        The bound on tokens is halved, and the newest half of the running sequences wait for their
+        turn; they are returned. So do those that started with the step, whose shared pages may
+        never have been computed; the others lose nothing.
+        """
+        self.bound.lower(plan.num_tokens)
+        running = self.table.running.tolist()
+        num_kept = max(1, min(len(running) // 2, self.bound.tokens))
+        newest = [self.table.sequence(slot) for slot in running[num_kept:]]
+        for place, slot in reversed(list(enumerate(running))):
+            if place >= num_kept or slot in plan.started:
+                self.preempt(slot)
+        return newest
+
+    def stand_behind_suspects(self, slot: int) -> None:
+        """Send a running sequence back into the queue, behind the suspects that each run alone."""
+        sequence = self.finish(slot)
+        sequence.num_preemptions += 1
+        later = (
+            index
+            for index, other in enumerate(self.waiting)
+            if not other.is_suspect and other.arrival > sequence.arrival
+        )
+        self.waiting.insert(next(later, len(self.waiting)), sequence)
+
+    def _plan_decodes(self) -> NDArray[np.int64]:
+        table = self.table
+        running = table.running
+        pending = table.num_tokens[running] - table.num_computed[running]
+        decodes: NDArray[np.int64] = running[pending == 1]
+        full = table.num_tokens[decodes] > table.num_pages[decodes] * self._page_size
+        needy = decodes[full].tolist()
+        while not self.pool.can_allocate(len(needy)):
+            youngest = int(table.running[-1])
+            self.preempt(youngest)
+            needy = [slot for slot in needy if slot != youngest]
+        for slot, page in zip(needy, self.pool.allocate(len(needy)), strict=True):
+            table.pages[slot, table.num_pages[slot]] = page
+            table.num_pages[slot] += 1
+        decodes = decodes[table.is_running[decodes]]
+        for slot in decodes[table.num_tokens[decodes] % self._page_size == 0].tolist():
+            self._register(slot, int(table.num_tokens[slot]))
+        return decodes
+
+    def _continue_prompts(self, budget: int) -> list[PromptChunk]:
+        table = self.table
+        running = table.running
+        pending = table.num_tokens[running] - table.num_computed[running]
+        chunks: list[PromptChunk] = []
+        for slot in running[pending > 1].tolist():
+            if budget <= 0:
+                break
+            chunks.append(self._chunk(slot, budget))
+            budget -= chunks[-1].stop - chunks[-1].start
+        return chunks
+
+    def _admit(self, budget: int) -> tuple[list[int], list[PromptChunk]]:
+        """Start waiting sequences; return the slots with one token to compute, and the chunks."""
+        single: list[int] = []
+        chunks: list[PromptChunk] = []
+        while self.waiting and budget > 0 and self.table.free_slots and self._may_join():
+            slot = self._try_place(self.waiting[0])
+            if slot is None:
+                break
+            self.waiting.popleft()
+            if self.table.num_tokens[slot] - self.table.num_computed[slot] == 1:
+                single.append(slot)
+                budget -= 1
+            else:
+                chunks.append(self._chunk(slot, budget))
+                budget -= chunks[-1].stop - chunks[-1].start
+        return single, chunks
+
+    def _may_join(self) -> bool:
+        """A suspect of a failed step runs alone, so that a second failure tells who it was."""
+        running = np.flatnonzero(self.table.is_running)
+        if not len(running):
+            return True
+        return not self.waiting[0].is_suspect and not any(
+            self.table.sequence(slot).is_suspect for slot in running.tolist()
+        )
+
+    def _try_place(self, sequence: Sequence) -> int | None:
+        tokens = np.array([*sequence.request.prompt_ids, *sequence.generated], np.int32)
+        shared = self._cached_pages(sequence, tokens)
+        needed = self._pages_for(len(tokens)) - len(shared)
+        # As many pages as the running sequences fill in a step: else a newcomer is soon preempted.
+        running = int(self.table.is_running.sum())
+        spare = -(-running // self._page_size)
+        if not self.pool.can_allocate(needed + self.pool.num_unheld(shared) + spare):
+            return None
+        self.pool.share(shared)
+        pages = shared + self.pool.allocate(needed)
+        num_cached = len(shared) * self._page_size
+        if sequence.num_preemptions == 0:
+            sequence.num_cached_tokens = num_cached
+        return self.table.place(sequence, pages, num_cached)
+
+    def _cached_pages(self, sequence: Sequence, tokens: NDArray[np.int32]) -> list[int]:
+        """Look the sequence's beginning up; its last token is always computed anew."""
+        size = self._page_size
+        digests = sequence.digests
+        for index in range(len(digests), len(tokens) // size):
+            parent = digests[-1] if digests else ROOT
+            digests.append(page_digest(parent, tokens[index * size : (index + 1) * size]))
+        if sequence.request.prompt_logprobs is not None:
+            return []
+        return self.pool.lookup(digests[: (len(tokens) - 1) // size])
+
+    def _chunk(self, slot: int, budget: int) -> PromptChunk:
+        table = self.table
+        start, total = int(table.num_computed[slot]), int(table.num_tokens[slot])
+        if table.sequence(slot).request.prompt_logprobs is not None:
+            budget = min(budget, MAX_SCORED_CHUNK)
+        stop = min(total, start + budget)
+        self._register(slot, stop)
+        return PromptChunk(slot, start, stop, is_last=stop == total)
+
+    def _register(self, slot: int, num_tokens: int) -> None:
+        """Name the pages that this step fills.
+
+        Each layer stores before it attends, so a sequence admitted in this very step may read them.
+        """
+        table, size = self.table, self._page_size
+        digests = table.sequence(slot).digests
+        for index in range(int(table.num_computed[slot]) // size, num_tokens // size):
+            if index == len(digests):
+                parent = digests[-1] if digests else ROOT
+                digests.append(
+                    page_digest(parent, table.tokens[slot, index * size : (index + 1) * size])
+                )
+            self.pool.register(int(table.pages[slot, index]), digests[index])
+
+    def _pages_for(self, num_tokens: int) -> int:
+        return -(-num_tokens // self._page_size)

@@ -1,0 +1,136 @@
+"""The running sequences as arrays: one row a slot, so that a step costs no Python a sequence.
+
+The scheduler owns the counts and pages, the runner reads them, the sampler reads the parameters.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from engine.scheduling.sequence import SequenceRequest, TokenLogprob
+
+
+class Sequence:
+    """One sequence from submission to result: what does not fit an array."""
+
+    __slots__ = (
+        "arrival",
+        "digests",
+        "error",
+        "generated",
+        "is_accused",
+        "is_suspect",
+        "logprobs",
+        "num_cached_tokens",
+        "num_failures",
+        "num_preemptions",
+        "prompt_logprobs",
+        "request",
+        "stop_reason",
+        "stopped",
+    )
+
+    def __init__(self, request: SequenceRequest, arrival: int) -> None:
+        self.request = request
+        self.arrival = arrival
+        self.generated: list[int] = []  # up to date while waiting and once finished
+        self.digests: list[bytes] = []  # of the full pages so far
+        self.num_cached_tokens = 0
+        self.num_preemptions = 0
+        self.logprobs: list[TokenLogprob] = []
+        self.prompt_logprobs: list[TokenLogprob | None] = [None]
+        self.stop_reason: int | str | None = None
+        self.stopped = False
+        self.is_suspect = False  # was in a step that failed: runs alone
+        self.is_accused = False  # in one that memory was not the matter with: fails with the next
+        self.num_failures = 0
+        self.error: Exception | None = None
+
+
+class SequenceTable:
+    """Rows for up to `max_num_seqs` running sequences of up to `max_model_len` tokens."""
+
+    def __init__(self, max_num_seqs: int, max_model_len: int, page_size: int) -> None:
+        slots = max_num_seqs
+        self.page_size = page_size
+        self.max_model_len = max_model_len
+        self.sequences: list[Sequence | None] = [None] * slots
+        self.free_slots = list(range(slots - 1, -1, -1))
+        # np.empty and np.zeros take no memory until touched.
+        self.tokens: NDArray[np.int32] = np.zeros((slots, max_model_len), np.int32)
+        self.pages: NDArray[np.int32] = np.zeros((slots, -(-max_model_len // page_size)), np.int32)
+        self.num_pages = np.zeros(slots, np.int32)
+        self.num_tokens = np.zeros(slots, np.int64)
+        self.num_computed = np.zeros(slots, np.int64)
+        self.num_prompt_tokens = np.zeros(slots, np.int64)
+        self.max_tokens = np.zeros(slots, np.int64)  # prompt included
+        self.arrival = np.zeros(slots, np.int64)
+        self.is_running = np.zeros(slots, np.bool_)
+        self.temperature = np.ones(slots, np.float32)
+        self.top_p = np.ones(slots, np.float32)
+        self.top_k = np.zeros(slots, np.int64)
+        self.min_p = np.zeros(slots, np.float32)
+        self.seed = np.zeros(slots, np.uint64)
+        self.logprobs = np.full(slots, -1, np.int64)  # -1: none
+        self.is_shaped = np.zeros(slots, np.bool_)  # penalties, bias or banned tokens
+        self.has_stop_text = np.zeros(slots, np.bool_)
+
+    @property
+    def running(self) -> NDArray[np.int64]:
+        """Slots in use, oldest sequence first."""
+        slots = np.flatnonzero(self.is_running)
+        return slots[np.argsort(self.arrival[slots], kind="stable")]
+
+    def sequence(self, slot: int) -> Sequence:
+        """Return the sequence in a used slot."""
+        sequence = self.sequences[slot]
+        assert sequence is not None, f"slot {slot} is free"
+        return sequence
+
+    def place(self, sequence: Sequence, pages: list[int], num_computed: int) -> int:
+        """Put a sequence into a free slot and return the slot."""
+        slot = self.free_slots.pop()
+        request, sampling = sequence.request, sequence.request.sampling
+        prompt = len(request.prompt_ids)
+        total = prompt + len(sequence.generated)
+        self.sequences[slot] = sequence
+        self.tokens[slot, :prompt] = request.prompt_ids
+        self.tokens[slot, prompt:total] = sequence.generated
+        self.pages[slot, : len(pages)] = pages
+        self.num_pages[slot] = len(pages)
+        self.num_tokens[slot] = total
+        self.num_computed[slot] = num_computed
+        self.num_prompt_tokens[slot] = prompt
+        self.max_tokens[slot] = min(prompt + request.max_tokens, self.max_model_len)
+        self.arrival[slot] = sequence.arrival
+        self.temperature[slot] = sampling.temperature
+        self.top_p[slot] = sampling.top_p
+        self.top_k[slot] = sampling.top_k
+        self.min_p[slot] = sampling.min_p
+        self.seed[slot] = sampling.seed
+        self.logprobs[slot] = -1 if sampling.logprobs is None else sampling.logprobs
+        self.is_shaped[slot] = (
+            bool(sampling.logit_bias)
+            or sampling.presence_penalty != 0
+            or sampling.frequency_penalty != 0
+            or sampling.repetition_penalty != 1
+            or request.min_tokens > 0
+        )
+        self.has_stop_text[slot] = request.stop_text is not None
+        self.is_running[slot] = True
+        return slot
+
+    def remove(self, slot: int) -> tuple[Sequence, list[int]]:
+        """Take a sequence out, its tokens so far written back; return it and its pages."""
+        sequence = self.sequence(slot)
+        sequence.generated = self.generated(slot).tolist()
+        pages = self.pages[slot, : self.num_pages[slot]].tolist()
+        self.sequences[slot] = None
+        self.is_running[slot] = False
+        self.free_slots.append(slot)
+        return sequence, pages
+
+    def generated(self, slot: int) -> NDArray[np.int32]:
+        """Return a view of the tokens generated so far."""
+        return self.tokens[slot, self.num_prompt_tokens[slot] : self.num_tokens[slot]]

@@ -1,0 +1,1 @@
+"""The step loop: a plan, logits, tokens, and the thread that it runs in."""

@@ -1,0 +1,257 @@
+"""The front of the engine: whatever comes in, one reply in OpenAI's form goes out."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from engine.contract import Reply
+from engine.endpoints import text_endpoints
+from engine.endpoints.served import Service
+from engine.protocol.chat import ChatCompletionRequest
+from engine.protocol.completions import CompletionRequest
+from engine.protocol.errors import RequestError
+from engine.protocol.unsupported import _NEUTRAL
+from tests.engine.scripted_model import Scene, text_model
+
+MESSAGES = [{"role": "user", "content": "Hi"}]
+CHAT = "/v1/chat/completions"
+
+
+async def reply_to(url: str, body: dict[str, Any]) -> Reply:
+    """Return the reply of a fresh service."""
+    return await Scene().service.respond(url, body, "req_1", 0)
+
+
+async def test_an_unknown_url_is_told_every_supported_endpoint() -> None:
+    """vLLM's dialect prints this failure as a bare message."""
+    reply = await reply_to("/v1/responses", {"stream": True, "model": "other"})
+    assert reply.status_code == 400
+    assert reply.bare_message
+    message = reply.body["error"]["message"]
+    assert "/v1/responses" in message
+    assert "/v1/chat/completions, /v1/completions" in message
+
+
+@pytest.mark.parametrize("url", ["/v1/embeddings", "/score", "/v2/rerank"])
+async def test_a_known_url_that_the_model_cannot_serve_is_told_apart(url: str) -> None:
+    """The message names the url as it came."""
+    reply = await reply_to(url, {"input": "x"})
+    assert reply.status_code == 400
+    assert not reply.bare_message
+    assert reply.body["error"]["message"] == f"Model does not support endpoint: {url}"
+
+
+@pytest.mark.parametrize("value", [True, "True", "true", 1])
+async def test_a_stream_is_refused_before_anything_else_of_the_body(value: object) -> None:
+    """The wording is vLLM's, which clients look for."""
+    reply = await reply_to(CHAT, {"stream": value, "model": "other"})
+    assert reply.status_code == 400
+    assert reply.bare_message
+    assert reply.body["error"]["message"] == "Request must not be sent in stream mode"
+    assert reply.body["error"]["param"] == "stream"
+
+
+@pytest.mark.parametrize("value", [False, "False", None, 0])
+async def test_no_stream_may_be_said_aloud(value: object) -> None:
+    """Clients write out the default."""
+    assert (await reply_to(CHAT, {"stream": value, "messages": MESSAGES})).status_code == 200
+
+
+@pytest.mark.parametrize("value", ["maybe", 2, [], {}, 0.5])
+async def test_a_stream_of_another_kind_is_refused_by_name(value: object) -> None:
+    """It is neither yes nor no."""
+    reply = await reply_to(CHAT, {"stream": value, "messages": MESSAGES})
+    assert (reply.status_code, reply.body["error"]["param"]) == (400, "stream")
+
+
+async def test_a_model_that_is_not_served_is_not_found() -> None:
+    """404 in OpenAI's form, before the rest of the body is looked at."""
+    reply = await reply_to(CHAT, {"model": "gpt-4o"})
+    assert reply.status_code == 404
+    assert reply.body["error"]["code"] == "model_not_found"
+    assert "gpt-4o" in reply.body["error"]["message"]
+
+
+@pytest.mark.parametrize(("asked", "told"), [("tiny-alias", "tiny-alias"), (None, "tiny")])
+async def test_the_reply_names_the_model_that_was_asked_for(asked: str | None, told: str) -> None:
+    """Any of the served names will do; without one it is the first of them."""
+    reply = await reply_to(CHAT, {"model": asked, "messages": MESSAGES})
+    assert reply.body["model"] == told
+
+
+async def test_the_reply_says_when_it_was_asked_for_in_every_request() -> None:
+    """One service answers the lines of many batches, each with a time of its own."""
+    service = Scene().service
+    for url, body in ((CHAT, {"messages": MESSAGES}), ("/v1/completions", {"prompt": "Hi"})):
+        replies = [await service.respond(url, body, "req_1", created) for created in (7, 8, 7)]
+        assert [reply.body["created"] for reply in replies] == [7, 8, 7]
+        assert replies[0] == replies[2]
+
+
+async def test_a_model_that_is_no_name_is_refused() -> None:
+    """A number is no model."""
+    reply = await reply_to(CHAT, {"model": 5, "messages": MESSAGES})
+    assert (reply.status_code, reply.body["error"]["param"]) == (400, "model")
+
+
+@pytest.mark.parametrize("name", ["\ud800", "x" * 10**6])
+async def test_any_name_can_be_answered(name: str) -> None:
+    """An error's message is valid UTF-8 of bounded length."""
+    for body in ({"model": name}, {"logit_bias": {name: 1}, "messages": MESSAGES}):
+        reply = await reply_to(CHAT, body)
+        assert reply.status_code in {400, 404}
+        assert len(json.dumps(reply.body, ensure_ascii=False).encode()) < 5_000
+
+
+async def test_what_the_generator_refuses_is_the_requests_fault() -> None:
+    """A request that can never fit the cache gets its own error, with its own status."""
+    scene = Scene()
+    scene.generator.failure = RequestError("needs more KV cache than there is", code="too_large")
+    reply = await scene.service.respond(CHAT, {"messages": MESSAGES}, "req_1", 0)
+    assert (reply.status_code, reply.body["error"]["code"]) == (400, "too_large")
+
+
+async def test_a_fault_of_ours_is_a_500_with_its_traceback_in_the_log(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """The row says little, the log says all, and the service goes on."""
+    scene = Scene()
+    scene.generator.failure = ZeroDivisionError("inside the engine")
+    with caplog.at_level(logging.ERROR):
+        reply = await scene.service.respond(CHAT, {"messages": MESSAGES}, "req_7", 0)
+    error = reply.body["error"]
+    assert reply.status_code == 500
+    assert (error["type"], error["code"]) == ("server_error", "internal_error")
+    assert "ZeroDivisionError" in error["message"]
+    assert "req_7" in caplog.text
+    assert "inside the engine" in caplog.text
+    scene.generator.failure = None
+    assert (
+        await scene.service.respond(CHAT, {"messages": MESSAGES}, "req_8", 0)
+    ).status_code == 200
+
+
+async def test_cancelling_a_request_is_no_failure() -> None:
+    """A job that stops must not turn its last requests into error rows."""
+
+    class Endless:
+        """A generator that never ends."""
+
+        async def generate(self, requests: object) -> list[Any]:
+            """Wait for ever."""
+            del requests
+            await asyncio.Event().wait()
+            return []
+
+    endpoints = text_endpoints(text_model(), Endless(), seed=0)
+    service = Service(endpoints, model_names=["tiny"])
+    task = asyncio.create_task(service.respond(CHAT, {"messages": MESSAGES}, "req_1", 0))
+    await asyncio.sleep(0)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+
+
+def test_a_service_needs_a_name() -> None:
+    """Without one no request could be answered."""
+    with pytest.raises(ValueError, match="name"):
+        Service([], model_names=[])
+
+
+JSON_SCALARS = (
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.integers(-3, 40)
+    | st.floats()
+    | st.text(st.characters(), max_size=8)
+    | st.sampled_from(["user", "text", "\ud800", "Hi", "<|im_end|>", "strftime_now"])
+)
+JSON_VALUES = st.recursive(
+    JSON_SCALARS,
+    lambda inner: (
+        st.lists(inner, max_size=4)
+        | st.dictionaries(st.text(max_size=6) | st.just("content"), inner, max_size=4)
+    ),
+    max_leaves=8,
+)
+SERVED = sorted(
+    ChatCompletionRequest.model_fields.keys()
+    | CompletionRequest.model_fields.keys()
+    | {"best_of", "stream", "user", "metadata"}
+)
+LIKELY = {
+    "messages": st.lists(
+        st.fixed_dictionaries(
+            {},
+            optional={
+                "role": st.sampled_from(["user", "assistant", "system", "developer", "x"]),
+                "content": st.text(max_size=8)
+                | st.lists(
+                    st.fixed_dictionaries({"type": st.just("text"), "text": st.text(max_size=4)}),
+                    max_size=3,
+                ),
+                "name": JSON_VALUES,
+            },
+        ),
+        max_size=3,
+    ),
+    "prompt": st.text(max_size=8) | st.lists(st.integers(-1, 301), max_size=5),
+    "logit_bias": st.dictionaries(st.integers(-1, 301).map(str), st.floats(-101, 101), max_size=3),
+    "stop": st.text(max_size=3) | st.lists(st.text(max_size=3), max_size=3),
+    "stop_token_ids": st.lists(st.integers(-1, 301), max_size=3),
+    "model": st.sampled_from(["tiny", "tiny-alias", "other", None]),
+    "n": st.integers(-1, 4),
+    "temperature": st.floats(0, 3),
+    "top_p": st.floats(0, 1),
+    "top_k": st.integers(-2, 400),
+    "logprobs": st.booleans() | st.integers(0, 4),
+    "top_logprobs": st.integers(0, 4),
+    "prompt_logprobs": st.integers(0, 4),
+    "max_tokens": st.integers(0, 20),
+    "min_tokens": st.integers(0, 20),
+    "seed": st.integers(),
+    "echo": st.booleans(),
+    "ignore_eos": st.booleans(),
+    "skip_special_tokens": st.booleans(),
+    "continue_final_message": st.booleans(),
+    "add_generation_prompt": st.booleans(),
+    "include_stop_str_in_output": st.booleans(),
+    "return_token_ids": st.booleans(),
+    "chat_template_kwargs": st.dictionaries(st.text(max_size=6), JSON_VALUES, max_size=2),
+}
+SCENE = Scene(" Paris. é€")
+
+
+@st.composite
+def bodies(draw: st.DrawFn) -> dict[str, Any]:
+    """Draw a body with a few known fields over one that is right: most sensible, some not."""
+    body: dict[str, Any] = {"messages": MESSAGES, "prompt": "Hi"}
+    for name in draw(st.lists(st.sampled_from(sorted(LIKELY)), max_size=5)):
+        body[name] = draw(LIKELY[name])
+    if draw(st.integers(0, 3)) == 3:
+        body[draw(st.sampled_from(SERVED))] = draw(JSON_VALUES)
+    if draw(st.integers(0, 9)) == 9:
+        body[draw(st.sampled_from(sorted(_NEUTRAL)))] = draw(JSON_VALUES)
+    return body
+
+
+@settings(max_examples=400, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(url=st.sampled_from([CHAT, "/v1/completions"]), body=bodies())
+def test_no_body_breaks_the_service(url: str, body: dict[str, Any]) -> None:
+    """Any JSON gets 200 or a 4xx in OpenAI's form that any row can hold, and never a 500."""
+    reply = asyncio.run(SCENE.service.respond(url, body, "req_1", 0))
+    text = json.dumps(reply.body, ensure_ascii=False, allow_nan=False)
+    assert text.encode()
+    if reply.status_code != 200:
+        assert 400 <= reply.status_code < 500, reply.body
+        assert reply.body["error"].keys() == {"message", "type", "param", "code"}
+        assert reply.body["error"]["message"]
+        assert not reply.usage.completion_tokens

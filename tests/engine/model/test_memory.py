@@ -1,0 +1,120 @@
+"""How many pages fit: by what is free, by what is asked for, and by what could ever be used."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from engine.config import EngineConfig
+from engine.errors import OutOfCacheMemory
+from engine.kernels.reference import AttentionShape
+from engine.model import memory
+from engine.model.loading import LoadedModel
+from engine.model.paged_attention import KVCache, page_bytes
+
+CPU = torch.device("cpu")
+SHAPES = (AttentionShape(4, 2, 8, 8, 1.0), AttentionShape(4, 1, 24, 16, 1.0))
+# Two layers of 2·(8+8) and 1·(24+16) numbers a token, 16 tokens a page, 4 bytes a number.
+PAGE_BYTES = (32 + 40) * 16 * 4
+
+
+def model(*, max_model_len: int = 100, **config: Any) -> LoadedModel:
+    """Return a model of which only the sizes matter."""
+    network = nn.Module()
+    network.config = type("Config", (), {"hidden_size": 64, "intermediate_size": 128} | config)()
+    return LoadedModel(network, (), SHAPES, torch.float32, CPU, 500, max_model_len)
+
+
+def settings(**changes: Any) -> EngineConfig:
+    """Return settings for few sequences."""
+    return EngineConfig("m", **({"max_num_seqs": 4, "max_num_batched_tokens": 256} | changes))
+
+
+@pytest.fixture(name="machine")
+def fixture_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A machine with 10 GB free in all, whose control group is the returned folder's."""
+    monkeypatch.setattr(memory, "CGROUP", tmp_path)
+    monkeypatch.setattr(memory, "_meminfo_available", lambda: 10 * 10**9)
+    return tmp_path
+
+
+def test_a_page_takes_what_the_cache_allocates_for_it() -> None:
+    """Keys and values of every layer, of unequal widths too."""
+    assert page_bytes(SHAPES, 16, torch.float32) == PAGE_BYTES
+    cache = KVCache(SHAPES, 7, 16, torch.bfloat16, CPU)
+    tensors = [*cache.keys, *cache.values]
+    total = sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+    assert total == 7 * page_bytes(SHAPES, 16, torch.bfloat16)
+    assert not any(tensor.any() for tensor in tensors)
+    assert cache.keys[1].shape == (7, 1, 24, 16)
+    assert cache.values[1].shape == (7, 1, 16, 16)
+
+
+def test_memory_that_was_asked_for_is_filled_with_whole_pages() -> None:
+    """And not a byte more."""
+    asked = 5 * PAGE_BYTES
+    assert memory.count_pages(model(), settings(kv_cache_memory=asked)) == 5
+    assert memory.count_pages(model(), settings(kv_cache_memory=asked - 1)) == 4
+
+
+def test_no_more_pages_than_can_ever_be_in_use() -> None:
+    """Every sequence as long as it may be: 4 of 100 tokens in pages of 16."""
+    assert memory.count_pages(model(), settings(kv_cache_memory=10**12)) == 4 * 7
+    assert memory.count_pages(model(max_model_len=96), settings(kv_cache_memory=10**12)) == 4 * 6
+
+
+def test_less_than_a_page_is_refused_with_the_way_out() -> None:
+    """The message tells what is needed, what there is, and the option."""
+    with pytest.raises(OutOfCacheMemory, match="--kv-cache-memory") as refused:
+        memory.count_pages(model(), settings(kv_cache_memory=PAGE_BYTES - 1))
+    assert f"{PAGE_BYTES:,}" in str(refused.value)
+    assert f"{PAGE_BYTES - 1:,}" in str(refused.value)
+
+
+def test_without_a_wish_it_is_a_share_of_what_is_free(machine: Path) -> None:
+    """Less what one step needs; the rest is other programs'."""
+    del machine
+    most = settings(max_num_seqs=2000, max_num_batched_tokens=4096)
+    pages = memory.count_pages(model(max_model_len=10**6), most)
+    share = memory.SHARE_OF_FREE["cpu"]
+    assert 0.8 * share * 10**10 < pages * PAGE_BYTES < share * 10**10
+
+
+def test_a_control_group_with_little_left_decides(machine: Path) -> None:
+    """A container's limit counts, less what it already uses."""
+    (machine / "memory.max").write_text("3000000000\n")
+    (machine / "memory.current").write_text("1000000000\n")
+    assert memory.free_bytes(CPU) == 2 * 10**9
+
+
+@pytest.mark.parametrize("limit", ["max\n", "", "many\n"])
+def test_a_control_group_without_a_limit_decides_nothing(machine: Path, limit: str) -> None:
+    """Nor does one that cannot be read."""
+    (machine / "memory.max").write_text(limit)
+    assert memory.free_bytes(CPU) == 10 * 10**9
+
+
+def test_a_machine_that_is_full_is_out_of_cache_memory(machine: Path) -> None:
+    """A group may use more than its limit: there is nothing left then, and no negative bytes."""
+    (machine / "memory.max").write_text("1000")
+    (machine / "memory.current").write_text("2000000000")
+    with pytest.raises(OutOfCacheMemory, match="has 0:"):
+        memory.count_pages(model(), settings())
+
+
+def test_this_machine_has_memory_free() -> None:
+    """Measured for real: more than nothing, less than there is."""
+    total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    assert 0 < memory.free_bytes(CPU) <= total
+
+
+@pytest.mark.parametrize("inner", [None, 128, [64, 128]])
+def test_configs_name_their_inner_width_in_several_ways(machine: Path, inner: Any) -> None:
+    """One number, one a layer, or none."""
+    del machine
+    assert memory.count_pages(model(intermediate_size=inner), settings()) == 28

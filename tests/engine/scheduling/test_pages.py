@@ -1,0 +1,254 @@
+"""The page pool: who holds a page, what it is known to hold, and which goes first."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from engine.scheduling.pages import ROOT, PagePool, page_digest
+
+
+def digests(*texts: bytes) -> list[bytes]:
+    """Return the names of pages that follow each other, each with the bytes of one text."""
+    names = []
+    for text in texts:
+        parent = names[-1] if names else ROOT
+        names.append(page_digest(parent, np.frombuffer(text, np.uint8).astype(np.int32)))
+    return names
+
+
+def test_a_page_is_named_by_all_tokens_up_to_its_end() -> None:
+    """The same tokens after another beginning are another page."""
+    assert digests(b"ab", b"cd") == digests(b"ab", b"cd")
+    assert digests(b"ab", b"cd")[1] != digests(b"xb", b"cd")[1]
+    assert digests(b"ab", b"ab")[0] != digests(b"ab", b"ab")[1]
+
+
+def test_a_view_of_a_table_is_named_like_its_copy() -> None:
+    """The scheduler names slices of its token table and arrays of its own alike."""
+    table = np.arange(40, dtype=np.int32).reshape(4, 10)
+    assert page_digest(ROOT, table[2, 3:7]) == page_digest(ROOT, table[2, 3:7].copy())
+    assert page_digest(ROOT, table[:, 2]) == page_digest(ROOT, table[:, 2].copy())
+
+
+def test_a_page_is_free_only_when_its_last_holder_is_gone() -> None:
+    """Two holders of a shared page release it in turn."""
+    pool = PagePool(2)
+    (page,) = pool.allocate(1)
+    pool.register(page, b"a")
+    pool.share([page])
+    assert (pool.num_free, pool.num_unheld([page])) == (1, 0)
+    pool.release([page])
+    assert pool.num_free == 1
+    pool.release([page])
+    assert (pool.num_free, pool.num_unheld([page])) == (2, 1)
+
+
+def test_a_released_page_can_be_found_and_held_again() -> None:
+    """What it holds outlives its holders; sharing takes it off the free list."""
+    pool = PagePool(2)
+    (page,) = pool.allocate(1)
+    pool.register(page, b"a")
+    pool.release([page])
+    assert pool.lookup([b"a"]) == [page]
+    pool.share([page])
+    assert pool.num_free == 1
+    assert pool.allocate(1) != [page]
+
+
+def test_lookup_returns_the_longest_known_run_from_the_start() -> None:
+    """A known page behind an unknown one is of no use."""
+    pool = PagePool(4)
+    first, second, third = pool.allocate(3)
+    pool.register(first, b"a")
+    pool.register(second, b"b")
+    pool.register(third, b"c")
+    assert pool.lookup([b"a", b"b", b"c"]) == [first, second, third]
+    assert pool.lookup([b"a", b"x", b"c"]) == [first]
+    assert pool.lookup([b"x", b"b"]) == []
+    assert pool.lookup([]) == []
+
+
+def test_pages_without_a_name_are_reused_before_those_with_one() -> None:
+    """Nobody can ever ask for their contents."""
+    pool = PagePool(3)
+    named, unnamed, other = pool.allocate(3)
+    pool.register(named, b"a")
+    pool.register(other, b"b")
+    pool.release([named])
+    pool.release([other])
+    pool.release([unnamed])
+    assert pool.allocate(3) == [unnamed, named, other]
+
+
+def test_named_pages_are_reused_least_recently_released_first() -> None:
+    """And of one sequence the last page goes first: its beginning is worth most."""
+    pool = PagePool(4)
+    old = pool.allocate(2)
+    new = pool.allocate(2)
+    for page, name in zip([*old, *new], (b"a", b"b", b"c", b"d"), strict=True):
+        pool.register(page, name)
+    pool.release(old)
+    pool.release(new)
+    assert pool.allocate(1) == [old[1]]
+    assert pool.lookup([b"a", b"b"]) == [old[0]]
+    assert pool.allocate(3) == [old[0], new[1], new[0]]
+
+
+def test_use_makes_a_page_recent_again() -> None:
+    """A page that was shared meanwhile outlives one that was not."""
+    pool = PagePool(2)
+    first, second = pool.allocate(2)
+    pool.register(first, b"a")
+    pool.register(second, b"b")
+    pool.release([first])
+    pool.release([second])
+    pool.share([first])
+    pool.release([first])
+    assert pool.allocate(2) == [second, first]
+
+
+def test_the_first_page_of_a_name_keeps_it() -> None:
+    """Two sequences computed the same page side by side: only one of them is known."""
+    pool = PagePool(3)
+    first, second = pool.allocate(2)
+    pool.register(first, b"a")
+    pool.register(second, b"a")
+    pool.release([second])
+    assert pool.lookup([b"a"]) == [first]
+    assert pool.allocate(2) == [second, 2]
+    assert pool.lookup([b"a"]) == [first]
+
+
+def test_allocating_forgets_what_the_page_held() -> None:
+    """Its tokens are about to be overwritten."""
+    pool = PagePool(1)
+    (page,) = pool.allocate(1)
+    pool.register(page, b"a")
+    pool.release([page])
+    assert pool.allocate(1) == [page]
+    assert pool.lookup([b"a"]) == []
+
+
+def test_forgetting_all_keeps_the_holders() -> None:
+    """After a failed step nothing can be found, but nobody loses a page."""
+    pool = PagePool(3)
+    held, freed = pool.allocate(2)
+    pool.register(held, b"a")
+    pool.register(freed, b"b")
+    pool.release([freed])
+    pool.forget_all()
+    assert pool.lookup([b"a"]) == pool.lookup([b"b"]) == []
+    assert pool.num_free == 2
+    assert held not in pool.allocate(2)
+    pool.register(held, b"a")
+    assert pool.lookup([b"a"]) == [held]
+
+
+@pytest.mark.parametrize("num_pages", [1, 5])
+def test_everything_can_be_allocated_and_nothing_more(num_pages: int) -> None:
+    """`can_allocate` says just what `allocate` does."""
+    pool = PagePool(num_pages)
+    assert pool.can_allocate(num_pages)
+    assert not pool.can_allocate(num_pages + 1)
+    assert sorted(pool.allocate(num_pages)) == list(range(num_pages))
+    assert pool.can_allocate(0)
+    assert not pool.can_allocate(1)
+
+
+NUM_PAGES = 6
+NAMES = st.sampled_from([b"a", b"b", b"c", b"d"])
+
+
+class PoolAgainstLists(RuleBasedStateMachine):
+    """The pool beside a model of plain lists: one list of holders a page, one list of free pages.
+
+    `held` are the sequences: each holds some pages once. `known` maps names to pages.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.pool = PagePool(NUM_PAGES)
+        self.free = list(range(NUM_PAGES))
+        self.held: list[list[int]] = []
+        self.known: dict[bytes, int] = {}
+
+    def holders(self, page: int) -> int:
+        """Count the sequences that hold a page."""
+        return sum(page in pages for pages in self.held)
+
+    def names(self, page: int) -> list[bytes]:
+        """Return the names under which a page is known."""
+        return [name for name, known in self.known.items() if known == page]
+
+    @rule(count=st.integers(1, 4))
+    def allocate(self, count: int) -> None:
+        """Start a sequence on the pages that have waited longest."""
+        assert self.pool.can_allocate(count) == (count <= len(self.free))
+        if count > len(self.free):
+            return
+        expected, self.free = self.free[:count], self.free[count:]
+        assert self.pool.allocate(count) == expected
+        self.known = {name: page for name, page in self.known.items() if page not in expected}
+        self.held.append(expected)
+
+    @rule(names=st.lists(NAMES, max_size=4, unique=True))
+    def share(self, names: list[bytes]) -> None:
+        """Start a sequence on the known beginning of some names."""
+        found = self.pool.lookup(names)
+        run = []
+        for name in names:
+            if name not in self.known:
+                break
+            run.append(self.known[name])
+        assert found == run
+        assert self.pool.num_unheld(found) == sum(page in self.free for page in found)
+        self.pool.share(found)
+        self.free = [page for page in self.free if page not in found]
+        self.held.append(found)
+
+    @precondition(lambda self: any(self.held))
+    @rule(data=st.data(), name=NAMES)
+    def register(self, data: st.DataObject, name: bytes) -> None:
+        """Name a held page that has no name yet."""
+        page = data.draw(st.sampled_from(sorted({page for pages in self.held for page in pages})))
+        if self.names(page):
+            return
+        self.pool.register(page, name)
+        self.known.setdefault(name, page)
+
+    @precondition(lambda self: self.held)
+    @rule(data=st.data())
+    def release(self, data: st.DataObject) -> None:
+        """End a sequence."""
+        pages = self.held.pop(data.draw(st.integers(0, len(self.held) - 1)))
+        self.pool.release(pages)
+        for page in reversed(pages):
+            if not self.holders(page):
+                place = len(self.free) if self.names(page) else 0
+                self.free.insert(place, page)
+
+    @rule()
+    def forget_all(self) -> None:
+        """Lose every name."""
+        self.pool.forget_all()
+        self.known = {}
+
+    @invariant()
+    def agrees(self) -> None:
+        """A page is free or held, never both, with as many holders as sequences hold it."""
+        assert self.pool.num_free == len(self.free)
+        assert list(self.pool._free) == self.free
+        counts = [self.holders(page) for page in range(NUM_PAGES)]
+        assert self.pool._holders == counts
+        assert [page for page in range(NUM_PAGES) if not counts[page]] == sorted(self.free)
+        assert self.pool._page_of == self.known
+        named = {page: name for name, page in self.known.items()}
+        assert self.pool._digest_of == [named.get(page) for page in range(NUM_PAGES)]
+
+
+TestPoolAgainstLists = PoolAgainstLists.TestCase
+TestPoolAgainstLists.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)

@@ -1,0 +1,422 @@
+"""Planning steps: every token once, within the budget, on pages that hold what they should."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from engine.scheduling.pages import PagePool
+from engine.scheduling.scheduler import MAX_SCORED_CHUNK, Scheduler, StepPlan
+from engine.scheduling.sequence import SequenceRequest
+from engine.scheduling.table import Sequence, SequenceTable
+from tests.engine.paged_model import PageMemory, Tokens, mixed, spans_of
+
+PAGE = 4
+VOCABULARY = 3
+END = 2
+
+
+def next_token(tokens: Tokens) -> int:
+    """Return what the imagined model says next."""
+    return mixed(tokens) % VOCABULARY
+
+
+def expected_tokens(
+    request: SequenceRequest, max_model_len: int = 64, end: int | None = None
+) -> list[int]:
+    """Return what a request generates when nothing else runs and nothing is cached."""
+    tokens = list(request.prompt_ids)
+    generated: list[int] = []
+    while len(generated) < request.max_tokens and len(tokens) < max_model_len:
+        generated.append(next_token(tuple(tokens)))
+        tokens.append(generated[-1])
+        if generated[-1] == end:
+            break
+    return generated
+
+
+@dataclass
+class Yard:
+    """A scheduler with its table and pool, a memory that checks each step, and what came out."""
+
+    num_pages: int = 64
+    max_num_seqs: int = 4
+    max_model_len: int = 64
+    budget: int = 32
+    end: int | None = None  # the token that ends a sequence
+    finished: list[Sequence] = field(default_factory=list)
+    num_steps: int = 0
+
+    def __post_init__(self) -> None:
+        """Put the parts together."""
+        self.table = SequenceTable(self.max_num_seqs, self.max_model_len, PAGE)
+        self.pool = PagePool(self.num_pages)
+        self.scheduler = Scheduler(self.table, self.pool, self.budget)
+        self.memory = PageMemory(self.table)
+        self.num_added = 0
+        self._computed: dict[Sequence, tuple[int, int]] = {}  # preemptions, tokens computed
+
+    def add(
+        self, prompt: list[int], max_tokens: int = 1, *, prompt_logprobs: int | None = None
+    ) -> Sequence:
+        """Queue a sequence."""
+        request = SequenceRequest(prompt, max_tokens, prompt_logprobs=prompt_logprobs)
+        sequence = Sequence(request, self.num_added)
+        self.num_added += 1
+        self.scheduler.add(sequence)
+        return sequence
+
+    def slot_of(self, sequence: Sequence) -> int:
+        """Return where a running sequence is."""
+        return self.table.sequences.index(sequence)
+
+    def plan(self) -> StepPlan:
+        """Plan a step that must exist, and check what holds for every plan."""
+        plan = self.scheduler.plan()
+        assert plan is not None
+        self._check_work(plan)
+        self._check_pages()
+        return plan
+
+    def run(self, plan: StepPlan) -> None:
+        """Run a plan, and end the sequences that are complete."""
+        self.memory.compute(plan)
+        tokens = []
+        for slot in plan.sampled.tolist():
+            so_far = self.table.tokens[slot, : self.table.num_tokens[slot]]
+            tokens.append(next_token(tuple(so_far.tolist())))
+        self.scheduler.advance(plan, np.array(tokens, np.int64))
+        for slot, token in zip(plan.sampled.tolist(), tokens, strict=True):
+            if token == self.end or self.table.num_tokens[slot] >= self.table.max_tokens[slot]:
+                self.finished.append(self.scheduler.finish(slot))
+        self.num_steps += 1
+
+    def step(self) -> StepPlan:
+        """Plan a step and run it."""
+        plan = self.plan()
+        self.run(plan)
+        return plan
+
+    def run_all(self, max_steps: int = 2000) -> None:
+        """Run until nothing is left."""
+        while self.scheduler.waiting or self.table.is_running.any():
+            self.step()
+            assert self.num_steps <= max_steps
+        assert self.scheduler.plan() is None
+
+    def _check_work(self, plan: StepPlan) -> None:
+        """Each sequence goes on just where it stopped; the oldest is always among them."""
+        table = self.table
+        spans = spans_of(plan, table)
+        assert spans
+        assert sum(stop - start for _, start, stop in spans) <= self.budget
+        assert len({slot for slot, _, _ in spans}) == len(spans)
+        assert [slot for slot, _, _ in spans] == plan.slots
+        for slot, start, stop in spans:
+            sequence = table.sequence(slot)
+            cached = int(table.num_computed[slot])
+            epoch, known = self._computed.get(sequence, (-1, 0))
+            if epoch != sequence.num_preemptions:
+                assert cached % PAGE == 0
+                known = cached
+            assert start == known == cached
+            assert start < stop <= table.num_tokens[slot]
+            self._computed[sequence] = (sequence.num_preemptions, stop)
+            samples = slot in plan.sampled.tolist()
+            assert samples == (stop == table.num_tokens[slot])
+        everyone = [table.sequence(slot) for slot in table.running.tolist()]
+        oldest = min([*everyone, *self.scheduler.waiting], key=lambda one: one.arrival)
+        assert oldest in {table.sequence(slot) for slot in plan.slots}
+
+    def _check_pages(self) -> None:
+        """The pool counts each sequence's pages; those named are named after their tokens."""
+        holders = [0] * self.num_pages
+        for slot in self.table.running.tolist():
+            for page in self.table.pages[slot, : self.table.num_pages[slot]].tolist():
+                holders[page] += 1
+        assert self.pool._holders == holders
+        assert self.pool.num_free == holders.count(0)
+
+    def check_empty(self) -> None:
+        """No page is held and no slot taken when all is done."""
+        assert self.pool.num_free == self.num_pages
+        assert self.pool._holders == [0] * self.num_pages
+        assert sorted(self.table.free_slots) == list(range(self.max_num_seqs))
+
+
+@dataclass(frozen=True)
+class Case:
+    """A yard's sizes and the requests that come to it, each with the step before which it comes."""
+
+    max_num_seqs: int
+    budget: int
+    max_model_len: int
+    extra_pages: int
+    requests: list[tuple[int, SequenceRequest]]
+
+
+@st.composite
+def cases(draw: st.DrawFn) -> Case:
+    """Draw few pages for many sequences, half of them with common beginnings."""
+    max_model_len = draw(st.sampled_from([8, 24, 41]))
+    common = draw(st.lists(st.integers(0, 2), min_size=1, max_size=max_model_len))
+    prompts = st.one_of(
+        st.lists(st.integers(0, 2), min_size=1, max_size=max_model_len),
+        st.integers(1, len(common)).map(lambda length: common[:length]),
+        st.tuples(st.integers(1, len(common)), st.lists(st.integers(0, 2), max_size=6)).map(
+            lambda parts: [*common[: parts[0]], *parts[1]][:max_model_len]
+        ),
+    )
+    request = st.builds(
+        SequenceRequest,
+        prompts,
+        st.integers(0, 14),
+        prompt_logprobs=st.sampled_from([None, None, 0]),
+    )
+    requests = draw(st.lists(st.tuples(st.integers(0, 12), request), min_size=1, max_size=12))
+    max_num_seqs = draw(st.integers(1, 6))
+    return Case(
+        max_num_seqs,
+        draw(st.integers(max_num_seqs, 40)),
+        max_model_len,
+        draw(st.integers(0, 8)),
+        sorted(requests, key=lambda item: item[0]),
+    )
+
+
+@settings(max_examples=250, deadline=None)
+@given(cases())
+def test_every_sequence_gets_what_it_would_get_alone(case: Case) -> None:
+    """Whatever the budget, the pages and the neighbours; and no page is left behind."""
+    most = max(
+        min(len(request.prompt_ids) + request.max_tokens, case.max_model_len)
+        for _, request in case.requests
+    )
+    num_pages = -(-most // PAGE) + case.extra_pages
+    yard = Yard(num_pages, case.max_num_seqs, case.max_model_len, case.budget, END)
+    assert yard.scheduler.can_ever_fit(most)
+    for before, request in case.requests:
+        while yard.num_steps < before and (yard.scheduler.waiting or yard.table.is_running.any()):
+            yard.step()
+        yard.add(request.prompt_ids, request.max_tokens, prompt_logprobs=request.prompt_logprobs)
+    yard.run_all()
+    assert len(yard.finished) == len(case.requests)
+    for sequence in yard.finished:
+        expected = expected_tokens(sequence.request, case.max_model_len, END)
+        assert sequence.generated == expected
+        assert 0 <= sequence.num_cached_tokens < len(sequence.request.prompt_ids)
+    yard.check_empty()
+
+
+def long(length: int, seed: int = 0) -> list[int]:
+    """Return a prompt of its own."""
+    return [int(token) for token in np.random.default_rng(seed).integers(0, VOCABULARY, length)]
+
+
+def test_nothing_to_do_is_no_plan() -> None:
+    """An idle engine waits for requests."""
+    assert Yard().scheduler.plan() is None
+
+
+def test_a_long_prompt_runs_in_chunks_of_the_budget() -> None:
+    """Only its last chunk gets a token."""
+    yard = Yard(budget=10)
+    yard.add(long(27))
+    plans = [yard.step() for _ in range(3)]
+    spans = [(chunk.start, chunk.stop) for plan in plans for chunk in plan.chunks]
+    assert spans == [(0, 10), (10, 20), (20, 27)]
+    assert [len(plan.sampled) for plan in plans] == [0, 0, 1]
+
+
+def test_running_sequences_get_their_token_before_any_prompt() -> None:
+    """A prompt takes what the budget has left, so nobody stalls behind it."""
+    yard = Yard(budget=6, max_num_seqs=3)
+    first = yard.add([0, 0, 0], 20)
+    yard.step()
+    yard.add(long(30), 1)
+    plan = yard.step()
+    assert plan.decodes.tolist() == [yard.slot_of(first)]
+    assert [(chunk.start, chunk.stop) for chunk in plan.chunks] == [(0, 5)]
+
+
+def test_prompts_are_chunked_oldest_first() -> None:
+    """A younger prompt gets only what an older one leaves."""
+    yard = Yard(budget=10)
+    sequences = [yard.add(long(14, seed)) for seed in range(2)]
+    yard.step()
+    plan = yard.plan()
+    slots = [yard.slot_of(sequence) for sequence in sequences]
+    assert [(chunk.slot, chunk.start, chunk.stop) for chunk in plan.chunks] == [
+        (slots[0], 10, 14),
+        (slots[1], 0, 6),
+    ]
+
+
+def test_a_prompt_cut_before_its_last_token_ends_as_a_decode() -> None:
+    """One token to compute is one token to compute, whoever's it is."""
+    yard = Yard(budget=10)
+    sequence = yard.add(long(11), 1)
+    yard.step()
+    plan = yard.step()
+    assert (len(plan.decodes), plan.chunks) == (1, ())
+    assert sequence.generated == expected_tokens(sequence.request)
+
+
+def test_no_more_sequences_run_than_there_are_slots() -> None:
+    """The rest waits in order."""
+    yard = Yard(max_num_seqs=2)
+    sequences = [yard.add([0, 0, number], 30) for number in range(3)]
+    yard.step()
+    assert list(yard.scheduler.waiting) == sequences[2:]
+
+
+def test_a_prompt_of_whole_pages_that_is_all_known_computes_its_last_page() -> None:
+    """Its last token must be computed for its logits, and a shared page is never written."""
+    yard = Yard()
+    prompt = long(3 * PAGE)
+    yard.add(prompt)
+    yard.run_all()
+    again = yard.add(prompt)
+    plan = yard.step()
+    assert [(chunk.start, chunk.stop) for chunk in plan.chunks] == [(2 * PAGE, 3 * PAGE)]
+    assert again.num_cached_tokens == 2 * PAGE
+
+
+def test_a_prompt_known_but_for_its_last_token_is_a_decode() -> None:
+    """The whole pages come from the cache, one token is left."""
+    yard = Yard()
+    prompt = long(3 * PAGE + 1)
+    yard.add(prompt)
+    yard.run_all()
+    again = yard.add(prompt)
+    plan = yard.step()
+    assert (len(plan.decodes), plan.chunks) == (1, ())
+    assert again.num_cached_tokens == 3 * PAGE
+
+
+def test_sequences_admitted_in_one_step_share_the_pages_that_it_fills() -> None:
+    """The choices of one request compute their common prompt once."""
+    yard = Yard(budget=32)
+    prompt = long(2 * PAGE + 2)
+    sequences = [yard.add(prompt, 2) for _ in range(3)]
+    plan = yard.plan()
+    assert [chunk.start for chunk in plan.chunks] == [0, 2 * PAGE, 2 * PAGE]
+    pages = [yard.table.pages[yard.slot_of(one), :3].tolist() for one in sequences]
+    assert pages[0][:2] == pages[1][:2] == pages[2][:2]
+    assert len({row[2] for row in pages}) == 3
+    yard.run(plan)
+    yard.run_all()
+    yard.check_empty()
+
+
+def test_generated_tokens_are_shared_too() -> None:
+    """The next turn of a conversation begins with the answer of the last."""
+    yard = Yard()
+    prompt = long(2 * PAGE - 1)
+    first = yard.add(prompt, 2 * PAGE)
+    yard.run_all()
+    second = yard.add([*prompt, *first.generated, 0], 1)
+    yard.run_all()
+    # All but the last token, which was never computed, and the page that it would have filled.
+    assert second.num_cached_tokens == 3 * PAGE
+
+
+def test_pages_are_shared_only_behind_the_same_beginning() -> None:
+    """Equal tokens at equal places mean nothing when what comes before differs."""
+    yard = Yard()
+    tail = long(3 * PAGE)
+    yard.add([0] * PAGE + tail)
+    yard.run_all()
+    other = yard.add([1] * PAGE + tail)
+    yard.run_all()
+    assert other.num_cached_tokens == 0
+
+
+def test_a_scored_prompt_is_computed_whole_in_small_chunks() -> None:
+    """Its logits are needed at every token, a few at a time; others may still use its pages."""
+    length = MAX_SCORED_CHUNK + 9
+    yard = Yard(num_pages=300, max_model_len=2 * length, budget=2 * length)
+    prompt = long(length)
+    yard.add(prompt)
+    yard.run_all()
+    scored = yard.add(prompt, prompt_logprobs=0)
+    plan = yard.step()
+    assert [(chunk.start, chunk.stop) for chunk in plan.chunks] == [(0, MAX_SCORED_CHUNK)]
+    yard.run_all()
+    assert scored.num_cached_tokens == 0
+
+
+def test_the_youngest_gives_its_pages_to_the_oldest_and_recovers() -> None:
+    """It keeps what it generated, and takes up its pages again where they survived."""
+    yard = Yard(num_pages=7, max_num_seqs=2)
+    old, young = yard.add(long(PAGE, 0), 20), yard.add(long(PAGE, 1), 20)
+    while not young.num_preemptions:
+        yard.step()
+    assert young in yard.scheduler.waiting
+    kept = list(young.generated)
+    assert kept == expected_tokens(young.request)[: len(kept)]
+    assert kept
+    yard.run_all()
+    assert old.num_preemptions == 0
+    assert yard.finished[0] is old
+    assert young.generated == expected_tokens(young.request)
+    assert yard.scheduler.num_preemptions == young.num_preemptions
+    yard.check_empty()
+
+
+def test_preempted_sequences_wait_before_newer_ones_and_in_their_order() -> None:
+    """Giving way must not cost a place."""
+    yard = Yard(max_num_seqs=3)
+    running = [yard.add(long(6, seed), 30) for seed in range(3)]
+    newer = yard.add(long(6, 9), 30)
+    yard.plan()
+    for sequence in reversed(running):
+        yard.scheduler.preempt(yard.slot_of(sequence))
+    assert list(yard.scheduler.waiting) == [*running, newer]
+
+
+def test_a_suspect_of_a_failed_step_runs_alone() -> None:
+    """It waits for those that run, and nobody joins it."""
+    yard = Yard()
+    running = yard.add([0, 0], 5)
+    yard.step()
+    suspect, other = yard.add([0, 1], 3), yard.add([1, 1], 3)
+    suspect.is_suspect = True
+    together = []
+    while yard.scheduler.waiting or yard.table.is_running.any():
+        plan = yard.plan()
+        together.append({yard.table.sequence(slot) for slot in plan.slots})
+        yard.run(plan)
+    assert {running, suspect, other} == set().union(*together)
+    assert all(group == {suspect} for group in together if suspect in group)
+
+
+@pytest.mark.parametrize("length", [PAGE, 16, 17])
+def test_a_prompt_as_long_as_the_context_gets_no_token(length: int) -> None:
+    """There is no room for one; it can still be scored."""
+    yard = Yard(max_model_len=length, num_pages=-(-length // PAGE))
+    sequence = yard.add(long(length), 5)
+    yard.run_all()
+    assert sequence.generated == []
+    yard.check_empty()
+
+
+def test_what_fits_the_pool_alone_can_ever_fit() -> None:
+    """Up to the last slot of the last page."""
+    scheduler = Yard(num_pages=3).scheduler
+    assert scheduler.can_ever_fit(3 * PAGE)
+    assert not scheduler.can_ever_fit(3 * PAGE + 1)
+
+
+def test_a_sequence_that_fills_every_page_alone_finishes() -> None:
+    """The largest request that is let in needs no page that does not exist."""
+    prompt = long(PAGE)
+    yard = Yard(num_pages=3, max_num_seqs=2)
+    first, second = yard.add(prompt, 2 * PAGE), yard.add(prompt, 2 * PAGE)
+    yard.run_all()
+    assert len(first.generated) == len(second.generated) == 2 * PAGE
+    yard.check_empty()

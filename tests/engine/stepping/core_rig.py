@@ -1,0 +1,125 @@
+"""A core over a scripted model, requests for it, and what each must come to."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from engine.protocol.errors import RequestError
+from engine.scheduling.pages import PagePool
+from engine.scheduling.sequence import Sampling, SequenceRequest, SequenceResult, TokenLogprob
+from engine.scheduling.table import Sequence, SequenceTable
+from engine.stepping.core import Core, result
+from engine.stepping.runner import Runner
+from tests.engine.paged_model import LogitsOf, PagedModel, Tokens, spread_logits
+
+VOCABULARY = 11
+GREEDY = Sampling(temperature=0)
+logits_of = spread_logits(VOCABULARY)
+
+
+def request(
+    prompt: list[int] | None = None, max_tokens: int = 8, sampling: Sampling = GREEDY, **other: Any
+) -> SequenceRequest:
+    """Return a greedy request, but for what is said."""
+    return SequenceRequest(prompt or [1, 2, 3], max_tokens, sampling, **other)
+
+
+def greedy(prompt: list[int], count: int) -> list[int]:
+    """Return what the scripted model says greedily."""
+    tokens = list(prompt)
+    for _ in range(count):
+        tokens.append(int(np.argmax(logits_of(tuple(tokens)))))
+    return tokens[len(prompt) :]
+
+
+def only(rig: Rig, asked: SequenceRequest) -> SequenceResult:
+    """Run one request that must not fail."""
+    (answer,) = rig.run(asked)
+    assert isinstance(answer, SequenceResult), answer
+    return answer
+
+
+def logprobs_of(tokens: Tokens) -> NDArray[np.float64]:
+    """Return the log-probabilities of what follows some tokens."""
+    logits = np.asarray(logits_of(tokens), np.float64)
+    return logits - np.log(np.exp(logits).sum())
+
+
+@dataclass
+class Watch:
+    """A `StopText` that reports a match once it has seen so many tokens."""
+
+    after: int
+    seen: list[int] = field(default_factory=list)
+
+    def push(self, token_id: int) -> str | None:
+        """Note a token."""
+        self.seen.append(token_id)
+        return "END" if len(self.seen) >= self.after else None
+
+
+def check_scores(
+    scores: list[TokenLogprob] | list[TokenLogprob | None], tokens: list[int], top: int
+) -> None:
+    """Hold scores to the softmax of the raw logits; they are those of the last of `tokens`."""
+    start = len(tokens) - len(scores)
+    for place, score in enumerate(scores, start=start):
+        expected = logprobs_of(tuple(tokens[:place]))
+        assert score is not None
+        assert score.token_id == tokens[place]
+        assert score.logprob == pytest.approx(expected[tokens[place]], abs=1e-5)
+        best = np.argsort(-expected)[:top].tolist()
+        assert [token for token, _ in score.top] == best
+        assert [value for _, value in score.top] == pytest.approx(expected[best], abs=1e-5)
+
+
+class Rig:
+    """A core over a `PagedModel`, with its parts in reach; pages are 4 tokens long."""
+
+    def __init__(
+        self,
+        logits_of: LogitsOf,
+        *,
+        num_pages: int = 64,
+        max_num_seqs: int = 8,
+        max_model_len: int = 64,
+        budget: int = 32,
+    ) -> None:
+        self.table = SequenceTable(max_num_seqs, max_model_len, 4)
+        self.pool = PagePool(num_pages)
+        self.model = PagedModel(self.table, logits_of)
+        # A scripted model stands in for the runner: nothing else of it is asked for.
+        runner = cast("Runner", self.model)
+        self.core = Core(self.table, self.pool, runner, budget, len(logits_of((0,))))
+
+    def run(self, *requests: SequenceRequest) -> list[SequenceResult | Exception]:
+        """Run requests to their end and return what each came to."""
+        sequences = [self.core.add(request) for request in requests]
+        self.finish()
+        return [outcome(sequence) for sequence in sequences]
+
+    def finish(self, max_steps: int = 3000) -> list[Sequence]:
+        """Step until nothing is left to do; return what came out, and leave no page behind."""
+        finished: list[Sequence] = []
+        for _ in range(max_steps):
+            done = self.core.step()
+            if done is None:
+                break
+            finished += done
+        assert self.core.step() is None
+        assert self.pool.num_free == self.pool.num_pages
+        assert not self.table.is_running.any()
+        return finished
+
+
+def outcome(sequence: Sequence) -> SequenceResult | Exception:
+    """Return the result of a finished sequence, or the error that it ended with."""
+    try:
+        return result(sequence)
+    except RequestError as exc:
+        return exc
