@@ -26,7 +26,7 @@ from pathlib import Path
 
 import httpx
 
-from handler.keys import KeyStore
+from handler.tenants.keys import KeyStore
 from tests.emulators import running
 from tests.handler.api.rig import serving
 from tests.handler.api.server import listening

@@ -24,7 +24,7 @@ from typing import ClassVar
 from playwright.sync_api import Browser
 
 from bench.processes import PeakMemory, tree_bytes
-from handler.keys import KeyStore
+from handler.tenants.keys import KeyStore
 from tests.emulators import running
 from tests.handler.api.rig import serving
 from tests.handler.api.server import Bridge, listening

@@ -13,8 +13,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import ceil
 
+from handler.batch.cutter import MAX_SHARD_BYTES, MAX_SHARD_LINES
 from handler.batch.parts import SEGMENT_BYTES
-from handler.batch.plan import MAX_SHARD_BYTES, MAX_SHARD_LINES
 from handler.worker.config import WorkerConfig
 
 _MIB = 2**20

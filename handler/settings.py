@@ -28,10 +28,10 @@ from handler.aws.services import WorkerService
 from handler.aws.table import Table
 from handler.aws.uploads import UploadStore
 from handler.aws.usage import UsageStore
+from handler.batch.cutter import MAX_SHARD_BYTES, MAX_SHARD_LINES, ShardLimits
 from handler.batch.options import DEFAULT_WINDOW, window_seconds
-from handler.batch.plan import MAX_SHARD_BYTES, MAX_SHARD_LINES, ShardLimits
 from handler.errors import InvalidOption
-from handler.tenants import KnownTenants, Limits, TenantStore
+from handler.tenants.tenants import KnownTenants, Limits, TenantStore
 
 _PREFIX = "TIDEMILL_"
 _DAY_SECONDS = 24 * 3600

@@ -32,7 +32,7 @@ _OURS = (
     "engine/protocol",
 )
 # What only workers run, or reads tools that are in no Lambda.
-_LEFT_OUT = shutil.ignore_patterns("__pycache__", "worker", "aio.py", "download.py", "weights*.py")
+_LEFT_OUT = shutil.ignore_patterns("__pycache__", "worker", "weights", "aio.py")
 # botocore describes every service of AWS; Lambdas speak to these.
 _SERVICES = {"dynamodb", "s3", "sqs", "events", "ecs", "sts"}
 

@@ -19,7 +19,7 @@ from botocore.exceptions import BotoCoreError, ClientError
 
 from handler.aws.sync import Aws
 from handler.batch.keys import DROP_TENANT
-from handler.keys import KeyStore, key_id_of
+from handler.tenants.keys import KeyStore, key_id_of
 from infra.client import Api, ApiFailed
 from infra.drops import Drops
 from infra.outputs import NotDeployed, Outputs, read_outputs

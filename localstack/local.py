@@ -16,7 +16,7 @@ import boto3
 
 from handler.aws.sync import Aws
 from handler.batch.keys import DROP_TENANT
-from handler.keys import KeyStore
+from handler.tenants.keys import KeyStore
 from infra.client import Api
 from infra.config import Config, read_config
 from infra.drops import Drops

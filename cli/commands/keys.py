@@ -12,7 +12,7 @@ from cli.errors import Refused
 from cli.terminal import put, say
 
 if TYPE_CHECKING:
-    from handler.keys import ApiKey, KeyStore
+    from handler.tenants.keys import ApiKey, KeyStore
 
 _MAX_NAME_LENGTH = 100
 
@@ -68,7 +68,7 @@ def command_list(arguments: argparse.Namespace) -> int:
 def command_revoke(arguments: argparse.Namespace) -> int:
     """Revoke a key; once more changes nothing."""
     keys = _keys_of(arguments)
-    from handler.keys import key_id_of
+    from handler.tenants.keys import key_id_of
 
     key_id = key_id_of(arguments.key)
     key = run(keys.name, keys.revoke(key_id, now=int(time.time())))
@@ -98,6 +98,6 @@ def _date(seconds: int) -> str:
 def _keys_of(arguments: argparse.Namespace) -> KeyStore:
     """Return the keys of the deployment that the arguments or the environment name."""
     need_cloud("keys")
-    from handler.keys import KeyStore
+    from handler.tenants.keys import KeyStore
 
     return KeyStore(table_of(arguments))

@@ -11,7 +11,7 @@ from cli.errors import Refused
 from cli.terminal import put, say
 
 if TYPE_CHECKING:
-    from handler.tenants import Tenant, TenantStore
+    from handler.tenants.tenants import Tenant, TenantStore
 
 _LIMITS = {
     "requests_per_day": "calls of the API a day",
@@ -122,7 +122,7 @@ def _webhook_url(text: str) -> str:
 def _tenants_of(arguments: argparse.Namespace) -> TenantStore:
     """Return the tenants of the deployment that the arguments or the environment name."""
     need_cloud("tenants")
-    from handler.tenants import TenantStore
+    from handler.tenants.tenants import TenantStore
 
     return TenantStore(table_of(arguments))
 

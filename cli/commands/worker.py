@@ -21,7 +21,7 @@ from cli.sizes import positive_int, size_in_bytes
 if TYPE_CHECKING:
     from cli.health import Pulse
     from handler.settings import Settings
-    from handler.weights_cache import Progress
+    from handler.weights.cache import Progress
     from handler.worker.config import WorkerConfig
 
 _EPILOG = """\

@@ -13,7 +13,7 @@ from cli.errors import CliError, EngineFailed, Refused
 from cli.terminal import say
 
 if TYPE_CHECKING:
-    from handler.weights_cache import Progress
+    from handler.weights.cache import Progress
 
 VARIABLE = "TIDEMILL_WEIGHTS_CACHE"
 
@@ -42,8 +42,8 @@ def _enter(
         from botocore.exceptions import BotoCoreError
 
         from handler.aws.sync import Aws
-        from handler.weights import Location, WeightsRefused
-        from handler.weights_cache import local_weights
+        from handler.weights.cache import local_weights
+        from handler.weights.manifest import Location, WeightsRefused
     except ModuleNotFoundError as exc:
         raise EngineFailed(
             f"{model} needs {exc.name}, which is not installed: pip install 'tidemill[cloud]'"
@@ -82,7 +82,7 @@ def every_few_seconds(tell: Callable[[Progress], None]) -> Callable[[Progress], 
 
 def say_progress(progress: Progress) -> None:
     """Tell the person at the terminal how far weights are."""
-    from handler.weights_cache import gigabytes
+    from handler.weights.cache import gigabytes
 
     if progress.is_waiting:
         say("another process fetches the weights; waiting for it")

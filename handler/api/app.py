@@ -19,8 +19,8 @@ from handler.api.caller import tenant_of
 from handler.api.means import aws
 from handler.dashboard import routes as dashboard
 from handler.errors import InvalidOption
-from handler.limits import LimitReached, admit_request
 from handler.settings import deployment
+from handler.tenants.limits import LimitReached, admit_request
 
 _HEALTH, _DOCUMENT = "/health", "/openapi.json"
 # What needs no key; a name that ends with a slash stands for all that lies under it. The gateway

@@ -17,9 +17,9 @@ from handler.api.means import aws
 from handler.api.page import Page, page_of
 from handler.batch.model import Batch
 from handler.batch.wire import BatchObject
-from handler.cancel import NotCancellable, cancel
-from handler.describe import describe
 from handler.intake.create import create_batch
+from handler.moves.cancel import NotCancellable, cancel
+from handler.reading.describe import describe
 from handler.settings import deployment
 
 router = APIGatewayHttpRouter()  # type: ignore[no-untyped-call]

@@ -10,8 +10,8 @@ from aws_lambda_powertools.event_handler.openapi.exceptions import RequestValida
 from pydantic_core import to_json
 
 from handler.errors import HandlerError, InvalidOption
-from handler.limits import LimitReached
 from handler.log import logger
+from handler.tenants.limits import LimitReached
 
 # A client chooses the names of what it nests.
 _MAX_PARAM_CHARS: Final = 200

@@ -8,7 +8,7 @@ from typing import Final
 from prometheus_client import CollectorRegistry, Metric, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
-from handler.stats import Done, StatsObject
+from handler.reading.stats import Done, StatsObject
 
 CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
 

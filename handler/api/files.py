@@ -30,8 +30,8 @@ from handler.aws.sync import MAX_PRESIGNED_SECONDS
 from handler.batch.keys import file_key
 from handler.batch.model import File
 from handler.batch.options import MAX_EXPIRY_SECONDS, MIN_EXPIRY_SECONDS
-from handler.limits import admit_bytes
 from handler.settings import deployment
+from handler.tenants.limits import admit_bytes
 
 router = APIGatewayHttpRouter()  # type: ignore[no-untyped-call]
 

@@ -17,10 +17,10 @@ from handler.api.errors import ComeAgain, Refused
 from handler.api.upload_object import size_of_part
 from handler.aws.sync import Aws
 from handler.batch.keys import file_key, upload_prefix
+from handler.batch.kinds import SealedSegment
 from handler.batch.model import File, Upload, UploadWay
 from handler.errors import AwsError, NotThere
-from handler.finalize.join import Joining, send_missing
-from handler.finalize.kinds import SealedSegment
+from handler.objects.join import Joining, send_missing
 from handler.settings import Deployment
 
 MAX_MD5_BYTES: Final = 256 * 2**20

@@ -8,7 +8,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from handler.api.file_object import BATCH, ExpiresAfter, FileObject
 from handler.batch.model import Upload
-from handler.batch.upload import MAX_PARTS
+from handler.objects.upload_plan import MAX_PARTS
 
 MAX_UPLOAD_BYTES: Final = 5 * 2**40  # S3's own limit of one object
 MAX_URLS: Final = 100

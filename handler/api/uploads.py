@@ -33,8 +33,8 @@ from handler.aws.sync import MAX_PRESIGNED_SECONDS
 from handler.batch.keys import file_key, upload_prefix
 from handler.batch.model import Upload
 from handler.errors import NotThere
-from handler.limits import admit_bytes
 from handler.settings import deployment
+from handler.tenants.limits import admit_bytes
 
 router = APIGatewayHttpRouter()  # type: ignore[no-untyped-call]
 

@@ -19,7 +19,7 @@ from handler.batch.states import TERMINAL, Status
 from handler.batch.wire import BatchObject
 from handler.dashboard.first_errors import first_errors
 from handler.dashboard.page import answer, html
-from handler.describe import progress_of
+from handler.reading.describe import progress_of
 from handler.settings import deployment
 
 _PAGE_BATCHES = 20

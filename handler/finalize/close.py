@@ -19,7 +19,6 @@ from uuid import uuid4
 
 from engine.batchfile.lines import LineError, RawLine, parse_line, read_lines
 from engine.batchfile.rows import print_malformed, print_not_run
-from handler.abandon import abandon
 from handler.aws.queues import advance_message
 from handler.aws.sync import Aws
 from handler.batch.keys import fill_key
@@ -27,10 +26,11 @@ from handler.batch.model import Batch, Progress, Shard, ShardStatus
 from handler.batch.parts import FinishedRow, PartIndex, decode_index, encode_part
 from handler.batch.states import Status
 from handler.errors import ConditionFailed, LeaseLost, NotThere, ObjectChanged
-from handler.intake.stream import LineStream, ObjectStream
 from handler.log import logger
 from handler.metrics import emit, figures_of
-from handler.run import RESERVE_SECONDS, ComeBack, Run
+from handler.moves.abandon import abandon
+from handler.moves.turn import RESERVE_SECONDS, ComeBack, Run
+from handler.objects.stream import LineStream, ObjectStream
 from handler.settings import Deployment
 
 # How long workers may take to notice that the batch winds up; then their leases count for nothing.

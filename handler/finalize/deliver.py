@@ -16,13 +16,13 @@ from typing import IO
 from botocore.exceptions import BotoCoreError
 
 from handler.aws.items import dump
+from handler.batch.kinds import KINDS, Kind
 from handler.batch.model import BatchError
 from handler.errors import HandlerError, NotThere
-from handler.finalize.addresses import Target, UrlRefused, find_target, without_secrets
-from handler.finalize.kinds import KINDS, Kind
-from handler.finalize.transfer import Answer, Network, put_stream
 from handler.log import logger
-from handler.run import RESERVE_SECONDS, ComeBack, Run
+from handler.moves.turn import RESERVE_SECONDS, ComeBack, Run
+from handler.outbound.addresses import Target, UrlRefused, find_target, without_secrets
+from handler.outbound.transfer import Answer, Network, put_stream
 
 MAX_TRIES = 5
 DELIVERED, FAILED = "delivered", "failed"

@@ -15,11 +15,11 @@ from handler.batch.model import Batch
 from handler.batch.states import Status
 from handler.finalize.close import close_shards
 from handler.finalize.deliver import deliver
-from handler.finalize.end import end_batch
 from handler.finalize.publish import publish
-from handler.finalize.transfer import Network
 from handler.log import logger
-from handler.run import ComeBack, Run, TurnLost
+from handler.moves.end import end_batch
+from handler.moves.turn import ComeBack, Run, TurnLost
+from handler.outbound.transfer import Network
 from handler.settings import Deployment
 
 

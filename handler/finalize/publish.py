@@ -10,14 +10,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from handler.aws.items import dump
+from handler.batch.kinds import KINDS, Kind, SealedSegment
 from handler.batch.model import Batch, BatchError, File, Shard
 from handler.batch.wire import MAX_LISTED_ERRORS
 from handler.errors import HandlerError, NotThere
 from handler.finalize.close import progress_of
-from handler.finalize.join import Joining, send_missing
-from handler.finalize.kinds import KINDS, Kind, SealedSegment
 from handler.log import logger
-from handler.run import ComeBack, Run
+from handler.moves.turn import ComeBack, Run
+from handler.objects.join import Joining, send_missing
 
 BATCH_ID = "batch-id"
 

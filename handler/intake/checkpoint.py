@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from pydantic import TypeAdapter
 
-from handler.batch.plan import ShardCutter
+from handler.batch.cutter import ShardCutter
 from handler.intake.check import Findings
 
 

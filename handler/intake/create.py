@@ -8,7 +8,6 @@ from urllib.parse import urlsplit
 from uuid import uuid4
 
 from engine.protocol.routes import ROUTES, find_route
-from handler.announce import announce
 from handler.aws.calls import Operation
 from handler.aws.queues import advance_message
 from handler.batch.keys import (
@@ -23,12 +22,13 @@ from handler.batch.keys import (
 from handler.batch.model import Batch, BatchError, Options, Source
 from handler.batch.options import options_of_request, parse_options, window_seconds
 from handler.batch.states import Status
-from handler.cancel import NotCancellable, cancel
 from handler.errors import InvalidOption, KeyReused
 from handler.intake.events import Drop
-from handler.limits import admit_batch
 from handler.log import logger
+from handler.moves.announce import announce
+from handler.moves.cancel import NotCancellable, cancel
 from handler.settings import Deployment
+from handler.tenants.limits import admit_batch
 
 MAX_IDEMPOTENCY_KEY_CHARS: Final = 255
 

@@ -15,17 +15,15 @@ from tempfile import TemporaryFile
 
 from engine.batchfile.duplicates import DuplicateFinder, Duplicates
 from engine.batchfile.lines import read_lines
-from handler.announce import announce
 from handler.aws.bucket import read_range
 from handler.aws.queues import advance_message
 from handler.aws.sync import Aws
+from handler.batch.cutter import ShardCutter
 from handler.batch.keys import ids_key, outputs_of_drop
 from handler.batch.model import Batch, Shard, Source
-from handler.batch.plan import ShardCutter
 from handler.batch.states import Status
 from handler.batch.wire import MAX_LISTED_ERRORS
 from handler.errors import HandlerError, NotThere, ObjectChanged
-from handler.finalize.end import end_batch
 from handler.intake.check import (
     MAX_SKIPPED_BYTES,
     NOT_JSON,
@@ -39,11 +37,13 @@ from handler.intake.check import (
 )
 from handler.intake.checkpoint import Checkpoint, dump_checkpoint, load_checkpoint
 from handler.intake.shards import ShardWriter
-from handler.intake.stream import CHUNK_BYTES, LineStream, ObjectStream
-from handler.limits import queue_lines
 from handler.log import logger
-from handler.run import RESERVE_SECONDS, TURN_SECONDS, ComeBack, Run, TurnLost
+from handler.moves.announce import announce
+from handler.moves.end import end_batch
+from handler.moves.turn import RESERVE_SECONDS, TURN_SECONDS, ComeBack, Run, TurnLost
+from handler.objects.stream import CHUNK_BYTES, LineStream, ObjectStream
 from handler.settings import Deployment
+from handler.tenants.limits import queue_lines
 
 _HEAD_BYTES = 1024
 _LOOK_SECONDS = 5.0

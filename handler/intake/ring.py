@@ -9,9 +9,9 @@ from handler.aws.sync import Aws
 from handler.batch.model import Batch
 from handler.batch.states import Status
 from handler.log import logger
-from handler.run import RESERVE_SECONDS
+from handler.moves.turn import RESERVE_SECONDS
+from handler.moves.wake import wake
 from handler.settings import Deployment
-from handler.wake import wake
 
 # How many shards are rung for between two notes of how far it is.
 _RING_AT_ONCE = 1000

@@ -15,8 +15,8 @@ from aws_lambda_powertools.utilities.batch import (
 from aws_lambda_powertools.utilities.data_classes.sqs_event import SQSRecord
 from aws_lambda_powertools.utilities.typing import LambdaContext
 
-from handler.advance import advance
 from handler.aws.sync import Aws
+from handler.control.advance import advance
 from handler.errors import AwsError
 from handler.intake.create import take_drop
 from handler.intake.events import Advance, Drop, Ignored, parse_control

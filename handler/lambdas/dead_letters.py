@@ -15,7 +15,7 @@ from aws_lambda_powertools.utilities.data_classes.sqs_event import SQSRecord
 from aws_lambda_powertools.utilities.typing import LambdaContext
 
 from handler.aws.sync import Aws
-from handler.bury import bury
+from handler.control.bury import bury
 from handler.log import logger
 from handler.settings import deployment
 

@@ -9,8 +9,8 @@ from typing import Any
 from aws_lambda_powertools.utilities.typing import LambdaContext
 
 from handler.aws.sync import Aws
+from handler.control.reap import reap
 from handler.log import logger
-from handler.reap import reap
 from handler.settings import deployment
 
 _aws = cache(Aws)

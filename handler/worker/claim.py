@@ -6,7 +6,6 @@ import random
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from handler.abandon import abandon
 from handler.aws.items import dump, load
 from handler.aws.queues import advance_message
 from handler.batch.model import Batch, EngineInfo, Shard, ShardStatus
@@ -14,6 +13,7 @@ from handler.batch.states import Status
 from handler.errors import ConditionFailed, LeaseLost
 from handler.log import logger
 from handler.metrics import Metric
+from handler.moves.abandon import abandon
 from handler.worker.doorbell import Doorbell, Target
 from handler.worker.site import Site
 

@@ -15,7 +15,7 @@ import pytest
 import demo
 from handler.aws.sync import Aws
 from handler.batch.keys import DROP_TENANT
-from handler.keys import KeyStore
+from handler.tenants.keys import KeyStore
 from localstack.cloud import Cloud as Processes
 from localstack.resources import create_resources
 from tests.emulators import Emulator, deployment_of

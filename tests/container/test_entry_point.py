@@ -18,7 +18,7 @@ import pytest
 
 import demo
 from handler.aws.sync import Aws
-from handler.weights import Location, find_weights
+from handler.weights.manifest import Location, find_weights
 from localstack.cloud import Cloud
 from localstack.resources import create_resources
 from tests.container.dockerfile import ROOT, Image, volumes

@@ -15,8 +15,8 @@ from pathlib import Path
 import httpx
 import pytest
 
-from handler.tenants import new_secret
-from handler.webhook import sign
+from handler.outbound.webhook import sign
+from handler.tenants.tenants import new_secret
 
 ROOT = Path(__file__).parents[2]
 BODY = (

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 from pydantic import ValidationError
 
-from handler.batch.plan import MAX_SHARD_BYTES, MAX_SHARD_LINES, ShardLimits
+from handler.batch.cutter import MAX_SHARD_BYTES, MAX_SHARD_LINES, ShardLimits
 from handler.settings import deployment, read_settings
 
 NAMES = {

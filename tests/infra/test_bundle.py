@@ -145,7 +145,8 @@ def test_the_bundle_holds_what_lambdas_need(folder: Path) -> None:
         "errors.py",
         "protocol",
     }
-    assert not (folder / "handler/worker").exists()
+    for room in ("worker", "weights"):
+        assert not (folder / "handler" / room).exists()
     assert {path.name for path in (folder / "botocore/data").iterdir() if path.is_dir()} == {
         "dynamodb",
         "s3",

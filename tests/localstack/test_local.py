@@ -19,7 +19,7 @@ from playwright.sync_api import expect
 from cli.commands.local import _guide
 from cli.main import main
 from handler.aws.sync import Aws
-from handler.keys import KeyStore, key_id_of
+from handler.tenants.keys import KeyStore, key_id_of
 from infra.config import DEFAULT_PATH
 from infra.smoke import Smoke
 from localstack.local import (

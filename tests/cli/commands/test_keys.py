@@ -11,7 +11,7 @@ import pytest
 
 from cli.main import main
 from handler.aws.sync import Aws
-from handler.keys import ApiKey, KeyStore
+from handler.tenants.keys import ApiKey, KeyStore
 from tests.cli import place
 from tests.cli.place import table_on
 from tests.emulators import Emulator

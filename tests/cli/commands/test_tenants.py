@@ -10,7 +10,7 @@ import pytest
 
 from cli.main import main
 from handler.aws.sync import Aws
-from handler.tenants import Tenant, TenantStore
+from handler.tenants.tenants import Tenant, TenantStore
 from tests.cli.place import table_on, typed
 from tests.emulators import Emulator
 

@@ -17,8 +17,8 @@ import demo
 from cli.errors import Refused
 from cli.serving.weights import every_few_seconds, local_model, say_progress
 from handler.aws.sync import Aws
-from handler.weights import Location, find_weights
-from handler.weights_cache import Progress
+from handler.weights.cache import Progress
+from handler.weights.manifest import Location, find_weights
 from localstack.ministack import environment_for
 from tests.cli.given import Answer, rows
 from tests.emulators import Emulator

@@ -8,7 +8,7 @@ import httpx
 import pytest
 from openai import OpenAI
 
-from handler.keys import KeyStore
+from handler.tenants.keys import KeyStore
 from tests.emulators import Emulator
 from tests.handler.api.rig import URL, Gateway, serving
 from tests.handler.intake.rig import Cloud

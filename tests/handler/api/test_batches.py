@@ -15,7 +15,7 @@ from handler.api.batches import MAX_ERRORS_IN_LISTS
 from handler.batch.model import Batch, BatchError, Progress
 from handler.batch.states import Status
 from handler.batch.wire import to_wire
-from handler.keys import KeyStore
+from handler.tenants.keys import KeyStore
 from tests.handler.api.rig import answer_to, refusal_in, request_of
 from tests.handler.aws.given import NOW, make_batch
 from tests.handler.intake.rig import Cloud, lines_of

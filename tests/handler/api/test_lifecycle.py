@@ -10,7 +10,7 @@ from openai import OpenAI
 
 from handler.batch.model import File
 from handler.batch.states import Status
-from handler.keys import KeyStore
+from handler.tenants.keys import KeyStore
 from tests.emulators import Emulator
 from tests.handler.api.rig import serving
 from tests.handler.aws.given import NOW, make_batch

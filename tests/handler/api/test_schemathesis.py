@@ -11,7 +11,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from handler.keys import KeyStore
+from handler.tenants.keys import KeyStore
 from tests.emulators import Emulator
 from tests.handler.api.rig import serving
 from tests.handler.api.server import listening

@@ -13,11 +13,11 @@ import pytest
 from openai import OpenAI
 from prometheus_client.parser import text_string_to_metric_families
 
-from handler.announce import announce
 from handler.api.exposition import expose
 from handler.batch.model import Batch, Progress
 from handler.batch.states import Status
-from handler.stats import stats_of
+from handler.moves.announce import announce
+from handler.reading.stats import stats_of
 from tests.emulators import MODEL, Emulator
 from tests.handler.api.rig import answer_to, request_of, serving
 from tests.handler.intake.rig import Cloud, lines_of
@@ -148,7 +148,7 @@ def test_more_batches_than_are_looked_into_still_wait(
 ) -> None:
     """All their lines and shards, as what they have done is not known."""
     del client
-    monkeypatch.setattr("handler.stats.MAX_SURVEYED", 1)
+    monkeypatch.setattr("handler.reading.stats.MAX_SURVEYED", 1)
     running(cloud, "a")
     running(cloud, "b")
     active = stats()["active"]

@@ -13,7 +13,7 @@ import pytest
 
 from handler.batch.history import Bucket
 from handler.batch.states import Status
-from handler.keys import KeyStore, key_id_of
+from handler.tenants.keys import KeyStore, key_id_of
 from tests.emulators import Emulator
 from tests.handler.api.rig import URL, Gateway, serving
 from tests.handler.api.routes import (

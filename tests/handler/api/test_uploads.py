@@ -26,7 +26,7 @@ from handler.api.upload_object import (
     part_bytes_of,
     size_of_part,
 )
-from handler.batch.upload import MAX_PARTS, MIN_PART_BYTES
+from handler.objects.upload_plan import MAX_PARTS, MIN_PART_BYTES
 from tests.handler.api.rig import answer_to, request_of
 from tests.handler.api.server import listening
 from tests.handler.intake.rig import Cloud

@@ -10,12 +10,12 @@ import openai
 import pytest
 from openai import OpenAI
 
-from handler import webhook
-from handler.advance import advance
 from handler.batch.model import Batch
-from tests.handler.finalize.receiver import HOST, Receiver, Script
+from handler.control.advance import advance
+from handler.outbound import webhook
 from tests.handler.intake.rig import Cloud, lines_of, plenty
-from tests.handler.webhook_rig import secret_of, understood
+from tests.handler.outbound.receiver import HOST, Receiver, Script
+from tests.handler.outbound.webhook_rig import secret_of, understood
 
 URL = f"https://{HOST}/hooks?token=0123456789abcdef"
 

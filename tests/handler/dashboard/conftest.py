@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 from playwright.sync_api import Browser, Dialog, Page
 
-from handler.keys import KeyStore
+from handler.tenants.keys import KeyStore
 from tests.emulators import Emulator
 from tests.handler.api.rig import serving
 from tests.handler.api.server import listening

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 from playwright.sync_api import Page, Route, expect
 
-from handler.keys import KeyStore, key_id_of
+from handler.tenants.keys import KeyStore, key_id_of
 from tests.handler.dashboard.steps import obstacles, sign_in
 from tests.handler.intake.rig import Cloud, lines_of
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import Page, Route, expect
 
-from handler.keys import KeyStore, key_id_of
+from handler.tenants.keys import KeyStore, key_id_of
 from tests.handler.dashboard.mill import control_running, file_of, worker_running
 from tests.handler.dashboard.steps import sign_in
 from tests.handler.intake.rig import Cloud, line_of

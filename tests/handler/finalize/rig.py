@@ -17,7 +17,7 @@ from handler.batch.model import Batch, EngineInfo, Options, Outputs, Progress, S
 from handler.batch.parts import FinishedRow, encode_part
 from handler.batch.states import Status
 from handler.finalize.finalize import finalize
-from handler.finalize.transfer import Network
+from handler.outbound.transfer import Network
 from handler.settings import Deployment
 from tests.emulators import MODEL, Emulator, deployment_of
 

@@ -14,14 +14,14 @@ import pytest
 from handler.batch.model import Options
 from handler.batch.states import Status
 from handler.finalize import deliver as delivery
-from handler.finalize import transfer
 from handler.finalize.close import close_shards
 from handler.finalize.deliver import deliver
 from handler.finalize.publish import publish
-from handler.finalize.transfer import Network
-from handler.run import ComeBack, Run
-from tests.handler.finalize.receiver import HOST, PUBLIC, Receiver, Script
+from handler.moves.turn import ComeBack, Run
+from handler.outbound import transfer
+from handler.outbound.transfer import Network
 from tests.handler.finalize.rig import Cloud, Drop, plenty
+from tests.handler.outbound.receiver import HOST, PUBLIC, Receiver, Script
 
 OUTPUT_URL = f"https://{HOST}/out?X-Amz-Signature=0123456789abcdef%2B"
 ERROR_URL = f"https://{HOST}/errors"

@@ -12,8 +12,8 @@ from handler.batch.model import BatchError, Options
 from handler.batch.states import Status
 from handler.errors import AwsError
 from handler.finalize.close import EXPIRED_MESSAGE
-from handler.finalize.end import end_batch
 from handler.finalize.finalize import finalize
+from handler.moves.end import end_batch
 from infra.data.bucket import SHORT_LIVED_TAG
 from tests.handler.finalize.rig import Cloud, plenty
 

@@ -11,13 +11,13 @@ from typing import Any
 import pytest
 from pydantic_core import from_json
 
+from handler.batch.kinds import OUTPUT
 from handler.batch.states import Status
 from handler.errors import NotThere
 from handler.finalize.close import close_shards
-from handler.finalize.end import end
-from handler.finalize.kinds import OUTPUT
 from handler.finalize.publish import publish
-from handler.run import ComeBack, Run, TurnLost
+from handler.moves.end import end
+from handler.moves.turn import ComeBack, Run, TurnLost
 from tests.handler.finalize.rig import Cloud, Drop, plenty, row_of
 
 MIB = 2**20

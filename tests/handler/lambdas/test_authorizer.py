@@ -10,8 +10,8 @@ import pytest
 
 from handler.aws.sync import Aws
 from handler.errors import AwsError
-from handler.keys import KeyStore, key_id_of
 from handler.lambdas import authorizer
+from handler.tenants.keys import KeyStore, key_id_of
 from tests.emulators import Emulator
 from tests.handler.api.rig import event_of, judged, serving
 from tests.handler.intake.rig import Cloud

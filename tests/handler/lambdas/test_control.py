@@ -12,11 +12,11 @@ from typing import Any, cast
 import pytest
 from aws_lambda_powertools.utilities.typing import LambdaContext
 
-from handler.advance import advance
 from handler.aws.queues import advance_message
 from handler.aws.sync import Aws
 from handler.batch.model import Source
 from handler.batch.states import Status
+from handler.control.advance import advance
 from handler.errors import AwsError
 from handler.lambdas import control
 from handler.settings import Deployment

@@ -14,7 +14,7 @@ from handler.aws.calls import Call
 from handler.aws.queues import advance_message, shard_message
 from handler.aws.sync import Aws
 from handler.batch.states import Status
-from handler.bury import bury
+from handler.control.bury import bury
 from handler.errors import AwsError
 from handler.lambdas import dead_letters
 from handler.settings import deployment

@@ -8,15 +8,15 @@ from typing import Any
 
 import pytest
 
-from handler import reap as reaping
 from handler.aws.bucket import Bucket
 from handler.aws.calls import Operation
 from handler.aws.queues import advance_message, shard_message
 from handler.batch.model import BatchError
 from handler.batch.states import Status
+from handler.control import reap as reaping
+from handler.control.reap import OVERDUE_SECONDS, SILENT_SECONDS, STUCK_SECONDS, reap
 from handler.finalize.close import close_abandoned
 from handler.lambdas import reaper
-from handler.reap import OVERDUE_SECONDS, SILENT_SECONDS, STUCK_SECONDS, reap
 from handler.settings import Deployment, deployment
 from localstack.pump import Context
 from tests.emulators import MODEL, Emulator

@@ -23,9 +23,9 @@ from uuid import uuid4
 from handler.aws.calls import Operation
 from handler.aws.queues import parse_message, shard_message
 from handler.aws.sync import Aws
+from handler.batch.cutter import ShardCutter, ShardLimits
 from handler.batch.model import Batch, Options, Outputs, Shard, ShardStatus, Source
 from handler.batch.parts import PartIndex
-from handler.batch.plan import ShardCutter, ShardLimits
 from handler.batch.states import Status
 from handler.settings import Deployment
 from handler.worker.config import WorkerConfig

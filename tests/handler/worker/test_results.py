@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from handler.results.cache import PartCache
-from handler.results.read import Results, read_results
+from handler.reading.part_cache import PartCache
+from handler.reading.results import Results, read_results
 from handler.worker.config import WorkerConfig
 from tests.handler.worker.rig import NEVER, Rig, Work, until
 

@@ -1,0 +1,94 @@
+"""Brings a batch forward: looks where it stands and does what comes next.
+
+Every message about a batch ends here. Each step is done by whoever comes, any number of times, with
+the same result.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from handler.aws.sync import Aws
+from handler.batch.model import Batch
+from handler.batch.states import Status
+from handler.finalize.close import close_abandoned
+from handler.finalize.finalize import finalize
+from handler.intake.intake import take_in
+from handler.intake.ring import ring_shards
+from handler.log import logger
+from handler.moves.announce import announce
+from handler.moves.end import end_batch
+from handler.outbound.webhook import tell
+from handler.settings import Deployment
+
+
+def advance(
+    aws: Aws,
+    deployment: Deployment,
+    batch_id: str,
+    time_left: Callable[[], float],
+    *,
+    now: Callable[[], float] = time.time,
+) -> None:
+    """Bring a batch as far as it can come now.
+
+    `time_left` gives the seconds until this run must have ended; what it does not allow is left to
+    the next one, and a message for that is sent. An id that no batch has is logged and forgotten.
+    """
+    batch = aws.run(deployment.table.get_batch(batch_id))
+    if batch is None:
+        logger.warning("no such batch", batch_id=batch_id)
+        return
+    aws.run(announce(deployment, batch))
+    if batch.status is Status.VALIDATING:
+        batch = _validate(aws, deployment, batch, time_left, now)
+    if batch is not None and batch.status is Status.IN_PROGRESS:
+        batch = _progress(aws, deployment, batch, time_left, now)
+    if batch is not None and batch.status in {Status.FINALIZING, Status.CANCELLING}:
+        finalize(aws, deployment, batch, time_left, now=now)
+    elif batch is not None and batch.is_terminal:
+        tell(aws, deployment, batch, time_left, now=now)
+
+
+def _validate(
+    aws: Aws,
+    deployment: Deployment,
+    batch: Batch,
+    time_left: Callable[[], float],
+    now: Callable[[], float],
+) -> Batch | None:
+    if batch.expires_at <= now():
+        return end_batch(aws, deployment, batch.id, Status.EXPIRED, int(now()))
+    take_in(aws, deployment, batch, time_left, now=now)
+    return aws.run(deployment.table.get_batch(batch.id))
+
+
+def _progress(
+    aws: Aws,
+    deployment: Deployment,
+    batch: Batch,
+    time_left: Callable[[], float],
+    now: Callable[[], float],
+) -> Batch | None:
+    """Return the batch, finalizing if all its shards are done or its window has ended."""
+    if batch.shards_left == 0:
+        return _wind_up(aws, deployment, batch, Status.COMPLETED, int(now()))
+    if batch.expires_at <= now():
+        return _wind_up(aws, deployment, batch, Status.EXPIRED, int(now()))
+    if batch.shards_rung < batch.num_shards:
+        ring_shards(aws, deployment, batch, time_left)
+    else:
+        close_abandoned(aws, deployment, batch, time_left, now)
+    return batch
+
+
+def _wind_up(
+    aws: Aws, deployment: Deployment, batch: Batch, outcome: Status, now: int
+) -> Batch | None:
+    move = deployment.table.move_batch(batch.id, Status.FINALIZING, now, outcome=str(outcome))
+    moved = aws.run(move).batch
+    if moved is not None:
+        logger.info("batch winds up", batch_id=batch.id, status=str(moved.status))
+        aws.run(announce(deployment, moved))
+    return moved

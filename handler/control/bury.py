@@ -1,0 +1,79 @@
+"""What becomes of messages that were received again and again: the batch ends with the truth."""
+
+from __future__ import annotations
+
+from handler.aws.calls import Operation
+from handler.aws.queues import MAX_DELAY_SECONDS, advance_message, parse_message, shard_message
+from handler.batch.keys import batch_id_of_drop
+from handler.batch.model import Batch, BatchError, ShardStatus
+from handler.batch.states import Status
+from handler.control.reap import give_up_shard, is_hopeless
+from handler.intake.events import Advance, Drop, Ignored, parse_control
+from handler.log import logger
+from handler.moves.end import end
+from handler.moves.wake import wake
+from handler.settings import Deployment
+
+
+def bury(deployment: Deployment, body: str, now: int) -> Operation[None]:
+    """Deal with one dead message: ring again where that may help, end what cannot go on."""
+    match parse_message(body):
+        case {"batch_id": str(batch_id), "shard": int(number)}:
+            yield from _bury_shard(deployment, batch_id, number, now)
+            return
+    for request in parse_control(body):
+        match request:
+            case Advance(batch_id):
+                yield from _bury_batch(deployment, batch_id, now)
+            case Drop():
+                batch_id = batch_id_of_drop(request.bucket, request.key, request.sequencer)
+                logger.error("upload not taken in", batch_id=batch_id, key=request.key)
+                yield from _bury_batch(deployment, batch_id, now)
+            case Ignored():
+                logger.warning("dead message dropped", reason=request.reason)
+
+
+def _bury_shard(deployment: Deployment, batch_id: str, number: int, now: int) -> Operation[None]:
+    """Ring for a shard again, or give it up once its own count of failures says so."""
+    batch = yield from deployment.table.get_batch(batch_id)
+    shard = yield from deployment.table.get_shard(batch_id, number)
+    if (
+        batch is None
+        or shard is None
+        or batch.status is not Status.IN_PROGRESS
+        or shard.status is ShardStatus.DONE
+        or shard.is_leased(now)
+    ):
+        logger.info("dead message dropped", batch_id=batch_id, shard=number)
+        return
+    queue = deployment.work.get(batch.model or "")
+    if is_hopeless(deployment, shard):
+        yield from give_up_shard(deployment, batch, shard)
+    elif not shard.abandoned and queue is not None:
+        logger.warning("rung again", batch_id=batch_id, shards=[number])
+        yield from queue.send(shard_message(batch_id, number))
+        yield from wake(deployment, batch.model)
+        return
+    yield from deployment.control.send(advance_message(batch_id))
+
+
+def _bury_batch(deployment: Deployment, batch_id: str, now: int) -> Operation[None]:
+    """A file that cannot be read fails; anything later is tried again, until the reaper ends it."""
+    batch = yield from deployment.table.get_batch(batch_id)
+    if batch is None or batch.is_terminal:
+        logger.info("dead message dropped", batch_id=batch_id)
+    elif batch.status is Status.VALIDATING:
+        yield from _fail(deployment, batch, now)
+    else:
+        logger.error("batch does not advance", batch_id=batch_id, status=str(batch.status))
+        message = advance_message(batch_id)
+        yield from deployment.control.send(message, delay_seconds=MAX_DELAY_SECONDS)
+
+
+def _fail(deployment: Deployment, batch: Batch, now: int) -> Operation[None]:
+    error = BatchError(
+        "internal_error",
+        "The file could not be read to its end, in several runs. Please upload it again.",
+    )
+    logger.error("intake failed", batch_id=batch.id)
+    yield from end(deployment, batch.id, Status.FAILED, now, errors=(*batch.errors, error))

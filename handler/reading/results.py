@@ -1,0 +1,194 @@
+"""One answer of finished rows: which lines it holds, within its limits, and how far it is whole."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import islice, takewhile
+from typing import Final, NamedTuple
+
+from handler.aws.sync import Aws
+from handler.batch.model import Batch, Shard, ShardStatus
+from handler.errors import NotThere
+from handler.reading.finder import Finder, NotIndexed, WorkGone
+from handler.reading.part_cache import PartCache, Place
+from handler.settings import Deployment
+
+MAX_BYTES: Final = 4_000_000
+# Rows of neighbouring lines may lie in many parts: each range is a request of its own.
+MAX_RANGES: Final = 256
+_MAX_GAP_BYTES = 2**15
+_NUM_LISTED_AT_ONCE = 8
+
+
+class Results(NamedTuple):
+    """Rows by their lines; None stands for one that is larger than an answer may be.
+
+    All lines up to `complete_through` have their row here, or have none and never will.
+    """
+
+    rows: list[tuple[int, bytes | None]]
+    complete_through: int
+    has_more: bool
+
+
+@dataclass(slots=True)
+class _Picks:
+    """The rows that the answer will hold, as far as there is room."""
+
+    limit: int
+    places: list[tuple[str, Place]] = field(default_factory=list)
+    _num_bytes: int = 0
+    _num_ranges: int = 0
+    _ends: dict[str, int] = field(default_factory=dict)
+
+    def take_all(self, wanted: Sequence[tuple[str, Place]]) -> list[int]:
+        """Take rows until the answer is full; return the lines of those that were taken."""
+        return [place.line for key, place in takewhile(lambda row: self._take(*row), wanted)]
+
+    def _take(self, key: str, place: Place) -> bool:
+        """Take one more row; False when there is no room for it."""
+        size = place.end - place.start
+        size = 0 if size > MAX_BYTES else size
+        end = self._ends.get(key)
+        is_near = end is not None and place.start - end <= _MAX_GAP_BYTES
+        num_ranges = self._num_ranges + (not is_near)
+        is_full = (
+            len(self.places) >= self.limit
+            or self._num_bytes + size > MAX_BYTES
+            or num_ranges > MAX_RANGES
+        )
+        if is_full:
+            return False
+        self.places.append((key, place))
+        self._num_bytes += size
+        if size:
+            self._num_ranges = num_ranges
+            self._ends[key] = place.end
+        return True
+
+
+@dataclass(slots=True)
+class _Reach:
+    """How far all lines have their rows given: grows shard by shard, until one line has none."""
+
+    through: int
+    _is_broken: bool = False
+
+    def extend(
+        self, first_line: int, last_line: int, given: Sequence[int], *, is_whole: bool, is_cut: bool
+    ) -> None:
+        """Take the lines of the next shard that are given.
+
+        `is_whole` says that the others have no row to come, `is_cut` that there was no room for
+        the last of them.
+        """
+        if self._is_broken:
+            return
+        self.through = max(self.through, first_line - 1)
+        if is_whole:
+            self.through = max([self.through, *given[-1:]]) if is_cut else last_line
+        else:
+            for line in given:
+                if line != self.through + 1:
+                    break
+                self.through = line
+        self._is_broken = is_cut or not is_whole
+
+
+def read_results(
+    aws: Aws,
+    deployment: Deployment,
+    batch: Batch,
+    cache: PartCache,
+    *,
+    after_line: int,
+    limit: int,
+) -> Results:
+    """Return the finished rows behind a line, in the order of lines, at most `limit` of them.
+
+    Raises WorkGone when they are no longer kept, and NotIndexed when another call will find them.
+    """
+    shards = aws.run(deployment.table.list_shards(batch.id)) if batch.num_shards else []
+    finder, picks = Finder(aws, deployment, batch, cache), _Picks(limit)
+    reach = _Reach(after_line)
+    has_more = False
+    for shard, last_line in _listed(finder, shards, after_line):
+        try:
+            found = finder.find(shard) if _may_have_rows(shard) else {}
+        except NotIndexed:
+            if not picks.places:
+                raise
+            has_more = True
+            break
+        wanted = sorted(line for line in found if line > after_line)
+        given = picks.take_all([found[line] for line in wanted])
+        has_more = len(given) < len(wanted)
+        reach.extend(
+            shard.first_line,
+            last_line or max([shard.first_line + shard.num_rows - 1, *wanted]),
+            given,
+            is_whole=batch.is_terminal or len(found) >= shard.num_rows,
+            is_cut=has_more,
+        )
+        if has_more:
+            break
+    return Results(_read(aws, deployment, picks.places), reach.through, has_more)
+
+
+def _listed(
+    finder: Finder, shards: Sequence[Shard], after_line: int
+) -> Iterator[tuple[Shard, int | None]]:
+    """Yield the shards that end behind a line, their parts listed, and the last line of each.
+
+    Lines between shards are blank and count to the one before; where the last ends nobody knows.
+    """
+    ends = [*(shard.first_line - 1 for shard in shards[1:]), None]
+    rest = iter(
+        [
+            (shard, last_line)
+            for shard, last_line in zip(shards, ends, strict=False)  # of none there is an end
+            if last_line is None or last_line > after_line
+        ]
+    )
+    num_at_once = 1  # an answer seldom needs two
+    while some := list(islice(rest, num_at_once)):
+        finder.list_parts([shard for shard, _ in some if _may_have_rows(shard)])
+        yield from some
+        num_at_once = _NUM_LISTED_AT_ONCE
+
+
+def _may_have_rows(shard: Shard) -> bool:
+    """A shard that was claimed may have parts, though the table has not learned of any yet."""
+    if shard.status is ShardStatus.DONE:
+        return bool(shard.output_sizes or shard.error_sizes)
+    return shard.fence > 0
+
+
+def _read(
+    aws: Aws, deployment: Deployment, places: Sequence[tuple[str, Place]]
+) -> list[tuple[int, bytes | None]]:
+    """Return the rows that stand at these places; near ones are read together."""
+    ranges: list[list[tuple[str, Place]]] = []
+    open_ranges: dict[str, list[tuple[str, Place]]] = {}
+    for key, place in places:
+        if place.end - place.start > MAX_BYTES:
+            continue
+        near = open_ranges.get(key)
+        if near is None or place.start - near[-1][1].end > _MAX_GAP_BYTES:
+            near = open_ranges[key] = []
+            ranges.append(near)
+        near.append((key, place))
+    bucket = deployment.bucket
+    try:
+        bodies = aws.run_all(
+            bucket.get_range(near[0][0], near[0][1].start, near[-1][1].end) for near in ranges
+        )
+    except NotThere as exc:
+        raise WorkGone(str(exc)) from exc
+    rows: dict[int, bytes] = {}
+    for near, body in zip(ranges, bodies, strict=True):
+        first = near[0][1].start
+        for _, place in near:
+            rows[place.line] = body[place.start - first : place.end - first]
+    return [(place.line, rows.get(place.line)) for _, place in places]

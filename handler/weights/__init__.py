@@ -1,0 +1,1 @@
+"""Model weights from S3 to this machine's disk."""

@@ -1,0 +1,210 @@
+"""Weights on this machine's disk: each object is fetched once, whoever needs it.
+
+A location has a folder, `<cache>/<name>`:
+
+    blobs/<id>                  the bytes of one object; the id stands for its ETag and size
+    snapshots/<revision>/<name> hard links to blobs: the model as it was at one time
+    in-use/<revision>           locked by every process that may read the snapshot
+    lock                        locked by the one process that changes anything here
+
+A blob gets its name when all of it is there, and a snapshot is its revision: what is found under
+these names needs no fetching. Locks are the kernel's and end with their process, however it ends.
+The word `snapshots` is what transformers looks for to learn the revision of a model in a folder.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import re
+import shutil
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from hashlib import sha256
+from pathlib import Path
+from typing import IO
+
+from handler.aws.sync import Aws
+from handler.errors import AwsError
+from handler.weights.download import Wanted, download
+from handler.weights.manifest import (
+    Location,
+    Manifest,
+    WeightFile,
+    WeightsRefused,
+    find_weights,
+    refusal,
+)
+
+_POLL_SECONDS = 0.5
+_MAX_NAME = 100
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """How far weights are; `is_waiting` while another process of this machine fetches them."""
+
+    num_bytes: int = 0
+    total_bytes: int = 0
+    is_waiting: bool = False
+
+
+Watch = Callable[[Progress], None]
+
+
+@contextmanager
+def local_weights(aws: Aws, location: Location, cache: Path, watch: Watch) -> Iterator[Path]:
+    """Yield a folder that holds the model at a location as it is now, fetched where need be.
+
+    While entered, no other process takes the folder away. `watch` is called about every second
+    until the folder is there. Raises WeightsRefused for weights that cannot be had.
+    """
+    manifest = aws.run(find_weights(location))
+    home = _Home(cache / _folder_name(location), manifest)
+    with ExitStack() as held:
+        try:
+            home.make()
+            with _locked(home.lock, watch):
+                held.enter_context(home.hold())
+                if missing := home.missing():
+                    home.remove_others()
+                    home.check_space(missing, cache)
+                    home.fetch(aws, missing, watch)
+                home.link()
+        except AwsError as exc:
+            raise refusal(location, exc) from exc
+        except OSError as exc:
+            reason = exc.strerror or exc
+            raise WeightsRefused(f"{location} cannot be kept in {cache}: {reason}") from exc
+        yield home.snapshot
+
+
+@dataclass(frozen=True, slots=True)
+class _Home:
+    """One location's folder and the revision that is wanted of it."""
+
+    folder: Path
+    manifest: Manifest
+
+    @property
+    def lock(self) -> Path:
+        return self.folder / "lock"
+
+    @property
+    def snapshot(self) -> Path:
+        return self.folder / "snapshots" / self.manifest.revision
+
+    def make(self) -> None:
+        """Make the folders that are not there."""
+        for name in ("blobs", "in-use", "snapshots"):
+            (self.folder / name).mkdir(parents=True, exist_ok=True)
+
+    def hold(self) -> IO[str]:
+        """Lock the snapshot against removal until the returned file is closed."""
+        file = (self.folder / "in-use" / self.manifest.revision).open("a")
+        fcntl.flock(file, fcntl.LOCK_SH)
+        return file
+
+    def blob(self, file: WeightFile) -> Path:
+        """Return where an object's bytes are, or will be."""
+        name = sha256(f"{file.etag} {file.num_bytes}".encode()).hexdigest()[:40]
+        return self.folder / "blobs" / name
+
+    def missing(self) -> dict[Path, WeightFile]:
+        """Return the objects that are not here, by their blobs; those of the same bytes once."""
+        blobs = {self.blob(file): file for file in self.manifest.files}
+        return {blob: file for blob, file in blobs.items() if not _has(blob, file)}
+
+    def remove_others(self) -> None:
+        """Remove snapshots that nobody uses, and blobs that no snapshot is left of."""
+        for snapshot in (self.folder / "snapshots").iterdir():
+            in_use = self.folder / "in-use" / snapshot.name
+            if snapshot != self.snapshot and _is_free(in_use):
+                shutil.rmtree(snapshot)
+                in_use.unlink()
+        wanted = {self.blob(file) for file in self.manifest.files}
+        for blob in (self.folder / "blobs").iterdir():
+            if blob not in wanted and blob.stat().st_nlink == 1:
+                blob.unlink()
+
+    def check_space(self, missing: dict[Path, WeightFile], cache: Path) -> None:
+        """Raise WeightsRefused when the disk cannot hold what is missing."""
+        needed = sum(file.num_bytes for file in missing.values())
+        free = shutil.disk_usage(self.folder).free
+        if needed > free:
+            raise WeightsRefused(
+                f"{self.manifest.location} needs {gigabytes(needed)} in {cache}, "
+                f"where {gigabytes(free)} are free"
+            )
+
+    def fetch(self, aws: Aws, missing: dict[Path, WeightFile], watch: Watch) -> None:
+        """Fetch what is missing; what has come whole is kept, even if the rest fails."""
+        location = self.manifest.location
+        here = self.manifest.num_bytes - sum(file.num_bytes for file in missing.values())
+
+        wanted = [
+            Wanted(location.prefix + file.name, file.etag, file.num_bytes, blob)
+            for blob, file in missing.items()
+        ]
+        download(
+            aws.clients["s3"],
+            location.bucket,
+            wanted,
+            lambda num_bytes: watch(Progress(here + num_bytes, self.manifest.num_bytes)),
+        )
+
+    def link(self) -> None:
+        """Give every blob its name in the snapshot."""
+        self.snapshot.mkdir(exist_ok=True)
+        for file in self.manifest.files:
+            path, blob = self.snapshot / file.name, self.blob(file)
+            if path.exists() and path.samefile(blob):
+                continue
+            path.unlink(missing_ok=True)
+            path.hardlink_to(blob)
+
+
+def gigabytes(num_bytes: int) -> str:
+    """Return `16.1 GB`; three decimals below a tenth."""
+    value = num_bytes / 1e9
+    return f"{value:,.1f} GB" if value >= 0.1 else f"{value:.3f} GB"
+
+
+@contextmanager
+def _locked(path: Path, watch: Watch) -> Iterator[None]:
+    """Be the only process with this lock."""
+    with path.open("a") as file:
+        while True:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                watch(Progress(is_waiting=True))
+                time.sleep(_POLL_SECONDS)
+        yield
+
+
+def _is_free(path: Path) -> bool:
+    """Say whether no process holds a lock on this file."""
+    with path.open("a") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+    return True
+
+
+def _has(path: Path, file: WeightFile) -> bool:
+    """Say whether a file is there with the size of the object."""
+    try:
+        return path.stat().st_size == file.num_bytes
+    except FileNotFoundError:
+        return False
+
+
+def _folder_name(location: Location) -> str:
+    """Return a name that a person recognises and no other location has."""
+    where = f"{location.bucket}/{location.prefix}"
+    words = re.sub(r"[^\w.-]+", "--", where).strip("-")[:_MAX_NAME]
+    return f"{words}-{sha256(where.encode()).hexdigest()[:8]}"

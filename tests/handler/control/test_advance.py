@@ -1,0 +1,162 @@
+"""What comes next for a batch, wherever it stands."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+
+from handler.aws.queues import advance_message
+from handler.batch.model import Batch, Progress
+from handler.batch.states import Status
+from handler.control.advance import advance
+from handler.intake import ring
+from handler.moves.cancel import cancel
+from tests.emulators import MODEL
+from tests.handler.intake.rig import Cloud, lines_of, plenty, time_for
+
+
+def go_on(
+    cloud: Cloud, batch: Batch, time_left: Callable[[], float] = plenty, after: float = 0
+) -> Batch:
+    """Bring a batch forward, some seconds from now, and return it."""
+    advance(cloud.aws, cloud.deployment, batch.id, time_left, now=lambda: time.time() + after)
+    return cloud.batch(batch.id)
+
+
+def finish(cloud: Cloud, batch: Batch, number: int) -> None:
+    """Commit a shard without a row, as if all its lines had got theirs."""
+    shard = cloud.claim(batch.id, number)
+    commit = cloud.deployment.table.commit(
+        shard, progress=Progress(completed=10), output_sizes=[], error_sizes=[]
+    )
+    cloud.run(commit)
+
+
+def test_a_new_batch_is_taken_in_and_rung_for(files: Cloud) -> None:
+    """In one go, where there is time."""
+    batch = go_on(files, files.create(lines_of(25)))
+    assert batch.status is Status.IN_PROGRESS
+    assert batch.shards_rung == 3
+    assert files.rung_shards() == [0, 1, 2]
+
+
+def test_a_file_that_takes_long_goes_on_by_messages(files: Cloud) -> None:
+    """Each run rings for the next, until the shards are rung for."""
+    batch = files.create(lines_of(3))
+    files.take_in(batch, time_for(0), chunk_bytes=100)
+    assert files.messages() == [advance_message(batch.id)]
+    assert go_on(files, batch).shards_rung == 1
+
+
+def test_ringing_goes_on_where_it_stood(files: Cloud, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without time a run rings for some shards, notes how many, and rings for the next run."""
+    monkeypatch.setattr(ring, "_RING_AT_ONCE", 20)
+    batch = files.take_in(files.create(lines_of(450)))
+    batch = go_on(files, batch, time_for(0))
+    assert batch.shards_rung == 20
+    assert files.rung_shards() == list(range(20))
+    assert files.messages() == [advance_message(batch.id)]
+    batch = go_on(files, batch)
+    assert batch.shards_rung == 45
+    assert files.rung_shards() == list(range(20, 45))
+    assert files.messages() == []
+    go_on(files, batch)
+    assert files.rung_shards() == []
+
+
+def test_a_batch_that_is_cancelled_meanwhile_is_rung_for_no_further(
+    files: Cloud, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The run that rings sees it when it notes how far it is."""
+    monkeypatch.setattr(ring, "_RING_AT_ONCE", 1)
+    batch = files.take_in(files.create(lines_of(30)))
+    stale = files.batch(batch.id)
+    files.run(cancel(files.deployment, batch.id, int(time.time())))
+    ring.ring_shards(files.aws, files.deployment, stale, plenty)
+    assert files.rung_shards() == [0]
+
+
+def test_a_model_that_is_served_no_more_rings_for_nobody(files: Cloud) -> None:
+    """The batch waits: for the model, or for the end of its window."""
+    batch = files.take_in(files.create(lines_of(3)))
+    cloud = files.having(work_queues={})
+    assert go_on(cloud, batch).status is Status.IN_PROGRESS
+    assert go_on(cloud, batch, after=25 * 3600).status is Status.EXPIRED
+
+
+def test_a_batch_with_all_shards_done_completes(files: Cloud) -> None:
+    """It winds up and ends in the same run, even if its window is over by then."""
+    batch = go_on(files, files.create(lines_of(20)))
+    for number in range(2):
+        assert go_on(files, batch).status is Status.IN_PROGRESS
+        finish(files, batch, number)
+    batch = go_on(files, batch, after=25 * 3600)
+    assert batch.status is Status.COMPLETED
+    assert batch.outcome is Status.COMPLETED
+    assert batch.announced is Status.COMPLETED
+    assert files.run(files.deployment.table.list_active()) == []
+
+
+def test_a_window_that_ends_before_the_file_is_read(files: Cloud) -> None:
+    """The batch expires as it stands."""
+    batch = go_on(files, files.create(lines_of(3)), after=25 * 3600)
+    assert batch.status is Status.EXPIRED
+    assert files.has_object(batch.outputs.report_key)
+
+
+def test_a_window_that_ends_while_shards_are_left(files: Cloud) -> None:
+    """Lines that were not run get a row that says so."""
+    batch = go_on(files, files.create(lines_of(20)))
+    finish(files, batch, 0)
+    batch = go_on(files, batch, after=25 * 3600)
+    assert batch.status is Status.EXPIRED
+    errors = files.run(files.deployment.bucket.get(batch.outputs.error_key))
+    assert errors.count(b"batch_expired") == 10
+
+
+def test_a_shard_that_was_given_up_is_closed(files: Cloud) -> None:
+    """Its lines get an error row, and the batch comes to its end."""
+    batch = go_on(files, files.create(lines_of(20)))
+    finish(files, batch, 0)
+    files.run(files.deployment.table.abandon(batch.id, 1, "tried too often"))
+    go_on(files, batch)
+    assert files.messages() == [advance_message(batch.id)]
+    batch = go_on(files, batch)
+    assert batch.status is Status.COMPLETED
+    errors = files.run(files.deployment.bucket.get(batch.outputs.error_key))
+    assert errors.count(b"tried too often") == 10
+
+
+def test_a_cancelled_batch_is_brought_to_its_end(files: Cloud) -> None:
+    """What a worker holds is waited for or taken over, then the batch is cancelled."""
+    batch = go_on(files, files.create(lines_of(20)))
+    files.claim(batch.id)
+    files.run(cancel(files.deployment, batch.id, int(time.time())))
+    assert go_on(files, batch).status is Status.CANCELLING
+    assert go_on(files, batch, after=30).status is Status.CANCELLED
+
+
+def test_a_status_that_nobody_was_told_of_is_announced(files: Cloud) -> None:
+    """A run that died between the move and the word is made good, also at the end."""
+    batch = files.create(lines_of(3))
+    table = files.deployment.table
+    files.run(table.move_batch(batch.id, Status.FAILED, 1))
+    assert files.batch(batch.id).announced is Status.VALIDATING
+    assert go_on(files, batch).announced is Status.FAILED
+    assert files.run(table.list_active()) == []
+
+
+def test_a_batch_that_does_not_exist_is_forgotten(files: Cloud) -> None:
+    """The message was a mistake or came too late."""
+    advance(files.aws, files.deployment, "batch_unknown", plenty)
+    assert files.run(files.deployment.table.get_batch("batch_unknown")) is None
+
+
+def test_coming_again_changes_nothing(files: Cloud) -> None:
+    """Messages are doorbells: the second one finds the work done."""
+    batch = go_on(files, files.create(lines_of(3)))
+    assert replace(go_on(files, batch), turn_until=0) == replace(batch, turn_until=0)
+    assert batch.model == MODEL

@@ -1,0 +1,179 @@
+"""Which urls and addresses may be spoken to."""
+
+from __future__ import annotations
+
+import socket
+from threading import Event
+
+import pytest
+
+from handler.outbound import addresses
+from handler.outbound.addresses import UrlRefused, find_target, is_public, without_secrets
+
+INSIDE = [
+    "0.0.0.0",  # noqa: S104 - nothing is bound
+    "0.1.2.3",
+    "10.0.0.1",
+    "100.64.0.1",
+    "127.0.0.1",
+    "127.255.255.254",
+    "169.254.169.254",
+    "169.254.170.2",
+    "172.16.0.1",
+    "172.31.255.255",
+    "192.0.0.1",
+    "192.168.1.1",
+    "198.18.0.1",
+    "198.19.255.255",
+    "203.0.113.9",
+    "224.0.0.1",
+    "239.255.255.255",
+    "240.0.0.1",
+    "255.255.255.255",
+    "::",
+    "::1",
+    "::7f00:1",
+    "::ffff:8.8.8.8",
+    "::ffff:0:8.8.8.8",
+    "4000::1",
+    "::ffff:127.0.0.1",
+    "64:ff9b::a9fe:a9fe",
+    "64:ff9b::808:808",
+    "64:ff9b:1::1",
+    "2002:7f00:1::",
+    "2002:808:808::1",
+    "2001::1",
+    "2001:0:53aa:64c::1",
+    "fc00::1",
+    "fd00:ec2::254",
+    "fe80::1",
+    "fe80::1%eth0",
+    "2a00:1450::1%eth0",
+    "fec0::1",
+    "ff02::1",
+    "ff0e::1",
+    "not an address",
+    "",
+]
+
+
+@pytest.mark.parametrize("address", INSIDE)
+def test_addresses_that_are_not_public_are_refused(address: str) -> None:
+    """Loopback, private, link-local, multicast and IPv4 hidden in IPv6 are all refused."""
+    assert not is_public(address)
+
+
+@pytest.mark.parametrize(
+    "address", ["8.8.8.8", "1.1.1.1", "172.32.0.1", "100.128.0.1", "2a00:1450:4001::1"]
+)
+def test_public_addresses_are_dialled(address: str) -> None:
+    """Ordinary addresses of the internet pass."""
+    assert is_public(address)
+
+
+@pytest.mark.parametrize("inside", [address for address in INSIDE if address])
+def test_one_inside_address_among_the_answers_refuses_the_host(inside: str) -> None:
+    """A host that also resolves to an address inside is refused, whatever the order."""
+    for answers in ([inside, "8.8.8.8"], ["8.8.8.8", inside]):
+        with pytest.raises(UrlRefused, match="not a public host"):
+            find_target("https://files.example.com/x", lambda *_, found=answers: found)
+
+
+@pytest.mark.parametrize(
+    ("url", "reason"),
+    [
+        ("http://example.com/x", "https"),
+        ("ftp://example.com/x", "https"),
+        ("//example.com/x", "https"),
+        ("example.com/x", "https"),
+        ("", "characters"),
+        ("https://", "no host"),
+        ("https:///x", "no host"),
+        ("https://?x", "no host"),
+        ("https://user@example.com/", "user name"),
+        ("https://user:word@example.com/", "user name"),
+        ("https://example.com:443@10.0.0.1/", "user name"),
+        ("https://10.0.0.1\\@example.com/", "characters"),
+        ("https://example.com\\@10.0.0.1/", "characters"),
+        ("https://example.com /x", "characters"),
+        ("https://example.com/x y", "characters"),
+        ("https://example.com/x\r\nHost: y", "characters"),
+        ("https://ex\tample.com/", "characters"),
+        ("https://exämple.com/", "characters"),
+        ("https://example.com\u3002/", "characters"),
+        ("https://example.com/\ud800", "characters"),
+        ("https://exa%6dple.com/", "no host"),
+        ("https://[fe80::1%25eth0]/", "no host"),
+        ("https://[::1/", "cannot be read"),
+        ("https://example.com:0/", "no host"),
+        ("https://example.com:99999/", "cannot be read"),
+        ("https://example.com:x/", "cannot be read"),
+        ("https://example.com:4 43/", "characters"),
+    ],
+)
+def test_urls_that_parsers_may_read_differently_are_refused(url: str, reason: str) -> None:
+    """No scheme but https, no user name, no backslash or blank, and nothing is resolved."""
+
+    def resolve(host: str, port: int) -> list[str]:
+        raise AssertionError(f"{host}:{port} was looked up")
+
+    with pytest.raises(UrlRefused, match=reason) as caught:
+        find_target(url, resolve)
+    assert "'x'" not in str(caught.value)
+
+
+def test_a_host_that_is_an_address_is_judged_by_it() -> None:
+    """Addresses in any notation go through the same resolver, which tells what they are."""
+    for url in ("https://2130706433/", "https://0x7f.1/", "https://127.1/", "https://[::1]/"):
+        with pytest.raises(UrlRefused, match="not a public host"):
+            find_target(url)
+
+
+def test_a_target_keeps_the_url_as_it_was_signed() -> None:
+    """Path and query stay byte by byte; port and addresses are what is dialled."""
+    target = find_target(
+        "https://Files.example.com:8443/a%2Fb/../c?X-Amz-Signature=a%2Bb&y=",
+        lambda *_: ["8.8.8.8", "8.8.8.8", "1.1.1.1"],
+    )
+    assert target.path == "/a%2Fb/../c?X-Amz-Signature=a%2Bb&y="
+    assert (target.host, target.port) == ("Files.example.com", 8443)
+    assert target.addresses == ("8.8.8.8", "1.1.1.1")
+
+
+def test_a_url_without_a_path_asks_for_the_root() -> None:
+    """The path of a bare host is `/`, a fragment is never sent."""
+    assert find_target("https://example.com#x", lambda *_: ["8.8.8.8"]).path == "/"
+    assert find_target("https://example.com?a=1", lambda *_: ["8.8.8.8"]).path == "/?a=1"
+    assert find_target("https://[2a00:1450::1]:1/", lambda *_: ["8.8.8.8"]).host == "2a00:1450::1"
+
+
+def test_a_host_that_is_no_name_is_refused() -> None:
+    """An empty label, or one that is longer than a name may be, is the url's fault."""
+    for host in ("a..example.com", f"{'a' * 64}.example.com"):
+        with pytest.raises(UrlRefused, match="names no host"):
+            find_target(f"https://{host}/x")
+
+
+def test_a_name_server_that_hangs_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It cannot be told to stop, but nobody waits for it."""
+    is_over = Event()
+    monkeypatch.setattr(addresses, "_RESOLVE_SECONDS", 0.05)
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: is_over.wait(30) or [])
+    try:
+        with pytest.raises(OSError, match=r"no address after 0\.05 s"):
+            find_target("https://slow.example.com/x")
+    finally:
+        is_over.set()
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "https://example.com/hooks/0123456789ab?token=0123456789abcd%2B",
+        "https://example.com:8443?a=0123456789abcd%2B&b=0123456789ab",
+    ],
+)
+def test_words_are_shown_without_what_a_url_may_hide(url: str) -> None:
+    """Of a path or a query, as it stands or decoded; the host and what is short may be read."""
+    words = "example.com: no 0123456789abcd+, 0123456789abcd%2B or 0123456789ab in hooks"
+    assert without_secrets(words, url) == "example.com: no …, … or … in hooks"

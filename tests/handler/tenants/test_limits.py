@@ -1,0 +1,200 @@
+"""What a tenant may use, and what it is told when that is used up."""
+
+from __future__ import annotations
+
+import time
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+
+from handler.aws.calls import Operation
+from handler.aws.usage import DAY_SECONDS
+from handler.batch.states import Status
+from handler.tenants.limits import (
+    LimitReached,
+    admit_batch,
+    admit_bytes,
+    admit_request,
+    queue_lines,
+)
+from handler.tenants.tenants import KnownTenants, Limits
+from tests.emulators import Emulator
+from tests.handler.intake.rig import Cloud, lines_of
+
+# Ten seconds before midnight (UTC): counts of days long past have expired.
+LATE = int(time.time()) // DAY_SECONDS * DAY_SECONDS + DAY_SECONDS - 10
+
+
+@pytest.fixture
+def cloud(emulator: Emulator) -> Cloud:
+    """Return a deployment of its own on each emulator in turn."""
+    return Cloud.on(emulator)
+
+
+@pytest.fixture
+def mini(ministack: Emulator) -> Cloud:
+    """Return a deployment on one emulator, for what is not about AWS."""
+    return Cloud.on(ministack)
+
+
+def limited(cloud: Cloud, **limits: int) -> Cloud:
+    """Return the cloud as a process sees it that has just begun, with limits for everybody."""
+    return cloud.having(limits=Limits(**limits))
+
+
+def refusal(cloud: Cloud, operation: Operation[Any]) -> LimitReached:
+    """Return with what an operation is refused."""
+    with pytest.raises(LimitReached) as caught:
+        cloud.run(operation)
+    return caught.value
+
+
+def used(cloud: Cloud, tenant: str) -> list[dict[str, Any]]:
+    """Return what is counted of a tenant."""
+    return cloud.run(cloud.deployment.usage.query(f"USAGE#{tenant}", "DAY#"))
+
+
+def test_requests_are_admitted_up_to_the_limit_of_a_day(cloud: Cloud) -> None:
+    """The next one waits for midnight, and another tenant for nothing."""
+    cloud = limited(cloud, requests_per_day=2)
+    for _ in range(2):
+        cloud.run(admit_request(cloud.deployment, "ads", LATE))
+    error = refusal(cloud, admit_request(cloud.deployment, "ads", LATE))
+    assert error.retry_after_seconds == 10
+    assert "limit of 2 requests a day" in error.message
+    cloud.run(admit_request(cloud.deployment, "search", LATE))
+    cloud.run(admit_request(cloud.deployment, "ads", LATE + 10))
+    assert [day["requests"] for day in used(cloud, "ads")] == [2, 1]
+
+
+def test_what_is_refused_is_not_counted(cloud: Cloud) -> None:
+    """A large upload that did not fit leaves room for a small one."""
+    cloud = limited(cloud, bytes_per_day=100)
+    cloud.run(admit_bytes(cloud.deployment, "ads", 60, LATE))
+    error = refusal(cloud, admit_bytes(cloud.deployment, "ads", 41, LATE))
+    assert "41 bytes would pass the limit of 100" in error.message
+    refusal(cloud, admit_bytes(cloud.deployment, "new", 101, LATE))
+    cloud.run(admit_bytes(cloud.deployment, "ads", 40, LATE))
+    assert [day["bytes"] for day in used(cloud, "ads")] == [100]
+    assert used(cloud, "new") == []
+
+
+def test_the_limit_holds_however_many_come_at_once(mini: Cloud) -> None:
+    """Twenty at the same moment: as many as there is room for are let in."""
+    cloud = limited(mini, requests_per_day=7)
+
+    def is_admitted(_: int) -> bool:
+        try:
+            cloud.run(admit_request(cloud.deployment, "ads", LATE))
+        except LimitReached:
+            return False
+        return True
+
+    with ThreadPoolExecutor(8) as pool:
+        assert sum(pool.map(is_admitted, range(20))) == 7
+
+
+def test_nothing_is_written_without_a_limit(mini: Cloud) -> None:
+    """Whoever has no limits costs no writes."""
+    batch = mini.create(lines_of(3))
+    for operation in (
+        admit_request(mini.deployment, "default", LATE),
+        admit_bytes(mini.deployment, "default", 10**12, LATE),
+        admit_batch(mini.deployment, "default", LATE),
+        queue_lines(mini.deployment, batch, 3),
+    ):
+        assert mini.run(operation) is None
+    assert used(mini, "default") == []
+    assert mini.run(mini.deployment.usage.count_lines("default")) == 0
+    assert mini.batch(batch.id).queued_lines is None
+
+
+def test_a_tenants_own_limit_counts_more_than_everybodys(mini: Cloud) -> None:
+    """A larger one, and none at all by 0."""
+    cloud = limited(mini, requests_per_day=1)
+    cloud.run(cloud.deployment.tenants.change("more", requests_per_day=2))
+    cloud.run(cloud.deployment.tenants.change("free", requests_per_day=0))
+    for tenant, admitted in (("more", 2), ("free", 5)):
+        for _ in range(admitted):
+            cloud.run(admit_request(cloud.deployment, tenant, LATE))
+    refusal(cloud, admit_request(cloud.deployment, "more", LATE))
+
+
+def test_a_tenant_is_read_once_a_minute(mini: Cloud) -> None:
+    """What is set for it holds a minute later at the latest."""
+    store, reads = mini.deployment.tenants, 0
+    known = KnownTenants(store)
+
+    def found(now: float) -> int | None:
+        nonlocal reads
+        operation = known.find("ads", now)
+        try:
+            call = next(operation)
+        except StopIteration as stop:
+            return stop.value.requests_per_day
+        reads += 1
+        with pytest.raises(StopIteration) as stopped:
+            operation.send(mini.aws._send(call))
+        return stopped.value.value.requests_per_day
+
+    assert found(100.0) is None
+    mini.run(store.change("ads", requests_per_day=5))
+    assert (found(159.0), reads) == (None, 1)
+    assert (found(160.0), reads) == (5, 2)
+    assert (found(100.0), reads) == (5, 3)  # a clock that was set back
+
+
+def test_the_tenants_that_are_remembered_are_a_bounded_number(mini: Cloud) -> None:
+    """The one that was read first is forgotten first."""
+    known = KnownTenants(mini.deployment.tenants)
+    for number in range(1001):
+        operation = known.find(f"t{number}", 1.0)
+        next(operation)
+        with pytest.raises(StopIteration):
+            operation.send({})
+    assert len(known._known) == 1000
+    assert "t0" not in known._known
+
+
+def test_lines_are_counted_until_their_batch_ends(cloud: Cloud) -> None:
+    """A file that does not fit beside them fails; the API takes no batch when they fill it all."""
+    cloud = limited(cloud, queued_lines=10)
+    deployment = cloud.deployment
+    first, second, third = (cloud.create(lines_of(1), key=f"input/{name}.jsonl") for name in "abc")
+    assert cloud.run(queue_lines(deployment, first, 6)) is None
+    cloud.run(admit_batch(deployment, "default", LATE))
+    error = cloud.run(queue_lines(deployment, second, 5))
+    assert error is not None
+    assert error.code == "queued_lines_exceeded"
+    assert "limit of 10" in error.message
+    assert cloud.run(queue_lines(deployment, third, 4)) is None
+    refused = refusal(cloud, admit_batch(deployment, "default", LATE))
+    assert refused.retry_after_seconds == 60
+    cloud.run(admit_batch(deployment, "search", LATE))
+    cloud.run(deployment.usage.give_lines(cloud.batch(first.id)))
+    assert cloud.run(deployment.usage.count_lines("default")) == 4
+    assert cloud.run(queue_lines(deployment, second, 5)) is None
+
+
+def test_lines_are_counted_and_given_back_once(cloud: Cloud) -> None:
+    """Whoever dies in between does the same again."""
+    cloud = limited(cloud, queued_lines=10)
+    usage, batch = cloud.deployment.usage, cloud.create(lines_of(1))
+    for _ in range(2):
+        assert cloud.run(queue_lines(cloud.deployment, batch, 6)) is None
+    assert cloud.run(usage.count_lines("default")) == 6
+    counted = cloud.batch(batch.id)
+    for _ in range(2):
+        cloud.run(usage.give_lines(counted))
+    assert cloud.run(usage.count_lines("default")) == 0
+    assert cloud.batch(batch.id).queued_lines is None
+
+
+def test_lines_of_a_batch_that_has_ended_are_not_counted(mini: Cloud) -> None:
+    """Nobody would ever give them back."""
+    cloud = limited(mini, queued_lines=10)
+    batch = cloud.create(lines_of(1))
+    cloud.run(cloud.deployment.table.move_batch(batch.id, Status.FAILED, LATE))
+    cloud.run(queue_lines(cloud.deployment, batch, 6))
+    assert cloud.run(cloud.deployment.usage.count_lines("default")) == 0
