@@ -91,8 +91,8 @@ def write_lines(path: Path, count: int) -> None:
 
 def run_here(input_path: Path, output_path: Path, lines: int) -> Measured:
     """Run the file in this process and return what it took, from the first check to the end."""
-    from cli.commands.run import RunOptions
     from cli.running.job import run_job
+    from cli.running.options import RunOptions
 
     def load(config: EngineConfig, **_: object) -> NullEngine:
         del config

@@ -32,6 +32,16 @@ def amount(count: int, singular: str, plural: str | None = None) -> str:
     return f"{count:,} {singular if count == 1 else plural or singular + 's'}"
 
 
+def duration(seconds: float) -> str:
+    """Return `42 s`, `3 min 20 s` or `5 h 12 min`."""
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60} s"
+    return f"{whole // 3600} h {whole % 3600 // 60} min"
+
+
 def plain(text: str) -> str:
     """Return what others have written without what would move a terminal's cursor."""
     return "".join(char if char.isprintable() else "�" for char in text)

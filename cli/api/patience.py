@@ -6,8 +6,7 @@ import time
 from collections.abc import Callable
 
 from cli.errors import Unreachable
-from cli.running.progress import duration
-from cli.terminal import say
+from cli.terminal import duration, say
 
 # Of one request of a command that a person waits for, and of a batch that runs for hours.
 SHORT_SECONDS = 15.0

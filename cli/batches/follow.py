@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from cli.api import patience
 from cli.api.patience import LONG_SECONDS
-from cli.running.progress import duration
-from cli.terminal import amount, say
+from cli.terminal import amount, duration, say
 
 if TYPE_CHECKING:
     from cli.api.client import Client

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from cli.running.progress import duration
-from cli.terminal import amount, plain, put, say
+from cli.terminal import amount, duration, plain, put, say
 
 if TYPE_CHECKING:
     from cli.api.objects import Batch

@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, NoReturn
 from cli.api import patience
 from cli.batches.follow import rates
 from cli.batches.outcome import errors_of
-from cli.running.progress import duration
-from cli.terminal import plain, put, say
+from cli.terminal import duration, plain, put, say
 
 if TYPE_CHECKING:
     from cli.api.objects import Batch

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import argparse
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from functools import partial
 from pathlib import Path
-from typing import Literal
 
-from cli.serving.options import EngineOptions, add_engine_flags, engine_fields
+from cli.running.options import RunOptions
+from cli.serving.engine import load_engine
+from cli.serving.options import add_engine_flags, engine_fields
 from cli.sizes import port_number, positive_int, size_in_bytes
 
 _EPILOG = """\
@@ -17,24 +18,6 @@ examples:
   tidemill run -i in.jsonl -o out.jsonl --resume          (after a kill: runs what is missing)
   cat in.jsonl | tidemill run -i - -o - --model ./model > out.jsonl
 """
-
-
-@dataclass(frozen=True, slots=True)
-class RunOptions(EngineOptions):
-    """All that a person can ask of one run. Sizes are bytes; None leaves it to the engine."""
-
-    input_file: str
-    output_file: str
-    error_file: str | None = None
-    output_tmp_dir: Path | None = None
-    dialect: Literal["openai", "vllm"] = "openai"
-    on_invalid_line: Literal["fail", "skip"] = "fail"
-    resume: bool = False
-    max_inflight: int | None = None
-    max_line_bytes: int | None = None
-    enable_metrics: bool = False
-    host: str = "127.0.0.1"
-    port: int = 8000
 
 
 def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -120,6 +103,5 @@ def command(arguments: argparse.Namespace) -> int:
     options = options_from(arguments)
     # Here, not above: what reads and prints JSON takes longer to load than help takes to print.
     from cli.running.job import run_job
-    from cli.serving.engine import load_engine
 
     return run_job(options, load=partial(load_engine, weights_cache=options.weights_cache))

@@ -14,6 +14,7 @@ from cli.terminal import put
 
 if TYPE_CHECKING:
     from cli.api.client import Client
+    from cli.api.objects import Batch
 
 _LIMIT = 20
 
@@ -56,7 +57,6 @@ def command(arguments: argparse.Namespace) -> int:
 
 
 def _show_one(client: Client, arguments: argparse.Namespace) -> int:
-    from cli.api.objects import Batch
     from cli.batches.follow import batch_shown, follow
     from cli.batches.table import details
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cli.errors import CliError, Refused, Stopped
+from cli.serving.engine import served_names
 from cli.serving.options import EngineOptions, add_engine_flags, engine_arguments, engine_fields
 from cli.serving.weights import every_few_seconds, local_model
 from cli.signals import StopSignals
@@ -144,7 +145,6 @@ def _read(options: WorkerOptions, environment: Mapping[str, str]) -> tuple[Setti
     """Return what the environment says, and the flags over it; raises Refused."""
     from pydantic import ValidationError
 
-    from cli.serving.engine import served_names
     from handler.settings import read_settings
     from handler.worker.config import read_config
 
@@ -201,7 +201,6 @@ def _run(
 @contextmanager
 def _local_model(options: WorkerOptions, pulse: Pulse) -> Iterator[WorkerOptions]:
     """Yield the same options with a model that is on this machine, under its name as before."""
-    from cli.serving.engine import served_names
     from handler.log import logger
 
     def log(progress: Progress) -> None:

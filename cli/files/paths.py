@@ -7,7 +7,6 @@ import stat
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from cli.commands.run import RunOptions
 from cli.errors import Refused
 
 STANDARD_STREAM = "-"
@@ -41,30 +40,38 @@ def is_regular_or_new(path: Path) -> bool:
         return True
 
 
-def check_paths(options: RunOptions) -> None:
+def check_paths(input_file: str, output_file: str, error_file: str | None) -> None:
     """Raise Refused for inputs and outputs that cannot work, before anything is opened."""
-    _check_schemes(options)
-    if is_path(options.input_file):
-        _check_input(Path(options.input_file))
-    if is_path(options.output_file):
-        _check_output(Path(options.output_file), "the output")
-    if options.error_file is not None:
-        if not is_path(options.error_file):
+    _check_schemes(input_file, output_file, error_file or "")
+    if is_path(input_file):
+        _check_input(Path(input_file))
+    if is_path(output_file):
+        _check_output(Path(output_file), "the output")
+    named = [("input", input_file), ("output", output_file)]
+    if error_file is not None:
+        if not is_path(error_file):
             raise Refused("the error file must be a path, not a stream or a URL")
-        _check_output(Path(options.error_file), "the error file")
-        if not is_regular_or_new(Path(options.error_file)):
-            raise Refused(f"the error file {options.error_file} is no ordinary file")
-    _check_distinct(options)
-    if options.output_tmp_dir is not None and not options.output_tmp_dir.is_dir():
-        raise Refused(f"the folder {options.output_tmp_dir} of --output-tmp-dir does not exist")
-    if options.resume and not (
-        is_path(options.output_file) and is_regular_or_new(Path(options.output_file))
-    ):
+        _check_output(Path(error_file), "the error file")
+        if not is_regular_or_new(Path(error_file)):
+            raise Refused(f"the error file {error_file} is no ordinary file")
+        named.append(("error file", error_file))
+    _check_distinct([(role, Path(name)) for role, name in named if is_path(name)])
+
+
+def check_folder(folder: Path, flag: str) -> None:
+    """Raise Refused for a folder that is not there; `flag` is what named it."""
+    if not folder.is_dir():
+        raise Refused(f"the folder {folder} of {flag} does not exist")
+
+
+def check_resumable(output_file: str) -> None:
+    """Raise Refused for an output that cannot have kept any rows."""
+    if not (is_path(output_file) and is_regular_or_new(Path(output_file))):
         raise Refused("--resume needs an output that is an ordinary file")
 
 
-def _check_schemes(options: RunOptions) -> None:
-    for name in (options.input_file, options.output_file, options.error_file or ""):
+def _check_schemes(*names: str) -> None:
+    for name in names:
         scheme, separator, _ = name.partition("://")
         if separator and not is_url(name):
             raise Refused(f"{scheme}:// is not supported: give a path, - or an http(s) URL")
@@ -91,11 +98,7 @@ def _check_output(path: Path, what: str) -> None:
         raise Refused(f"{what} {path} may not be written")
 
 
-def _check_distinct(options: RunOptions) -> None:
-    named = [("input", options.input_file), ("output", options.output_file)]
-    if options.error_file is not None:
-        named.append(("error file", options.error_file))
-    paths = [(role, Path(name)) for role, name in named if is_path(name)]
+def _check_distinct(paths: list[tuple[str, Path]]) -> None:
     for index, (role, path) in enumerate(paths):
         for other_role, other in paths[index + 1 :]:
             if _are_same(path, other):

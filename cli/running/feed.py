@@ -6,18 +6,15 @@ import asyncio
 from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
+from cli.files.output import RowWriter
 from cli.files.resume import ROWS_PER_WRITE
+from cli.running.tally import Tally
 from engine.batchfile.answer import Answer, answer
 from engine.batchfile.lines import RawLine
 from engine.batchfile.rows import Dialect
+from engine.contract import Responder
 from engine.errors import EngineError
-
-if TYPE_CHECKING:
-    from cli.files.output import RowWriter
-    from cli.running.tally import Tally
-    from engine.contract import Responder
 
 MAX_HELD_BYTES = 64 * 2**20
 

@@ -10,16 +10,16 @@ from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 
-from cli.commands.run import RunOptions
 from cli.errors import BadInput, EngineFailed, Stopped
 from cli.files.check import check_lines, refuse_bad_lines, warn_of_duplicates
 from cli.files.output import LocalFile, Output, RowWriter, open_output
-from cli.files.paths import check_paths
+from cli.files.paths import check_folder, check_paths, check_resumable
 from cli.files.resume import Kept, find_kept
 from cli.files.source import Source, open_source
 from cli.files.transfer import RETRY_DELAYS_SECONDS
 from cli.running.feed import Feed, Window
 from cli.running.metrics import Live, serve_metrics
+from cli.running.options import RunOptions
 from cli.running.progress import Reporter, make_reporter, summary
 from cli.running.tally import Tally
 from cli.serving.engine import Load, Served, chat_template, engine_config, load_engine, served_names
@@ -63,7 +63,7 @@ def run_job(
     Raises CliError for what the user can mend, Stopped for a signal before the first row. The
     output is untouched until the whole input has been checked and the model has loaded.
     """
-    check_paths(options)
+    _check_names(options)
     template = chat_template(options)
     config = engine_config(options)
     tally = Tally()
@@ -98,6 +98,14 @@ def _nothing_to_run(tally: Tally) -> str:
     if not tally.num_rows:
         return "the input has no lines: nothing to run"
     return f"every line has its row already ({tally.num_rows:,}): nothing to run"
+
+
+def _check_names(options: RunOptions) -> None:
+    check_paths(options.input_file, options.output_file, options.error_file)
+    if options.output_tmp_dir is not None:
+        check_folder(options.output_tmp_dir, "--output-tmp-dir")
+    if options.resume:
+        check_resumable(options.output_file)
 
 
 def _open_outputs(options: RunOptions, delays: tuple[float, ...], stack: ExitStack) -> _Outputs:

@@ -8,13 +8,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from cli.errors import Refused
+from cli.running.tally import Tally
+from cli.serving.engine import Served
 from cli.terminal import say
 
 if TYPE_CHECKING:
     from prometheus_client import Metric
-
-    from cli.running.tally import Tally
-    from cli.serving.engine import Served
 
 
 @dataclass(slots=True, eq=False)

@@ -5,14 +5,14 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING, Protocol, Self
 
-from cli.terminal import amount, say
+from cli.running.tally import Tally
+from cli.terminal import amount, duration, say
 
 if TYPE_CHECKING:
     from types import TracebackType
 
     from rich.progress import Progress
 
-    from cli.running.tally import Tally
     from engine.contract import EngineStats
 
 LINE_SECONDS = 5.0
@@ -117,16 +117,6 @@ def _rates(tally: Tally, stats: EngineStats) -> list[str]:
         left = (tally.num_rows - tally.rows_done) / rows_per_second
         words.append(f"{duration(left)} left")
     return words
-
-
-def duration(seconds: float) -> str:
-    """Return `42 s`, `3 min 20 s` or `5 h 12 min`."""
-    whole = round(seconds)
-    if whole < 60:
-        return f"{whole} s"
-    if whole < 3600:
-        return f"{whole // 60} min {whole % 60} s"
-    return f"{whole // 3600} h {whole % 3600 // 60} min"
 
 
 def summary(tally: Tally) -> str:

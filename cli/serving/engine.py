@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from cli.errors import EngineFailed, Refused
+from cli.serving.options import EngineOptions
 from cli.serving.weights import every_few_seconds, local_model, say_progress
 from cli.terminal import say
 
 if TYPE_CHECKING:
-    from cli.serving.options import EngineOptions
     from engine.config import EngineConfig
     from engine.contract import EngineStats, Reply
     from engine.load import ServedEngine

@@ -8,9 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from cli.commands.run import RunOptions, options_from
+from cli.commands.run import options_from
 from cli.errors import BadInput, Refused, Stopped
 from cli.main import exit_status_of, main, make_parser
+from cli.running.options import RunOptions
 from cli.sizes import size_in_bytes
 
 ROOT = Path(__file__).parents[2]

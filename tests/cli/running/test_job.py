@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from cli.commands.run import RunOptions
 from cli.errors import BadInput, EngineFailed, Refused
 from cli.running.job import run_job
+from cli.running.options import RunOptions
 from demo import MODEL_PATH, NAME
 from engine.config import EngineConfig
 from engine.errors import EngineError

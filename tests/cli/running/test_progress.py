@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from cli.running import progress
-from cli.running.progress import duration, progress_line, summary
+from cli.running.progress import progress_line, summary
 from cli.running.tally import Tally
 from engine.contract import EngineStats
 from tests.cli.given import line
@@ -55,15 +55,6 @@ def test_a_summary_tells_rows_tokens_and_time(tally: Tally) -> None:
         "400 rows in 10.0 s: 397 ok, 3 failed; 8,000 tokens in (1,024 cached), 2,000 out, "
         "200 tokens/s; with 100 rows kept from before: 487 ok, 13 failed"
     )
-
-
-@pytest.mark.parametrize(
-    ("seconds", "words"),
-    [(0.4, "0 s"), (59.6, "1 min 0 s"), (200, "3 min 20 s"), (18_720, "5 h 12 min")],
-)
-def test_durations_have_two_units_at_most(seconds: float, words: str) -> None:
-    """As one would say them."""
-    assert duration(seconds) == words
 
 
 def test_lines_come_now_and_then_where_there_is_no_terminal(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import subprocess
 from collections.abc import Callable
@@ -11,8 +10,6 @@ from typing import Any
 
 import pytest
 
-from cli.errors import Stopped
-from cli.signals import StopSignals
 from tests.cli.given import line, rows, wait_for_rows
 
 Write = Callable[..., Path]
@@ -140,30 +137,6 @@ def test_a_killed_run_is_completed_to_the_bytes_of_an_unbroken_one(
     assert run(*flags, "--resume") == 0
     assert run.engine.asked < 100
     assert [path.read_bytes() for path in files] == [path.read_bytes() for path in whole]
-
-
-def test_a_signal_that_was_ignored_stays_ignored() -> None:
-    """A run in the background of a script does not end with the script's Ctrl-C."""
-    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
-    try:
-        with StopSignals() as signals:
-            os.kill(os.getpid(), signal.SIGINT)
-            assert signals.received is None
-    finally:
-        signal.signal(signal.SIGINT, before)
-
-
-def test_a_signal_raises_until_somebody_listens() -> None:
-    """Outside of the listener's time it ends what is going on, and handlers are put back."""
-    before = signal.getsignal(signal.SIGTERM)
-    heard = []
-    with StopSignals() as signals:
-        with signals.heard_by(lambda: heard.append(1)):
-            os.kill(os.getpid(), signal.SIGTERM)
-        assert (heard, signals.received) == ([1], signal.SIGTERM)
-    with pytest.raises(Stopped), StopSignals():
-        os.kill(os.getpid(), signal.SIGTERM)
-    assert signal.getsignal(signal.SIGTERM) == before
 
 
 def test_rows_of_a_stream_are_whole_after_a_signal(spawn: Spawn, write_input: Write) -> None:

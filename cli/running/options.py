@@ -1,0 +1,27 @@
+"""What a person can ask of one run."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from cli.serving.options import EngineOptions
+
+
+@dataclass(frozen=True, slots=True)
+class RunOptions(EngineOptions):
+    """All that a person can ask of one run. Sizes are bytes; None leaves it to the engine."""
+
+    input_file: str
+    output_file: str
+    error_file: str | None = None
+    output_tmp_dir: Path | None = None
+    dialect: Literal["openai", "vllm"] = "openai"
+    on_invalid_line: Literal["fail", "skip"] = "fail"
+    resume: bool = False
+    max_inflight: int | None = None
+    max_line_bytes: int | None = None
+    enable_metrics: bool = False
+    host: str = "127.0.0.1"
+    port: int = 8000
