@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
-from functools import cache
+from dataclasses import dataclass
 from typing import Annotated, Literal
 
 from pydantic import (
@@ -12,30 +11,32 @@ from pydantic import (
     ConfigDict,
     Field,
     Json,
+    NonNegativeInt,
     PositiveFloat,
     PositiveInt,
     StringConstraints,
     field_validator,
 )
 
-from handler.aws.bucket import Bucket
-from handler.aws.events import EventBus
-from handler.aws.files import FileStore
-from handler.aws.ledger import Ledger
-from handler.aws.overview import Overview
-from handler.aws.queues import Queue
-from handler.aws.services import WorkerService
-from handler.aws.table import Table
-from handler.aws.uploads import UploadStore
-from handler.aws.usage import UsageStore
 from handler.batch.cutter import MAX_SHARD_BYTES, MAX_SHARD_LINES, ShardLimits
 from handler.batch.options import DEFAULT_WINDOW, window_seconds
 from handler.errors import InvalidOption
-from handler.tenants.tenants import KnownTenants, Limits, TenantStore
 
 _PREFIX = "TIDEMILL_"
 _DAY_SECONDS = 24 * 3600
 _ServicePath = Annotated[str, StringConstraints(pattern=r"^[^/\s]+/[^/\s]+$")]
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What a tenant may use: API calls and uploaded bytes a day (UTC), lines of active batches.
+
+    0 means no limit.
+    """
+
+    requests_per_day: NonNegativeInt = 0
+    queued_lines: NonNegativeInt = 0
+    bytes_per_day: NonNegativeInt = 0
 
 
 class Settings(BaseModel):
@@ -97,26 +98,6 @@ class Settings(BaseModel):
         return ShardLimits(self.shard_lines, self.shard_bytes)
 
 
-class Deployment:
-    """The resources of one deployment, as makers of operations."""
-
-    def __init__(self, settings: Settings) -> None:
-        self.settings = settings
-        self.table = Table(settings.table)
-        self.tenants = TenantStore(settings.table)
-        self.known_tenants = KnownTenants(self.tenants)
-        self.usage = UsageStore(settings.table)
-        self.ledger = Ledger(settings.table)
-        self.overview = Overview(settings.table)
-        self.files = FileStore(settings.table)
-        self.uploads = UploadStore(settings.table)
-        self.bucket = Bucket(settings.bucket)
-        self.control = Queue(settings.control_queue)
-        self.work = {model: Queue(url) for model, url in settings.work_queues.items()}
-        self.services = {model: WorkerService(path) for model, path in settings.services.items()}
-        self.events = EventBus(settings.event_bus)
-
-
 def read_settings(environment: Mapping[str, str]) -> Settings:
     """Return the settings that an environment holds; raises pydantic's ValidationError."""
     return Settings.model_validate(
@@ -126,9 +107,3 @@ def read_settings(environment: Mapping[str, str]) -> Settings:
             if name.startswith(_PREFIX)
         }
     )
-
-
-@cache
-def deployment() -> Deployment:
-    """Return the deployment that this process belongs to."""
-    return Deployment(read_settings(os.environ))

@@ -16,7 +16,8 @@ from botocore.config import Config
 from pytest_localstack.session import RunningSession
 
 from handler.aws.sync import CONFIG
-from handler.settings import Deployment, read_settings
+from handler.deployment import Deployment
+from handler.settings import read_settings
 from localstack.ministack import environment_for, running_ministack, running_moto
 from localstack.resources import Resources, create_resources
 

@@ -236,7 +236,7 @@ async def _work(
 
     from handler.aws.aio import AioAws
     from handler.aws.queues import Queue
-    from handler.settings import Deployment
+    from handler.deployment import Deployment
     from handler.worker.link import EngineLink
     from handler.worker.protection import Protection
     from handler.worker.site import Site

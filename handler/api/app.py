@@ -18,9 +18,9 @@ from handler.api.bodies import Bodies
 from handler.api.caller import tenant_of
 from handler.api.means import aws
 from handler.dashboard import routes as dashboard
+from handler.deployment import deployment
 from handler.errors import InvalidOption
-from handler.settings import deployment
-from handler.tenants.limits import LimitReached, admit_request
+from handler.tenants.limits import LimitReached
 
 _HEALTH, _DOCUMENT = "/health", "/openapi.json"
 # What needs no key; a name that ends with a slash stands for all that lies under it. The gateway
@@ -47,7 +47,7 @@ def let_in(app: APIGatewayHttpResolver, next_middleware: NextMiddleware) -> Resp
 
 def admit(tenant: str) -> None:
     """Count a request of a tenant; raises LimitReached."""
-    aws().run(admit_request(deployment(), tenant, time.time()))
+    aws().run(deployment().limits.admit_request(tenant, time.time()))
 
 
 def as_json(answer: object) -> str:

@@ -17,10 +17,10 @@ from handler.api.means import aws
 from handler.api.page import Page, page_of
 from handler.batch.model import Batch
 from handler.batch.wire import BatchObject
+from handler.deployment import deployment
 from handler.intake.create import create_batch
 from handler.moves.cancel import NotCancellable, cancel
 from handler.reading.describe import describe
-from handler.settings import deployment
 
 router = APIGatewayHttpRouter()  # type: ignore[no-untyped-call]
 

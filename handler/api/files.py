@@ -30,8 +30,7 @@ from handler.aws.sync import MAX_PRESIGNED_SECONDS
 from handler.batch.keys import file_key
 from handler.batch.model import File
 from handler.batch.options import MAX_EXPIRY_SECONDS, MIN_EXPIRY_SECONDS
-from handler.settings import deployment
-from handler.tenants.limits import admit_bytes
+from handler.deployment import deployment
 
 router = APIGatewayHttpRouter()  # type: ignore[no-untyped-call]
 
@@ -61,7 +60,7 @@ def create_file(
         raise Refused("`file` is empty.", param="file", code="empty_file")
     tenant, file_id, now = tenant_of(router.current_event), f"file-{uuid4().hex}", int(time.time())
     key = file_key(tenant, file_id)
-    aws().run(admit_bytes(deployment(), tenant, len(file.content), now))
+    aws().run(deployment().limits.admit_bytes(tenant, len(file.content), now))
     version_id = aws().run(
         deployment().bucket.put_file(key, file.content, is_short_lived=expires_seconds is not None)
     )

@@ -10,7 +10,7 @@ from pydantic import BaseModel
 from handler.api.batches import own_batch
 from handler.api.means import aws
 from handler.batch.history import Bucket
-from handler.settings import deployment
+from handler.deployment import deployment
 
 router = APIGatewayHttpRouter()  # type: ignore[no-untyped-call]
 

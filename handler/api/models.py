@@ -9,7 +9,7 @@ from aws_lambda_powertools.event_handler.router import APIGatewayHttpRouter
 from pydantic import BaseModel
 
 from handler.api.errors import NotFound
-from handler.settings import deployment
+from handler.deployment import deployment
 
 router = APIGatewayHttpRouter()  # type: ignore[no-untyped-call]
 

@@ -15,10 +15,10 @@ from handler.api.batches import own_batch
 from handler.api.errors import ComeAgain, Refused
 from handler.api.means import aws
 from handler.batch.model import Batch
+from handler.deployment import deployment
 from handler.reading.finder import NotIndexed, WorkGone
 from handler.reading.part_cache import PartCache
 from handler.reading.results import MAX_BYTES, read_results
-from handler.settings import deployment
 
 router = APIGatewayHttpRouter()  # type: ignore[no-untyped-call]
 part_cache = cache(PartCache)

@@ -10,8 +10,8 @@ from aws_lambda_powertools.event_handler.router import APIGatewayHttpRouter
 
 from handler.api.caller import tenant_of
 from handler.api.means import aws
+from handler.deployment import deployment
 from handler.reading.stats import StatsObject, stats_of
-from handler.settings import deployment
 
 router = APIGatewayHttpRouter()  # type: ignore[no-untyped-call]
 

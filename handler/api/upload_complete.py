@@ -19,9 +19,9 @@ from handler.aws.sync import Aws
 from handler.batch.keys import file_key, upload_prefix
 from handler.batch.kinds import SealedSegment
 from handler.batch.model import File, Upload, UploadWay
+from handler.deployment import Deployment
 from handler.errors import AwsError, NotThere
 from handler.objects.join import Joining, send_missing
-from handler.settings import Deployment
 
 MAX_MD5_BYTES: Final = 256 * 2**20
 # What S3 may take to end an upload of many parts, and the table to note it.

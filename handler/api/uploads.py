@@ -32,9 +32,8 @@ from handler.aws.calls import Call
 from handler.aws.sync import MAX_PRESIGNED_SECONDS
 from handler.batch.keys import file_key, upload_prefix
 from handler.batch.model import Upload
+from handler.deployment import deployment
 from handler.errors import NotThere
-from handler.settings import deployment
-from handler.tenants.limits import admit_bytes
 
 router = APIGatewayHttpRouter()  # type: ignore[no-untyped-call]
 
@@ -82,7 +81,7 @@ def add_part(
     check_pending(upload, now)
     if not data.content:
         raise Refused("`data` is empty.", param="data", code="empty_part")
-    aws().run(admit_bytes(deployment(), upload.tenant, len(data.content), now))
+    aws().run(deployment().limits.admit_bytes(upload.tenant, len(data.content), now))
     part_id = f"part_{uuid4().hex}"
     aws().run(deployment().bucket.put(f"{upload_prefix(upload.id)}{part_id}", data.content))
     return UploadPartObject(id=part_id, created_at=now, upload_id=upload.id)
@@ -140,7 +139,7 @@ def own_upload(upload_id: str) -> Upload:
 def _by_urls(upload: Upload, now: int) -> Upload:
     """Return the upload as one whose parts S3 takes itself; raises Refused for any other."""
     if upload.way is None:
-        aws().run(admit_bytes(deployment(), upload.tenant, upload.num_bytes, now))
+        aws().run(deployment().limits.admit_bytes(upload.tenant, upload.num_bytes, now))
     return Completion(aws(), deployment(), upload, _time_left).begin(
         "urls", "", upload.created_at + _LARGE_SECONDS
     )

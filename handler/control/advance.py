@@ -12,6 +12,7 @@ from collections.abc import Callable
 from handler.aws.sync import Aws
 from handler.batch.model import Batch
 from handler.batch.states import Status
+from handler.deployment import Deployment
 from handler.finalize.close import close_abandoned
 from handler.finalize.finalize import finalize
 from handler.intake.intake import take_in
@@ -20,7 +21,6 @@ from handler.log import logger
 from handler.moves.announce import announce
 from handler.moves.end import end_batch
 from handler.outbound.webhook import tell
-from handler.settings import Deployment
 
 
 def advance(

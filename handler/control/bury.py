@@ -8,11 +8,11 @@ from handler.batch.keys import batch_id_of_drop
 from handler.batch.model import Batch, BatchError, ShardStatus
 from handler.batch.states import Status
 from handler.control.reap import give_up_shard, is_hopeless
+from handler.deployment import Deployment
 from handler.intake.events import Advance, Drop, Ignored, parse_control
 from handler.log import logger
 from handler.moves.end import end
 from handler.moves.wake import wake
-from handler.settings import Deployment
 
 
 def bury(deployment: Deployment, body: str, now: int) -> Operation[None]:

@@ -22,13 +22,13 @@ from handler.aws.queues import advance_message, shard_message, tens
 from handler.aws.sync import Aws
 from handler.batch.model import Batch, BatchError, Shard, ShardStatus
 from handler.batch.states import Status
+from handler.deployment import Deployment
 from handler.errors import AwsError
 from handler.log import logger
 from handler.moves.abandon import abandon
 from handler.moves.announce import announce
 from handler.moves.end import end
 from handler.moves.wake import wake
-from handler.settings import Deployment
 
 # Longer than a run of a Lambda: what has not changed for so long has nobody who works on it.
 STUCK_SECONDS = 20 * 60

@@ -10,8 +10,8 @@ from pydantic_core import from_json
 from handler.aws.calls import Operation
 from handler.batch.keys import part_prefix
 from handler.batch.model import Batch
+from handler.deployment import Deployment
 from handler.errors import BadPart, NotThere
-from handler.settings import Deployment
 
 MAX_SHOWN: Final = 10
 _MAX_BYTES: Final = 2**18

@@ -14,7 +14,7 @@ from handler.api.means import aws
 from handler.aws.calls import Call
 from handler.dashboard.assets import assets, type_of, version
 from handler.dashboard.render import render
-from handler.settings import deployment
+from handler.deployment import deployment
 
 _FOR_EVER: Final = "public, max-age=31536000, immutable"
 

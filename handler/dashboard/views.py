@@ -19,8 +19,8 @@ from handler.batch.states import TERMINAL, Status
 from handler.batch.wire import BatchObject
 from handler.dashboard.first_errors import first_errors
 from handler.dashboard.page import answer, html
+from handler.deployment import deployment
 from handler.reading.describe import progress_of
-from handler.settings import deployment
 
 _PAGE_BATCHES = 20
 _WINDOWS = (

@@ -25,13 +25,13 @@ from handler.batch.keys import fill_key
 from handler.batch.model import Batch, Progress, Shard, ShardStatus
 from handler.batch.parts import FinishedRow, PartIndex, decode_index, encode_part
 from handler.batch.states import Status
+from handler.deployment import Deployment
 from handler.errors import ConditionFailed, LeaseLost, NotThere, ObjectChanged
 from handler.log import logger
 from handler.metrics import emit, figures_of
 from handler.moves.abandon import abandon
 from handler.moves.turn import RESERVE_SECONDS, ComeBack, Run
 from handler.objects.stream import LineStream, ObjectStream
-from handler.settings import Deployment
 
 # How long workers may take to notice that the batch winds up; then their leases count for nothing.
 PATIENCE_SECONDS = 8.0

@@ -13,6 +13,7 @@ from handler.aws.queues import advance_message
 from handler.aws.sync import Aws
 from handler.batch.model import Batch
 from handler.batch.states import Status
+from handler.deployment import Deployment
 from handler.finalize.close import close_shards
 from handler.finalize.deliver import deliver
 from handler.finalize.publish import publish
@@ -20,7 +21,6 @@ from handler.log import logger
 from handler.moves.end import end_batch
 from handler.moves.turn import ComeBack, Run, TurnLost
 from handler.outbound.transfer import Network
-from handler.settings import Deployment
 
 
 def finalize(

@@ -22,13 +22,12 @@ from handler.batch.keys import (
 from handler.batch.model import Batch, BatchError, Options, Source
 from handler.batch.options import options_of_request, parse_options, window_seconds
 from handler.batch.states import Status
+from handler.deployment import Deployment
 from handler.errors import InvalidOption, KeyReused
 from handler.intake.events import Drop
 from handler.log import logger
 from handler.moves.announce import announce
 from handler.moves.cancel import NotCancellable, cancel
-from handler.settings import Deployment
-from handler.tenants.limits import admit_batch
 
 MAX_IDEMPOTENCY_KEY_CHARS: Final = 255
 
@@ -112,7 +111,7 @@ def create_batch(
     asked = (input_file_id, endpoint, options)
     made = (yield from deployment.table.get_batch(batch_id)) if idempotency_key else None
     if made is None:
-        yield from admit_batch(deployment, tenant, now)
+        yield from deployment.limits.admit_batch(tenant, now)
         expires_at = now + window_seconds(options.completion_window)
         batch = Batch(
             id=batch_id,

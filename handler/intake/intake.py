@@ -23,6 +23,7 @@ from handler.batch.keys import ids_key, outputs_of_drop
 from handler.batch.model import Batch, Shard, Source
 from handler.batch.states import Status
 from handler.batch.wire import MAX_LISTED_ERRORS
+from handler.deployment import Deployment
 from handler.errors import HandlerError, NotThere, ObjectChanged
 from handler.intake.check import (
     MAX_SKIPPED_BYTES,
@@ -42,8 +43,6 @@ from handler.moves.announce import announce
 from handler.moves.end import end_batch
 from handler.moves.turn import RESERVE_SECONDS, TURN_SECONDS, ComeBack, Run, TurnLost
 from handler.objects.stream import CHUNK_BYTES, LineStream, ObjectStream
-from handler.settings import Deployment
-from handler.tenants.limits import queue_lines
 
 _HEAD_BYTES = 1024
 _LOOK_SECONDS = 5.0
@@ -321,7 +320,7 @@ def _pass(run: Run, checkpoint: Checkpoint) -> None:
     A file whose lines are more than its tenant may queue is refused.
     """
     batch, findings = run.batch, checkpoint.findings
-    excess = run.aws.run(queue_lines(run.deployment, batch, findings.num_rows))
+    excess = run.aws.run(run.deployment.limits.queue_lines(batch, findings.num_rows))
     if excess is not None:
         _fail(run, Verdict(1, (excess,)))
         return

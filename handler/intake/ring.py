@@ -8,10 +8,10 @@ from handler.aws.queues import advance_message, shard_message, tens
 from handler.aws.sync import Aws
 from handler.batch.model import Batch
 from handler.batch.states import Status
+from handler.deployment import Deployment
 from handler.log import logger
 from handler.moves.turn import RESERVE_SECONDS
 from handler.moves.wake import wake
-from handler.settings import Deployment
 
 # How many shards are rung for between two notes of how far it is.
 _RING_AT_ONCE = 1000

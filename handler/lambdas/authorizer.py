@@ -8,8 +8,8 @@ from typing import Any
 from aws_lambda_powertools.utilities.typing import LambdaContext
 
 from handler.aws.sync import Aws
+from handler.deployment import deployment
 from handler.log import logger
-from handler.settings import deployment
 from handler.tenants.keys import KeyStore
 
 _aws = cache(Aws)

@@ -17,11 +17,11 @@ from aws_lambda_powertools.utilities.typing import LambdaContext
 
 from handler.aws.sync import Aws
 from handler.control.advance import advance
+from handler.deployment import Deployment, deployment
 from handler.errors import AwsError
 from handler.intake.create import take_drop
 from handler.intake.events import Advance, Drop, Ignored, parse_control
 from handler.log import logger
-from handler.settings import Deployment, deployment
 
 _aws = cache(Aws)
 _processor = BatchProcessor(event_type=EventType.SQS, raise_on_entire_batch_failure=False)

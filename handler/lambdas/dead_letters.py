@@ -16,8 +16,8 @@ from aws_lambda_powertools.utilities.typing import LambdaContext
 
 from handler.aws.sync import Aws
 from handler.control.bury import bury
+from handler.deployment import deployment
 from handler.log import logger
-from handler.settings import deployment
 
 _aws = cache(Aws)
 _processor = BatchProcessor(event_type=EventType.SQS, raise_on_entire_batch_failure=False)

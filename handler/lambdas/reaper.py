@@ -10,8 +10,8 @@ from aws_lambda_powertools.utilities.typing import LambdaContext
 
 from handler.aws.sync import Aws
 from handler.control.reap import reap
+from handler.deployment import deployment
 from handler.log import logger
-from handler.settings import deployment
 
 _aws = cache(Aws)
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from handler.aws.calls import Operation
 from handler.batch.model import Shard
+from handler.deployment import Deployment
 from handler.log import logger
 from handler.metrics import Metric, emit
-from handler.settings import Deployment
 
 
 def abandon(

@@ -10,10 +10,10 @@ from handler.aws.queues import advance_message
 from handler.batch.model import Batch, Progress
 from handler.batch.states import Status
 from handler.batch.wire import cost_of
+from handler.deployment import Deployment
 from handler.errors import AwsError
 from handler.log import logger
 from handler.metrics import Metric, emit
-from handler.settings import Deployment
 
 # A batch that was cancelled is nobody's success or failure.
 _COUNTED: Final[Mapping[Status, Metric]] = {

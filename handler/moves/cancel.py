@@ -6,10 +6,10 @@ from handler.aws.calls import Operation
 from handler.aws.queues import advance_message
 from handler.batch.model import Batch
 from handler.batch.states import Status
+from handler.deployment import Deployment
 from handler.errors import HandlerError
 from handler.moves.announce import announce
 from handler.moves.end import end
-from handler.settings import Deployment
 
 # Of a batch with more shards it takes too long to see that none has been claimed.
 _MAX_SHARDS_LOOKED_AT = 2000

@@ -14,9 +14,9 @@ from handler.batch.keys import outputs_of_drop
 from handler.batch.model import Batch, Progress
 from handler.batch.states import MOVES, Status
 from handler.batch.wire import to_wire
+from handler.deployment import Deployment
 from handler.log import logger
 from handler.moves.announce import announce
-from handler.settings import Deployment
 
 
 def end(

@@ -9,8 +9,8 @@ from uuid import uuid4
 
 from handler.aws.sync import Aws
 from handler.batch.model import Batch
+from handler.deployment import Deployment
 from handler.errors import HandlerError
-from handler.settings import Deployment
 
 # What a run keeps back for what it has begun when its time is nearly over.
 RESERVE_SECONDS = 8.0

@@ -6,9 +6,9 @@ A queue that was idle for hours has no metrics, and they come back up to a quart
 from __future__ import annotations
 
 from handler.aws.calls import Operation
+from handler.deployment import Deployment
 from handler.errors import AwsError
 from handler.log import logger
-from handler.settings import Deployment
 
 
 def wake(deployment: Deployment, model: str | None) -> Operation[None]:

@@ -6,7 +6,7 @@ from handler.aws.calls import Operation
 from handler.batch.model import Batch, Progress
 from handler.batch.states import Status
 from handler.batch.wire import MAX_LISTED_ERRORS, BatchObject, to_wire
-from handler.settings import Deployment
+from handler.deployment import Deployment
 
 
 def describe(

@@ -10,10 +10,10 @@ from handler.aws.calls import Operation
 from handler.aws.sync import Aws
 from handler.batch.keys import fill_key, part_prefix, shard_prefix
 from handler.batch.model import Batch, Shard, ShardStatus
+from handler.deployment import Deployment
 from handler.errors import BadPart, HandlerError, NotThere
 from handler.log import logger
 from handler.reading.part_cache import PartCache, PartRows, Place
-from handler.settings import Deployment
 
 # What one answer may read: an API has half a minute, and a small share of a processor.
 MAX_HEADS: Final = 512

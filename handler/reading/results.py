@@ -9,10 +9,10 @@ from typing import Final, NamedTuple
 
 from handler.aws.sync import Aws
 from handler.batch.model import Batch, Shard, ShardStatus
+from handler.deployment import Deployment
 from handler.errors import NotThere
 from handler.reading.finder import Finder, NotIndexed, WorkGone
 from handler.reading.part_cache import PartCache, Place
-from handler.settings import Deployment
 
 MAX_BYTES: Final = 4_000_000
 # Rows of neighbouring lines may lie in many parts: each range is a request of its own.

@@ -11,7 +11,7 @@ from handler.aws.sync import Aws
 from handler.batch.model import Batch, Progress
 from handler.batch.states import RANK, TERMINAL, Status
 from handler.batch.wire import cost_of
-from handler.settings import Deployment
+from handler.deployment import Deployment
 
 # Of more batches the oldest are looked into: what follows them waits.
 MAX_SURVEYED: Final = 200

@@ -5,11 +5,11 @@ from __future__ import annotations
 from datetime import UTC, datetime
 
 from handler.aws.calls import Operation
-from handler.aws.usage import DAY_SECONDS, DayCount
+from handler.aws.usage import DAY_SECONDS, DayCount, UsageStore
 from handler.batch.model import Batch, BatchError
 from handler.errors import HandlerError
-from handler.settings import Deployment
-from handler.tenants.tenants import Limits
+from handler.settings import Limits
+from handler.tenants.tenants import KnownTenants, TenantStore
 
 # Nobody knows when the next batch ends.
 _LINES_RETRY_SECONDS = 60
@@ -27,80 +27,85 @@ class LimitReached(HandlerError):
         self.retry_after_seconds = retry_after_seconds
 
 
-def admit_request(deployment: Deployment, tenant: str, now: float) -> Operation[None]:
-    """Count one call of the API; raises LimitReached when the day's are used up."""
-    limit = (yield from _limits(deployment, tenant, now)).requests_per_day
-    words = f"The limit of {limit:,} requests a day is reached; the day ends at 00:00 UTC."
-    yield from _admit_today(
-        deployment, tenant, now, what="requests", number=1, limit=limit, words=words
-    )
+class TenantLimits:
+    """Makes the operations that ask for the limits of tenants and count what they use.
 
+    `default` holds for those that have none of their own.
+    """
 
-def admit_bytes(deployment: Deployment, tenant: str, num_bytes: int, now: float) -> Operation[None]:
-    """Count bytes of an upload; raises LimitReached when they pass what the day allows."""
-    limit = (yield from _limits(deployment, tenant, now)).bytes_per_day
-    words = (
-        f"An upload of {num_bytes:,} bytes would pass the limit of {limit:,} bytes a day; "
-        "the day ends at 00:00 UTC."
-    )
-    yield from _admit_today(
-        deployment, tenant, now, what="bytes", number=num_bytes, limit=limit, words=words
-    )
+    def __init__(self, tenants: TenantStore, usage: UsageStore, default: Limits) -> None:
+        self._tenants = tenants
+        self._known = KnownTenants(tenants)
+        self._usage = usage
+        self._default = default
 
-
-def admit_batch(deployment: Deployment, tenant: str, now: float) -> Operation[None]:
-    """Raise LimitReached when the tenant's active batches hold all the lines that it may queue."""
-    limit = (yield from _limits(deployment, tenant, now)).queued_lines
-    if not limit:
-        return
-    num_lines = yield from deployment.usage.count_lines(tenant)
-    if num_lines >= limit:
-        raise LimitReached(
-            f"Batches that have not ended hold {num_lines:,} lines, and the limit is {limit:,}: "
-            "wait for one to end, or cancel one.",
-            retry_after_seconds=_LINES_RETRY_SECONDS,
+    def admit_request(self, tenant: str, now: float) -> Operation[None]:
+        """Count one call of the API; raises LimitReached when the day's are used up."""
+        limit = (yield from self._limits(tenant, now)).requests_per_day
+        words = f"The limit of {limit:,} requests a day is reached; the day ends at 00:00 UTC."
+        yield from self._admit_today(
+            tenant, now, what="requests", number=1, limit=limit, words=words
         )
 
+    def admit_bytes(self, tenant: str, num_bytes: int, now: float) -> Operation[None]:
+        """Count bytes of an upload; raises LimitReached when they pass what the day allows."""
+        limit = (yield from self._limits(tenant, now)).bytes_per_day
+        words = (
+            f"An upload of {num_bytes:,} bytes would pass the limit of {limit:,} bytes a day; "
+            "the day ends at 00:00 UTC."
+        )
+        yield from self._admit_today(
+            tenant, now, what="bytes", number=num_bytes, limit=limit, words=words
+        )
 
-def queue_lines(
-    deployment: Deployment, batch: Batch, num_lines: int
-) -> Operation[BatchError | None]:
-    """Count the lines of a batch that was read, until it ends; or return why it must fail.
+    def admit_batch(self, tenant: str, now: float) -> Operation[None]:
+        """Raise LimitReached when the tenant's active batches hold all lines that it may queue."""
+        limit = (yield from self._limits(tenant, now)).queued_lines
+        if not limit:
+            return
+        num_lines = yield from self._usage.count_lines(tenant)
+        if num_lines >= limit:
+            raise LimitReached(
+                f"Batches that have not ended hold {num_lines:,} lines, and the limit is "
+                f"{limit:,}: wait for one to end, or cancel one.",
+                retry_after_seconds=_LINES_RETRY_SECONDS,
+            )
 
-    Holds for what is dropped into the bucket too: that is the tenant `default`'s.
-    """
-    tenant = yield from deployment.tenants.find(batch.tenant)
-    limit = tenant.limits(deployment.settings.limits).queued_lines
-    if not limit or (yield from deployment.usage.take_lines(batch, num_lines, limit)):
-        return None
-    return BatchError(
-        QUEUE_FULL,
-        f"The {num_lines:,} lines of this file and those of batches that have not ended pass the "
-        f"limit of {limit:,}: wait for one to end, or cancel one, and send the file again.",
-    )
+    def queue_lines(self, batch: Batch, num_lines: int) -> Operation[BatchError | None]:
+        """Count the lines of a batch that was read, until it ends; or return why it must fail.
 
+        Holds for what is dropped into the bucket too: that is the tenant `default`'s.
+        """
+        tenant = yield from self._tenants.find(batch.tenant)
+        limit = tenant.limits(self._default).queued_lines
+        if not limit or (yield from self._usage.take_lines(batch, num_lines, limit)):
+            return None
+        return BatchError(
+            QUEUE_FULL,
+            f"The {num_lines:,} lines of this file and those of batches that have not ended pass "
+            f"the limit of {limit:,}: wait for one to end, or cancel one, and send the file again.",
+        )
 
-def _limits(deployment: Deployment, tenant: str, now: float) -> Operation[Limits]:
-    known = yield from deployment.known_tenants.find(tenant, now)
-    return known.limits(deployment.settings.limits)
+    def _limits(self, tenant: str, now: float) -> Operation[Limits]:
+        known = yield from self._known.find(tenant, now)
+        return known.limits(self._default)
 
-
-def _admit_today(
-    deployment: Deployment,
-    tenant: str,
-    now: float,
-    *,
-    what: DayCount,
-    number: int,
-    limit: int,
-    words: str,
-) -> Operation[None]:
-    if not limit:
-        return
-    day = datetime.fromtimestamp(now, UTC).strftime("%Y-%m-%d")
-    is_counted = yield from deployment.usage.add_today(
-        tenant, what, number, limit=limit, day=day, now=int(now)
-    )
-    if not is_counted:
-        left_seconds = DAY_SECONDS - int(now) % DAY_SECONDS
-        raise LimitReached(words, retry_after_seconds=left_seconds)
+    def _admit_today(
+        self,
+        tenant: str,
+        now: float,
+        *,
+        what: DayCount,
+        number: int,
+        limit: int,
+        words: str,
+    ) -> Operation[None]:
+        if not limit:
+            return
+        day = datetime.fromtimestamp(now, UTC).strftime("%Y-%m-%d")
+        is_counted = yield from self._usage.add_today(
+            tenant, what, number, limit=limit, day=day, now=int(now)
+        )
+        if not is_counted:
+            left_seconds = DAY_SECONDS - int(now) % DAY_SECONDS
+            raise LimitReached(words, retry_after_seconds=left_seconds)

@@ -13,6 +13,7 @@ from pydantic import NonNegativeInt
 from handler.aws.calls import Operation
 from handler.aws.items import load
 from handler.aws.store import META, Store
+from handler.settings import Limits
 
 # How long a receiver has to learn a new secret: until then both have signed.
 OLD_SECRET_SECONDS: Final = 24 * 3600
@@ -20,18 +21,6 @@ KNOWN_SECONDS: Final = 60
 
 _MAX_KNOWN = 1000
 _SECRET_BYTES = 32
-
-
-@dataclass(frozen=True, slots=True)
-class Limits:
-    """What a tenant may use: API calls and uploaded bytes a day (UTC), lines of active batches.
-
-    0 means no limit.
-    """
-
-    requests_per_day: NonNegativeInt = 0
-    queued_lines: NonNegativeInt = 0
-    bytes_per_day: NonNegativeInt = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,10 +11,10 @@ from typing import Protocol
 from handler.aws.calls import Operation, T
 from handler.aws.queues import Queue
 from handler.batch.history import Bucket
+from handler.deployment import Deployment
 from handler.errors import AwsError, ConditionFailed, NotThere, ObjectChanged
 from handler.log import logger
 from handler.metrics import Figures, emit
-from handler.settings import Deployment
 from handler.worker.config import WorkerConfig
 from handler.worker.history import History
 from handler.worker.meter import Meter

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from handler.aws.sync import Aws
-from handler.settings import Deployment
+from handler.deployment import Deployment
 from localstack.cloud import Cloud
 from localstack.ministack import environment_for
 from localstack.resources import create_resources

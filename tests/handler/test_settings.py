@@ -8,7 +8,8 @@ import pytest
 from pydantic import ValidationError
 
 from handler.batch.cutter import MAX_SHARD_BYTES, MAX_SHARD_LINES, ShardLimits
-from handler.settings import deployment, read_settings
+from handler.deployment import deployment
+from handler.settings import read_settings
 
 NAMES = {
     "TIDEMILL_TABLE": "t",

@@ -10,7 +10,7 @@ import pytest
 from aws_cdk.assertions import Template
 
 from handler.api.app import PUBLIC
-from handler.settings import Deployment as Resources
+from handler.deployment import Deployment as Resources
 from handler.settings import read_settings
 from tests.infra.conftest import Synth
 from tests.infra.reading import Deployment

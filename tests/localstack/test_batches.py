@@ -17,8 +17,8 @@ import demo
 from handler.aws.sync import Aws
 from handler.batch.model import Batch
 from handler.batch.states import Status
+from handler.deployment import Deployment
 from handler.moves.cancel import NotCancellable, cancel
-from handler.settings import Deployment
 from localstack.cloud import Cloud
 from localstack.resources import create_resources
 from tests.emulators import Emulator, deployment_of

@@ -17,8 +17,8 @@ from aws_lambda_powertools.utilities.typing import LambdaContext
 
 from handler.api.app import is_public
 from handler.api.means import aws
+from handler.deployment import deployment as cached_deployment
 from handler.lambdas import api, authorizer
-from handler.settings import deployment as cached_deployment
 from localstack.pump import Context
 from tests.handler.intake.rig import Cloud
 

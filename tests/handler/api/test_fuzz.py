@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 
 from handler.api import files
 from handler.aws.calls import Operation
-from handler.settings import Deployment, read_settings
+from handler.deployment import Deployment
+from handler.settings import read_settings
 from tests.handler.api.rig import answer_to, refusal_in, request_of
 
 _NAMES = st.one_of(st.sampled_from(["file", "purpose", "expires_after[seconds]"]), st.text())
@@ -50,7 +51,7 @@ def kept(monkeypatch: pytest.MonkeyPatch) -> Kept:
     monkeypatch.setattr(files, "aws", lambda: kept)
     monkeypatch.setattr(files, "deployment", lambda: deployment)
     monkeypatch.setattr("handler.api.app.admit", lambda _: None)
-    monkeypatch.setattr(files, "admit_bytes", nothing)
+    monkeypatch.setattr(deployment.limits, "admit_bytes", nothing)
     return kept
 
 

@@ -12,7 +12,7 @@ import pytest
 from handler.aws.aio import AioAws
 from handler.aws.calls import Operation, T
 from handler.aws.sync import Aws
-from handler.settings import Deployment
+from handler.deployment import Deployment
 from tests.emulators import Emulator, deployment_of
 
 

@@ -10,7 +10,7 @@ from handler.aws.calls import Operation
 from handler.batch.keys import outputs_of_drop
 from handler.batch.model import Batch, Options, Shard, Source
 from handler.batch.states import Status
-from handler.settings import Deployment
+from handler.deployment import Deployment
 
 NOW = 1_800_000_000
 LEASE_SECONDS = 30.0

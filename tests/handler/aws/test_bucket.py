@@ -13,8 +13,8 @@ from handler.aws.calls import Operation
 from handler.batch.keys import part_key, segment_key
 from handler.batch.model import Shard, Source
 from handler.batch.parts import FinishedRow, decode_index, encode_part
+from handler.deployment import Deployment
 from handler.errors import NotThere, ObjectChanged
-from handler.settings import Deployment
 from tests.emulators import Emulator
 from tests.handler.aws.conftest import Run
 

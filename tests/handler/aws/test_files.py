@@ -9,7 +9,7 @@ import pytest
 
 from handler.aws.files import Order
 from handler.batch.model import File, Upload
-from handler.settings import Deployment
+from handler.deployment import Deployment
 from tests.handler.aws.conftest import Run
 from tests.handler.aws.given import NOW, make_batch
 from tests.handler.aws.test_listing import in_small_answers

@@ -26,8 +26,8 @@ from hypothesis.stateful import (
 from handler.aws.calls import Operation
 from handler.aws.sync import Aws
 from handler.batch.model import Progress, Shard, ShardStatus
+from handler.deployment import Deployment
 from handler.errors import ConditionFailed, LeaseLost
-from handler.settings import Deployment
 from tests.emulators import Emulator, deployment_of
 from tests.handler.aws.given import LEASE_SECONDS, NOW, in_progress
 from tests.handler.aws.test_table import sent_twice

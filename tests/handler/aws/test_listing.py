@@ -11,7 +11,7 @@ import pytest
 from handler.aws.calls import Call, Operation, T
 from handler.batch.model import Batch
 from handler.batch.states import Status
-from handler.settings import Deployment
+from handler.deployment import Deployment
 from tests.handler.aws.conftest import Run
 from tests.handler.aws.given import NOW, make_batch
 

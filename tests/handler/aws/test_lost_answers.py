@@ -18,8 +18,8 @@ from handler.aws.calls import Operation, T
 from handler.batch.model import File, Progress, Shard, Upload
 from handler.batch.parts import FinishedRow, PartIndex, encode_part
 from handler.batch.states import Status
+from handler.deployment import Deployment
 from handler.errors import AwsError, NotThere
-from handler.settings import Deployment
 from tests.handler.aws.conftest import Run
 from tests.handler.aws.given import LEASE_SECONDS, NOW, claimed, in_progress, make_batch
 

@@ -10,7 +10,7 @@ from handler.aws.items import to_item
 from handler.aws.overview import Survey
 from handler.batch.model import Progress
 from handler.batch.states import TERMINAL, Status
-from handler.settings import Deployment
+from handler.deployment import Deployment
 from tests.handler.aws.conftest import Run
 from tests.handler.aws.given import LEASE_SECONDS, NOW, in_progress, make_batch
 

@@ -9,8 +9,8 @@ import pytest
 
 from handler.aws.queues import Message, Queue, parse_message, shard_message, tens
 from handler.batch.states import Status
+from handler.deployment import Deployment
 from handler.errors import AwsError, NotThere
-from handler.settings import Deployment
 from tests.emulators import Emulator
 from tests.handler.aws.conftest import Run
 

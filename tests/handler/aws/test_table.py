@@ -10,8 +10,8 @@ import pytest
 from handler.aws.calls import Call, Operation, T
 from handler.batch.model import BatchError, EngineInfo, File, Progress, Shard, ShardStatus
 from handler.batch.states import MOVES, Status
+from handler.deployment import Deployment
 from handler.errors import AwsError, ConditionFailed, LeaseLost
-from handler.settings import Deployment
 from tests.handler.aws.conftest import Run
 from tests.handler.aws.given import LEASE_SECONDS, NOW, claimed, in_progress, make_batch
 

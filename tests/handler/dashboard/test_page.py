@@ -15,7 +15,7 @@ import pytest
 
 from handler.api.means import aws
 from handler.dashboard.assets import assets, version
-from handler.settings import deployment
+from handler.deployment import deployment
 from localstack.ministack import environment_for
 from tests.handler.api.rig import answer_to, refusal_in, request_of
 

@@ -16,9 +16,9 @@ from handler.batch.keys import batch_id_of_drop, outputs_of_drop
 from handler.batch.model import Batch, EngineInfo, Options, Outputs, Progress, Shard, Source
 from handler.batch.parts import FinishedRow, encode_part
 from handler.batch.states import Status
+from handler.deployment import Deployment
 from handler.finalize.finalize import finalize
 from handler.outbound.transfer import Network
-from handler.settings import Deployment
 from tests.emulators import MODEL, Emulator, deployment_of
 
 LINES_PER_SHARD = 4

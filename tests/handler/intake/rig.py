@@ -14,10 +14,10 @@ from handler.aws.calls import Operation, T
 from handler.aws.queues import parse_message
 from handler.aws.sync import Aws
 from handler.batch.model import Batch, Shard
+from handler.deployment import Deployment
 from handler.intake.create import take_drop
 from handler.intake.events import Drop
 from handler.intake.intake import take_in
-from handler.settings import Deployment
 from tests.emulators import MODEL, Emulator, deployment_of
 
 _sequencers = count(1)

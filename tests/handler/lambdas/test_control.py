@@ -17,10 +17,10 @@ from handler.aws.sync import Aws
 from handler.batch.model import Source
 from handler.batch.states import Status
 from handler.control.advance import advance
+from handler.deployment import Deployment
+from handler.deployment import deployment as cached_deployment
 from handler.errors import AwsError
 from handler.lambdas import control
-from handler.settings import Deployment
-from handler.settings import deployment as cached_deployment
 from localstack.pump import Context
 from tests.emulators import Emulator
 from tests.handler.intake.rig import Cloud, lines_of

@@ -15,9 +15,9 @@ from handler.aws.queues import advance_message, shard_message
 from handler.aws.sync import Aws
 from handler.batch.states import Status
 from handler.control.bury import bury
+from handler.deployment import deployment
 from handler.errors import AwsError
 from handler.lambdas import dead_letters
-from handler.settings import deployment
 from localstack.pump import Context
 from tests.emulators import MODEL, Emulator
 from tests.handler.finalize.rig import Cloud

@@ -15,9 +15,9 @@ from handler.batch.model import BatchError
 from handler.batch.states import Status
 from handler.control import reap as reaping
 from handler.control.reap import OVERDUE_SECONDS, SILENT_SECONDS, STUCK_SECONDS, reap
+from handler.deployment import Deployment, deployment
 from handler.finalize.close import close_abandoned
 from handler.lambdas import reaper
-from handler.settings import Deployment, deployment
 from localstack.pump import Context
 from tests.emulators import MODEL, Emulator
 from tests.handler.finalize.rig import Cloud, Drop, plenty

@@ -13,9 +13,10 @@ from handler.aws.items import dump, from_item, to_item
 from handler.batch.keys import outputs_of_request
 from handler.batch.model import Batch, Options, Source
 from handler.batch.states import TERMINAL, Status
+from handler.deployment import Deployment
 from handler.errors import AwsError, ConditionFailed, HandlerError
 from handler.moves.announce import announce
-from handler.settings import Deployment, read_settings
+from handler.settings import read_settings
 
 DEPLOYMENT = Deployment(
     read_settings({"TIDEMILL_TABLE": "t", "TIDEMILL_BUCKET": "b", "TIDEMILL_CONTROL_QUEUE": "q"})

@@ -14,9 +14,10 @@ from handler.aws.queues import shard_message
 from handler.control.advance import advance
 from handler.control.bury import bury
 from handler.control.reap import reap
+from handler.deployment import Deployment
 from handler.errors import AwsError, HandlerError
 from handler.moves.wake import wake
-from handler.settings import Deployment, read_settings
+from handler.settings import read_settings
 from tests.emulators import MODEL, Emulator
 from tests.handler.intake.rig import Cloud, lines_of, plenty
 

@@ -11,14 +11,9 @@ import pytest
 from handler.aws.calls import Operation
 from handler.aws.usage import DAY_SECONDS
 from handler.batch.states import Status
-from handler.tenants.limits import (
-    LimitReached,
-    admit_batch,
-    admit_bytes,
-    admit_request,
-    queue_lines,
-)
-from handler.tenants.tenants import KnownTenants, Limits
+from handler.settings import Limits
+from handler.tenants.limits import LimitReached
+from handler.tenants.tenants import KnownTenants
 from tests.emulators import Emulator
 from tests.handler.intake.rig import Cloud, lines_of
 
@@ -59,23 +54,23 @@ def test_requests_are_admitted_up_to_the_limit_of_a_day(cloud: Cloud) -> None:
     """The next one waits for midnight, and another tenant for nothing."""
     cloud = limited(cloud, requests_per_day=2)
     for _ in range(2):
-        cloud.run(admit_request(cloud.deployment, "ads", LATE))
-    error = refusal(cloud, admit_request(cloud.deployment, "ads", LATE))
+        cloud.run(cloud.deployment.limits.admit_request("ads", LATE))
+    error = refusal(cloud, cloud.deployment.limits.admit_request("ads", LATE))
     assert error.retry_after_seconds == 10
     assert "limit of 2 requests a day" in error.message
-    cloud.run(admit_request(cloud.deployment, "search", LATE))
-    cloud.run(admit_request(cloud.deployment, "ads", LATE + 10))
+    cloud.run(cloud.deployment.limits.admit_request("search", LATE))
+    cloud.run(cloud.deployment.limits.admit_request("ads", LATE + 10))
     assert [day["requests"] for day in used(cloud, "ads")] == [2, 1]
 
 
 def test_what_is_refused_is_not_counted(cloud: Cloud) -> None:
     """A large upload that did not fit leaves room for a small one."""
     cloud = limited(cloud, bytes_per_day=100)
-    cloud.run(admit_bytes(cloud.deployment, "ads", 60, LATE))
-    error = refusal(cloud, admit_bytes(cloud.deployment, "ads", 41, LATE))
+    cloud.run(cloud.deployment.limits.admit_bytes("ads", 60, LATE))
+    error = refusal(cloud, cloud.deployment.limits.admit_bytes("ads", 41, LATE))
     assert "41 bytes would pass the limit of 100" in error.message
-    refusal(cloud, admit_bytes(cloud.deployment, "new", 101, LATE))
-    cloud.run(admit_bytes(cloud.deployment, "ads", 40, LATE))
+    refusal(cloud, cloud.deployment.limits.admit_bytes("new", 101, LATE))
+    cloud.run(cloud.deployment.limits.admit_bytes("ads", 40, LATE))
     assert [day["bytes"] for day in used(cloud, "ads")] == [100]
     assert used(cloud, "new") == []
 
@@ -86,7 +81,7 @@ def test_the_limit_holds_however_many_come_at_once(mini: Cloud) -> None:
 
     def is_admitted(_: int) -> bool:
         try:
-            cloud.run(admit_request(cloud.deployment, "ads", LATE))
+            cloud.run(cloud.deployment.limits.admit_request("ads", LATE))
         except LimitReached:
             return False
         return True
@@ -99,10 +94,10 @@ def test_nothing_is_written_without_a_limit(mini: Cloud) -> None:
     """Whoever has no limits costs no writes."""
     batch = mini.create(lines_of(3))
     for operation in (
-        admit_request(mini.deployment, "default", LATE),
-        admit_bytes(mini.deployment, "default", 10**12, LATE),
-        admit_batch(mini.deployment, "default", LATE),
-        queue_lines(mini.deployment, batch, 3),
+        mini.deployment.limits.admit_request("default", LATE),
+        mini.deployment.limits.admit_bytes("default", 10**12, LATE),
+        mini.deployment.limits.admit_batch("default", LATE),
+        mini.deployment.limits.queue_lines(batch, 3),
     ):
         assert mini.run(operation) is None
     assert used(mini, "default") == []
@@ -117,8 +112,8 @@ def test_a_tenants_own_limit_counts_more_than_everybodys(mini: Cloud) -> None:
     cloud.run(cloud.deployment.tenants.change("free", requests_per_day=0))
     for tenant, admitted in (("more", 2), ("free", 5)):
         for _ in range(admitted):
-            cloud.run(admit_request(cloud.deployment, tenant, LATE))
-    refusal(cloud, admit_request(cloud.deployment, "more", LATE))
+            cloud.run(cloud.deployment.limits.admit_request(tenant, LATE))
+    refusal(cloud, cloud.deployment.limits.admit_request("more", LATE))
 
 
 def test_a_tenant_is_read_once_a_minute(mini: Cloud) -> None:
@@ -162,19 +157,19 @@ def test_lines_are_counted_until_their_batch_ends(cloud: Cloud) -> None:
     cloud = limited(cloud, queued_lines=10)
     deployment = cloud.deployment
     first, second, third = (cloud.create(lines_of(1), key=f"input/{name}.jsonl") for name in "abc")
-    assert cloud.run(queue_lines(deployment, first, 6)) is None
-    cloud.run(admit_batch(deployment, "default", LATE))
-    error = cloud.run(queue_lines(deployment, second, 5))
+    assert cloud.run(deployment.limits.queue_lines(first, 6)) is None
+    cloud.run(deployment.limits.admit_batch("default", LATE))
+    error = cloud.run(deployment.limits.queue_lines(second, 5))
     assert error is not None
     assert error.code == "queued_lines_exceeded"
     assert "limit of 10" in error.message
-    assert cloud.run(queue_lines(deployment, third, 4)) is None
-    refused = refusal(cloud, admit_batch(deployment, "default", LATE))
+    assert cloud.run(deployment.limits.queue_lines(third, 4)) is None
+    refused = refusal(cloud, deployment.limits.admit_batch("default", LATE))
     assert refused.retry_after_seconds == 60
-    cloud.run(admit_batch(deployment, "search", LATE))
+    cloud.run(deployment.limits.admit_batch("search", LATE))
     cloud.run(deployment.usage.give_lines(cloud.batch(first.id)))
     assert cloud.run(deployment.usage.count_lines("default")) == 4
-    assert cloud.run(queue_lines(deployment, second, 5)) is None
+    assert cloud.run(deployment.limits.queue_lines(second, 5)) is None
 
 
 def test_lines_are_counted_and_given_back_once(cloud: Cloud) -> None:
@@ -182,7 +177,7 @@ def test_lines_are_counted_and_given_back_once(cloud: Cloud) -> None:
     cloud = limited(cloud, queued_lines=10)
     usage, batch = cloud.deployment.usage, cloud.create(lines_of(1))
     for _ in range(2):
-        assert cloud.run(queue_lines(cloud.deployment, batch, 6)) is None
+        assert cloud.run(cloud.deployment.limits.queue_lines(batch, 6)) is None
     assert cloud.run(usage.count_lines("default")) == 6
     counted = cloud.batch(batch.id)
     for _ in range(2):
@@ -196,5 +191,5 @@ def test_lines_of_a_batch_that_has_ended_are_not_counted(mini: Cloud) -> None:
     cloud = limited(mini, queued_lines=10)
     batch = cloud.create(lines_of(1))
     cloud.run(cloud.deployment.table.move_batch(batch.id, Status.FAILED, LATE))
-    cloud.run(queue_lines(cloud.deployment, batch, 6))
+    cloud.run(cloud.deployment.limits.queue_lines(batch, 6))
     assert cloud.run(cloud.deployment.usage.count_lines("default")) == 0

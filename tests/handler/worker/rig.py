@@ -27,7 +27,7 @@ from handler.batch.cutter import ShardCutter, ShardLimits
 from handler.batch.model import Batch, Options, Outputs, Shard, ShardStatus, Source
 from handler.batch.parts import PartIndex
 from handler.batch.states import Status
-from handler.settings import Deployment
+from handler.deployment import Deployment
 from handler.worker.config import WorkerConfig
 from handler.worker.protection import Protection
 from handler.worker.site import Site

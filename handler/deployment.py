@@ -1,0 +1,46 @@
+"""The resources of one deployment: what every operation of ours begins with."""
+
+from __future__ import annotations
+
+import os
+from functools import cache
+
+from handler.aws.bucket import Bucket
+from handler.aws.events import EventBus
+from handler.aws.files import FileStore
+from handler.aws.ledger import Ledger
+from handler.aws.overview import Overview
+from handler.aws.queues import Queue
+from handler.aws.services import WorkerService
+from handler.aws.table import Table
+from handler.aws.uploads import UploadStore
+from handler.aws.usage import UsageStore
+from handler.settings import Settings, read_settings
+from handler.tenants.limits import TenantLimits
+from handler.tenants.tenants import TenantStore
+
+
+class Deployment:
+    """The resources of one deployment, as makers of operations."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+        self.table = Table(settings.table)
+        self.tenants = TenantStore(settings.table)
+        self.usage = UsageStore(settings.table)
+        self.limits = TenantLimits(self.tenants, self.usage, settings.limits)
+        self.ledger = Ledger(settings.table)
+        self.overview = Overview(settings.table)
+        self.files = FileStore(settings.table)
+        self.uploads = UploadStore(settings.table)
+        self.bucket = Bucket(settings.bucket)
+        self.control = Queue(settings.control_queue)
+        self.work = {model: Queue(url) for model, url in settings.work_queues.items()}
+        self.services = {model: WorkerService(path) for model, path in settings.services.items()}
+        self.events = EventBus(settings.event_bus)
+
+
+@cache
+def deployment() -> Deployment:
+    """Return the deployment that this process belongs to."""
+    return Deployment(read_settings(os.environ))
