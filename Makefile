@@ -159,7 +159,7 @@ format: $(INSTALLED_DEV)
 	$(BIN)/ruff format .
 
 openapi: $(INSTALLED_DEV)
-	$(BIN)/python -m handler.api.document >docs/openapi.json
+	$(BIN)/python -m handler.api >docs/openapi.json
 
 demo-model: $(INSTALLED_ENGINE)
 	$(BIN)/python -m demo.train

@@ -1,10 +1,13 @@
-"""All routes of the API, and what becomes of errors; needs no Lambda to be called."""
+"""All routes of the API, and what becomes of errors; needs no Lambda to be called.
+
+Those of the dashboard are the Lambda's to add: what people look at stands above what programs ask.
+"""
 
 from __future__ import annotations
 
 import time
 from http import HTTPStatus
-from typing import Any, Final, Literal
+from typing import Any, Literal
 
 from aws_lambda_powertools.event_handler import APIGatewayHttpResolver, Response, content_types
 from aws_lambda_powertools.event_handler.exceptions import NotFoundError
@@ -16,23 +19,12 @@ from pydantic_core import to_json
 from handler.api import batches, errors, files, history, models, results, stats, uploads
 from handler.api.bodies import Bodies
 from handler.api.caller import tenant_of
+from handler.api.document import text
 from handler.api.means import aws
-from handler.dashboard import routes as dashboard
+from handler.api.public import DOCUMENT, HEALTH, is_public
 from handler.deployment import deployment
 from handler.errors import InvalidOption
 from handler.tenants.limits import LimitReached
-
-_HEALTH, _DOCUMENT = "/health", "/openapi.json"
-# What needs no key; a name that ends with a slash stands for all that lies under it. The gateway
-# lets the same in: infra/api/http_api.py.
-PUBLIC: Final = ("/", _HEALTH, _DOCUMENT, "/dashboard", "/dashboard/assets/")
-
-
-def is_public(path: str) -> bool:
-    """Say whether a path needs no key."""
-    return path in PUBLIC or path.startswith(
-        tuple(name for name in PUBLIC if name != "/" and name.endswith("/"))
-    )
 
 
 def let_in(app: APIGatewayHttpResolver, next_middleware: NextMiddleware) -> Response[Any]:
@@ -68,7 +60,6 @@ app.include_router(stats.router)
 app.include_router(files.router)
 app.include_router(models.router)
 app.include_router(uploads.router)
-app.include_router(dashboard.router)
 
 
 class HealthObject(BaseModel):
@@ -77,18 +68,16 @@ class HealthObject(BaseModel):
     status: Literal["ok"] = "ok"
 
 
-@app.get(_HEALTH)
+@app.get(HEALTH)
 def health() -> HealthObject:
     """Say that the API answers; needs no key and asks nothing of AWS."""
     return HealthObject()
 
 
-@app.get(_DOCUMENT, compress=True, include_in_schema=False)
+@app.get(DOCUMENT, compress=True, include_in_schema=False)
 def show_document() -> Response[str]:
     """Return the OpenAPI document of this API; needs no key and asks nothing of AWS."""
-    from handler.api.document import text
-
-    return Response(int(HTTPStatus.OK), content_types.APPLICATION_JSON, text())
+    return Response(int(HTTPStatus.OK), content_types.APPLICATION_JSON, text(app))
 
 
 app.not_found(errors.refuse_unknown)

@@ -1,7 +1,5 @@
 """The OpenAPI document: what powertools reads off the routes, and what it cannot know.
 
-    python -m handler.api.document > docs/openapi.json
-
 Powertools tells of errors in a form of its own, which no route of ours answers with.
 """
 
@@ -10,10 +8,13 @@ from __future__ import annotations
 import inspect
 import json
 import re
-import sys
 from functools import cache
 from http import HTTPStatus
 from typing import Any, Final
+
+from aws_lambda_powertools.event_handler import APIGatewayHttpResolver
+
+from handler.api.public import is_public
 
 _TITLE: Final = "Tidemill"
 _ABOUT: Final = (
@@ -52,21 +53,14 @@ _MODEL: Final = {"in": "path", "name": "model", "required": True, "schema": {"ty
 _PATTERNS: Final = {"/v1/models/.+": ("/v1/models/{model}", [_MODEL])}
 
 
-def main() -> None:
-    """Write the document to standard output."""
-    sys.stdout.write(text())
-
-
 @cache
-def text() -> str:
+def text(app: APIGatewayHttpResolver) -> str:
     """Return the document as it is served and kept."""
-    return json.dumps(document(), indent=2, sort_keys=True) + "\n"
+    return json.dumps(document(app), indent=2, sort_keys=True) + "\n"
 
 
-def document() -> dict[str, Any]:
+def document(app: APIGatewayHttpResolver) -> dict[str, Any]:
     """Return the document of all routes that it shall tell of."""
-    from handler.api.app import app
-
     found = app.get_openapi_schema(title=_TITLE, version="1", description=_ABOUT)
     made: dict[str, Any] = json.loads(found.model_dump_json(by_alias=True, exclude_none=True))
     for route in (*app._static_routes, *app._dynamic_routes):  # noqa: SLF001 - as it does itself
@@ -90,8 +84,6 @@ def document() -> dict[str, Any]:
 
 def _complete(operation: dict[str, Any], function: Any, path: str) -> None:
     """Give an operation its name, its words and all of its answers."""
-    from handler.api.app import is_public
-
     head, *words = function.__name__.split("_")
     summary, _, description = (inspect.getdoc(function) or "").partition("\n\n")
     operation["operationId"] = head + "".join(word.capitalize() for word in words)
@@ -196,6 +188,3 @@ _REFUSAL: Final = {
     "required": ["message"],
     "properties": {"message": {"type": "string"}},
 }
-
-if __name__ == "__main__":
-    main()

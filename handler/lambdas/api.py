@@ -10,6 +10,7 @@ from aws_lambda_powertools.utilities.typing import LambdaContext
 
 from handler.api.app import app
 from handler.api.means import aws
+from handler.dashboard import routes as dashboard
 from handler.log import logger
 
 # What Lambda hands on is a string within JSON again: quotes and backslashes of a long answer could
@@ -23,6 +24,9 @@ def fit(answer: dict[str, Any]) -> dict[str, Any]:
     if answer.get("isBase64Encoded") or not body or len(body) <= _MAX_TEXT_CHARS:
         return answer
     return answer | {"body": base64.b64encode(body.encode()).decode(), "isBase64Encoded": True}
+
+
+app.include_router(dashboard.router)
 
 
 # An event is never logged, whatever the environment says: it holds the caller's key.

@@ -14,7 +14,7 @@ from constructs import Construct
 
 # One person with a runaway loop must not use up the account's Lambdas.
 _REQUESTS_PER_SECOND, _BURST = 100, 200
-# What needs no key; handler/api/app.py has the same list. None of it holds anything of a tenant.
+# What needs no key; handler/api/public.py has the same list. None of it holds anything of a tenant.
 _PUBLIC = ("/", "/health", "/openapi.json", "/dashboard", "/dashboard/assets/{proxy+}")
 _AUTHORIZER_CACHE = Duration.minutes(1)
 # What is logged of a request: never its headers or query, where keys and signatures may stand.

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from aws_cdk.assertions import Template
 
-from handler.api.app import PUBLIC
+from handler.api.public import PUBLIC
 from handler.deployment import Deployment as Resources
 from handler.settings import read_settings
 from tests.infra.conftest import Synth

@@ -15,8 +15,8 @@ import httpx
 import pytest
 from aws_lambda_powertools.utilities.typing import LambdaContext
 
-from handler.api.app import is_public
 from handler.api.means import aws
+from handler.api.public import is_public
 from handler.deployment import deployment as cached_deployment
 from handler.lambdas import api, authorizer
 from localstack.pump import Context

@@ -19,19 +19,19 @@ def operations() -> dict[str, dict[str, Any]]:
     """Return all operations by method and path."""
     return {
         f"{method.upper()} {path}": operation
-        for path, item in document()["paths"].items()
+        for path, item in document(app)["paths"].items()
         for method, operation in item.items()
     }
 
 
 def test_the_kept_document_is_that_of_the_routes() -> None:
     """Whoever changes a route runs `make openapi`."""
-    assert (ROOT / "docs/openapi.json").read_text(encoding="utf-8") == text()
+    assert (ROOT / "docs/openapi.json").read_text(encoding="utf-8") == text(app)
 
 
 def test_the_document_is_valid() -> None:
     """By the schema of OpenAPI itself."""
-    validate(document())
+    validate(document(app))
 
 
 def test_the_document_is_served_without_a_key() -> None:
@@ -41,7 +41,7 @@ def test_the_document_is_served_without_a_key() -> None:
     del event["headers"]["accept-encoding"]
     answer = answer_to(event)
     assert answer["statusCode"] == 200
-    assert json.loads(answer["body"]) == document()
+    assert json.loads(answer["body"]) == document(app)
 
 
 def test_all_routes_are_told_of_but_those_for_browsers(
@@ -71,8 +71,10 @@ def test_operations_have_names_words_and_answers(operations: dict[str, dict[str,
     assert {name for name, found in operations.items() if found.get("security") == []} == {
         "GET /health"
     }
-    assert not {"HTTPValidationError", "ValidationError"} & set(document()["components"]["schemas"])
-    assert all(name.isalnum() for name in document()["components"]["schemas"])
+    assert not {"HTTPValidationError", "ValidationError"} & set(
+        document(app)["components"]["schemas"]
+    )
+    assert all(name.isalnum() for name in document(app)["components"]["schemas"])
 
 
 def test_what_is_made_leads_on_by_its_id(operations: dict[str, dict[str, Any]]) -> None:
