@@ -16,11 +16,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from engine.scheduling.pages import ROOT, PagePool, page_digest
-from engine.scheduling.step_bound import StepBound
-from engine.scheduling.table import Sequence, SequenceTable
+from engine.scheduling.sequence import Sequence
+from engine.scheduling.table import SequenceTable
 
 # Scoring a prompt takes the logits of all its tokens: [chunk, vocabulary] must stay small.
 MAX_SCORED_CHUNK = 256
+# How soon, and by how much, steps grow again after one that did not fit into memory.
+GROW_AFTER_STEPS = 64
+GROWTH = 1 / 8
 
 
 class PromptChunk(NamedTuple):
@@ -58,6 +61,41 @@ class StepPlan:
     def num_tokens(self) -> int:
         """Tokens that the step computes."""
         return len(self.decodes) + sum(chunk.stop - chunk.start for chunk in self.chunks)
+
+
+class StepBound:
+    """How many tokens a step may hold: at most `most`, or as many as memory has room for.
+
+    `tokens` is halved when a step did not fit, then slowly raised.
+    """
+
+    def __init__(self, most: int) -> None:
+        self.tokens = most
+        self._most = most
+        self._before: int | None = None  # what was allowed before the failures now going on
+        self._num_fitting = 0
+
+    def lower(self, num_tokens: int) -> None:
+        """Allow half of the tokens of a step that did not fit, but always one."""
+        if self._before is None:
+            self._before = self.tokens
+        self._num_fitting = 0
+        self.tokens = max(1, min(self.tokens, num_tokens) // 2)
+
+    def restore(self) -> None:
+        """Allow what was allowed before the last failures: their owner was another than size."""
+        if self._before is not None:
+            self.tokens, self._before = self._before, None
+
+    def note_fit(self) -> None:
+        """Count a step that fitted; a row of them raises the bound a little."""
+        self._before = None
+        if self.tokens == self._most:
+            return
+        self._num_fitting += 1
+        if self._num_fitting == GROW_AFTER_STEPS:
+            self._num_fitting = 0
+            self.tokens = min(self._most, self.tokens + max(1, int(self.tokens * GROWTH)))
 
 
 class Scheduler:
@@ -106,6 +144,15 @@ class Scheduler:
         table.tokens[slots, table.num_tokens[slots]] = token_ids[growing]
         table.num_tokens[slots] += 1
 
+    def drop(self, unwanted: set[Sequence]) -> None:
+        """Take sequences out for good, wherever they are."""
+        for slot in self.table.running.tolist():
+            if self.table.sequence(slot) in unwanted:
+                self.finish(slot)
+        kept = [sequence for sequence in self.waiting if sequence not in unwanted]
+        self.waiting.clear()
+        self.waiting.extend(kept)
+
     def finish(self, slot: int) -> Sequence:
         """Take a sequence out of its slot for good; its full pages stay known until reused."""
         sequence, pages = self.table.remove(slot)
@@ -118,33 +165,6 @@ class Scheduler:
         sequence.num_preemptions += 1
         self.num_preemptions += 1
         self.waiting.appendleft(sequence)
-
-    def make_room(self, plan: StepPlan) -> list[Sequence]:
-        """After a step that did not fit into memory, let fewer tokens and sequences run.
-
-        The bound on tokens is halved, and the newest half of the running sequences wait for their
-        turn; they are returned. So do those that started with the step, whose shared pages may
-        never have been computed; the others lose nothing.
-        """
-        self.bound.lower(plan.num_tokens)
-        running = self.table.running.tolist()
-        num_kept = max(1, min(len(running) // 2, self.bound.tokens))
-        newest = [self.table.sequence(slot) for slot in running[num_kept:]]
-        for place, slot in reversed(list(enumerate(running))):
-            if place >= num_kept or slot in plan.started:
-                self.preempt(slot)
-        return newest
-
-    def stand_behind_suspects(self, slot: int) -> None:
-        """Send a running sequence back into the queue, behind the suspects that each run alone."""
-        sequence = self.finish(slot)
-        sequence.num_preemptions += 1
-        later = (
-            index
-            for index, other in enumerate(self.waiting)
-            if not other.is_suspect and other.arrival > sequence.arrival
-        )
-        self.waiting.insert(next(later, len(self.waiting)), sequence)
 
     def _plan_decodes(self) -> NDArray[np.int64]:
         table = self.table

@@ -1,4 +1,4 @@
-"""What the engine is asked and what it answers: one `SequenceRequest`, one `SequenceResult`."""
+"""One sequence: what is asked for, how it stands, what it came to; its arrays are the table's."""
 
 from __future__ import annotations
 
@@ -78,3 +78,57 @@ class SequenceResult:
     num_cached_tokens: int = 0
     logprobs: list[TokenLogprob] | None = None
     prompt_logprobs: list[TokenLogprob | None] | None = None
+
+
+class Sequence:
+    """One sequence from submission to result: what does not fit an array."""
+
+    __slots__ = (
+        "arrival",
+        "digests",
+        "error",
+        "generated",
+        "is_accused",
+        "is_suspect",
+        "logprobs",
+        "num_cached_tokens",
+        "num_failures",
+        "num_preemptions",
+        "prompt_logprobs",
+        "request",
+        "stop_reason",
+        "stopped",
+    )
+
+    def __init__(self, request: SequenceRequest, arrival: int) -> None:
+        self.request = request
+        self.arrival = arrival
+        self.generated: list[int] = []  # up to date while waiting and once finished
+        self.digests: list[bytes] = []  # of the full pages so far
+        self.num_cached_tokens = 0
+        self.num_preemptions = 0
+        self.logprobs: list[TokenLogprob] = []
+        self.prompt_logprobs: list[TokenLogprob | None] = [None]
+        self.stop_reason: int | str | None = None
+        self.stopped = False
+        self.is_suspect = False  # was in a step that failed: runs alone
+        self.is_accused = False  # in one that memory was not the matter with: fails with the next
+        self.num_failures = 0
+        self.error: Exception | None = None
+
+    def result(self) -> SequenceResult:
+        """Return what the sequence came to, once finished; raises its error if it failed."""
+        if self.error is not None:
+            raise self.error
+        request = self.request
+        scores: list[TokenLogprob] | None = None
+        if request.sampling.logprobs is not None:
+            scores = self.logprobs[: len(self.generated)]
+        return SequenceResult(
+            token_ids=self.generated,
+            finish_reason="stop" if self.stopped else "length",
+            stop_reason=self.stop_reason,
+            num_cached_tokens=self.num_cached_tokens,
+            logprobs=scores,
+            prompt_logprobs=self.prompt_logprobs if request.prompt_logprobs is not None else None,
+        )

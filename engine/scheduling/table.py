@@ -8,44 +8,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from engine.scheduling.sequence import SequenceRequest, TokenLogprob
-
-
-class Sequence:
-    """One sequence from submission to result: what does not fit an array."""
-
-    __slots__ = (
-        "arrival",
-        "digests",
-        "error",
-        "generated",
-        "is_accused",
-        "is_suspect",
-        "logprobs",
-        "num_cached_tokens",
-        "num_failures",
-        "num_preemptions",
-        "prompt_logprobs",
-        "request",
-        "stop_reason",
-        "stopped",
-    )
-
-    def __init__(self, request: SequenceRequest, arrival: int) -> None:
-        self.request = request
-        self.arrival = arrival
-        self.generated: list[int] = []  # up to date while waiting and once finished
-        self.digests: list[bytes] = []  # of the full pages so far
-        self.num_cached_tokens = 0
-        self.num_preemptions = 0
-        self.logprobs: list[TokenLogprob] = []
-        self.prompt_logprobs: list[TokenLogprob | None] = [None]
-        self.stop_reason: int | str | None = None
-        self.stopped = False
-        self.is_suspect = False  # was in a step that failed: runs alone
-        self.is_accused = False  # in one that memory was not the matter with: fails with the next
-        self.num_failures = 0
-        self.error: Exception | None = None
+from engine.scheduling.sequence import Sequence
 
 
 class SequenceTable:

@@ -14,9 +14,8 @@ from dataclasses import dataclass, field
 from engine.contract import EngineStats
 from engine.errors import EngineClosed
 from engine.protocol.errors import InternalError, RequestError
-from engine.scheduling.sequence import SequenceRequest, SequenceResult
-from engine.scheduling.table import Sequence
-from engine.stepping.core import Core, result
+from engine.scheduling.sequence import Sequence, SequenceRequest, SequenceResult
+from engine.stepping.core import Core
 
 logger = logging.getLogger(__name__)
 
@@ -148,7 +147,7 @@ class Engine:
         if group.num_open:
             return
         try:
-            self._answer(group, [result(sequence) for sequence in group.sequences])
+            self._answer(group, [sequence.result() for sequence in group.sequences])
         except RequestError as exc:
             self._answer(group, exc)
 

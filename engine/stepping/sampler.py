@@ -17,6 +17,7 @@ from torch import Tensor
 from engine.kernels import sampling
 from engine.scheduling.sequence import SequenceRequest, TokenLogprob
 from engine.scheduling.table import SequenceTable
+from engine.stepping.runner import StepLogits
 
 ROWS_AT_ONCE = 32
 
@@ -74,6 +75,31 @@ class Sampler:
                 )
             )
         return results
+
+    def keep_scores(self, slots: NDArray[np.int64], sampled: Sampled, logits: StepLogits) -> None:
+        """Give each sequence of a step the log-probabilities that it asked for.
+
+        Those of the tokens that were just chosen for `slots`, and those of the prompt's own.
+        """
+        table = self._table
+        wanted = np.flatnonzero(table.logprobs[slots] >= 0)
+        if len(wanted):
+            tops = table.logprobs[slots[wanted]]
+            scores = self.score(logits.sampled[wanted], sampled.token_ids[wanted], tops)
+            for slot, score in zip(slots[wanted].tolist(), scores, strict=True):
+                table.sequence(slot).logprobs.append(score)
+        for chunk, rows in logits.scored:
+            sequence = table.sequence(chunk.slot)
+            prompt = table.num_prompt_tokens[chunk.slot]
+            # Row i scores token start+i+1; the last row of the prompt scores the first new token.
+            following = table.tokens[chunk.slot, chunk.start + 1 : min(chunk.stop + 1, prompt)]
+            known = len(sequence.prompt_logprobs) - 1  # nonzero after a preemption
+            fresh = following[max(0, known - chunk.start) :].astype(np.int64)
+            if not len(fresh):
+                continue
+            rows_ = rows[len(following) - len(fresh) : len(following)]
+            tops = np.full(len(fresh), sequence.request.prompt_logprobs or 0)
+            sequence.prompt_logprobs.extend(self.score(rows_, fresh, tops))
 
     def _choose_plain(
         self,

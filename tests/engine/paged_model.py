@@ -15,7 +15,8 @@ import torch
 from numpy.typing import NDArray
 
 from engine.scheduling.scheduler import StepPlan
-from engine.scheduling.table import Sequence, SequenceTable
+from engine.scheduling.sequence import Sequence
+from engine.scheduling.table import SequenceTable
 from engine.stepping.runner import StepLogits
 
 Tokens = tuple[int, ...]

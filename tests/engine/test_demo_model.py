@@ -15,7 +15,7 @@ from engine.model.paged_attention import KVCache
 from engine.scheduling.pages import PagePool
 from engine.scheduling.sequence import Sampling, SequenceRequest
 from engine.scheduling.table import SequenceTable
-from engine.stepping.core import Core, result
+from engine.stepping.core import Core
 from engine.stepping.runner import Runner
 from engine.text.tokenizer import load_pretrained_tokenizer
 from tests.engine.families import judge
@@ -67,7 +67,7 @@ def test_greedy_output_of_200_prompts_is_transformers_eager_output() -> None:
         MODEL_PATH, dtype=torch.float32, attn_implementation="eager"
     ).eval()
     for ids, sequence in zip(prompts, sequences, strict=True):
-        got = result(sequence)
+        got = sequence.result()
         best, logprobs = judge(eager, ids, got.token_ids)
         assert len(got.token_ids) == MAX_TOKENS
         assert got.token_ids == best

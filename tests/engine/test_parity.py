@@ -15,7 +15,7 @@ from engine.model.paged_attention import KVCache
 from engine.scheduling.pages import PagePool
 from engine.scheduling.sequence import Sampling, SequenceRequest, SequenceResult
 from engine.scheduling.table import SequenceTable
-from engine.stepping.core import Core, result
+from engine.stepping.core import Core
 from engine.stepping.runner import Runner
 from tests.engine.families import FAMILIES, VOCAB, build, judge
 
@@ -39,7 +39,7 @@ def run_all(
     sequences = [core.add(request) for request in requests]
     while core.step() is not None:
         pass
-    return [result(sequence) for sequence in sequences], core
+    return [sequence.result() for sequence in sequences], core
 
 
 def prompts(count: int, seed: int = 3) -> list[list[int]]:

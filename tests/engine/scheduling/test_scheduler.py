@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from engine.scheduling.pages import PagePool
 from engine.scheduling.scheduler import MAX_SCORED_CHUNK, Scheduler, StepPlan
-from engine.scheduling.sequence import SequenceRequest
-from engine.scheduling.table import Sequence, SequenceTable
+from engine.scheduling.sequence import Sequence, SequenceRequest
+from engine.scheduling.table import SequenceTable
 from tests.engine.paged_model import PageMemory, Tokens, mixed, spans_of
 
 PAGE = 4

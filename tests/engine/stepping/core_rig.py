@@ -11,9 +11,15 @@ from numpy.typing import NDArray
 
 from engine.protocol.errors import RequestError
 from engine.scheduling.pages import PagePool
-from engine.scheduling.sequence import Sampling, SequenceRequest, SequenceResult, TokenLogprob
-from engine.scheduling.table import Sequence, SequenceTable
-from engine.stepping.core import Core, result
+from engine.scheduling.sequence import (
+    Sampling,
+    Sequence,
+    SequenceRequest,
+    SequenceResult,
+    TokenLogprob,
+)
+from engine.scheduling.table import SequenceTable
+from engine.stepping.core import Core
 from engine.stepping.runner import Runner
 from tests.engine.paged_model import LogitsOf, PagedModel, Tokens, spread_logits
 
@@ -120,6 +126,6 @@ class Rig:
 def outcome(sequence: Sequence) -> SequenceResult | Exception:
     """Return the result of a finished sequence, or the error that it ended with."""
     try:
-        return result(sequence)
+        return sequence.result()
     except RequestError as exc:
         return exc

@@ -8,7 +8,6 @@ import pytest
 
 from engine.protocol.errors import InternalError, RequestError
 from engine.scheduling.sequence import Sampling, SequenceRequest, SequenceResult
-from engine.stepping.core import result
 from tests.engine.stepping.core_rig import (
     GREEDY,
     VOCABULARY,
@@ -183,8 +182,8 @@ def test_dropped_sequences_leave_no_trace_and_the_rest_goes_on() -> None:
     rig.core.abort({sequences[0], sequences[1], sequences[4]})
     finished = rig.finish()
     assert set(finished) == {sequences[2], sequences[3]}
-    assert result(sequences[2]).token_ids == greedy([4] * 20, 10)
-    assert result(sequences[3]).token_ids == greedy([5, 6], 10)
+    assert sequences[2].result().token_ids == greedy([4] * 20, 10)
+    assert sequences[3].result().token_ids == greedy([5, 6], 10)
 
 
 def test_dropping_what_is_finished_or_unknown_is_nothing() -> None:
@@ -194,7 +193,7 @@ def test_dropping_what_is_finished_or_unknown_is_nothing() -> None:
     rig.finish()
     rig.core.abort({sequence})
     rig.core.abort(set())
-    assert result(sequence).token_ids == greedy([1, 2, 3], 8)
+    assert sequence.result().token_ids == greedy([1, 2, 3], 8)
 
 
 def test_stats_count_what_was_done() -> None:

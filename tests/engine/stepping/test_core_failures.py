@@ -13,9 +13,13 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from engine.protocol.errors import InternalError
-from engine.scheduling.sequence import Sampling, SequenceRequest, SequenceResult, TokenLogprob
-from engine.scheduling.table import Sequence
-from engine.stepping.core import result
+from engine.scheduling.sequence import (
+    Sampling,
+    Sequence,
+    SequenceRequest,
+    SequenceResult,
+    TokenLogprob,
+)
 from tests.engine.paged_model import Tokens
 from tests.engine.stepping.core_rig import (
     GREEDY,
@@ -160,8 +164,8 @@ def test_a_step_that_fails_half_scored_scores_no_token_twice(
     assert second.is_suspect
     rig.finish()
     for sequence, prompt in ((first, [1, 2, 3]), (second, [4, 5, 6])):
-        assert result(sequence).token_ids == greedy(prompt, 8)
-    scores = result(first).logprobs
+        assert sequence.result().token_ids == greedy(prompt, 8)
+    scores = first.result().logprobs
     assert scores is not None
     assert len(scores) == 8
     check_scores(scores, [1, 2, 3, *first.generated], 1)

@@ -15,11 +15,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine.protocol.errors import InternalError
-from engine.scheduling.scheduler import StepPlan
-from engine.scheduling.sequence import Sampling, SequenceRequest, SequenceResult
-from engine.scheduling.step_bound import GROW_AFTER_STEPS
-from engine.scheduling.table import Sequence
-from engine.stepping.core import MAX_FAILURES_IN_COMPANY
+from engine.scheduling.failures import MAX_FAILURES_IN_COMPANY
+from engine.scheduling.scheduler import GROW_AFTER_STEPS, StepPlan
+from engine.scheduling.sequence import Sampling, Sequence, SequenceRequest, SequenceResult
 from tests.engine.stepping.core_rig import GREEDY, Rig, logits_of, only, outcome, request
 
 

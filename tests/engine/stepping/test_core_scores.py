@@ -10,7 +10,6 @@ import pytest
 
 from engine.scheduling.scheduler import MAX_SCORED_CHUNK
 from engine.scheduling.sequence import Sampling, SequenceResult, TokenLogprob
-from engine.stepping.core import result
 from tests.engine.stepping.core_rig import (
     GREEDY,
     VOCABULARY,
@@ -119,8 +118,8 @@ def test_prompt_logprobs_survive_a_preemption_within_the_prompt(budget: int) -> 
         rig.core.step()
     assert 1 < len(second.prompt_logprobs) < 30
     rig.finish()
-    assert result(first).token_ids == greedy(old, 24)
-    scores = result(second).prompt_logprobs
+    assert first.result().token_ids == greedy(old, 24)
+    scores = second.result().prompt_logprobs
     assert scores is not None
     assert len(scores) == 30
     check_scores(scores[1:], young, 0)

@@ -12,8 +12,7 @@ import pytest
 
 from engine.errors import EngineClosed, ModelRefused
 from engine.protocol.errors import InternalError, RequestError
-from engine.scheduling.sequence import Sampling, SequenceRequest, SequenceResult
-from engine.scheduling.table import Sequence
+from engine.scheduling.sequence import Sampling, Sequence, SequenceRequest, SequenceResult
 from engine.stepping.core import Core
 from engine.stepping.engine import Engine
 from tests.engine.paged_model import Tokens, spread_logits

@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from engine.scheduling.sequence import Sampling, SequenceRequest
-from engine.scheduling.table import Sequence, SequenceTable
+from engine.scheduling.sequence import Sampling, Sequence, SequenceRequest
+from engine.scheduling.table import SequenceTable
 from engine.stepping.sampler import ROWS_AT_ONCE, Sampled, Sampler
 
 GREEDY = Sampling(temperature=0)

@@ -1,0 +1,113 @@
+"""What follows a step that failed: who starts over, who runs alone, and who is to blame.
+
+A failed step costs no other request: all sequences of the step start over, one alone at a time
+until a step of its own went well, and only one that fails alone is to blame. A step that does not
+fit into memory is followed by smaller ones, for as long as needed. What a request is told is not
+said here.
+"""
+
+from __future__ import annotations
+
+import logging
+
+from engine.scheduling.scheduler import Scheduler, StepPlan
+from engine.scheduling.sequence import Sequence
+
+logger = logging.getLogger(__name__)
+
+# A failure may pass, or be the size of the batch; one that keeps coming has an owner.
+MAX_FAILURES_IN_COMPANY = 3
+
+
+class Failures:
+    """Follows up the steps of one scheduler; of each step one of its methods hears."""
+
+    def __init__(self, scheduler: Scheduler) -> None:
+        self._scheduler = scheduler
+        self._table = scheduler.table
+        self._pool = scheduler.pool
+
+    def start_over(self, plan: StepPlan) -> Sequence | None:
+        """Let the sequences of a failed step start over, each alone.
+
+        The one that was alone already, and accused before, is to blame: it is taken out for good
+        and returned.
+        """
+        self._pool.forget_all()
+        slots = sorted(plan.slots, key=lambda slot: -int(self._table.arrival[slot]))
+        if len(slots) == 1 and self._table.sequence(slots[0]).is_accused:
+            return self._scheduler.finish(slots[0])
+        for slot in slots:
+            sequence = self._table.sequence(slot)
+            sequence.is_suspect = sequence.is_accused = True
+            sequence.num_failures += 1
+            self._scheduler.preempt(slot)
+            del sequence.logprobs[len(sequence.generated) :]
+        return None
+
+    def make_room(self, plan: StepPlan) -> Sequence | None:
+        """After a step that did not fit into memory, let fewer tokens and sequences run.
+
+        A sequence of which not even one token fits when it runs alone is taken out for good and
+        returned; what others may hold is then again what it was before.
+        """
+        running = self._table.running.tolist()
+        self._pool.forget_all()
+        if len(running) == 1 and plan.num_tokens == 1:
+            self._scheduler.bound.restore()
+            return self._scheduler.finish(running[0])
+        for slot in running:
+            del self._table.sequence(slot).logprobs[len(self._table.generated(slot)) :]
+        for sequence in self._halve(plan):
+            sequence.num_failures += 1
+            sequence.is_suspect |= sequence.num_failures >= MAX_FAILURES_IN_COMPANY
+        logger.warning(
+            "a step of %d tokens did not fit into memory: at most %d from now on",
+            plan.num_tokens,
+            self._scheduler.bound.tokens,
+        )
+        return None
+
+    def note_success(self, plan: StepPlan) -> None:
+        """After a step that went well, called when the sequences that it finished are out.
+
+        A suspect that ran alone runs with others again, unless it failed too often in company.
+        """
+        self._scheduler.bound.note_fit()
+        if len(plan.decodes) + len(plan.chunks) > 1:
+            return
+        (slot,) = plan.slots
+        if not self._table.is_running[slot] or not self._table.sequence(slot).is_suspect:
+            return
+        sequence = self._table.sequence(slot)
+        if sequence.num_failures < MAX_FAILURES_IN_COMPANY:
+            sequence.is_suspect = sequence.is_accused = False
+            self._stand_behind_suspects(slot)
+
+    def _halve(self, plan: StepPlan) -> list[Sequence]:
+        """Halve the bound on tokens, and send the newest half of the running sequences to wait.
+
+        Those are returned. So wait those that started with the step, whose shared pages may never
+        have been computed; the others lose nothing.
+        """
+        bound = self._scheduler.bound
+        bound.lower(plan.num_tokens)
+        running = self._table.running.tolist()
+        num_kept = max(1, min(len(running) // 2, bound.tokens))
+        newest = [self._table.sequence(slot) for slot in running[num_kept:]]
+        for place, slot in reversed(list(enumerate(running))):
+            if place >= num_kept or slot in plan.started:
+                self._scheduler.preempt(slot)
+        return newest
+
+    def _stand_behind_suspects(self, slot: int) -> None:
+        """Send a running sequence back into the queue, behind the suspects that each run alone."""
+        sequence = self._scheduler.finish(slot)
+        sequence.num_preemptions += 1
+        waiting = self._scheduler.waiting
+        later = (
+            index
+            for index, other in enumerate(waiting)
+            if not other.is_suspect and other.arrival > sequence.arrival
+        )
+        waiting.insert(next(later, len(waiting)), sequence)
