@@ -7,13 +7,12 @@ from typing import TYPE_CHECKING, Protocol, Self
 
 from cli.running.tally import Tally
 from cli.terminal import amount, duration, say
+from engine.contract import EngineStats
 
 if TYPE_CHECKING:
     from types import TracebackType
 
     from rich.progress import Progress
-
-    from engine.contract import EngineStats
 
 LINE_SECONDS = 5.0
 BAR_SECONDS = 0.25

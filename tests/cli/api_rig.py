@@ -57,6 +57,13 @@ def line(custom_id: str, **body: Any) -> dict[str, Any]:
     return {"custom_id": custom_id, "method": "POST", "url": "/v1/completions", "body": body}
 
 
+def submitted(shell: Shell, *custom_ids: str, **last: object) -> str:
+    """Return the id of a batch that was just made."""
+    *others, end = custom_ids or ("a",)
+    lines = [*(line(custom_id) for custom_id in others), line(end, **last)]
+    return shell.type("submit", shell.file(*lines)).out.strip()
+
+
 @contextmanager
 def shell_in(
     folder: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]

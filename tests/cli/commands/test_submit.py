@@ -323,3 +323,13 @@ def test_arguments_that_cannot_work_are_refused_before_anything_is_sent(
     assert (said.status, said.out) == (2, "")
     assert words in said.err
     assert shell.api.requests == []
+
+
+def test_ctrl_c_leaves_the_batch_running(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The exit status is a signal's, and the command that goes on is said."""
+    monkeypatch.setattr("cli.api.patience.pause", lambda _: os.kill(os.getpid(), 2))
+    said = shell.type("submit", shell.file(line("a b")), "--wait", "-o", "my rows")
+    [batch_id] = shell.api.batches
+    assert (said.status, said.out) == (130, f"{batch_id}\n")
+    assert f"`tidemill resume {batch_id} -o 'my rows' -e" in said.err
+    assert shell.api.count("POST", "/cancel") == 0

@@ -1,0 +1,105 @@
+"""`tidemill resume`: a batch that was made before is waited for, and its rows are fetched."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.cli.api_rig import Shell, line, submitted
+from tests.cli.fake_api import Fault, row_of
+
+
+def test_a_batch_is_waited_for_and_fetched(shell: Shell) -> None:
+    """Under its id unless told; looks become rarer, from a second to ten."""
+    batch_id = submitted(shell, "a", "b")
+    said = shell.type("resume", batch_id)
+    assert said.status == 0
+    rows = row_of(line("a")) + row_of(line("b"))
+    assert Path(f"{batch_id}.output.jsonl").read_bytes() == rows
+    assert not Path(f"{batch_id}.errors.jsonl").exists()
+    assert shell.pauses == [1.0]
+
+
+def test_a_server_that_is_away_for_minutes_is_waited_for(shell: Shell) -> None:
+    """A batch of hours is not left because of them."""
+    batch_id = submitted(shell)
+    shell.api.advance(shell.api.batches[batch_id])
+
+    def go_away(method: str, path: str) -> None:
+        if (method, path) == ("GET", f"/v1/batches/{batch_id}"):
+            shell.api.seen = lambda *_: None
+            shell.api.faults = [Fault("GET", "/v1/batches/", status=500, times=30)]
+
+    shell.api.batches[batch_id]["status"] = "validating"
+    shell.api.seen = go_away
+    assert shell.type("resume", batch_id).status == 0
+    assert sum(shell.pauses) > 120
+
+
+def test_a_download_goes_on_where_it_broke(shell: Shell) -> None:
+    """Twice in a row here; what is there is not fetched again."""
+    batch_id = submitted(shell, *(str(number) for number in range(50)))
+    shell.api.faults = [
+        Fault("GET", "/storage/file/", after_bytes=1_000),
+        Fault("GET", "/storage/file/", after_bytes=500),
+        Fault("GET", "/storage/file/", status=503),
+    ]
+    assert shell.type("resume", batch_id, "-o", "rows").status == 0
+    assert Path("rows").read_bytes() == b"".join(row_of(line(str(n))) for n in range(50))
+    assert shell.api.count("GET", "/storage/file/") == 4
+
+
+def test_a_download_that_was_given_up_goes_on_at_the_next_command(shell: Shell) -> None:
+    """The name appears only when all is there."""
+    batch_id = submitted(shell, *(str(number) for number in range(50)))
+    shell.api.faults = [
+        Fault("GET", "/storage/file/", after_bytes=1_000),
+        Fault("GET", "/storage/file/", status=404),
+    ]
+    said = shell.type("resume", batch_id, "-o", "rows")
+    assert said.status == 1
+    assert "the storage does not give the results: HTTP 404" in said.err
+    assert f"`tidemill resume {batch_id} -o rows" in said.err
+    assert not Path("rows").exists()
+    said = shell.type("results", batch_id, "-o", "rows")
+    assert said.status == 0
+    assert "at byte 1,000" in said.err
+    assert Path("rows").read_bytes() == b"".join(row_of(line(str(n))) for n in range(50))
+    assert [path.name for path in shell.folder.glob(".*")] == []
+
+
+@pytest.mark.parametrize(
+    ("spoil", "words"),
+    [
+        (lambda folder: folder.joinpath("rows").mkdir(), "rows is a directory"),
+        (lambda folder: folder.joinpath("rows").write_text(""), "rows is there already"),
+        (lambda folder: os.mkfifo(folder / "rows"), "rows is no ordinary file"),
+    ],
+)
+def test_outputs_that_cannot_be_written_are_refused_before_the_wait(
+    shell: Shell, spoil: Callable[[Path], object], words: str
+) -> None:
+    """Exit status 2."""
+    batch_id = submitted(shell)
+    spoil(shell.folder)
+    said = shell.type("resume", batch_id, "-o", "rows")
+    assert said.status == 2
+    assert words in said.err
+    assert shell.api.batches[batch_id]["status"] == "in_progress"
+
+
+def test_a_full_disk_is_a_sentence(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With what to do; the rows are still on the server."""
+    batch_id = submitted(shell)
+
+    def fill(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("cli.batches.fetch.os.fsync", fill)
+    said = shell.type("resume", batch_id, "-o", "rows")
+    assert said.status == 1
+    assert "the disk of rows is full: make room, then give the same command" in said.err
+    assert not Path("rows").exists()
