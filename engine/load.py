@@ -14,9 +14,10 @@ from engine.config import EngineConfig
 from engine.contract import EngineInfo, EngineStats, Reply
 from engine.endpoints import text_endpoints
 from engine.endpoints.served import Service
-from engine.model.loading import LoadedModel, load_model
+from engine.model.cache import KVCache
+from engine.model.forward import LoadedModel
+from engine.model.loading import load_model
 from engine.model.memory import count_pages
-from engine.model.paged_attention import KVCache
 from engine.scheduling.pages import PagePool
 from engine.scheduling.table import SequenceTable
 from engine.stepping.core import Core

@@ -9,8 +9,8 @@ import torch
 
 from engine.config import EngineConfig
 from engine.errors import OutOfCacheMemory
-from engine.model.loading import LoadedModel
-from engine.model.paged_attention import page_bytes
+from engine.model.cache import page_bytes
+from engine.model.forward import LoadedModel
 
 # A GPU is ours alone; on a CPU the machine's other programs and page cache want their share.
 SHARE_OF_FREE = {"cuda": 0.9, "cpu": 0.4}

@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from engine.kernels.reference import Chunk, PackedStep
-from engine.model.loading import LoadedModel
-from engine.model.paged_attention import KVCache, PagedAttention
+from engine.model.cache import KVCache
+from engine.model.forward import LoadedModel, PagedAttention
 from engine.scheduling.scheduler import PromptChunk, StepPlan
 from engine.scheduling.table import SequenceTable
 

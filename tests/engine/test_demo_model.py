@@ -10,8 +10,8 @@ import torch
 
 from demo import MODEL_PATH, questions
 from engine.config import EngineConfig
+from engine.model.cache import KVCache
 from engine.model.loading import load_model
-from engine.model.paged_attention import KVCache
 from engine.scheduling.pages import PagePool
 from engine.scheduling.sequence import Sampling, SequenceRequest
 from engine.scheduling.table import SequenceTable

@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from engine.config import EngineConfig
-from engine.model import paged_attention
-from engine.model.loading import LoadedModel, prepare
-from engine.model.paged_attention import KVCache
+from engine.model.cache import KVCache
+from engine.model.forward import ATTENTION, LoadedModel
+from engine.model.loading import prepare
 from engine.scheduling.pages import PagePool
 from engine.scheduling.sequence import Sampling, SequenceRequest, SequenceResult
 from engine.scheduling.table import SequenceTable
@@ -57,7 +57,7 @@ def ready(family: str) -> tuple[Any, LoadedModel]:
     """Return the eager model and, made from the same weights, the engine's."""
     eager = build(family)
     network = build(family)
-    network.config._attn_implementation = paged_attention.NAME  # type: ignore[union-attr]
+    network.config._attn_implementation = ATTENTION  # type: ignore[union-attr]
     config = EngineConfig(family, page_size=16)
     return eager, prepare(network, config, torch.float32, torch.device("cpu"))
 

@@ -11,7 +11,8 @@ import transformers
 
 from engine.config import EngineConfig
 from engine.errors import ModelRefused
-from engine.model import paged_attention, swaps
+from engine.model import swaps
+from engine.model.forward import ATTENTION
 from engine.model.loading import context_length, load_model, prepare, refuse_by_config
 from tests.engine.families import COMMON, build
 
@@ -38,7 +39,7 @@ def test_a_hybrid_is_refused_by_name_with_its_other_layers(family: str) -> None:
 def test_a_model_whose_state_is_outside_its_keys_and_values_is_refused() -> None:
     """An RNN smuggled into an MLP passes every config check; the proof finds it."""
     network: Any = build("Qwen3Config")
-    network.config._attn_implementation = paged_attention.NAME
+    network.config._attn_implementation = ATTENTION
 
     class Remembering(torch.nn.Module):
         def forward(self, hidden: torch.Tensor) -> torch.Tensor:
@@ -66,7 +67,7 @@ def test_a_bidirectional_model_is_refused() -> None:
     for parameter in network.parameters():
         if parameter.ndim > 1:
             torch.nn.init.normal_(parameter, std=0.1)
-    network.config._attn_implementation = paged_attention.NAME
+    network.config._attn_implementation = ATTENTION
     with pytest.raises(ModelRefused, match="gives other logits"):
         prepare(network, EngineConfig("tiny"), torch.float32, CPU)
 

@@ -14,8 +14,8 @@ from engine.config import EngineConfig
 from engine.errors import OutOfCacheMemory
 from engine.kernels.reference import AttentionShape
 from engine.model import memory
-from engine.model.loading import LoadedModel
-from engine.model.paged_attention import KVCache, page_bytes
+from engine.model.cache import KVCache, page_bytes
+from engine.model.forward import LoadedModel
 
 CPU = torch.device("cpu")
 SHAPES = (AttentionShape(4, 2, 8, 8, 1.0), AttentionShape(4, 1, 24, 16, 1.0))

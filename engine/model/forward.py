@@ -1,63 +1,70 @@
-"""The one attention function that transformers' models call, over our paged KV cache.
+"""A model's forward pass: how its network is called, and the one attention that its layers call.
 
-transformers hands it rotated queries and keys of all packed tokens; which layer, which pages and
-which kernel is ours to say. `KVCache` holds the tensors, `PagedAttention` finds a call's layer.
+transformers hands that function rotated queries and keys of all packed tokens; which layer, which
+pages and which kernel is ours to say: `PagedAttention` finds a call's layer in the KV cache.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from transformers import AttentionInterface
 
 from engine.kernels import reference
 from engine.kernels.reference import AttentionShape, PackedStep
+from engine.model.cache import KVCache
 
-NAME = "tidemill"
+# What transformers knows our attention function by.
+ATTENTION = "tidemill"
 
 
-class KVCache:
-    """Keys and values of every layer, in pages; zero until written.
+@dataclass(frozen=True, slots=True)
+class LoadedModel:
+    """A model that proved itself: `network` maps packed tokens to logits.
 
-    `keys[layer] [pages, Hkv, Dk, page_size]`, `values[layer] [pages, Hkv, page_size, Dv]`.
+    `layers[i]` is the attention module that `shapes[i]` describes.
     """
 
-    def __init__(
+    network: nn.Module
+    layers: tuple[nn.Module, ...]
+    shapes: tuple[AttentionShape, ...]
+    dtype: torch.dtype
+    device: torch.device
+    vocab_size: int
+    max_model_len: int
+
+    def forward(
         self,
-        shapes: Sequence[AttentionShape],
-        num_pages: int,
-        page_size: int,
-        dtype: torch.dtype,
-        device: torch.device,
-    ) -> None:
-        self.keys: list[Tensor] = []
-        self.values: list[Tensor] = []
-        for shape in shapes:
-            pages_heads = (num_pages, shape.num_kv_heads)
-            self.keys.append(_zeros((*pages_heads, shape.key_dim, page_size), dtype, device))
-            self.values.append(_zeros((*pages_heads, page_size, shape.value_dim), dtype, device))
+        token_ids: Tensor,
+        positions: Tensor,
+        logit_rows: Tensor,
+        paged: PagedAttention | RecordingAttention,
+    ) -> Tensor:
+        """Run one step: `token_ids [T]`, `positions [T]`, `logit_rows [N]` → logits `[N, V]`."""
+        return forward(self.network, token_ids, positions, logit_rows, paged)
 
 
-def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Make zeros that take no memory on a CPU until written.
-
-    Zeros, not garbage: kernels weight unwritten slots by zero, which a NaN would survive.
-    """
-    if device.type != "cpu":
-        return torch.zeros(shape, dtype=dtype, device=device)
-    # numpy asks the system for zeroed pages where torch.zeros would write them all.
-    count = int(np.prod(shape)) * dtype.itemsize
-    return torch.from_numpy(np.zeros(count, np.uint8)).view(dtype).view(shape)
-
-
-def page_bytes(shapes: Sequence[AttentionShape], page_size: int, dtype: torch.dtype) -> int:
-    """Return the bytes that one page takes over all layers."""
-    widths = sum(shape.num_kv_heads * (shape.key_dim + shape.value_dim) for shape in shapes)
-    return widths * page_size * dtype.itemsize
+def forward(
+    network: nn.Module,
+    token_ids: Tensor,
+    positions: Tensor,
+    logit_rows: Tensor,
+    paged: PagedAttention | RecordingAttention,
+) -> Tensor:
+    """Run one step through a network; see `LoadedModel.forward`."""
+    output = network(
+        input_ids=token_ids[None],
+        position_ids=positions[None],
+        use_cache=False,
+        logits_to_keep=logit_rows,
+        paged=paged,
+    )
+    logits: Tensor = output.logits[0]
+    return logits
 
 
 class PagedAttention:
@@ -156,4 +163,4 @@ def _dispatch(
     return paged(module, query, key, value, options.get("s_aux")), None
 
 
-AttentionInterface.register(NAME, _dispatch)
+AttentionInterface.register(ATTENTION, _dispatch)
