@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from engine.config import EngineConfig
-    from engine.contract import EngineStats, Reply
+    from engine.contract import EngineInfo, EngineStats, Reply
 
 DEFAULT_LINES = (10_000, 1_000_000)
 _MIB = 2**20
@@ -60,6 +60,12 @@ class NullEngine:
             "usage": {"prompt_tokens": 20, "completion_tokens": 2, "total_tokens": 22},
         }
         return Reply(200, reply, Usage(prompt_tokens=20, completion_tokens=2))
+
+    def info(self) -> EngineInfo:
+        """Nothing is loaded."""
+        from engine.contract import EngineInfo
+
+        return EngineInfo("null", None, "none", "none", 0, 1)
 
     def stats(self) -> EngineStats:
         """Nothing ever runs."""

@@ -29,18 +29,6 @@ class Reply:
     bare_message: bool = False
 
 
-class Responder(Protocol):
-    """Anything that answers requests: the engine behind its endpoints, or a scripted stand-in."""
-
-    async def respond(self, url: str, body: dict[str, Any], request_id: str, created: int) -> Reply:
-        """Answer one request; never raises for what the request holds.
-
-        Raises `EngineError` when nothing can be answered any more.
-        `request_id` also keys the randomness of a request that names no seed. `created` (seconds
-        since the epoch) is the time that the reply carries and that a template may ask for.
-        """
-
-
 @dataclass(frozen=True, slots=True)
 class EngineInfo:
     """What an engine runs, and on what; `revision` is None for a model without one.
@@ -68,6 +56,18 @@ class EngineStats:
     output_tokens: int = 0
     preemptions: int = 0
     steps: int = 0
+
+
+class Responder(Protocol):
+    """Anything that answers requests: the engine behind its endpoints, or a scripted stand-in."""
+
+    async def respond(self, url: str, body: dict[str, Any], request_id: str, created: int) -> Reply:
+        """Answer one request; never raises for what the request holds.
+
+        Raises `EngineError` when nothing can be answered any more.
+        `request_id` also keys the randomness of a request that names no seed. `created` (seconds
+        since the epoch) is the time that the reply carries and that a template may ask for.
+        """
 
 
 class Served(Responder, Protocol):

@@ -11,9 +11,9 @@ from typing import Any
 import torch
 
 from engine.config import EngineConfig
-from engine.contract import EngineInfo, EngineStats, Reply
+from engine.contract import EngineInfo
 from engine.endpoints import text_endpoints
-from engine.endpoints.served import Service
+from engine.endpoints.served import ServedEngine
 from engine.model.cache import KVCache
 from engine.model.forward import LoadedModel
 from engine.model.loading import load_model
@@ -28,32 +28,7 @@ from engine.text.text_model import SamplingDefaults, TextModel, eos_ids, read_ge
 from engine.text.tokenizer import Tokenizer, load_pretrained_tokenizer
 
 
-class ServedEngine:
-    """An engine behind its endpoints; a `Responder` that can tell how it does and be closed."""
-
-    def __init__(self, service: Service, engine: Engine, info: EngineInfo) -> None:
-        self._service = service
-        self._engine = engine
-        self._info = info
-
-    async def respond(self, url: str, body: dict[str, Any], request_id: str, created: int) -> Reply:
-        """Answer one request; see `Service.respond`."""
-        return await self._service.respond(url, body, request_id, created)
-
-    def info(self) -> EngineInfo:
-        """Return what runs here, and on what."""
-        return self._info
-
-    def stats(self) -> EngineStats:
-        """Return a snapshot of the work; callable from any thread."""
-        return self._engine.stats()
-
-    def close(self) -> None:
-        """Stop the engine after the step now running."""
-        self._engine.close()
-
-
-def load_responder(
+def load_served(
     config: EngineConfig,
     *,
     served_names: tuple[str, ...] = (),
@@ -79,8 +54,8 @@ def load_responder(
         engine.close()
         raise
     endpoints = text_endpoints(text, engine, seed=config.seed)
-    service = Service(endpoints, model_names=served_names or (config.model,))
-    return ServedEngine(service, engine, _info(loaded.result(), config))
+    info = _info(loaded.result(), config)
+    return ServedEngine(endpoints, engine, info, model_names=served_names or (config.model,))
 
 
 def make_core(model: LoadedModel, config: EngineConfig) -> Core:

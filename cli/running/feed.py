@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from cli.files.output import RowWriter
 from cli.files.resume import ROWS_PER_WRITE
 from cli.running.tally import Tally
-from engine.batchfile.answer import Answer, answer
+from engine.batchfile.answer import Answer, run_line
 from engine.batchfile.lines import RawLine
 from engine.batchfile.rows import Dialect
 from engine.contract import Responder
@@ -129,7 +129,7 @@ class Feed:
 
     async def _answer(self, slot: _Slot, raw: RawLine) -> None:
         try:
-            answered = await answer(
+            answered = await run_line(
                 raw, self._responder, created=self._created, dialect=self._dialect
             )
         except EngineError as exc:

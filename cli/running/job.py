@@ -22,11 +22,12 @@ from cli.running.metrics import Live, serve_metrics
 from cli.running.options import RunOptions
 from cli.running.progress import Reporter, make_reporter, summary
 from cli.running.tally import Tally
-from cli.serving.engine import Load, Served, chat_template, engine_config, load_engine, served_names
+from cli.serving.engine import Load, chat_template, engine_config, load_engine, served_names
 from cli.signals import StopSignals
 from cli.terminal import amount, say
 from engine.batchfile.lines import MAX_LINE_BYTES, RawLine, read_lines
 from engine.config import EngineConfig
+from engine.contract import Served
 from engine.errors import EngineError
 
 _INFLIGHT_PER_SEQUENCE = 4

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 from cli.errors import Refused
 from cli.running.tally import Tally
-from cli.serving.engine import Served
 from cli.terminal import say
+from engine.contract import Served
 
 if TYPE_CHECKING:
     from prometheus_client import Metric

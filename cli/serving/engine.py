@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from cli.errors import EngineFailed, Refused
 from cli.serving.options import EngineOptions
@@ -13,21 +13,7 @@ from cli.terminal import say
 
 if TYPE_CHECKING:
     from engine.config import EngineConfig
-    from engine.contract import EngineStats, Reply
-    from engine.load import ServedEngine
-
-
-class Served(Protocol):
-    """A loaded engine behind its endpoints, or a scripted stand-in."""
-
-    async def respond(self, url: str, body: dict[str, Any], request_id: str, created: int) -> Reply:
-        """Answer one request; raises EngineError only when nothing can be answered any more."""
-
-    def stats(self) -> EngineStats:
-        """Return what the engine is doing now; called from any thread."""
-
-    def close(self) -> None:
-        """Stop the engine; called once, last."""
+    from engine.contract import Served
 
 
 class Load(Protocol):
@@ -49,19 +35,19 @@ def load_engine(
     served_names: tuple[str, ...],
     chat_template: str | None,
     weights_cache: str | None = None,
-) -> ServedEngine:
+) -> Served:
     """Load the real engine; only here is a model library imported.
 
     Weights that are in S3 are kept in `weights_cache`.
     """
     try:
-        from engine.load import load_responder
+        from engine.load import load_served
     except ModuleNotFoundError as exc:
         raise EngineFailed(
             f"the engine needs {exc.name}, which is not installed: pip install 'tidemill[engine]'"
         ) from exc
     with local_model(config.model, weights_cache, every_few_seconds(say_progress)) as model:
-        return load_responder(
+        return load_served(
             replace(config, model=model), served_names=served_names, chat_template=chat_template
         )
 

@@ -16,7 +16,7 @@ from engine.errors import EngineError
 from engine.process.child import serve
 
 if TYPE_CHECKING:
-    from engine.load import ServedEngine
+    from engine.contract import Served
 
 
 def make_parser() -> argparse.ArgumentParser:
@@ -28,7 +28,7 @@ def make_parser() -> argparse.ArgumentParser:
     return parser
 
 
-def load(options: EngineOptions) -> ServedEngine:
+def load(options: EngineOptions) -> Served:
     """Load the engine that the options ask for; raises EngineError when there can be none."""
     try:
         return load_engine(

@@ -22,7 +22,7 @@ class Answer:
     usage: Usage | None = None
 
 
-async def answer(
+async def run_line(
     raw: RawLine,
     responder: Responder,
     *,

@@ -23,7 +23,7 @@ class ChatCompletions:
     def __init__(self, generation: TextGeneration) -> None:
         self._generation = generation
 
-    async def respond(
+    async def reply_to(
         self, body: dict[str, Any], *, model: str, request_id: str, created: int
     ) -> Reply:
         """Answer a chat body; raises `RequestError` for what is wrong in it."""

@@ -42,7 +42,7 @@ class Completions:
         self._generation = generation
         self._tokenizer = generation.model.tokenizer
 
-    async def respond(
+    async def reply_to(
         self, body: dict[str, Any], *, model: str, request_id: str, created: int
     ) -> Reply:
         """Answer a completion body; raises `RequestError` for what is wrong in it."""

@@ -1,4 +1,4 @@
-"""What an endpoint is: something that answers the bodies of one route."""
+"""What an endpoint is: something that has a reply to each body of one route."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class Endpoint(Protocol):
     def route(self) -> Route:
         """Return the urls that this endpoint answers."""
 
-    async def respond(
+    async def reply_to(
         self, body: dict[str, Any], *, model: str, request_id: str, created: int
     ) -> Reply:
         """Answer a body that asks for `model`; raises `RequestError` for what is wrong in it.

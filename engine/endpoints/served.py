@@ -1,12 +1,12 @@
-"""The front of the engine: any url and body in, one reply out, whatever happens."""
+"""The engine behind its endpoints: any url and body in, one reply out, whatever happens."""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import Any, Protocol
 
-from engine.contract import Reply
+from engine.contract import EngineInfo, EngineStats, Reply
 from engine.endpoints import Endpoint
 from engine.errors import EngineError
 from engine.protocol.bodies import error_body
@@ -23,16 +23,35 @@ _UNKNOWN_URL = "invalid_url"
 _BARE_CODES = frozenset({_UNKNOWN_URL, STREAM_NOT_SUPPORTED})
 
 
-class Service:
-    """Answers requests through the endpoints of one model; a `Responder`.
+class Running(Protocol):
+    """The engine below the endpoints, as far as its owner has to do with it."""
+
+    def stats(self) -> EngineStats:
+        """Return a snapshot of the work; callable from any thread."""
+
+    def close(self) -> None:
+        """Stop after the step now running."""
+
+
+class ServedEngine:
+    """Answers requests through the endpoints of one model, which `engine` runs; a `Served`.
 
     `model_names` are the names that requests may ask for; the first stands in where none is given.
     """
 
-    def __init__(self, endpoints: Iterable[Endpoint], *, model_names: Sequence[str]) -> None:
+    def __init__(
+        self,
+        endpoints: Iterable[Endpoint],
+        engine: Running,
+        info: EngineInfo,
+        *,
+        model_names: Sequence[str],
+    ) -> None:
         if not model_names:
-            raise ValueError("a service needs the name of its model")
+            raise ValueError("an engine needs the name of its model")
         self._endpoints = {endpoint.route.name: endpoint for endpoint in endpoints}
+        self._engine = engine
+        self._info = info
         self._model_names = tuple(model_names)
 
     async def respond(self, url: str, body: dict[str, Any], request_id: str, created: int) -> Reply:
@@ -46,7 +65,9 @@ class Service:
             endpoint = self._endpoint(url)
             refuse_stream(body)
             model = self._model(body)
-            return await endpoint.respond(body, model=model, request_id=request_id, created=created)
+            return await endpoint.reply_to(
+                body, model=model, request_id=request_id, created=created
+            )
         except RequestError as error:
             return _failed(error)
         except EngineError:
@@ -54,6 +75,18 @@ class Service:
         except Exception as error:
             _logger.exception("the request %s failed", request_id)
             return _failed(InternalError(f"The engine failed: {type(error).__name__}."))
+
+    def info(self) -> EngineInfo:
+        """Return what runs here, and on what."""
+        return self._info
+
+    def stats(self) -> EngineStats:
+        """Return a snapshot of the work; callable from any thread."""
+        return self._engine.stats()
+
+    def close(self) -> None:
+        """Stop the engine after the step now running."""
+        self._engine.close()
 
     def _endpoint(self, url: str) -> Endpoint:
         route = find_route(url)

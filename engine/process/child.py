@@ -18,7 +18,7 @@ from concurrent.futures import Future
 from contextlib import suppress
 from typing import NoReturn, TypeVar
 
-from engine.batchfile.answer import answer
+from engine.batchfile.answer import run_line
 from engine.batchfile.lines import RawLine
 from engine.contract import Served, Usage
 from engine.errors import EngineError
@@ -144,11 +144,11 @@ class _Process:
             if not self._broken.done():
                 self._broken.set_exception(failure)
 
-        task = self._tasks[run.ticket] = self._loop.create_task(self._answer(run))
+        task = self._tasks[run.ticket] = self._loop.create_task(self._run_line(run))
         task.add_done_callback(finish)
 
-    async def _answer(self, run: Run) -> None:
-        answered = await answer(
+    async def _run_line(self, run: Run) -> None:
+        answered = await run_line(
             RawLine(run.number, run.data),
             await asyncio.shield(self._loaded),  # aborting a request must not end the loading
             created=run.created,

@@ -37,7 +37,7 @@ class FrameError(ProtocolError):
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """To the engine: answer the line `number`, whose bytes are `data`; see `answer`.
+    """To the engine: answer the line `number`, whose bytes are `data`; see `run_line`.
 
     `ticket` names the request for as long as the process lives; `created` is in seconds since the
     epoch.

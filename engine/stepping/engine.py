@@ -100,11 +100,11 @@ class Engine:
             reason = f"the engine stopped: {type(exc).__name__}: {exc}"
         self._is_closed = True
         for group in set(self._group_of.values()):
-            self._answer(group, EngineClosed(reason))
+            self._deliver(group, EngineClosed(reason))
         while not self._inbox.empty():
             waiting = self._inbox.get()
             if waiting is not None:
-                self._answer(waiting, EngineClosed(reason))
+                self._deliver(waiting, EngineClosed(reason))
 
     def _receive(self, *, block: bool) -> None:
         """Take in what has arrived, waiting for the first when there is nothing to do."""
@@ -125,10 +125,10 @@ class Engine:
         except Exception as exc:  # noqa: BLE001 - whatever one request holds, the others go on
             self._core.abort(set(group.sequences))
             known = exc if isinstance(exc, RequestError) else InternalError(repr(exc))
-            self._answer(group, known)
+            self._deliver(group, known)
             return
         if not group.sequences:
-            self._answer(group, [])
+            self._deliver(group, [])
         group.num_open = len(group.sequences)
         self._group_of.update(dict.fromkeys(group.sequences, group))
 
@@ -147,20 +147,20 @@ class Engine:
         if group.num_open:
             return
         try:
-            self._answer(group, [sequence.result() for sequence in group.sequences])
+            self._deliver(group, [sequence.result() for sequence in group.sequences])
         except RequestError as exc:
-            self._answer(group, exc)
+            self._deliver(group, exc)
 
-    def _answer(self, group: _Group, answer: list[SequenceResult] | Exception) -> None:
-        def deliver() -> None:
+    def _deliver(self, group: _Group, outcome: list[SequenceResult] | Exception) -> None:
+        def settle() -> None:
             if group.future.done():
                 return
-            if isinstance(answer, Exception):
-                group.future.set_exception(answer)
+            if isinstance(outcome, Exception):
+                group.future.set_exception(outcome)
             else:
-                group.future.set_result(answer)
+                group.future.set_result(outcome)
 
         try:
-            group.loop.call_soon_threadsafe(deliver)
+            group.loop.call_soon_threadsafe(settle)
         except RuntimeError:
             return  # the caller's loop is gone, and the caller with it

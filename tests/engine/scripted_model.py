@@ -10,8 +10,9 @@ from tokenizers import Tokenizer as Backend
 from tokenizers import decoders, models, normalizers, pre_tokenizers, processors, trainers
 from transformers import PreTrainedTokenizerFast
 
+from engine.contract import EngineInfo, EngineStats
 from engine.endpoints import text_endpoints
-from engine.endpoints.served import Service
+from engine.endpoints.served import ServedEngine
 from engine.scheduling.sequence import SequenceRequest, SequenceResult, TokenLogprob
 from engine.text.chat_template import ChatTemplate
 from engine.text.text_model import SamplingDefaults, TextModel
@@ -104,6 +105,9 @@ def text_model(
     )
 
 
+INFO = EngineInfo("tiny", None, "test", "cpu", 0, 4)
+
+
 class ScriptedGenerator:
     """Gives every sequence the same tokens, and ends it as an engine must.
 
@@ -115,6 +119,7 @@ class ScriptedGenerator:
         self.num_cached_tokens = num_cached_tokens
         self.requests: list[SequenceRequest] = []
         self.failure: Exception | None = None
+        self.is_closed = False
 
     async def generate(self, requests: Sequence[SequenceRequest]) -> list[SequenceResult]:
         """Run the script once for each sequence."""
@@ -122,6 +127,14 @@ class ScriptedGenerator:
         if self.failure is not None:
             raise self.failure
         return [self._result(request) for request in requests]
+
+    def stats(self) -> EngineStats:
+        """Tell how many sequences were asked for."""
+        return EngineStats(waiting=len(self.requests))
+
+    def close(self) -> None:
+        """Note that nobody will ask any more."""
+        self.is_closed = True
 
     def _result(self, request: SequenceRequest) -> SequenceResult:
         token_ids: list[int] = []
@@ -153,7 +166,7 @@ def _logprob(token_id: int, num_top: int) -> TokenLogprob:
 
 
 class Scene:
-    """A service over a scripted generator that answers `answer` and then ends its turn."""
+    """An engine with a scripted generator, which says `answer` and then ends its turn."""
 
     def __init__(self, answer: str = " Paris.", *, model: TextModel | None = None) -> None:
         self.model = model or text_model()
@@ -161,7 +174,9 @@ class Scene:
         ids = self.tokenizer.encode(answer, add_special_tokens=False)
         self.generator = ScriptedGenerator([*ids, *self.model.eos_token_ids])
         endpoints = text_endpoints(self.model, self.generator, seed=7)
-        self.service = Service(endpoints, model_names=["tiny", "tiny-alias"])
+        self.served = ServedEngine(
+            endpoints, self.generator, INFO, model_names=["tiny", "tiny-alias"]
+        )
 
     async def chat(self, content: object = "Hi", **fields: object) -> dict[str, Any]:
         """Return the body that answers one user message; fails the test when it is an error."""
@@ -174,13 +189,13 @@ class Scene:
 
     async def ok(self, url: str, body: dict[str, Any]) -> dict[str, Any]:
         """Return the body of a reply whose status is 200."""
-        reply = await self.service.respond(url, body, "req_0123", CREATED)
+        reply = await self.served.respond(url, body, "req_0123", CREATED)
         assert reply.status_code == 200, reply.body
         return reply.body
 
     async def fault(self, url: str, body: dict[str, Any]) -> dict[str, Any]:
         """Return the error object of a reply whose status is 400."""
-        reply = await self.service.respond(url, body, "req_0123", CREATED)
+        reply = await self.served.respond(url, body, "req_0123", CREATED)
         assert reply.status_code == 400, reply.body
         error: dict[str, Any] = reply.body["error"]
         return error

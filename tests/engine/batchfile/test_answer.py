@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.batchfile.answer import Answer, answer
+from engine.batchfile.answer import Answer, run_line
 from engine.batchfile.lines import Overlong, RawLine
 from engine.contract import Reply, Usage
 from engine.errors import EngineError
@@ -66,7 +66,7 @@ def shown(answered: Answer) -> dict[str, Any]:
 async def test_a_line_is_answered_by_the_responder() -> None:
     """It is asked with the line's own id and the time that the reply is to carry."""
     responder = gives(Reply(200, {"text": "hello"}, Usage(10, 4, 3)))
-    answered = await answer(raw(), responder, created=17)
+    answered = await run_line(raw(), responder, created=17)
     row = shown(answered)
     assert (answered.is_success, answered.usage) == (True, Usage(10, 4, 3))
     assert (row["custom_id"], row["response"]["body"]) == ("a", {"text": "hello"})
@@ -80,7 +80,7 @@ async def test_a_failed_reply_is_no_success_but_has_its_usage(dialect: Any) -> N
     """The dialect says where its error stands."""
     error = {"error": {"message": "No.", "type": "t", "param": None, "code": "c"}}
     reply = Reply(404, error, Usage(1), bare_message=True)
-    answered = await answer(raw(), gives(reply), created=0, dialect=dialect)
+    answered = await run_line(raw(), gives(reply), created=0, dialect=dialect)
     row = shown(answered)
     assert (answered.is_success, answered.usage) == (False, Usage(1))
     assert row["response"]["status_code"] == 404
@@ -102,7 +102,7 @@ async def test_a_failed_reply_is_no_success_but_has_its_usage(dialect: Any) -> N
 async def test_a_malformed_line_gets_its_row_and_nobody_is_asked(line: RawLine) -> None:
     """The row names the line, and its id is the line's."""
     responder = gives(Reply(200, {}))
-    answered = await answer(line, responder, created=0)
+    answered = await run_line(line, responder, created=0)
     row = shown(answered)
     assert responder.asked == []
     assert (answered.is_success, answered.usage) == (False, None)
@@ -122,7 +122,7 @@ async def test_a_malformed_line_gets_its_row_and_nobody_is_asked(line: RawLine) 
 )
 async def test_an_exception_of_one_request_is_its_500_row(failure: Exception, words: str) -> None:
     """In words that any row can hold."""
-    row = shown(await answer(raw(), fails(failure), created=0))
+    row = shown(await run_line(raw(), fails(failure), created=0))
     assert row["response"]["status_code"] == 500
     error = row["response"]["body"]["error"]
     assert (error["code"], error["type"]) == ("internal_error", "server_error")
@@ -131,7 +131,7 @@ async def test_an_exception_of_one_request_is_its_500_row(failure: Exception, wo
 
 async def test_a_reply_that_no_row_can_hold_is_a_500_row() -> None:
     """It says why, without the name of an exception of ours."""
-    row = shown(await answer(raw(), gives(Reply(200, {"x": "\ud800"})), created=0))
+    row = shown(await run_line(raw(), gives(Reply(200, {"x": "\ud800"})), created=0))
     message = row["response"]["body"]["error"]["message"]
     assert row["response"]["status_code"] == 500
     assert "cannot be printed as JSON" in message
@@ -141,10 +141,10 @@ async def test_a_reply_that_no_row_can_hold_is_a_500_row() -> None:
 async def test_a_row_that_nobody_could_take_is_a_500_row() -> None:
     """It says how long it would have been; one that just fits is let pass."""
     responder = gives(Reply(200, {"x": "y" * 9_000}))
-    whole = await answer(raw(), responder, created=0)
+    whole = await run_line(raw(), responder, created=0)
     length = len(whole.row)
-    assert await answer(raw(), responder, created=0, max_row_bytes=length) == whole
-    cut = await answer(raw(), responder, created=0, max_row_bytes=length - 1)
+    assert await run_line(raw(), responder, created=0, max_row_bytes=length) == whole
+    cut = await run_line(raw(), responder, created=0, max_row_bytes=length - 1)
     assert (cut.is_success, shown(cut)["response"]["status_code"]) == (False, 500)
     assert f"{length:,} bytes; the limit is {length - 1:,}" in cut.row.decode()
 
@@ -152,7 +152,7 @@ async def test_a_row_that_nobody_could_take_is_a_500_row() -> None:
 async def test_the_end_of_the_engine_is_no_row() -> None:
     """Nothing can be answered any more: whoever asked decides what becomes of the line."""
     with pytest.raises(EngineError, match="gone"):
-        await answer(raw(), fails(EngineError("gone")), created=0)
+        await run_line(raw(), fails(EngineError("gone")), created=0)
 
 
 async def test_cancelling_ones_own_task_is_no_row() -> None:
@@ -162,7 +162,7 @@ async def test_cancelling_ones_own_task_is_no_row() -> None:
         await asyncio.Event().wait()
         raise AssertionError
 
-    task = asyncio.create_task(answer(raw(), Scripted(wait), created=0))
+    task = asyncio.create_task(run_line(raw(), Scripted(wait), created=0))
     await asyncio.sleep(0)
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
@@ -178,7 +178,7 @@ async def test_a_cancellation_from_inside_is_a_failed_row() -> None:
         return await future
 
     for act in (Scripted(be_cancelled), fails(asyncio.CancelledError())):
-        row = shown(await answer(raw(), act, created=0))
+        row = shown(await run_line(raw(), act, created=0))
         assert row["response"]["status_code"] == 500
 
 
@@ -187,7 +187,7 @@ def test_any_bytes_get_one_row_and_the_same_again(number: int, data: bytes, crea
     """A row depends on the line's number and bytes and on `created`, and on nothing else."""
     line = RawLine(number, data)
     answers = [
-        asyncio.run(answer(line, gives(Reply(200, {"created": created})), created=created))
+        asyncio.run(run_line(line, gives(Reply(200, {"created": created})), created=created))
         for _ in range(2)
     ]
     assert answers[0] == answers[1]

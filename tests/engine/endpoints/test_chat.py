@@ -50,7 +50,7 @@ async def test_usage_counts_the_prompt_once_and_every_choice() -> None:
     scene = Scene()
     scene.generator.num_cached_tokens = 8
     body = {"messages": [{"role": "user", "content": "Hi"}], "n": 2}
-    reply = await scene.service.respond("/v1/chat/completions", body, "req_1", 0)
+    reply = await scene.served.respond("/v1/chat/completions", body, "req_1", 0)
     num_prompt, num_answer = len(scene.last().prompt_ids), len(scene.generator.token_ids)
     assert reply.body["usage"] == {
         "prompt_tokens": num_prompt,

@@ -11,22 +11,22 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from engine.contract import Reply
+from engine.contract import EngineStats, Reply
 from engine.endpoints import text_endpoints
-from engine.endpoints.served import Service
+from engine.endpoints.served import ServedEngine
 from engine.protocol.chat import ChatCompletionRequest
 from engine.protocol.completions import CompletionRequest
 from engine.protocol.errors import RequestError
 from engine.protocol.unsupported import _NEUTRAL
-from tests.engine.scripted_model import Scene, text_model
+from tests.engine.scripted_model import INFO, Scene, ScriptedGenerator, text_model
 
 MESSAGES = [{"role": "user", "content": "Hi"}]
 CHAT = "/v1/chat/completions"
 
 
 async def reply_to(url: str, body: dict[str, Any]) -> Reply:
-    """Return the reply of a fresh service."""
-    return await Scene().service.respond(url, body, "req_1", 0)
+    """Return the reply of a fresh engine."""
+    return await Scene().served.respond(url, body, "req_1", 0)
 
 
 async def test_an_unknown_url_is_told_every_supported_endpoint() -> None:
@@ -87,10 +87,10 @@ async def test_the_reply_names_the_model_that_was_asked_for(asked: str | None, t
 
 
 async def test_the_reply_says_when_it_was_asked_for_in_every_request() -> None:
-    """One service answers the lines of many batches, each with a time of its own."""
-    service = Scene().service
+    """One engine answers the lines of many batches, each with a time of its own."""
+    served = Scene().served
     for url, body in ((CHAT, {"messages": MESSAGES}), ("/v1/completions", {"prompt": "Hi"})):
-        replies = [await service.respond(url, body, "req_1", created) for created in (7, 8, 7)]
+        replies = [await served.respond(url, body, "req_1", created) for created in (7, 8, 7)]
         assert [reply.body["created"] for reply in replies] == [7, 8, 7]
         assert replies[0] == replies[2]
 
@@ -114,18 +114,18 @@ async def test_what_the_generator_refuses_is_the_requests_fault() -> None:
     """A request that can never fit the cache gets its own error, with its own status."""
     scene = Scene()
     scene.generator.failure = RequestError("needs more KV cache than there is", code="too_large")
-    reply = await scene.service.respond(CHAT, {"messages": MESSAGES}, "req_1", 0)
+    reply = await scene.served.respond(CHAT, {"messages": MESSAGES}, "req_1", 0)
     assert (reply.status_code, reply.body["error"]["code"]) == (400, "too_large")
 
 
 async def test_a_fault_of_ours_is_a_500_with_its_traceback_in_the_log(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """The row says little, the log says all, and the service goes on."""
+    """The row says little, the log says all, and the engine goes on."""
     scene = Scene()
     scene.generator.failure = ZeroDivisionError("inside the engine")
     with caplog.at_level(logging.ERROR):
-        reply = await scene.service.respond(CHAT, {"messages": MESSAGES}, "req_7", 0)
+        reply = await scene.served.respond(CHAT, {"messages": MESSAGES}, "req_7", 0)
     error = reply.body["error"]
     assert reply.status_code == 500
     assert (error["type"], error["code"]) == ("server_error", "internal_error")
@@ -133,9 +133,7 @@ async def test_a_fault_of_ours_is_a_500_with_its_traceback_in_the_log(
     assert "req_7" in caplog.text
     assert "inside the engine" in caplog.text
     scene.generator.failure = None
-    assert (
-        await scene.service.respond(CHAT, {"messages": MESSAGES}, "req_8", 0)
-    ).status_code == 200
+    assert (await scene.served.respond(CHAT, {"messages": MESSAGES}, "req_8", 0)).status_code == 200
 
 
 async def test_cancelling_a_request_is_no_failure() -> None:
@@ -151,18 +149,28 @@ async def test_cancelling_a_request_is_no_failure() -> None:
             return []
 
     endpoints = text_endpoints(text_model(), Endless(), seed=0)
-    service = Service(endpoints, model_names=["tiny"])
-    task = asyncio.create_task(service.respond(CHAT, {"messages": MESSAGES}, "req_1", 0))
+    served = ServedEngine(endpoints, ScriptedGenerator([]), INFO, model_names=["tiny"])
+    task = asyncio.create_task(served.respond(CHAT, {"messages": MESSAGES}, "req_1", 0))
     await asyncio.sleep(0)
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
 
 
-def test_a_service_needs_a_name() -> None:
+def test_it_tells_of_the_engine_below_and_closes_it() -> None:
+    """Whoever holds it needs to hold nothing else."""
+    scene = Scene()
+    assert scene.served.info() is INFO
+    asyncio.run(scene.chat())
+    assert scene.served.stats() == scene.generator.stats() != EngineStats()
+    scene.served.close()
+    assert scene.generator.is_closed
+
+
+def test_an_engine_needs_a_name() -> None:
     """Without one no request could be answered."""
     with pytest.raises(ValueError, match="name"):
-        Service([], model_names=[])
+        ServedEngine([], ScriptedGenerator([]), INFO, model_names=[])
 
 
 JSON_SCALARS = (
@@ -245,9 +253,9 @@ def bodies(draw: st.DrawFn) -> dict[str, Any]:
 
 @settings(max_examples=400, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(url=st.sampled_from([CHAT, "/v1/completions"]), body=bodies())
-def test_no_body_breaks_the_service(url: str, body: dict[str, Any]) -> None:
+def test_no_body_breaks_it(url: str, body: dict[str, Any]) -> None:
     """Any JSON gets 200 or a 4xx in OpenAI's form that any row can hold, and never a 500."""
-    reply = asyncio.run(SCENE.service.respond(url, body, "req_1", 0))
+    reply = asyncio.run(SCENE.served.respond(url, body, "req_1", 0))
     text = json.dumps(reply.body, ensure_ascii=False, allow_nan=False)
     assert text.encode()
     if reply.status_code != 200:

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable
 from typing import Any
 
-from engine.batchfile.answer import answer
+from engine.batchfile.answer import run_line
 from engine.batchfile.lines import RawLine
 from engine.contract import EngineInfo, EngineStats, Reply, Usage
 from engine.process.frames import Row
@@ -68,7 +68,7 @@ class FakeLink:
 
     async def answer(self, number: int, created: int, data: bytes) -> Row:
         """Answer a line, or die of it."""
-        answering = asyncio.ensure_future(answer(RawLine(number, data), self, created=created))
+        answering = asyncio.ensure_future(run_line(RawLine(number, data), self, created=created))
         try:
             await asyncio.wait([answering, self._died], return_when=asyncio.FIRST_COMPLETED)
             if self._died.done():

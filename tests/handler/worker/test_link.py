@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
-from engine.batchfile.answer import answer
+from engine.batchfile.answer import run_line
 from engine.batchfile.lines import RawLine
 from engine.contract import EngineInfo
 from engine.process import frames
@@ -109,7 +109,7 @@ async def test_a_row_is_that_of_the_line_alone(make_link: MakeLink) -> None:
     await link.start()
     for number, data in enumerate([line(x="é"), line(status=404), b"no json"], start=5):
         row = await link.answer(number, 17, data)
-        alone = await answer(RawLine(number, data), ScriptedEngine(), created=17)
+        alone = await run_line(RawLine(number, data), ScriptedEngine(), created=17)
         assert (row.row, row.is_success) == (alone.row, alone.is_success)
         tokens = (row.prompt_tokens, row.cached_tokens, row.completion_tokens)
         assert tokens == ((10, 4, 3) if alone.is_success else (0, 0, 0))
