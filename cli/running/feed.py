@@ -125,9 +125,9 @@ class Feed:
         self._slots.append(slot)
         self._held_bytes += slot.held_bytes
         self._num_inflight += 1
-        slot.task = self._loop.create_task(self._answer(slot, raw))
+        slot.task = self._loop.create_task(self._fill(slot, raw))
 
-    async def _answer(self, slot: _Slot, raw: RawLine) -> None:
+    async def _fill(self, slot: _Slot, raw: RawLine) -> None:
         try:
             answered = await run_line(
                 raw, self._responder, created=self._created, dialect=self._dialect

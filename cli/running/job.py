@@ -84,7 +84,7 @@ def run_job(
         if kept.num_rows < tally.num_rows:
             with _loaded(load, config, served_names(options), template) as served:
                 live.served = served
-                is_done = run.answer(served)
+                is_done = run.run_lines(served)
             if not is_done:
                 return 128 + (signals.received or 0)
         else:
@@ -178,14 +178,14 @@ class _Run:
     live: Live
     signals: StopSignals
 
-    def answer(self, served: Served) -> bool:
+    def run_lines(self, served: Served) -> bool:
         """Answer all lines that have no row yet; False when a signal stopped it in the middle."""
         tally = self.live.tally
         tally.started = time.monotonic()
         with self.telling_how_to_go_on():
             self.outputs.begin(self.kept)
             with make_reporter(tally.num_rows, tally.kept) as reporter:
-                is_done = asyncio.run(self._answer(served, reporter))
+                is_done = asyncio.run(self._feed(served, reporter))
         if not is_done:
             say(f"stopped with {self._progress()}. {self.outputs.output.how_to_go_on()}")
         return is_done
@@ -207,7 +207,7 @@ class _Run:
         tally = self.live.tally
         return f"{tally.kept + tally.written:,} of {tally.num_rows:,} rows written"
 
-    async def _answer(self, served: Served, reporter: Reporter) -> bool:
+    async def _feed(self, served: Served, reporter: Reporter) -> bool:
         tally = self.live.tally
         max_inflight = (
             self.options.max_inflight or _INFLIGHT_PER_SEQUENCE * self.config.max_num_seqs

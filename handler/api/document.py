@@ -134,15 +134,15 @@ def _link(paths: dict[str, Any]) -> None:
 
 
 def _responses() -> dict[str, Any]:
-    def answer(words: str, schema: str) -> dict[str, Any]:
+    def describe(words: str, schema: str) -> dict[str, Any]:
         content = {"application/json": {"schema": {"$ref": f"#/components/schemas/{schema}"}}}
         return {"description": words, "content": content}
 
-    found = {_name_of(status): answer(words, "Error") for status, words in _ERRORS.items()}
+    found = {_name_of(status): describe(words, "Error") for status, words in _ERRORS.items()}
     for status in _WAITS:
         found[_name_of(status)]["headers"] = {"Retry-After": {"schema": {"type": "integer"}}}
     return found | {
-        _name_of(status): answer(words, "Refusal") for status, words in _GATEWAY.items()
+        _name_of(status): describe(words, "Refusal") for status, words in _GATEWAY.items()
     }
 
 

@@ -28,16 +28,16 @@ def asset(wanted: str, name: str) -> Response[str]:
     """Return a file of the page, to be kept for ever; one of another version is not there."""
     if wanted != version() or name not in assets():
         raise NotFound("There is no such file; load the page again.", code="unknown_asset")
-    return answer(assets()[name], type_of(name), cache=_FOR_EVER)
+    return serve_text(assets()[name], type_of(name), cache=_FOR_EVER)
 
 
 def html(template: str, **values: Any) -> Response[str]:
     """Return a template with its values."""
-    return answer(render(template, **values), "text/html; charset=utf-8")
+    return serve_text(render(template, **values), "text/html; charset=utf-8")
 
 
-def answer(body: str, content_type: str, *, cache: str = "no-store") -> Response[str]:
-    """Return an answer with the headers that keep the page to itself."""
+def serve_text(body: str, content_type: str, *, cache: str = "no-store") -> Response[str]:
+    """Return a text with the headers that keep the page to itself."""
     return Response(
         int(HTTPStatus.OK),
         content_type,

@@ -18,7 +18,7 @@ from handler.batch.keys import INPUT_PREFIX
 from handler.batch.states import TERMINAL, Status
 from handler.batch.wire import BatchObject
 from handler.dashboard.first_errors import first_errors
-from handler.dashboard.page import answer, html
+from handler.dashboard.page import html, serve_text
 from handler.deployment import deployment
 from handler.reading.describe import progress_of
 
@@ -80,7 +80,7 @@ class Row:
 def session() -> Response[str]:
     """Return whose key the request carries."""
     said = to_json({"tenant": tenant_of(router.current_event)}).decode()
-    return answer(said, "application/json")
+    return serve_text(said, "application/json")
 
 
 def batches(after: str | None) -> Response[str]:
@@ -123,7 +123,7 @@ def form() -> Response[str]:
 def link(file_id: str) -> Response[str]:
     """Return a url for a file, made at this moment: a redirect would take the key along."""
     said = to_json({"url": file_content(file_id).headers["Location"]}).decode()
-    return answer(said, "application/json")
+    return serve_text(said, "application/json")
 
 
 def _rows(wires: Sequence[BatchObject]) -> list[Row]:

@@ -36,7 +36,7 @@ def handler(event: dict[str, Any], context: LambdaContext) -> Any:
 
     def deal_with(record: SQSRecord) -> None:
         try:
-            answer(_aws(), deployment(), record.body, time_left)
+            act_on(_aws(), deployment(), record.body, time_left)
         except AwsError as exc:
             logger.warning("message must come again", message_id=record.message_id, reason=str(exc))
             raise
@@ -47,7 +47,7 @@ def handler(event: dict[str, Any], context: LambdaContext) -> Any:
     return process_partial_response(event, deal_with, _processor, context)
 
 
-def answer(aws: Aws, deployment: Deployment, body: str, time_left: Callable[[], float]) -> None:
+def act_on(aws: Aws, deployment: Deployment, body: str, time_left: Callable[[], float]) -> None:
     """Do what one message asks for; one that asks for nothing is logged and dropped."""
     for request in parse_control(body):
         match request:

@@ -18,7 +18,7 @@ MAX_OWNED = 3
 class Engine(Protocol):
     """What answers lines; `link.EngineLink` does."""
 
-    async def answer(self, number: int, created: int, data: bytes) -> Row:
+    async def fetch_row(self, number: int, created: int, data: bytes) -> Row:
         """Return the row of a line; raises EngineDied when there will be none."""
 
 
@@ -107,12 +107,12 @@ class Feed:
         self._num_inflight += 1
         self._inflight_bytes += len(line.data)
         self._idle.clear()
-        request = asyncio.create_task(self._answer(run, line))
+        request = asyncio.create_task(self._run_line(run, line))
         run.requests.add(request)
         request.add_done_callback(lambda task: self._done(run, line, task))
 
-    async def _answer(self, run: ShardRun, line: RawLine) -> None:
-        row = await self._engine.answer(line.number, run.batch.created_at, line.data)
+    async def _run_line(self, run: ShardRun, line: RawLine) -> None:
+        row = await self._engine.fetch_row(line.number, run.batch.created_at, line.data)
         self.num_answered += 1
         self._gpu_time.share()
         run.finish(line, row)

@@ -112,7 +112,7 @@ class EngineLink:
                 self._kill("not loaded")
                 await self.close()
 
-    async def answer(self, number: int, created: int, data: bytes) -> Row:
+    async def fetch_row(self, number: int, created: int, data: bytes) -> Row:
         """Return the row of the line `number` with these bytes; called by many tasks at once.
 
         Cancelling the call takes the request back. Raises EngineDied when there will be no row,

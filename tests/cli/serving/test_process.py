@@ -57,7 +57,7 @@ async def test_the_demo_model_answers_lines_of_many_batches(make_link: MakeLink)
     info = await link.start()
     assert (info.model, info.num_gpus, info.max_num_seqs) == (str(MODEL_PATH), 0, 4)
     data = line(temperature=0)
-    rows = await asyncio.gather(*(link.answer(1, created, data) for created in (7, 8, 7)))
+    rows = await asyncio.gather(*(link.fetch_row(1, created, data) for created in (7, 8, 7)))
     bodies = [json.loads(row.row)["response"]["body"] for row in rows]
     assert [body["created"] for body in bodies] == [7, 8, 7]
     assert all("Paris" in body["choices"][0]["message"]["content"] for body in bodies)
@@ -66,13 +66,13 @@ async def test_the_demo_model_answers_lines_of_many_batches(make_link: MakeLink)
     assert bodies[0]["model"] == NAME
 
     long = line(n=128, max_tokens=200, ignore_eos=True)
-    asked = asyncio.create_task(link.answer(2, 7, long))
+    asked = asyncio.create_task(link.fetch_row(2, 7, long))
     await until(lambda: link.stats.running > 0)
     asked.cancel()
     await until(lambda: not (link.stats.running or link.stats.waiting or link.stats.kv_cache_usage))
     assert link.stats.output_tokens < 128 * 200
 
-    waiting = asyncio.create_task(link.answer(3, 7, long))
+    waiting = asyncio.create_task(link.fetch_row(3, 7, long))
     await asyncio.sleep(0)
     await link.close()
     with pytest.raises(EngineDied, match="closed"):

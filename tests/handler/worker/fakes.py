@@ -66,7 +66,7 @@ class FakeLink:
     async def close(self) -> None:
         """Nothing is held."""
 
-    async def answer(self, number: int, created: int, data: bytes) -> Row:
+    async def fetch_row(self, number: int, created: int, data: bytes) -> Row:
         """Answer a line, or die of it."""
         answering = asyncio.ensure_future(run_line(RawLine(number, data), self, created=created))
         try:

@@ -152,7 +152,7 @@ async def test_requests_shorter_than_a_beat_have_their_time(rig: Rig, site: Site
     gpu_time.num_gpus = 2
 
     class Engine:
-        async def answer(self, number: int, *_: object) -> Row:
+        async def fetch_row(self, number: int, *_: object) -> Row:
             site.clock.now += 0.25  # type: ignore[attr-defined]
             return Row(number, True, 10, 4, 3, b"{}\n")  # noqa: FBT003
 

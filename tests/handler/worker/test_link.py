@@ -61,7 +61,7 @@ async def make_link() -> AsyncIterator[MakeLink]:
 
 async def ask(link: EngineLink, number: int = 1, created: int = 0, **body: Any) -> Row:
     """Ask for a row, but not for ever."""
-    return await asyncio.wait_for(link.answer(number, created, line(**body)), PATIENCE_SECONDS)
+    return await asyncio.wait_for(link.fetch_row(number, created, line(**body)), PATIENCE_SECONDS)
 
 
 def send(link: EngineLink, **body: Any) -> asyncio.Task[Row]:
@@ -108,7 +108,7 @@ async def test_a_row_is_that_of_the_line_alone(make_link: MakeLink) -> None:
     link = make_link()
     await link.start()
     for number, data in enumerate([line(x="é"), line(status=404), b"no json"], start=5):
-        row = await link.answer(number, 17, data)
+        row = await link.fetch_row(number, 17, data)
         alone = await run_line(RawLine(number, data), ScriptedEngine(), created=17)
         assert (row.row, row.is_success) == (alone.row, alone.is_success)
         tokens = (row.prompt_tokens, row.cached_tokens, row.completion_tokens)
@@ -303,7 +303,7 @@ async def test_an_engine_that_works_is_not_stalled(make_link: MakeLink) -> None:
 
     async def send_malformed() -> None:
         while time.monotonic() < ends:
-            assert not (await link.answer(1, 0, b"no json")).is_success
+            assert not (await link.fetch_row(1, 0, b"no json")).is_success
 
     await asyncio.gather(*(send_malformed() for _ in range(4)))
 
