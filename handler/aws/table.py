@@ -32,6 +32,13 @@ class Moved(NamedTuple):
     is_there: bool
 
 
+class Turn(NamedTuple):
+    """The batch as it is now, and whether the turn with it is the caller's."""
+
+    batch: Batch | None
+    is_ours: bool
+
+
 class Table(ShardStore):
     """Makes the operations on batches and shards in one DynamoDB table."""
 
@@ -174,42 +181,66 @@ class Table(ShardStore):
             return (exc.item or {}).get(field)
         return value
 
-    def take_turn(self, batch_id: str, owner: str, *, now: float, until: float) -> Operation[bool]:
-        """Take the turn with a batch; False while another run has it."""
+    def choose_end(self, batch_id: str, status: Status, now: int) -> Operation[Batch | None]:
+        """Set when a batch ended if its status leads to `status` and nothing is chosen yet.
+
+        Returns the batch as it is now, None when there is none of this id.
+        """
+        names = {f":from{number}": str(source) for number, source in enumerate(sources_of(status))}
         try:
-            yield from self.update(
+            fields = yield from self.update(
+                batch_key(batch_id),
+                {"ended_at": now},
+                f"attribute_not_exists(#ended_at) AND #status IN ({', '.join(names)})",
+                names,
+            )
+        except ConditionFailed as exc:
+            return load(Batch, exc.item) if exc.item else None
+        return load(Batch, fields)
+
+    def take_turn(self, batch_id: str, owner: str, *, now: float, until: float) -> Operation[Turn]:
+        """Take the turn with a batch, unless another run has it."""
+        try:
+            fields = yield from self.update(
                 batch_key(batch_id),
                 {"turn": owner, "turn_until": until},
                 "attribute_exists(pk) AND (attribute_not_exists(#turn) OR #turn = :owner"
                 " OR #turn_until < :now)",
                 {":owner": owner, ":now": now},
             )
-        except ConditionFailed:
-            return False
-        return True
+        except ConditionFailed as exc:
+            return Turn(load(Batch, exc.item) if exc.item else None, is_ours=False)
+        return Turn(load(Batch, fields), is_ours=True)
 
-    def keep_turn(self, batch_id: str, owner: str, *, until: float) -> Operation[bool]:
-        """Keep the turn; False when another run has had it since, even if it is free again."""
+    def keep_turn(self, batch_id: str, owner: str, *, until: float) -> Operation[Batch | None]:
+        """Keep the turn and return the batch as it is now.
+
+        None when another run has had the turn since, even if it is free again.
+        """
         try:
-            yield from self.update(
+            fields = yield from self.update(
                 batch_key(batch_id), {"turn_until": until}, "#turn = :owner", {":owner": owner}
             )
         except ConditionFailed:
-            return False
-        return True
+            return None
+        return load(Batch, fields)
 
-    def give_turn(self, batch_id: str, owner: str) -> Operation[None]:
-        """Give the turn back unless another run has it by now; `turn_until` tells of it still."""
+    def give_turn(self, batch_id: str, owner: str) -> Operation[Batch | None]:
+        """Give the turn back unless another run has it by now, and return the batch as it is now.
+
+        `turn_until` tells of the turn still.
+        """
         try:
-            yield from self.update(
+            fields = yield from self.update(
                 batch_key(batch_id),
                 {},
                 "#turn = :owner",
                 {":owner": owner},
                 removed=("turn",),
             )
-        except ConditionFailed:
-            return
+        except ConditionFailed as exc:
+            return load(Batch, exc.item) if exc.item else None
+        return load(Batch, fields)
 
     def newest_drop(self, source: Source) -> Operation[str | None]:
         """Return the id of the batch that the newest upload of a key made, or None."""

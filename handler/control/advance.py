@@ -40,9 +40,26 @@ def advance(
     if batch is None:
         logger.warning("no such batch", batch_id=batch_id)
         return
-    aws.run(announce(deployment, batch))
-    if batch.status is Status.VALIDATING:
-        batch = _validate(aws, deployment, batch, time_left, now)
+    go_on(aws, deployment, batch, time_left, now=now)
+
+
+def go_on(
+    aws: Aws,
+    deployment: Deployment,
+    found: Batch,
+    time_left: Callable[[], float],
+    *,
+    now: Callable[[], float] = time.time,
+) -> None:
+    """Bring a batch that was just read or made as far as it can come now.
+
+    Each step moves it by a conditional write, which says how the batch is then: a step goes by that
+    instead of reading again what may have changed since `found`.
+    """
+    aws.run(announce(deployment, found))
+    batch: Batch | None = found
+    if found.status is Status.VALIDATING:
+        batch = _validate(aws, deployment, found, time_left, now)
     if batch is not None and batch.status is Status.IN_PROGRESS:
         batch = _progress(aws, deployment, batch, time_left, now)
     if batch is not None and batch.status in {Status.FINALIZING, Status.CANCELLING}:
@@ -60,8 +77,7 @@ def _validate(
 ) -> Batch | None:
     if batch.expires_at <= now():
         return end_batch(aws, deployment, batch.id, Status.EXPIRED, int(now()))
-    take_in(aws, deployment, batch, time_left, now=now)
-    return aws.run(deployment.table.get_batch(batch.id))
+    return take_in(aws, deployment, batch, time_left, now=now)
 
 
 def _progress(

@@ -56,10 +56,9 @@ def finalize(
 
 
 def _go_on(run: Run, network: Network | None) -> None:
-    batch = run.aws.run(run.deployment.table.get_batch(run.batch.id))
-    if batch is None or batch.status not in {Status.FINALIZING, Status.CANCELLING}:
+    batch = run.batch
+    if batch.status not in {Status.FINALIZING, Status.CANCELLING}:
         return
-    run.batch = batch
     if batch.final is None:
         publish(run, close_shards(run))
     deliver(run, network)

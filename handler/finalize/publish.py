@@ -7,7 +7,8 @@ batch and S3 lists which parts are there, so any run can go on where another one
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any, NoReturn
 
 from handler.aws.items import dump
 from handler.batch.kinds import KINDS, Kind, SealedSegment
@@ -30,17 +31,17 @@ def publish(run: Run, shards: Sequence[Shard]) -> None:
     _wait_for_predecessor(run)
     results = {kind: kind.segments_of(shards) for kind in KINDS}
     sizes = {kind: sum(segment.num_bytes for segment in results[kind]) for kind in KINDS}
+    made: dict[Kind, Mapping[str, Any]] = {}
     for kind, segments in results.items():
         if segments:
-            _make_object(run, kind, segments, sizes[kind])
+            made[kind] = _make_object(run, kind, segments, sizes[kind])
         elif any(sizes.values()):
             # Errors of an older upload must not stand beside a newer output.
             _remove_stale(run, kind)
     changes: dict[str, object] = {}
-    for kind, num_bytes in sizes.items():
-        if num_bytes:
-            _record_file(run, kind, num_bytes)
-            changes |= kind.fields(file_id=kind.file_id_of(run.batch))
+    for kind, found in made.items():
+        _record_file(run, kind, sizes[kind], found.get("VersionId"))
+        changes |= kind.fields(file_id=kind.file_id_of(run.batch))
     batch = run.batch
     errors = (*batch.errors, *_errors_of(shards))[:MAX_LISTED_ERRORS]
     run.change(final=dump(progress_of(shards)), errors=[dump(error) for error in errors], **changes)
@@ -70,10 +71,9 @@ def _errors_of(shards: Sequence[Shard]) -> list[BatchError]:
     ]
 
 
-def _record_file(run: Run, kind: Kind, num_bytes: int) -> None:
+def _record_file(run: Run, kind: Kind, num_bytes: int, version_id: str | None) -> None:
     key = kind.key_of(run.batch)
     created_at = run.batch.winds_up_since or run.batch.created_at
-    found = run.aws.run(run.deployment.bucket.head(key))
     file = File(
         id=kind.file_id_of(run.batch),
         tenant=run.batch.tenant,
@@ -82,7 +82,7 @@ def _record_file(run: Run, kind: Kind, num_bytes: int) -> None:
         created_at=created_at,
         filename=key.rpartition("/")[2],
         purpose="batch_output",
-        version_id=found.get("VersionId") if found else None,
+        version_id=version_id,
         expires=_file_expires(run.batch, created_at),
     )
     run.aws.run(run.deployment.files.put_file(file))
@@ -102,10 +102,13 @@ def _remove_stale(run: Run, kind: Kind) -> None:
         run.aws.run(bucket.delete(key))
 
 
-def _make_object(run: Run, kind: Kind, segments: Sequence[SealedSegment], num_bytes: int) -> None:
+def _make_object(
+    run: Run, kind: Kind, segments: Sequence[SealedSegment], num_bytes: int
+) -> Mapping[str, Any]:
+    """Make the object unless it is made, and return what S3 tells of it."""
     key = kind.key_of(run.batch)
-    if _is_made(run, key, num_bytes):
-        return
+    if found := _find_made(run, key, num_bytes):
+        return found
     bucket = run.deployment.bucket
     upload = Joining(key, _begin(run, kind), segments)
     try:
@@ -113,23 +116,24 @@ def _make_object(run: Run, kind: Kind, segments: Sequence[SealedSegment], num_by
         run.keep_turn()
         run.aws.run(bucket.complete_upload(key, upload.id, etags))
     except NotThere as exc:
-        if _is_made(run, key, num_bytes):
-            return
+        if found := _find_made(run, key, num_bytes):
+            return found
         if exc.aws_code != _GONE:
             raise
         _begin_anew(run, kind, upload, exc)
-    if not _is_made(run, key, num_bytes):
+    found = _find_made(run, key, num_bytes)
+    if found is None:
         raise HandlerError(f"{key} is not what was uploaded")
     logger.info("published", batch_id=run.batch.id, key=key, num_bytes=num_bytes)
+    return found
 
 
-def _is_made(run: Run, key: str, num_bytes: int) -> bool:
+def _find_made(run: Run, key: str, num_bytes: int) -> Mapping[str, Any] | None:
+    """Return what S3 tells of the batch's object, None where another or none is there."""
     found = run.aws.run(run.deployment.bucket.head(key))
-    return (
-        found is not None
-        and found["Metadata"].get(BATCH_ID) == run.batch.id
-        and found["ContentLength"] == num_bytes
-    )
+    if found is None or found["ContentLength"] != num_bytes:
+        return None
+    return found if found["Metadata"].get(BATCH_ID) == run.batch.id else None
 
 
 def _begin(run: Run, kind: Kind) -> str:
@@ -146,7 +150,7 @@ def _begin(run: Run, kind: Kind) -> str:
     return str(chosen)
 
 
-def _begin_anew(run: Run, kind: Kind, upload: Joining, cause: NotThere) -> None:
+def _begin_anew(run: Run, kind: Kind, upload: Joining, cause: NotThere) -> NoReturn:
     """Forget an upload that somebody has aborted, a lifecycle rule for instance."""
     logger.warning("upload gone", batch_id=run.batch.id, key=upload.key, reason=str(cause))
     run.keep_turn()

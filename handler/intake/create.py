@@ -45,7 +45,8 @@ def take_drop(deployment: Deployment, drop: Drop, now: int) -> Operation[Batch |
     """Return the batch that an upload makes, or has made when its event comes again.
 
     None for an upload that makes none: it is of another bucket or a key that is no drop, it has
-    been deleted, or a newer one of its key is known. The batch it replaces is cancelled.
+    been deleted, or a newer one of its key is known. The batch it replaces is cancelled. Nobody is
+    told of it yet: that is the first thing that the run does which goes on with it.
     """
     outputs = outputs_of_drop(drop.key)
     if drop.bucket != deployment.bucket.name or outputs is None:
@@ -91,7 +92,6 @@ def take_drop(deployment: Deployment, drop: Drop, now: int) -> Operation[Batch |
         return None
     logger.info("upload", batch_id=batch_id, key=drop.key, num_bytes=batch.source.num_bytes)
     yield from _replace(deployment, made, now)
-    yield from announce(deployment, made)
     return made
 
 
@@ -133,6 +133,7 @@ def create_batch(
             "use a new one.",
             param="idempotency_key",
         )
+    # Not left to the run that reads it: a cancel may come before that one.
     yield from announce(deployment, made)
     if made.status is Status.VALIDATING:
         yield from deployment.control.send(advance_message(made.id))

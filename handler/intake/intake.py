@@ -70,18 +70,18 @@ def take_in(
     *,
     now: Callable[[], float] = time.time,
     chunk_bytes: int = CHUNK_BYTES,
-) -> None:
+) -> Batch:
     """Bring a batch that is validating to `in_progress` or `failed`, or as far as the time allows.
 
-    `time_left` gives the seconds until the run must have ended. Returns when that is done, or when
-    a message is on its way that goes on with it.
+    `time_left` gives the seconds until the run must have ended. Returns the batch as it is then,
+    when that is done or a message is on its way that goes on with it.
     """
     run = Run(aws, deployment, batch, time_left, now)
     if not run.take_turn():
         logger.info("another run has the batch", batch_id=batch.id)
         # It may have died: somebody must come when its turn has ended.
         aws.run(deployment.control.send(advance_message(batch.id), delay_seconds=_AFTER_SECONDS))
-        return
+        return run.batch
     is_unfinished = False
     try:
         _go_on(run, chunk_bytes)
@@ -95,13 +95,13 @@ def take_in(
     # Only now: whoever hears it must find the turn free.
     if is_unfinished:
         aws.run(deployment.control.send(advance_message(batch.id)))
+    return run.batch
 
 
 def _go_on(run: Run, chunk_bytes: int) -> None:
-    batch = run.aws.run(run.deployment.table.get_batch(run.batch.id))
-    if batch is None or batch.status is not Status.VALIDATING:
+    batch = run.batch
+    if batch.status is not Status.VALIDATING:
         return
-    run.batch = batch
     if batch.errors:
         _fail(run, Verdict(batch.num_errors, batch.errors))
         return
@@ -224,8 +224,7 @@ class _Reading:
         run, lines = self.run, self.lines
         if run.now() - self._looked_at >= _LOOK_SECONDS:
             self._looked_at = run.now()
-            run.keep_turn()
-            _check_status(run)
+            _check(run, run.keep_turn())
         if lines.tell() - lines.end > MAX_SKIPPED_BYTES:
             raise FileRefused(refuse_endless(lines.num_lines + 1))
         num_new = self.checkpoint.findings.num_rows - self._rows_before
@@ -271,10 +270,9 @@ def _endpoint_of_all(run: Run) -> str | None:
     return run.batch.endpoint if is_strict else None
 
 
-def _check_status(run: Run) -> None:
-    """Raise TurnLost when the batch has been cancelled or its window has ended."""
-    batch = run.aws.run(run.deployment.table.get_batch(run.batch.id))
-    if batch is None or batch.status is not Status.VALIDATING:
+def _check(run: Run, batch: Batch) -> None:
+    """Raise TurnLost when the batch, as it is now, has been cancelled or its window has ended."""
+    if batch.status is not Status.VALIDATING:
         raise TurnLost(f"{run.batch.id} is no longer validating")
     if batch.expires_at <= run.now():
         raise TurnLost(f"the window of {run.batch.id} has ended")

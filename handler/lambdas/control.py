@@ -16,7 +16,7 @@ from aws_lambda_powertools.utilities.data_classes.sqs_event import SQSRecord
 from aws_lambda_powertools.utilities.typing import LambdaContext
 
 from handler.aws.sync import Aws
-from handler.control.advance import advance
+from handler.control.advance import advance, go_on
 from handler.deployment import Deployment, deployment
 from handler.errors import AwsError
 from handler.intake.create import take_drop
@@ -54,7 +54,7 @@ def act_on(aws: Aws, deployment: Deployment, body: str, time_left: Callable[[], 
             case Drop():
                 batch = aws.run(take_drop(deployment, request, int(time.time())))
                 if batch is not None:
-                    advance(aws, deployment, batch.id, time_left)
+                    go_on(aws, deployment, batch, time_left)
             case Advance():
                 advance(aws, deployment, request.batch_id, time_left)
             case Ignored():

@@ -28,16 +28,15 @@ def end(
     changes nothing, and a status that does not lead to `status` stays. None when there is none.
     """
     table = deployment.table
-    batch = yield from table.get_batch(batch_id)
+    batch = yield from table.choose_end(batch_id, status, now)
     if batch is None:
         return None
     if status not in MOVES[batch.status]:
         if batch.is_terminal:
             yield from announce(deployment, batch)
         return batch
-    chosen = int((yield from table.set_once(batch_id, "ended_at", now)))
     # It may have been chosen by a run that died, or was overtaken, before what came since.
-    ended_at = max(chosen, batch.winds_up_since or batch.in_progress_at or 0)
+    ended_at = max(batch.ended_at or now, batch.winds_up_since or batch.in_progress_at or 0)
     ended = replace(batch.moved(status, ended_at), ended_at=ended_at, **changes)
     yield from _write_report(deployment, ended, ended_at)
     fields = dump(ended)

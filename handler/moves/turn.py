@@ -39,7 +39,9 @@ class TurnLost(HandlerError):
 class Run:
     """What the steps of intake and finalize share: batch, means, the turn, the time that is left.
 
-    `now` gives Unix seconds, `time_left` the seconds until this run must have ended.
+    Taking the turn and giving it back are writes that say how the batch is: nobody has to read it.
+    In between `batch` is what this run began with, and what it changed since. `now` gives Unix
+    seconds, `time_left` the seconds until this run must have ended.
     """
 
     aws: Aws
@@ -52,25 +54,32 @@ class Run:
     _kept_at: float = 0.0
 
     def take_turn(self) -> bool:
-        """Take the turn; False while another run has it."""
+        """Take the turn; False while another run has it. `batch` is then as it is now."""
         now = self.now()
         self._kept_at = now
-        return self.aws.run(
+        turn = self.aws.run(
             self.deployment.table.take_turn(
                 self.batch.id, self.owner, now=now, until=now + self.turn_seconds
             )
         )
+        self.batch = turn.batch or self.batch
+        return turn.is_ours
 
-    def keep_turn(self) -> None:
-        """Make sure that the turn is still ours; raises TurnLost."""
+    def keep_turn(self) -> Batch:
+        """Make sure that the turn is still ours and return the batch as it is now; raises TurnLost.
+
+        `batch` stays what it was: what this run changes has to have the status that it began with.
+        """
         now = self.now()
         self._kept_at = now
-        if not self.aws.run(
+        kept = self.aws.run(
             self.deployment.table.keep_turn(
                 self.batch.id, self.owner, until=now + self.turn_seconds
             )
-        ):
+        )
+        if kept is None:
             raise TurnLost(f"the turn with {self.batch.id}")
+        return kept
 
     def check(self) -> None:
         """Keep the turn if that is due; raises ComeBack when the time is nearly over, TurnLost."""
@@ -80,8 +89,9 @@ class Run:
             self.keep_turn()
 
     def give_turn(self) -> None:
-        """Let another run go on."""
-        self.aws.run(self.deployment.table.give_turn(self.batch.id, self.owner))
+        """Let another run go on; `batch` is then as it is now."""
+        left = self.aws.run(self.deployment.table.give_turn(self.batch.id, self.owner))
+        self.batch = left or self.batch
 
     def change(self, **changes: object) -> None:
         """Set fields of the batch; raises TurnLost when its status is no longer what it was."""

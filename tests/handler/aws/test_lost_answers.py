@@ -15,7 +15,7 @@ from uuid import uuid4
 import pytest
 
 from handler.aws.calls import Operation, T
-from handler.batch.model import File, Progress, Shard, Upload
+from handler.batch.model import Batch, File, Progress, Shard, Upload
 from handler.batch.parts import FinishedRow, PartIndex, encode_part
 from handler.batch.states import Status
 from handler.deployment import Deployment
@@ -154,16 +154,16 @@ def completing(deployment: Deployment) -> Operation[Case]:
     return Case(complete, lambda: bucket.get(key))
 
 
-def keeping(deployment: Deployment, batch_id: str) -> Operation[bool]:
+def keeping(deployment: Deployment, batch_id: str) -> Operation[Batch | None]:
     """Take the turn, and keep it."""
     yield from deployment.table.take_turn(batch_id, "me", now=NOW, until=NOW + 9)
     return (yield from deployment.table.keep_turn(batch_id, "me", until=NOW + 19))
 
 
-def turning(deployment: Deployment, batch_id: str) -> Operation[None]:
+def turning(deployment: Deployment, batch_id: str) -> Operation[Batch | None]:
     """Take the turn and give it back."""
     yield from deployment.table.take_turn(batch_id, "me", now=NOW, until=NOW + 9)
-    yield from deployment.table.give_turn(batch_id, "me")
+    return (yield from deployment.table.give_turn(batch_id, "me"))
 
 
 def noting(deployment: Deployment, batch_id: str) -> Operation[bool]:
@@ -218,6 +218,7 @@ CASES: dict[str, Callable[[Deployment], Operation[Case]]] = {
         )
     ),
     "set_once": of_batch(lambda d, id_: d.table.set_once(id_, "ended_at", NOW + 9)),
+    "choose_end": of_batch(lambda d, id_: d.table.choose_end(id_, Status.EXPIRED, NOW + 9)),
     "take_turn": of_batch(lambda d, id_: d.table.take_turn(id_, "me", now=NOW, until=NOW + 9)),
     "keep_turn": of_batch(keeping),
     "give_turn": of_batch(turning),

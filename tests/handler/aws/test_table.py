@@ -311,7 +311,7 @@ def test_one_has_the_turn(run: Run, deployment: Deployment) -> None:
     batch = run(deployment.table.create_batch(make_batch(deployment)))
 
     def take(owner: str, now: float) -> bool:
-        return run(deployment.table.take_turn(batch.id, owner, now=now, until=now + 10))
+        return run(deployment.table.take_turn(batch.id, owner, now=now, until=now + 10)).is_ours
 
     assert take("a", NOW)
     assert take("a", NOW + 1)
@@ -321,20 +321,48 @@ def test_one_has_the_turn(run: Run, deployment: Deployment) -> None:
     run(deployment.table.give_turn(batch.id, "a"))
     assert take("b", NOW + 4)
     assert take("c", NOW + 20)
-    assert not run(deployment.table.take_turn("batch_none", "a", now=NOW, until=NOW + 1))
+    assert not run(deployment.table.take_turn("batch_none", "a", now=NOW, until=NOW + 1)).is_ours
 
 
 def test_a_turn_that_another_has_had_since_is_not_kept(run: Run, deployment: Deployment) -> None:
     """Even if it is free again: what the other did is done."""
     table = deployment.table
     batch = run(table.create_batch(make_batch(deployment)))
-    assert run(table.take_turn(batch.id, "held up", now=NOW, until=NOW + 10))
+    assert run(table.take_turn(batch.id, "held up", now=NOW, until=NOW + 10)).is_ours
     assert run(table.keep_turn(batch.id, "held up", until=NOW + 20))
-    assert run(table.take_turn(batch.id, "other", now=NOW + 30, until=NOW + 40))
-    assert not run(table.keep_turn(batch.id, "held up", until=NOW + 50))
+    assert run(table.take_turn(batch.id, "other", now=NOW + 30, until=NOW + 40)).is_ours
+    assert run(table.keep_turn(batch.id, "held up", until=NOW + 50)) is None
     run(table.give_turn(batch.id, "other"))
-    assert not run(table.keep_turn(batch.id, "held up", until=NOW + 50))
-    assert run(table.take_turn(batch.id, "next", now=NOW + 31, until=NOW + 41))
+    assert run(table.keep_turn(batch.id, "held up", until=NOW + 50)) is None
+    assert run(table.take_turn(batch.id, "next", now=NOW + 31, until=NOW + 41)).is_ours
+
+
+def test_the_turn_says_how_the_batch_is(run: Run, deployment: Deployment) -> None:
+    """Whoever takes, keeps or gives it sees what others have done: a cancel above all."""
+    table = deployment.table
+    batch = run(table.create_batch(make_batch(deployment)))
+    taken = run(table.take_turn(batch.id, "a", now=NOW, until=NOW + 10))
+    assert taken.batch == run(table.get_batch(batch.id))
+    cancelled = run(table.move_batch(batch.id, Status.CANCELLING, NOW)).batch
+    assert cancelled is not None
+    kept = run(table.keep_turn(batch.id, "a", until=NOW + 20))
+    assert kept == replace(cancelled, turn_until=NOW + 20)
+    refused = run(table.take_turn(batch.id, "b", now=NOW, until=NOW + 30))
+    assert refused == (kept, False)
+    assert run(table.give_turn(batch.id, "b")) == kept
+    given = run(table.give_turn(batch.id, "a"))
+    assert given == replace(kept, turn=None) == run(table.get_batch(batch.id))
+
+
+def test_an_end_is_chosen_once(run: Run, deployment: Deployment) -> None:
+    """Where the status leads to it; the second gets what the first chose, as does a lost answer."""
+    table = deployment.table
+    batch = run(table.create_batch(make_batch(deployment)))
+    assert run(table.choose_end(batch.id, Status.COMPLETED, NOW)) == batch
+    chosen = run(sent_twice(table.choose_end(batch.id, Status.FAILED, NOW + 1)))
+    assert chosen == replace(batch, ended_at=NOW + 1)
+    assert run(table.choose_end(batch.id, Status.EXPIRED, NOW + 2)) == chosen
+    assert run(table.choose_end("batch_none", Status.FAILED, NOW)) is None
 
 
 def test_a_batch_is_taken_off_the_list(run: Run, deployment: Deployment) -> None:

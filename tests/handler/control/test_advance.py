@@ -141,7 +141,7 @@ def test_a_cancelled_batch_is_brought_to_its_end(files: Cloud) -> None:
 
 def test_a_status_that_nobody_was_told_of_is_announced(files: Cloud) -> None:
     """A run that died between the move and the word is made good, also at the end."""
-    batch = files.create(lines_of(3))
+    batch = go_on(files, files.create(lines_of(3)), time_for(0))
     table = files.deployment.table
     files.run(table.move_batch(batch.id, Status.FAILED, 1))
     assert files.batch(batch.id).announced is Status.VALIDATING

@@ -1,0 +1,179 @@
+"""How often AWS is called for one batch: who adds a call to its way says so here."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+from pydantic_core import to_json
+
+from handler.api.means import aws as api_aws
+from handler.aws.queues import advance_message
+from handler.aws.sync import Aws
+from handler.batch.model import File
+from handler.batch.states import Status
+from handler.intake import intake
+from handler.lambdas.control import act_on
+from handler.moves import turn
+from tests.emulators import Emulator
+from tests.handler.api.rig import answer_to, request_of, serving
+from tests.handler.finalize.rig import Cloud as Rig
+from tests.handler.finalize.rig import Drop
+from tests.handler.intake.rig import Cloud, lines_of, plenty
+
+FOR_EVER = 1e9
+
+
+@pytest.fixture(autouse=True)
+def _any_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Keep no turn for the time that a slow machine takes."""
+    monkeypatch.setattr(turn, "_KEEP_EVERY_SECONDS", FOR_EVER)
+    monkeypatch.setattr(intake, "_LOOK_SECONDS", FOR_EVER)
+
+
+@contextmanager
+def counting(aws: Aws) -> Iterator[Counter[str]]:
+    """Count the calls of a driver by operation and, where there is one, the kind of item."""
+    counts: Counter[str] = Counter()
+
+    def note(model: Any, params: Mapping[str, Any], **_: object) -> None:
+        counts[_name(model.name, params)] += 1
+
+    events = [client.meta.events for client in aws.clients.values()]
+    for each in events:
+        each.register("before-call", note, unique_id="counting")
+    yield counts
+    for each in events:
+        each.unregister("before-call", unique_id="counting")
+
+
+def _name(operation: str, params: Mapping[str, Any]) -> str:
+    """Return the operation's name, with the partition and sort key's kinds of the item it is of."""
+    fields = json.loads(params["body"]) if operation.endswith("Item") else {}
+    key = fields.get("Key") or fields.get("Item")
+    if key is None:
+        return operation
+    return f"{operation} " + "/".join(key[part]["S"].partition("#")[0] for part in ("pk", "sk"))
+
+
+def heard(cloud: Cloud, body: object) -> Counter[str]:
+    """Let the control Lambda hear a message and return the calls of that run."""
+    with counting(cloud.aws) as counts:
+        act_on(cloud.aws, cloud.deployment, to_json(body).decode(), plenty)
+    return counts
+
+
+def event_of(cloud: Cloud) -> dict[str, Any]:
+    """Drop a file of one shard and return the event that tells of it."""
+    drop = cloud.put(lines_of(4))
+    stored = {"key": drop.key, "sequencer": drop.sequencer, "versionId": drop.version_id}
+    told = {"bucket": {"name": drop.bucket}, "object": stored}
+    return {"Records": [{"eventName": "ObjectCreated:Put", "s3": told}]}
+
+
+def test_a_drop_is_taken_in_without_reading_its_batch(ministack: Emulator) -> None:
+    """One run from the event to the doorbell: what each write returns is the batch as it is."""
+    cloud = Cloud.on(ministack)
+    assert heard(cloud, event_of(cloud)) == {
+        "HeadObject": 1,
+        "GetItem TENANT/META": 2,  # its webhook's secret, then its limit of lines
+        "GetItem DROP/META": 1,
+        "TransactWriteItems": 1,
+        "PutEvents": 2,  # validating, in progress
+        "GetObject": 2,  # its first bytes, then all of them
+        "PutItem BATCH/SHARD": 1,
+        # Told, the turn taken, a checkpoint, in progress, told, the turn given, rung for.
+        "UpdateItem BATCH/META": 7,
+        "SendMessageBatch": 1,
+    }
+
+
+def test_an_event_that_comes_again_reads_the_batch_once(ministack: Emulator) -> None:
+    """It finds the batch, and nothing to do but to look for shards that were given up."""
+    cloud = Cloud.on(ministack)
+    event = event_of(cloud)
+    heard(cloud, event)
+    assert heard(cloud, event) == {
+        "HeadObject": 1,
+        "GetItem TENANT/META": 1,
+        "GetItem DROP/META": 1,
+        "GetItem BATCH/META": 1,
+        "Query": 1,
+    }
+
+
+def test_a_batch_whose_shards_are_done_is_read_once(ministack: Emulator) -> None:
+    """One run closes, publishes both results, reports, ends and tells."""
+    cloud = Cloud.on(ministack)
+    heard(cloud, event_of(cloud))
+    [batch_id] = cloud.run(cloud.deployment.table.list_active())
+    Drop(Rig(ministack, cloud.aws, cloud.deployment, None), batch_id, []).run_shard(0)
+    counts = heard(cloud, advance_message(batch_id))
+    assert cloud.batch(batch_id).status is Status.COMPLETED
+    assert counts == {
+        "GetItem BATCH/META": 1,
+        "GetItem DROP/META": 1,
+        "Query": 1,
+        "PutEvents": 2,  # finalizing, completed
+        # Of each result: is it made, begun, known, what is sent, sent, the turn, made, is it made.
+        "HeadObject": 4,
+        "CreateMultipartUpload": 2,
+        "ListParts": 2,
+        "UploadPartCopy": 2,
+        "CompleteMultipartUpload": 2,
+        "PutItem FILE/META": 2,
+        "PutObject": 1,
+        # Finalizing, told, the turn taken; those of the results; counts and files, the turn, when
+        # it ended, completed, told, the turn given.
+        "UpdateItem BATCH/META": 13,
+        "UpdateItem USAGE/TOTAL": 1,
+        "DeleteItem ACTIVE/BATCH": 1,
+    }
+
+
+def test_a_batch_is_made_by_few_calls(ministack: Emulator) -> None:
+    """Its control run reads it once; another request of the process knows the tenant's limits."""
+    with serving(Cloud.on(ministack)) as cloud:
+        drop = cloud.put(lines_of(2), "files/default/file-1")
+        file = File("file-1", "default", drop.key, 10, 1, "lines.jsonl", "batch")
+        cloud.run(cloud.deployment.files.put_file(file))
+        first, batch_id = posted()
+        assert first == {
+            "GetItem TENANT/META": 2,  # its limits, then its webhook's secret
+            "GetItem FILE/META": 1,
+            "HeadObject": 1,
+            "TransactWriteItems": 1,
+            "PutEvents": 1,
+            "UpdateItem BATCH/META": 1,
+            "SendMessage": 1,
+        }
+        assert posted()[0] == first - Counter({"GetItem TENANT/META": 1})
+        assert heard(cloud, advance_message(batch_id)) == {
+            "GetItem BATCH/META": 1,
+            "GetItem TENANT/META": 1,
+            "GetObject": 2,
+            "PutItem BATCH/SHARD": 1,
+            "PutEvents": 1,
+            "UpdateItem BATCH/META": 6,
+            "SendMessageBatch": 1,
+        }
+
+
+def posted() -> tuple[Counter[str], str]:
+    """Ask the API for a batch of the file and return its calls, and the batch's id."""
+    event = request_of("/v1/batches", "POST")
+    fields = {
+        "input_file_id": "file-1",
+        "endpoint": "/v1/chat/completions",
+        "completion_window": "24h",
+    }
+    event["headers"] = {"content-type": "application/json"}
+    event |= {"body": json.dumps(fields), "isBase64Encoded": False}
+    with counting(api_aws()) as counts:
+        answered = answer_to(event)
+    assert answered["statusCode"] == 200
+    return counts, json.loads(answered["body"])["id"]
