@@ -19,7 +19,7 @@ from pydantic import (
 )
 
 from handler.batch.cutter import MAX_SHARD_BYTES, MAX_SHARD_LINES, ShardLimits
-from handler.batch.options import DEFAULT_WINDOW, window_seconds
+from handler.batch.window import DEFAULT_WINDOW, window_seconds
 from handler.errors import InvalidOption
 
 _PREFIX = "TIDEMILL_"

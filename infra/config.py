@@ -12,7 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field, StringConstraints, Validation
 from pydantic import field_validator as field_check
 from pydantic import model_validator as model_check
 
-from handler.batch.options import MAX_WINDOW_SECONDS, window_seconds
+from handler.batch.window import MAX_WINDOW_SECONDS, window_seconds
 from handler.errors import InvalidOption
 from infra.gpus import GPUS
 

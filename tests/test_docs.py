@@ -11,7 +11,7 @@ from pydantic import BaseModel
 from cli.main import make_parser
 from engine.protocol.chat import ChatCompletionRequest
 from engine.protocol.completions import CompletionRequest
-from handler.api.batch_request import BatchRequest
+from handler.batch.request import BatchRequest
 from handler.batch.wire import TidemillObject
 
 ROOT = Path(__file__).parent.parent

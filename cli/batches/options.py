@@ -79,7 +79,7 @@ def file_of(arguments: argparse.Namespace) -> str:
 
 def options_of(arguments: argparse.Namespace) -> dict[str, Any]:
     """Return the fields that were asked for, as a request names them; raises Refused."""
-    from handler.batch.options import options_of_request
+    from handler.batch.request import options_of_request
     from handler.errors import InvalidOption
 
     fields = {name: getattr(arguments, name) for name in NAMES}

@@ -110,7 +110,7 @@ def _shown(tenant: Tenant, *, with_secret: bool) -> list[tuple[str, Any]]:
 
 
 def _webhook_url(text: str) -> str:
-    from handler.batch.options import check_url
+    from handler.batch.request import check_url
     from handler.errors import InvalidOption
 
     try:

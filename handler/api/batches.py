@@ -10,12 +10,12 @@ from aws_lambda_powertools.event_handler.openapi.params import Body, Header, Que
 from aws_lambda_powertools.event_handler.router import APIGatewayHttpRouter
 from aws_lambda_powertools.utilities.data_classes import APIGatewayProxyEventV2
 
-from handler.api.batch_request import BatchRequest
 from handler.api.caller import tenant_of
 from handler.api.errors import NotFound, Refused
 from handler.api.means import aws
 from handler.api.page import Page, page_of
 from handler.batch.model import Batch
+from handler.batch.request import BatchRequest, read_request
 from handler.batch.wire import BatchObject
 from handler.deployment import deployment
 from handler.intake.create import create_batch
@@ -45,8 +45,8 @@ def make_batch(
             param="idempotency_key",
         )
     fields["idempotency_key"] = key if key is not None else fields["idempotency_key"]
-    tenant = tenant_of(router.current_event)
-    return _shown(aws().run(create_batch(deployment(), tenant, fields, int(time.time()))))
+    asked, tenant = read_request(fields), tenant_of(router.current_event)
+    return _shown(aws().run(create_batch(deployment(), tenant, asked, int(time.time()))))
 
 
 @router.get("/v1/batches")

@@ -10,7 +10,7 @@ from pydantic import BaseModel, Field
 
 from handler.api.errors import Refused
 from handler.batch.model import File
-from handler.batch.options import MAX_EXPIRY_SECONDS, MIN_EXPIRY_SECONDS
+from handler.batch.request import MAX_EXPIRY_SECONDS, MIN_EXPIRY_SECONDS
 
 BATCH: Final = "batch"
 _MAX_NAME_LENGTH: Final = 255

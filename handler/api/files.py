@@ -29,7 +29,7 @@ from handler.api.page import Page, page_of
 from handler.aws.sync import MAX_PRESIGNED_SECONDS
 from handler.batch.keys import file_key
 from handler.batch.model import File
-from handler.batch.options import MAX_EXPIRY_SECONDS, MIN_EXPIRY_SECONDS
+from handler.batch.request import MAX_EXPIRY_SECONDS, MIN_EXPIRY_SECONDS
 from handler.deployment import deployment
 
 router = APIGatewayHttpRouter()  # type: ignore[no-untyped-call]

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Final
+from typing import Any
 from urllib.parse import urlsplit
 from uuid import uuid4
 
-from engine.protocol.routes import ROUTES, find_route
 from handler.aws.calls import Operation
 from handler.aws.queues import advance_message
 from handler.batch.keys import (
@@ -20,8 +19,9 @@ from handler.batch.keys import (
     outputs_of_request,
 )
 from handler.batch.model import Batch, BatchError, Options, Source
-from handler.batch.options import options_of_request, parse_options, window_seconds
+from handler.batch.request import MAX_KEY_BYTES, S3, Asked, bad_input, parse_options
 from handler.batch.states import Status
+from handler.batch.window import window_seconds
 from handler.deployment import Deployment
 from handler.errors import InvalidOption, KeyReused
 from handler.intake.events import Drop
@@ -29,11 +29,6 @@ from handler.log import logger
 from handler.moves.announce import announce
 from handler.moves.cancel import NotCancellable, cancel
 
-MAX_IDEMPOTENCY_KEY_CHARS: Final = 255
-
-_S3 = "s3://"
-_MAX_KEY_BYTES = 1024
-_MAX_NAME_BYTES = len(_S3) + 63 + 1 + _MAX_KEY_BYTES  # 63 of a bucket's name
 _NAME_TAKEN = BatchError(
     InvalidOption.code,
     f"Names that end in {ERRORS_SUFFIX} are those of error files: give the upload another one.",
@@ -73,7 +68,7 @@ def take_drop(deployment: Deployment, drop: Drop, now: int) -> Operation[Batch |
         id=batch_id,
         tenant=DROP_TENANT,
         source=_source(deployment, drop.key, found, drop.version_id),
-        input_file_id=f"{_S3}{drop.bucket}/{drop.key}",
+        input_file_id=f"{S3}{drop.bucket}/{drop.key}",
         options=options,
         outputs=outputs,
         created_at=now,
@@ -95,39 +90,37 @@ def take_drop(deployment: Deployment, drop: Drop, now: int) -> Operation[Batch |
     return made
 
 
-def create_batch(
-    deployment: Deployment, tenant: str, request: Mapping[str, Any], now: int
-) -> Operation[Batch]:
+def create_batch(deployment: Deployment, tenant: str, asked: Asked, now: int) -> Operation[Batch]:
     """Return the batch that an API request makes, or has made when it is repeated.
 
-    `request` has the fields of `POST /v1/batches` and ours. Raises InvalidOption for a wrong one;
-    what is wrong with the file is seen later and stands in the batch. Raises LimitReached.
+    Raises InvalidOption for a file that is not there, or where a webhook could not be signed; what
+    is wrong with the file is seen later and stands in the batch. Raises LimitReached.
     """
-    options = options_of_request(request)
-    endpoint = _check_endpoint(request.get("endpoint"))
-    idempotency_key = _check_idempotency_key(request.get("idempotency_key"))
-    input_file_id = _check_name(request.get("input_file_id"))
-    batch_id = batch_id_of_request(tenant, idempotency_key or uuid4().hex)
-    asked = (input_file_id, endpoint, options)
-    made = (yield from deployment.table.get_batch(batch_id)) if idempotency_key else None
+    options = asked.options
+    batch_id = batch_id_of_request(tenant, asked.idempotency_key or uuid4().hex)
+    made = (yield from deployment.table.get_batch(batch_id)) if asked.idempotency_key else None
     if made is None:
         yield from deployment.limits.admit_batch(tenant, now)
         expires_at = now + window_seconds(options.completion_window)
         batch = Batch(
             id=batch_id,
             tenant=tenant,
-            source=(yield from _find_input(deployment, tenant, input_file_id)),
-            input_file_id=input_file_id,
+            source=(yield from _find_input(deployment, tenant, asked.input_file_id)),
+            input_file_id=asked.input_file_id,
             options=options,
             outputs=outputs_of_request(tenant, batch_id),
             created_at=now,
             expires_at=expires_at,
             expires=deployment.settings.forget_at(expires_at),
-            endpoint=endpoint,
+            endpoint=asked.endpoint,
             **(yield from _webhook_of(deployment, tenant, options, "webhook_url")),
         )
         made = yield from deployment.table.create_batch(batch)
-    if (made.input_file_id, made.endpoint, made.options) != asked:
+    if (made.input_file_id, made.endpoint, made.options) != (
+        asked.input_file_id,
+        asked.endpoint,
+        asked.options,
+    ):
         raise KeyReused(
             "This `idempotency_key` has made a batch of another file, endpoint or options: "
             "use a new one.",
@@ -202,58 +195,24 @@ def _source(
     )
 
 
-def _check_name(input_file_id: object) -> str:
-    if not isinstance(input_file_id, str) or not _is_name(input_file_id):
-        raise _bad_input("must be the id of a file, or s3:// with bucket and key")
-    return input_file_id
-
-
 def _find_input(deployment: Deployment, tenant: str, input_file_id: str) -> Operation[Source]:
     """Return the object that an API request names, pinned; raises InvalidOption."""
-    if input_file_id.startswith(_S3):
+    if input_file_id.startswith(S3):
         # What is dropped belongs to one tenant; to others it is not there.
         if tenant != DROP_TENANT:
-            raise _bad_input("names no file that is there")
-        bucket, _, key = input_file_id.removeprefix(_S3).partition("/")
+            raise bad_input("names no file that is there")
+        bucket, _, key = input_file_id.removeprefix(S3).partition("/")
         if bucket != deployment.bucket.name or not key.startswith(INPUT_PREFIX):
-            place = f"{_S3}{deployment.bucket.name}/{INPUT_PREFIX}"
-            raise _bad_input(f"may name objects under {place} only")
+            place = f"{S3}{deployment.bucket.name}/{INPUT_PREFIX}"
+            raise bad_input(f"may name objects under {place} only")
     else:
         file = yield from deployment.files.get_file(input_file_id)
         if file is None or file.tenant != tenant:
-            raise _bad_input("names no file that is there")
+            raise bad_input("names no file that is there")
         key = file.key
     # S3 has an error of its own for a name that none of its objects can have.
-    is_key = len(key.encode()) <= _MAX_KEY_BYTES and "\0" not in key
+    is_key = len(key.encode()) <= MAX_KEY_BYTES and "\0" not in key
     found = (yield from deployment.bucket.head(key)) if is_key else None
     if found is None:
-        raise _bad_input("names no object that is there")
+        raise bad_input("names no object that is there")
     return _source(deployment, key, found)
-
-
-def _is_name(text: str) -> bool:
-    """Say whether S3 and the table could have something of this name."""
-    try:
-        return 0 < len(text.encode()) <= _MAX_NAME_BYTES
-    except UnicodeEncodeError:  # a lone surrogate
-        return False
-
-
-def _check_endpoint(endpoint: object) -> str:
-    route = find_route(endpoint) if isinstance(endpoint, str) else None
-    if route is None:
-        supported = ", ".join(known.name for known in ROUTES)
-        raise InvalidOption(f"`endpoint` must be one of {supported}.", param="endpoint")
-    return route.name
-
-
-def _check_idempotency_key(key: object) -> str | None:
-    if key is None or (isinstance(key, str) and 0 < len(key) <= MAX_IDEMPOTENCY_KEY_CHARS):
-        return key
-    raise InvalidOption(
-        "`idempotency_key` must be a string of 1 to 255 characters.", param="idempotency_key"
-    )
-
-
-def _bad_input(words: str) -> InvalidOption:
-    return InvalidOption(f"`input_file_id` {words}.", param="input_file_id")

@@ -9,7 +9,7 @@ from aws_cdk import aws_cloudwatch as cloudwatch
 from aws_cdk import aws_ecs as ecs
 from constructs import Construct
 
-from handler.batch.options import window_seconds
+from handler.batch.window import window_seconds
 from infra.alarms import add_alarm
 from infra.compute.capacity import Machines
 from infra.compute.network import WorkerNetwork

@@ -10,8 +10,9 @@ from aws_cdk.assertions import Template
 
 from handler.aws.bucket import SHORT_LIVED
 from handler.aws.events import DETAIL_TYPE, SOURCE
-from handler.batch.options import MAX_EXPIRY_SECONDS, MAX_WINDOW_SECONDS
+from handler.batch.request import MAX_EXPIRY_SECONDS
 from handler.batch.states import Status
+from handler.batch.window import MAX_WINDOW_SECONDS
 from tests.infra.conftest import Synth
 from tests.infra.reading import Deployment
 

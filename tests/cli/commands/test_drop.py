@@ -10,7 +10,7 @@ from typing import Any
 import boto3
 import pytest
 
-from handler.batch.options import parse_options
+from handler.batch.request import parse_options
 from tests.cli.api_rig import Shell, line, shell_in
 from tests.cli.fake_api import KEY, row_of
 from tests.emulators import Emulator

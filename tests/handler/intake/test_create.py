@@ -11,6 +11,7 @@ import pytest
 from handler.aws.queues import advance_message
 from handler.batch.keys import batch_id_of_drop
 from handler.batch.model import Batch, File
+from handler.batch.request import read_request
 from handler.batch.states import Status
 from handler.errors import AwsError, InvalidOption, KeyReused
 from handler.intake import create
@@ -29,7 +30,7 @@ def take(cloud: Cloud, drop: Drop) -> Batch | None:
 def request_batch(cloud: Cloud, now: int = NOW, tenant: str = "tenant", **changes: Any) -> Batch:
     """Return the batch of an API request for the file `file-1`."""
     fields = {"input_file_id": "file-1", "endpoint": "/v1/chat/completions", "metadata": None}
-    return cloud.run(create_batch(cloud.deployment, tenant, fields | changes, now))
+    return cloud.run(create_batch(cloud.deployment, tenant, read_request(fields | changes), now))
 
 
 def put_file(cloud: Cloud, tenant: str = "tenant") -> Drop:

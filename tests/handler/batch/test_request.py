@@ -11,13 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from handler.batch.model import Options
-from handler.batch.options import (
-    MAX_WINDOW_SECONDS,
-    MIN_WINDOW_SECONDS,
-    options_of_request,
-    parse_options,
-    window_seconds,
-)
+from handler.batch.request import options_of_request, parse_options
+from handler.batch.window import MAX_WINDOW_SECONDS, MIN_WINDOW_SECONDS, window_seconds
 from handler.errors import InvalidOption
 
 UNITS = {"m": 60, "h": 3600, "d": 86400}

@@ -1,37 +1,135 @@
-"""What a client may ask of a batch: by the user metadata of an upload, or by an API request.
+"""What a client may ask for: by `POST /v1/batches`, or by the user metadata of an upload.
 
-Both have the same rules. An upload spells the names with dashes, and whatever else stands in its
-user metadata becomes the batch's `metadata`.
+All rules that can be told without asking AWS stand here. A request has OpenAI's parameters, and
+ours by `extra_body`: `BatchRequest` looks at the kinds of values only, so that the OpenAPI document
+tells them, and `read_request` at what they say. An upload has the same options: it spells their
+names with dashes, and whatever else stands in its user metadata becomes the batch's `metadata`.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from email.errors import MessageError
 from email.header import decode_header, make_header
-from typing import Any, Final
+from typing import Annotated, Any, Final
 from urllib.parse import urlsplit
 
+from pydantic import BaseModel, ConfigDict, Field
+
+from engine.protocol.routes import ROUTES, find_route
 from handler.batch.model import OnInvalidLine, Options
+from handler.batch.window import DEFAULT_WINDOW, window_seconds
 from handler.errors import InvalidOption
 
-DEFAULT_WINDOW: Final = "24h"
-MIN_WINDOW_SECONDS: Final = 30 * 60
-MAX_WINDOW_SECONDS: Final = 14 * 24 * 3600
 MAX_METADATA_PAIRS: Final = 16
 MAX_METADATA_KEY_CHARS: Final = 64
 MAX_METADATA_VALUE_CHARS: Final = 512
 MAX_URL_CHARS: Final = 8192
 MIN_EXPIRY_SECONDS: Final = 3600
 MAX_EXPIRY_SECONDS: Final = 30 * 24 * 3600
+MAX_IDEMPOTENCY_KEY_CHARS: Final = 255
+MAX_KEY_BYTES: Final = 1024
+S3: Final = "s3://"
 
-_UNIT_SECONDS = {"m": 60, "h": 3600, "d": 24 * 3600}
-_WINDOW = re.compile(r"([1-9][0-9]{0,5})([mhd])", re.ASCII)
+_MAX_NAME_BYTES = len(S3) + 63 + 1 + MAX_KEY_BYTES  # 63 of a bucket's name
 _URL_CHARS = re.compile(r"[!-\[\]-~]+", re.ASCII)  # printable, no space and no backslash
 _URLS = ("output_url", "error_url", "webhook_url")
 _NAMES = ("completion_window", *_URLS, "on_invalid_line")
+
+_Url = Annotated[
+    str | None,
+    Field(
+        description="A public https url that the rows are PUT to as well.",
+        json_schema_extra={"format": "uri", "maxLength": MAX_URL_CHARS},
+    ),
+]
+
+
+class OutputExpiresAfter(BaseModel):
+    """When the output and error files are forgotten: so long after they were made."""
+
+    model_config = ConfigDict(strict=True)
+
+    anchor: Annotated[str, Field(json_schema_extra={"enum": ["created_at"]})]
+    seconds: Annotated[
+        int,
+        Field(json_schema_extra={"minimum": MIN_EXPIRY_SECONDS, "maximum": MAX_EXPIRY_SECONDS}),
+    ]
+
+
+class BatchRequest(BaseModel):
+    """A new batch; a parameter that is null counts as not there."""
+
+    model_config = ConfigDict(strict=True)
+
+    input_file_id: Annotated[
+        str, Field(description="A file's id, or s3:// with our bucket and a key under input/.")
+    ]
+    endpoint: Annotated[str, Field(json_schema_extra={"enum": [known.name for known in ROUTES]})]
+    completion_window: Annotated[
+        str | None,
+        Field(
+            description="24h, or any number of minutes, hours or days: 30m to 14d.",
+            json_schema_extra={"pattern": "^[1-9][0-9]*[mhd]$"},
+        ),
+    ] = None
+    metadata: Annotated[
+        dict[str, str] | None,
+        Field(
+            json_schema_extra={
+                "maxProperties": MAX_METADATA_PAIRS,
+                "propertyNames": {"maxLength": MAX_METADATA_KEY_CHARS},
+                "additionalProperties": {"type": "string", "maxLength": MAX_METADATA_VALUE_CHARS},
+            }
+        ),
+    ] = None
+    output_expires_after: OutputExpiresAfter | None = None
+    output_url: _Url = None
+    error_url: _Url = None
+    webhook_url: Annotated[
+        str | None,
+        Field(
+            description="A public https url that is told of the end, instead of the tenant's.",
+            json_schema_extra={"format": "uri", "maxLength": MAX_URL_CHARS},
+        ),
+    ] = None
+    on_invalid_line: Annotated[
+        str | None, Field(json_schema_extra={"enum": ["fail", "skip", None]})
+    ] = None
+    idempotency_key: Annotated[
+        str | None,
+        Field(
+            description="A repeated request with the same key returns the batch of the first.",
+            json_schema_extra={"minLength": 1, "maxLength": MAX_IDEMPOTENCY_KEY_CHARS},
+        ),
+    ] = None
+
+    def fields(self) -> dict[str, Any]:
+        """Return the parameters by name."""
+        return self.model_dump()
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """A new batch as a request asks for it, by all rules that need no look at AWS."""
+
+    input_file_id: str
+    endpoint: str
+    options: Options
+    idempotency_key: str | None = None
+
+
+def read_request(fields: Mapping[str, Any]) -> Asked:
+    """Return what the fields of an API request ask for; raises InvalidOption.
+
+    A field that is null counts as not there; fields with other names are not looked at.
+    """
+    options = options_of_request(fields)
+    endpoint = _check_endpoint(fields.get("endpoint"))
+    idempotency_key = _check_idempotency_key(fields.get("idempotency_key"))
+    return Asked(_check_name(fields.get("input_file_id")), endpoint, options, idempotency_key)
 
 
 def parse_options(
@@ -51,27 +149,11 @@ def parse_options(
 
 
 def options_of_request(fields: Mapping[str, Any]) -> Options:
-    """Return what the fields of an API request ask for; raises InvalidOption.
-
-    A field that is null counts as not there; fields with other names are not looked at.
-    """
+    """Return the options among the fields of an API request; raises InvalidOption."""
     asked = {name: fields.get(name) for name in _NAMES}
     options = _check(asked, {name: name for name in _NAMES}, fields.get("metadata"))
     expiry = _check_expiry(fields.get("output_expires_after"))
     return replace(options, output_expires_seconds=expiry)
-
-
-def window_seconds(window: object, *, param: str = "completion_window") -> int:
-    """Return the seconds of a window such as `30m`, `24h` or `14d`; raises InvalidOption."""
-    match = _WINDOW.fullmatch(window) if isinstance(window, str) else None
-    seconds = int(match[1]) * _UNIT_SECONDS[match[2]] if match else 0
-    if not MIN_WINDOW_SECONDS <= seconds <= MAX_WINDOW_SECONDS:
-        raise InvalidOption(
-            f"`{param}` must be a number of minutes, hours or days from 30m to 14d, such as 24h; "
-            f"got {_shown(window)}.",
-            param=param,
-        )
-    return seconds
 
 
 def check_url(value: object, param: str) -> str:
@@ -84,6 +166,41 @@ def check_url(value: object, param: str) -> str:
         # The url itself is never shown: a presigned one is a secret.
         raise InvalidOption(f"`{param}` must be an https url; {problem}.", param=param)
     return value
+
+
+def _check_name(input_file_id: object) -> str:
+    if not isinstance(input_file_id, str) or not _is_name(input_file_id):
+        raise bad_input("must be the id of a file, or s3:// with bucket and key")
+    return input_file_id
+
+
+def _is_name(text: str) -> bool:
+    """Say whether S3 and the table could have something of this name."""
+    try:
+        return 0 < len(text.encode()) <= _MAX_NAME_BYTES
+    except UnicodeEncodeError:  # a lone surrogate
+        return False
+
+
+def _check_endpoint(endpoint: object) -> str:
+    route = find_route(endpoint) if isinstance(endpoint, str) else None
+    if route is None:
+        supported = ", ".join(known.name for known in ROUTES)
+        raise InvalidOption(f"`endpoint` must be one of {supported}.", param="endpoint")
+    return route.name
+
+
+def _check_idempotency_key(key: object) -> str | None:
+    if key is None or (isinstance(key, str) and 0 < len(key) <= MAX_IDEMPOTENCY_KEY_CHARS):
+        return key
+    raise InvalidOption(
+        "`idempotency_key` must be a string of 1 to 255 characters.", param="idempotency_key"
+    )
+
+
+def bad_input(words: str) -> InvalidOption:
+    """Return the refusal of an `input_file_id`."""
+    return InvalidOption(f"`input_file_id` {words}.", param="input_file_id")
 
 
 def _check(asked: Mapping[str, Any], names: Mapping[str, str], metadata: object) -> Options:
