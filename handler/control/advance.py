@@ -16,7 +16,7 @@ from handler.deployment import Deployment
 from handler.finalize.close import close_abandoned
 from handler.finalize.finalize import finalize
 from handler.intake.intake import take_in
-from handler.intake.ring import ring_shards
+from handler.intake.shards import ring_shards
 from handler.log import logger
 from handler.moves.announce import announce
 from handler.moves.end import end_batch

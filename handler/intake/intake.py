@@ -13,6 +13,8 @@ from contextlib import closing
 from dataclasses import dataclass, field, replace
 from tempfile import TemporaryFile
 
+from pydantic import TypeAdapter
+
 from engine.batchfile.duplicates import DuplicateFinder, Duplicates
 from engine.batchfile.lines import read_lines
 from handler.aws.bucket import read_range
@@ -28,6 +30,7 @@ from handler.errors import HandlerError, NotThere, ObjectChanged
 from handler.intake.check import (
     MAX_SKIPPED_BYTES,
     NOT_JSON,
+    Findings,
     LineChecker,
     Verdict,
     judge,
@@ -36,7 +39,6 @@ from handler.intake.check import (
     refuse,
     refuse_endless,
 )
-from handler.intake.checkpoint import Checkpoint, dump_checkpoint, load_checkpoint
 from handler.intake.shards import ShardWriter
 from handler.log import logger
 from handler.moves.announce import announce
@@ -60,6 +62,26 @@ class FileRefused(HandlerError):
     def __init__(self, verdict: Verdict) -> None:
         super().__init__(verdict.errors[0].message)
         self.verdict = verdict
+
+
+@dataclass(slots=True)
+class Checkpoint:
+    """All that is kept between two runs.
+
+    The next line begins at byte `offset`, after `num_lines` lines, blank ones counted. The ids seen
+    before are in the bucket, in one object for each of `ids`: the bytes at which a run stopped.
+    `mistake` is what the beginning of the file looks like if no line turns out to be a request.
+    """
+
+    cutter: ShardCutter
+    findings: Findings = field(default_factory=Findings)
+    offset: int = 0
+    num_lines: int = 0
+    ids: list[int] = field(default_factory=list)
+    mistake: str | None = None
+
+
+_adapter = TypeAdapter(Checkpoint)
 
 
 def take_in(
@@ -134,6 +156,16 @@ def _begin(run: Run) -> Checkpoint:
     text = dump_checkpoint(first)
     chosen = run.aws.run(run.deployment.table.set_once(batch.id, "checkpoint", text))
     return load_checkpoint(chosen)
+
+
+def dump_checkpoint(checkpoint: Checkpoint) -> str:
+    """Return it as text for the batch."""
+    return _adapter.dump_json(checkpoint).decode()
+
+
+def load_checkpoint(text: str) -> Checkpoint:
+    """Return what `dump_checkpoint` was given."""
+    return _adapter.validate_json(text)
 
 
 def _unreadable(cause: HandlerError) -> FileRefused:

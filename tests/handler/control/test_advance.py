@@ -12,7 +12,7 @@ from handler.aws.queues import advance_message
 from handler.batch.model import Batch, Progress
 from handler.batch.states import Status
 from handler.control.advance import advance
-from handler.intake import ring
+from handler.intake import shards
 from handler.moves.cancel import cancel
 from tests.emulators import MODEL
 from tests.handler.intake.rig import Cloud, lines_of, plenty, time_for
@@ -53,7 +53,7 @@ def test_a_file_that_takes_long_goes_on_by_messages(files: Cloud) -> None:
 
 def test_ringing_goes_on_where_it_stood(files: Cloud, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without time a run rings for some shards, notes how many, and rings for the next run."""
-    monkeypatch.setattr(ring, "_RING_AT_ONCE", 20)
+    monkeypatch.setattr(shards, "_RING_AT_ONCE", 20)
     batch = files.take_in(files.create(lines_of(450)))
     batch = go_on(files, batch, time_for(0))
     assert batch.shards_rung == 20
@@ -71,11 +71,11 @@ def test_a_batch_that_is_cancelled_meanwhile_is_rung_for_no_further(
     files: Cloud, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The run that rings sees it when it notes how far it is."""
-    monkeypatch.setattr(ring, "_RING_AT_ONCE", 1)
+    monkeypatch.setattr(shards, "_RING_AT_ONCE", 1)
     batch = files.take_in(files.create(lines_of(30)))
     stale = files.batch(batch.id)
     files.run(cancel(files.deployment, batch.id, int(time.time())))
-    ring.ring_shards(files.aws, files.deployment, stale, plenty)
+    shards.ring_shards(files.aws, files.deployment, stale, plenty)
     assert files.rung_shards() == [0]
 
 

@@ -18,7 +18,7 @@ from handler.batch.model import Batch, BatchError, Shard
 from handler.batch.states import Status
 from handler.errors import AwsError
 from handler.intake import intake
-from handler.intake.checkpoint import load_checkpoint
+from handler.intake.intake import load_checkpoint
 from handler.moves.cancel import cancel
 from tests.emulators import MODEL, Emulator
 from tests.handler.intake.rig import Cloud, line_of, lines_of, time_for

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from handler.batch.kinds import SealedSegment
-from handler.objects.joined import open_joined
+from handler.objects.join import open_joined
 
 
 @given(
