@@ -15,7 +15,7 @@ from math import ceil
 
 from handler.batch.cutter import MAX_SHARD_BYTES, MAX_SHARD_LINES
 from handler.batch.parts import SEGMENT_BYTES
-from handler.worker.config import WorkerConfig
+from handler.worker.site.config import WorkerConfig
 
 _MIB = 2**20
 

@@ -7,14 +7,14 @@ from functools import cache
 
 from handler.aws.bucket import Bucket
 from handler.aws.events import EventBus
-from handler.aws.files import FileStore
-from handler.aws.ledger import Ledger
-from handler.aws.overview import Overview
 from handler.aws.queues import Queue
 from handler.aws.services import WorkerService
-from handler.aws.table import Table
-from handler.aws.uploads import UploadStore
-from handler.aws.usage import UsageStore
+from handler.aws.stores.files import FileStore
+from handler.aws.stores.ledger import Ledger
+from handler.aws.stores.overview import Overview
+from handler.aws.stores.table import Table
+from handler.aws.stores.uploads import UploadStore
+from handler.aws.stores.usage import UsageStore
 from handler.settings import Settings, read_settings
 from handler.tenants.limits import TenantLimits
 from handler.tenants.tenants import TenantStore

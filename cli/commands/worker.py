@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from cli.health import Pulse
     from handler.settings import Settings
     from handler.weights.cache import Progress
-    from handler.worker.config import WorkerConfig
+    from handler.worker.site.config import WorkerConfig
 
 _EPILOG = """\
 Every flag of the first three groups can be set by an environment variable: --lease-seconds is
@@ -146,7 +146,7 @@ def _read(options: WorkerOptions, environment: Mapping[str, str]) -> tuple[Setti
     from pydantic import ValidationError
 
     from handler.settings import read_settings
-    from handler.worker.config import read_config
+    from handler.worker.site.config import read_config
 
     given = dict(options.given)
     flags = {f"TIDEMILL_{name.upper()}": str(value) for name, value in given.items()}
@@ -239,7 +239,7 @@ async def _work(
     from handler.deployment import Deployment
     from handler.worker.link import EngineLink
     from handler.worker.protection import Protection
-    from handler.worker.site import Site
+    from handler.worker.site.site import Site
     from handler.worker.worker import Worker
 
     def make_link() -> EngineLink:

@@ -16,12 +16,13 @@ from aws_lambda_powertools.event_handler.openapi.exceptions import RequestValida
 from pydantic import BaseModel
 from pydantic_core import to_json
 
-from handler.api import batches, errors, files, history, models, results, stats, uploads
-from handler.api.bodies import Bodies
-from handler.api.caller import tenant_of
 from handler.api.document import text
-from handler.api.means import aws
+from handler.api.envelope import errors
+from handler.api.envelope.bodies import Bodies
+from handler.api.envelope.caller import tenant_of
+from handler.api.envelope.means import aws
 from handler.api.public import DOCUMENT, HEALTH, is_public
+from handler.api.routers import batches, files, history, models, results, stats, uploads
 from handler.deployment import deployment
 from handler.errors import InvalidOption
 from handler.tenants.limits import LimitReached

@@ -9,8 +9,8 @@ from urllib.parse import urlsplit
 
 from aws_lambda_powertools.event_handler import Response
 
-from handler.api.errors import NotFound
-from handler.api.means import aws
+from handler.api.envelope.errors import NotFound
+from handler.api.envelope.means import aws
 from handler.aws.calls import Call
 from handler.dashboard.assets import assets, type_of, version
 from handler.dashboard.render import render

@@ -10,10 +10,10 @@ from aws_lambda_powertools.event_handler import Response
 from pydantic_core import to_json
 
 from engine.protocol.routes import ROUTES
-from handler.api.batches import list_batches, own_batch, retrieve_batch, router
-from handler.api.caller import tenant_of
-from handler.api.files import file_content
-from handler.api.means import aws
+from handler.api.envelope.caller import tenant_of
+from handler.api.envelope.means import aws
+from handler.api.routers.batches import list_batches, own_batch, retrieve_batch, router
+from handler.api.routers.files import file_content
 from handler.batch.keys import INPUT_PREFIX
 from handler.batch.states import TERMINAL, Status
 from handler.batch.wire import BatchObject

@@ -9,7 +9,7 @@ from typing import Any
 from aws_lambda_powertools.utilities.typing import LambdaContext
 
 from handler.api.app import app
-from handler.api.means import aws
+from handler.api.envelope.means import aws
 from handler.dashboard import routes as dashboard
 from handler.log import logger
 

@@ -6,7 +6,7 @@ from typing import Final, Literal
 
 from pydantic import BaseModel
 
-from handler.aws.overview import Survey
+from handler.aws.stores.overview import Survey
 from handler.aws.sync import Aws
 from handler.batch.model import Batch, Progress
 from handler.batch.states import RANK, TERMINAL, Status

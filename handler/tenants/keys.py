@@ -11,7 +11,7 @@ from typing import Final
 
 from handler.aws.calls import Operation
 from handler.aws.items import dump, load, to_item
-from handler.aws.store import META, Store, condition
+from handler.aws.stores.store import META, Store, condition
 from handler.batch.keys import check_tenant
 from handler.errors import ConditionFailed
 

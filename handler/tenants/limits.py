@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import UTC, datetime
 
 from handler.aws.calls import Operation
-from handler.aws.usage import DAY_SECONDS, DayCount, UsageStore
+from handler.aws.stores.usage import DAY_SECONDS, DayCount, UsageStore
 from handler.batch.model import Batch, BatchError
 from handler.errors import HandlerError
 from handler.settings import Limits

@@ -12,7 +12,7 @@ from pydantic import NonNegativeInt
 
 from handler.aws.calls import Operation
 from handler.aws.items import load
-from handler.aws.store import META, Store
+from handler.aws.stores.store import META, Store
 from handler.settings import Limits
 
 # How long a receiver has to learn a new secret: until then both have signed.

@@ -10,7 +10,7 @@ from engine.batchfile.lines import RawLine
 from engine.process.frames import Row
 from handler.worker.gpu_time import GpuTime
 from handler.worker.link import EngineDied
-from handler.worker.shard_run import ShardRun
+from handler.worker.shard.shard_run import ShardRun
 
 MAX_OWNED = 3
 

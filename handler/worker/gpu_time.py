@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from engine.contract import EngineStats
-from handler.worker.shard_run import ShardRun
-from handler.worker.site import Site
+from handler.worker.shard.shard_run import ShardRun
+from handler.worker.site.site import Site
 
 
 class GpuTime:

@@ -13,8 +13,8 @@ from handler.errors import AwsError, LeaseLost
 from handler.log import logger
 from handler.worker.gpu_time import GpuTime
 from handler.worker.protection import Protection
-from handler.worker.shard_run import Ending, ShardRun
-from handler.worker.site import Site
+from handler.worker.shard.shard_run import Ending, ShardRun
+from handler.worker.site.site import Site
 
 
 class Heartbeat:

@@ -18,17 +18,17 @@ from handler.batch.model import EngineInfo
 from handler.errors import AwsError, HandlerError
 from handler.log import logger
 from handler.metrics import Metric
-from handler.worker.agenda import Verdict
-from handler.worker.claim import claim_shard, note_engine
-from handler.worker.doorbell import Doorbell
 from handler.worker.feed import Engine, Feed
 from handler.worker.gpu_time import GpuTime
 from handler.worker.heartbeat import Heartbeat
 from handler.worker.link import EngineFailed
 from handler.worker.protection import Protection
-from handler.worker.rows import compact
-from handler.worker.shard_run import Ending, ShardRun
-from handler.worker.site import Site
+from handler.worker.shard.agenda import Verdict
+from handler.worker.shard.claim import claim_shard, note_engine
+from handler.worker.shard.doorbell import Doorbell
+from handler.worker.shard.rows import compact
+from handler.worker.shard.shard_run import Ending, ShardRun
+from handler.worker.site.site import Site
 
 # After the grace for requests: to write what is finished and give the shards back.
 _HAND_OVER_SECONDS = 20.0

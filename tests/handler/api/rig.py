@@ -15,7 +15,7 @@ import httpx
 import pytest
 from aws_lambda_powertools.utilities.typing import LambdaContext
 
-from handler.api.means import aws
+from handler.api.envelope.means import aws
 from handler.api.public import is_public
 from handler.deployment import deployment as cached_deployment
 from handler.lambdas import api, authorizer

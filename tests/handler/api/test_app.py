@@ -11,7 +11,8 @@ import openai
 import pytest
 from openai import OpenAI
 
-from handler.api import app, batches, models
+from handler.api import app
+from handler.api.routers import batches, models
 from handler.errors import AwsError
 from handler.log import logger
 from tests.handler.api.rig import URL, Gateway, answer_to, event_of, refusal_in, request_of

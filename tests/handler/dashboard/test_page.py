@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from handler.api.means import aws
+from handler.api.envelope.means import aws
 from handler.dashboard.assets import assets, version
 from handler.deployment import deployment
 from localstack.ministack import environment_for

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from pydantic_core import to_json
 
-from handler.api.means import aws as api_aws
+from handler.api.envelope.means import aws as api_aws
 from handler.aws.queues import advance_message
 from handler.aws.sync import Aws
 from handler.batch.model import File

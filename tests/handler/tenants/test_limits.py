@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from handler.aws.calls import Operation
-from handler.aws.usage import DAY_SECONDS
+from handler.aws.stores.usage import DAY_SECONDS
 from handler.batch.states import Status
 from handler.settings import Limits
 from handler.tenants.limits import LimitReached

@@ -28,9 +28,9 @@ from handler.batch.model import Batch, Options, Outputs, Shard, ShardStatus, Sou
 from handler.batch.parts import PartIndex
 from handler.batch.states import Status
 from handler.deployment import Deployment
-from handler.worker.config import WorkerConfig
 from handler.worker.protection import Protection
-from handler.worker.site import Site
+from handler.worker.site.config import WorkerConfig
+from handler.worker.site.site import Site
 from handler.worker.worker import Worker
 from tests.emulators import MODEL, Emulator, deployment_of
 from tests.handler.worker.fakes import FakeEngine, QuickAws

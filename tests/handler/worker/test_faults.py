@@ -14,7 +14,7 @@ from handler.aws.calls import Call
 from handler.batch.model import ShardStatus
 from handler.batch.parts import FinishedRow, encode_part
 from handler.errors import AwsError
-from handler.worker import site as site_module
+from handler.worker.site import site as site_module
 from tests.handler.worker.fakes import FaultyAws, QuickAws
 from tests.handler.worker.rig import NEVER, Rig, RunningWorker, until
 

@@ -16,14 +16,14 @@ from engine.process.frames import Row
 from handler.aws.aio import AioAws
 from handler.batch.model import Progress
 from handler.batch.states import Status
-from handler.worker.claim import claim_shard
-from handler.worker.doorbell import Doorbell
 from handler.worker.feed import Feed
 from handler.worker.gpu_time import GpuTime
 from handler.worker.heartbeat import Heartbeat, why_end
 from handler.worker.protection import Protection
-from handler.worker.shard_run import ShardRun
-from handler.worker.site import Site
+from handler.worker.shard.claim import claim_shard
+from handler.worker.shard.doorbell import Doorbell
+from handler.worker.shard.shard_run import ShardRun
+from handler.worker.site.site import Site
 from tests.handler.emf import lines_in
 from tests.handler.worker.rig import NEVER, Rig, until
 

@@ -10,8 +10,8 @@ import pytest
 from engine.batchfile.lines import MAX_LINE_BYTES
 from handler.batch.model import EngineInfo
 from handler.batch.states import Status
-from handler.worker import shard_run
 from handler.worker import worker as worker_module
+from handler.worker.shard import shard_run
 from tests.handler.worker.fakes import FakeEngine
 from tests.handler.worker.rig import NEVER, Rig, Work, until
 

@@ -14,7 +14,7 @@ from aws_cdk import aws_ecs as ecs
 from cli.commands.worker import WorkerOptions, options_from
 from cli.main import make_parser
 from handler.settings import read_settings
-from handler.worker.config import read_config
+from handler.worker.site.config import read_config
 from infra.app import worker_image
 from tests.infra.compute.kinds import BIG, SMALL, Compute
 from tests.infra.conftest import Synth

@@ -1,0 +1,1 @@
+"""What stands around every route: who asks, bodies and forms, pages, errors."""

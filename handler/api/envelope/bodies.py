@@ -1,0 +1,90 @@
+"""Bodies of requests, read before any route sees them: JSON or a form, whatever bytes come."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+from http import HTTPStatus
+from typing import Any, Final, cast
+
+from aws_lambda_powertools.event_handler import ApiGatewayResolver
+from aws_lambda_powertools.event_handler.middlewares.openapi_validation import (
+    OpenAPIRequestValidationMiddleware,
+)
+from aws_lambda_powertools.event_handler.openapi.params import Form, UploadFile
+from aws_lambda_powertools.utilities.data_classes import APIGatewayProxyEventV2
+from pydantic_core import from_json
+
+from handler.api.envelope.caller import tenant_of
+from handler.api.envelope.errors import Refused
+from handler.api.envelope.forms import read_form
+
+# Lambda takes 6 MB with all that stands around a body, and a form comes as base64.
+MAX_BODY_BYTES: Final = 4_400_000
+
+
+class TooLarge(Refused):
+    """A body that no Lambda takes."""
+
+    code = "request_too_large"
+    status = HTTPStatus.REQUEST_ENTITY_TOO_LARGE
+
+
+class Bodies(OpenAPIRequestValidationMiddleware):
+    """Reads bodies in place of powertools, whose reader of forms loses bytes and names.
+
+    It splits a file where the boundary stands inside a line, and fails at text that is no UTF-8.
+    """
+
+    def _get_body(self, app: ApiGatewayResolver) -> Any:
+        event = cast("APIGatewayProxyEventV2", app.current_event)
+        # Of those whom no authorizer has seen nothing is read.
+        tenant_of(event)
+        body = body_of(event)
+        content_type = (event.headers.get("content-type") or "").strip()
+        fields = app.context["_route"].dependant.body_params
+        if any(isinstance(field.field_info, Form) for field in fields):
+            files = {field.alias for field in fields if field.type_ is UploadFile}
+            return _read_form(content_type, body, files)
+        return _read_json(content_type, body)
+
+
+def body_of(event: APIGatewayProxyEventV2) -> bytes:
+    """Return the bytes that a client has sent; API Gateway hands on as base64 what is no text."""
+    text = event.body or ""
+    try:
+        body = base64.b64decode(text, validate=True) if event.is_base64_encoded else text.encode()
+    except (binascii.Error, ValueError) as exc:
+        raise Refused("The body is no text and no base64.", code="invalid_body") from exc
+    if len(body) > MAX_BODY_BYTES:
+        raise TooLarge(
+            f"The body has {len(body):,} bytes; {MAX_BODY_BYTES:,} are taken. Larger files come in "
+            "parts by `POST /v1/uploads` (`client.uploads.upload_file_chunked`), or are put into "
+            "the deployment's bucket under input/."
+        )
+    return body
+
+
+def _read_form(content_type: str, body: bytes, files: set[str]) -> dict[str, Any]:
+    if content_type.partition(";")[0].strip().lower() != "multipart/form-data":
+        raise _unsupported("multipart/form-data")
+    return dict(read_form(content_type, body, files=files))
+
+
+def _read_json(content_type: str, body: bytes) -> Any:
+    if content_type.partition(";")[0].strip().lower() not in {"", "application/json"}:
+        raise _unsupported("application/json")
+    if not body.strip():
+        return None
+    try:
+        found = from_json(body, allow_inf_nan=False)
+    except ValueError as exc:  # nested too deeply, a lone surrogate, an endless number, no UTF-8
+        message = f"The body is no JSON: {str(exc)[:200]}."
+        raise Refused(message, code="invalid_json") from exc
+    if not isinstance(found, dict):
+        raise Refused("The body must be a JSON object.", code="invalid_json")
+    return found
+
+
+def _unsupported(wanted: str) -> Refused:
+    return Refused(f"The body must be {wanted}.", code="unsupported_content_type")

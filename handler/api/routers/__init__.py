@@ -1,0 +1,1 @@
+"""One router a kind of object, and what its objects look like."""

@@ -1,0 +1,100 @@
+"""`/v1/batches`: what runs, how far it is, and its end."""
+
+from __future__ import annotations
+
+import re
+import time
+from typing import Annotated, Final
+
+from aws_lambda_powertools.event_handler.openapi.params import Body, Header, Query
+from aws_lambda_powertools.event_handler.router import APIGatewayHttpRouter
+from aws_lambda_powertools.utilities.data_classes import APIGatewayProxyEventV2
+
+from handler.api.envelope.caller import tenant_of
+from handler.api.envelope.errors import NotFound, Refused
+from handler.api.envelope.means import aws
+from handler.api.envelope.page import Page, page_of
+from handler.batch.model import Batch
+from handler.batch.request import BatchRequest, read_request
+from handler.batch.wire import BatchObject
+from handler.deployment import deployment
+from handler.intake.create import create_batch
+from handler.moves.cancel import NotCancellable, cancel
+from handler.reading.describe import describe
+
+router = APIGatewayHttpRouter()  # type: ignore[no-untyped-call]
+
+# Whatever else is sent is no id of ours: the table, which has bounds of its own, is not asked.
+_ID: Final = re.compile(r"[\w-]{1,64}", re.ASCII)
+
+
+# Of each batch in a list; one by itself tells all that are kept. Lambda's answers end at 6 MB.
+MAX_ERRORS_IN_LISTS: Final = 5
+
+
+@router.post("/v1/batches")
+def make_batch(
+    request: Annotated[BatchRequest, Body()],
+    key: Annotated[str | None, Header(alias="Idempotency-Key")] = None,
+) -> BatchObject:
+    """Make a batch of a file, or return the one that the same idempotency key has made."""
+    fields = request.fields()
+    if key is not None and fields["idempotency_key"] not in (None, key):
+        raise Refused(
+            "`idempotency_key` and the header `Idempotency-Key` are not the same.",
+            param="idempotency_key",
+        )
+    fields["idempotency_key"] = key if key is not None else fields["idempotency_key"]
+    asked, tenant = read_request(fields), tenant_of(router.current_event)
+    return _shown(aws().run(create_batch(deployment(), tenant, asked, int(time.time()))))
+
+
+@router.get("/v1/batches")
+def list_batches(
+    limit: Annotated[int, Query(ge=1, le=100)] = 20, after: Annotated[str | None, Query()] = None
+) -> Page[BatchObject]:
+    """List the tenant's batches, newest first."""
+    last = own_batch(router.current_event, after, param="after") if after is not None else None
+    tenant = tenant_of(router.current_event)
+    batches, has_more = aws().run(deployment().table.list_batches(tenant, limit=limit, after=last))
+    now = time.time()
+    found = aws().run_all(
+        describe(deployment(), batch, now, max_errors=MAX_ERRORS_IN_LISTS) for batch in batches
+    )
+    return page_of(BatchObject, found, has_more=has_more)
+
+
+@router.get("/v1/batches/<batch_id>")
+def retrieve_batch(batch_id: str) -> BatchObject:
+    """Return one batch."""
+    return _shown(own_batch(router.current_event, batch_id))
+
+
+@router.post("/v1/batches/<batch_id>/cancel")
+def cancel_batch(batch_id: str) -> BatchObject:
+    """Cancel a batch; the rows that are finished by then are kept."""
+    own_batch(router.current_event, batch_id)
+    try:
+        batch = aws().run(cancel(deployment(), batch_id, int(time.time())))
+    except NotCancellable as exc:
+        raise Refused(str(exc), code=exc.code) from exc
+    if batch is None:
+        raise _unknown(batch_id, None)
+    return _shown(batch)
+
+
+def own_batch(event: APIGatewayProxyEventV2, batch_id: str, param: str | None = None) -> Batch:
+    """Return a batch of the caller's tenant; raises NotFound for any other."""
+    is_id = _ID.fullmatch(batch_id) is not None
+    batch = aws().run(deployment().table.get_batch(batch_id)) if is_id else None
+    if batch is None or batch.tenant != tenant_of(event):
+        raise _unknown(batch_id, param)
+    return batch
+
+
+def _unknown(batch_id: str, param: str | None) -> NotFound:
+    return NotFound(f"There is no batch {batch_id[:100]}.", param=param, code="batch_not_found")
+
+
+def _shown(batch: Batch) -> BatchObject:
+    return aws().run(describe(deployment(), batch, time.time()))

@@ -1,0 +1,156 @@
+"""`/v1/files`: inputs of batches, and their results."""
+
+from __future__ import annotations
+
+import re
+import time
+from http import HTTPStatus
+from typing import Annotated, Final, Literal
+from uuid import uuid4
+
+from aws_lambda_powertools.event_handler import Response
+from aws_lambda_powertools.event_handler.openapi.params import File as FileParam
+from aws_lambda_powertools.event_handler.openapi.params import Form, Query, UploadFile
+from aws_lambda_powertools.event_handler.router import APIGatewayHttpRouter
+
+from handler.api.envelope.caller import tenant_of
+from handler.api.envelope.errors import NotFound, Refused
+from handler.api.envelope.means import aws
+from handler.api.envelope.page import Page, page_of
+from handler.api.routers.file_object import (
+    BATCH,
+    FileDeleted,
+    FileObject,
+    check_purpose,
+    disposition_of,
+    file_object,
+    name_of,
+)
+from handler.aws.sync import MAX_PRESIGNED_SECONDS
+from handler.batch.keys import file_key
+from handler.batch.model import File
+from handler.batch.request import MAX_EXPIRY_SECONDS, MIN_EXPIRY_SECONDS
+from handler.deployment import deployment
+
+router = APIGatewayHttpRouter()  # type: ignore[no-untyped-call]
+
+# Whatever else is sent is no id of ours: the table, which has bounds of its own, is not asked.
+_ID: Final = re.compile(r"file-[0-9a-f]{32}", re.ASCII)
+# OpenAI's limit is more; its clients ask for the next page.
+_MAX_LISTED: Final = 1000
+
+
+@router.post("/v1/files")
+def create_file(
+    file: Annotated[UploadFile, FileParam(description="The lines, as JSONL.")],
+    purpose: Annotated[str, Form(json_schema_extra={"enum": [BATCH]})],
+    expires_anchor: Annotated[
+        Literal["created_at"] | None, Form(alias="expires_after[anchor]")
+    ] = None,
+    expires_seconds: Annotated[
+        int | None,
+        Form(alias="expires_after[seconds]", ge=MIN_EXPIRY_SECONDS, le=MAX_EXPIRY_SECONDS),
+    ] = None,
+) -> FileObject:
+    """Keep a file for batches to read."""
+    check_purpose(purpose)
+    if (expires_anchor is None) is not (expires_seconds is None):
+        raise Refused("`expires_after` needs `anchor` and `seconds`.", param="expires_after")
+    if not file.content:
+        raise Refused("`file` is empty.", param="file", code="empty_file")
+    tenant, file_id, now = tenant_of(router.current_event), f"file-{uuid4().hex}", int(time.time())
+    key = file_key(tenant, file_id)
+    aws().run(deployment().limits.admit_bytes(tenant, len(file.content), now))
+    version_id = aws().run(
+        deployment().bucket.put_file(key, file.content, is_short_lived=expires_seconds is not None)
+    )
+    made = File(
+        id=file_id,
+        tenant=tenant,
+        key=key,
+        num_bytes=len(file.content),
+        created_at=now,
+        filename=name_of(file.filename),
+        purpose=purpose,
+        version_id=version_id,
+        expires=now + expires_seconds
+        if expires_seconds
+        else deployment().settings.file_expires_at(now),
+    )
+    aws().run(deployment().files.put_file(made))
+    return file_object(made)
+
+
+@router.get("/v1/files")
+def list_files(
+    limit: Annotated[int, Query(ge=1, le=10_000)] = 10_000,
+    after: Annotated[str | None, Query()] = None,
+    order: Annotated[Literal["asc", "desc"], Query()] = "desc",
+    purpose: Annotated[str | None, Query()] = None,
+) -> Page[FileObject]:
+    """List the tenant's files, the newest or the oldest first, a thousand at most."""
+    tenant = tenant_of(router.current_event)
+    found, has_more = aws().run(
+        deployment().files.list_files(
+            tenant,
+            limit=min(limit, _MAX_LISTED),
+            after=None if after is None else _place_of(after, tenant),
+            order=order,
+            purpose=purpose,
+        )
+    )
+    return page_of(FileObject, [file_object(file) for file in found], has_more=has_more)
+
+
+@router.get("/v1/files/<file_id>")
+def retrieve_file(file_id: str) -> FileObject:
+    """Return what is known of one file."""
+    return file_object(own_file(file_id))
+
+
+@router.delete("/v1/files/<file_id>")
+def delete_file(file_id: str) -> FileDeleted:
+    """Delete a file; a batch that reads it goes on."""
+    file = own_file(file_id)
+    aws().run(deployment().bucket.delete_version(file.key, file.version_id))
+    aws().run(deployment().files.delete_file(file, int(time.time())))
+    return FileDeleted(id=file.id)
+
+
+@router.get("/v1/files/<file_id>/content")
+def file_content(file_id: str) -> Response[str]:
+    """Send the client to where the bytes lie, by a url that is good for an hour."""
+    file = own_file(file_id)
+    call = deployment().bucket.download(
+        file.key, file.version_id, disposition=disposition_of(file.filename)
+    )
+    return Response(
+        status_code=int(HTTPStatus.TEMPORARY_REDIRECT),
+        body="",
+        headers={
+            "Location": aws().presign(call, MAX_PRESIGNED_SECONDS),
+            # Whoever has the url has the file.
+            "Cache-Control": "no-store",
+        },
+    )
+
+
+def own_file(file_id: str, param: str | None = None) -> File:
+    """Return a file of the caller's tenant; raises NotFound for any other."""
+    is_id = _ID.fullmatch(file_id) is not None
+    file = aws().run(deployment().files.get_file(file_id)) if is_id else None
+    if file is None or file.tenant != tenant_of(router.current_event):
+        raise _unknown(file_id, param)
+    return file
+
+
+def _place_of(file_id: str, tenant: str) -> str:
+    is_id = _ID.fullmatch(file_id) is not None
+    place = aws().run(deployment().files.find_place(tenant, file_id)) if is_id else None
+    if place is None:
+        raise _unknown(file_id, "after")
+    return place
+
+
+def _unknown(file_id: str, param: str | None) -> NotFound:
+    return NotFound(f"There is no file {file_id[:100]}.", param=param, code="file_not_found")

@@ -1,0 +1,29 @@
+"""`/v1/batches/{id}/history`: what a batch gained over time, for plots."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from aws_lambda_powertools.event_handler.router import APIGatewayHttpRouter
+from pydantic import BaseModel
+
+from handler.api.envelope.means import aws
+from handler.api.routers.batches import own_batch
+from handler.batch.history import Bucket
+from handler.deployment import deployment
+
+router = APIGatewayHttpRouter()  # type: ignore[no-untyped-call]
+
+
+class HistoryObject(BaseModel):
+    """Rows and generated tokens by time; a stretch without a row is not there."""
+
+    object: Literal["list"] = "list"
+    data: list[Bucket]
+
+
+@router.get("/v1/batches/<batch_id>/history")
+def list_history(batch_id: str) -> HistoryObject:
+    """Return what a batch gained in each minute, of an older one in each quarter of an hour."""
+    batch = own_batch(router.current_event, batch_id)
+    return HistoryObject(data=aws().run(deployment().ledger.list_history(batch.id)))

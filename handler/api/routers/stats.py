@@ -1,0 +1,30 @@
+"""`/v1/stats` and `/metrics`: how the caller's tenant stands, for other people's dashboards."""
+
+from __future__ import annotations
+
+import time
+from http import HTTPStatus
+
+from aws_lambda_powertools.event_handler import Response
+from aws_lambda_powertools.event_handler.router import APIGatewayHttpRouter
+
+from handler.api.envelope.caller import tenant_of
+from handler.api.envelope.means import aws
+from handler.deployment import deployment
+from handler.reading.stats import StatsObject, stats_of
+
+router = APIGatewayHttpRouter()  # type: ignore[no-untyped-call]
+
+
+@router.get("/v1/stats")
+def show_stats() -> StatsObject:
+    """Return what is under way, and what all that has ended came to."""
+    return stats_of(aws(), deployment(), tenant_of(router.current_event), time.time())
+
+
+@router.get("/metrics")
+def show_metrics() -> Response[str]:
+    """Return the same in the format of Prometheus."""
+    from handler.api.routers.exposition import CONTENT_TYPE, expose
+
+    return Response(int(HTTPStatus.OK), content_type=CONTENT_TYPE, body=expose(show_stats()))

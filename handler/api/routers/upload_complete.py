@@ -1,0 +1,253 @@
+"""The end of an upload: its parts become one object, and the object a file.
+
+A run that is out of time says so, and the next call goes on where it was: S3 knows which parts of
+the object are there. Nothing is a file before all of it is.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from hashlib import md5, sha256
+from typing import Any, Final
+
+from handler.api.envelope.errors import ComeAgain, Refused
+from handler.api.routers.upload_object import size_of_part
+from handler.aws.sync import Aws
+from handler.batch.keys import file_key, upload_prefix
+from handler.batch.kinds import SealedSegment
+from handler.batch.model import File, Upload, UploadWay
+from handler.deployment import Deployment
+from handler.errors import AwsError, NotThere
+from handler.objects.join import Joining, send_missing
+
+MAX_MD5_BYTES: Final = 256 * 2**20
+# What S3 may take to end an upload of many parts, and the table to note it.
+_RESERVE_SECONDS: Final = 8.0
+_CHUNK_BYTES: Final = 2**20
+_UPLOAD_ID: Final = "upload-id"
+# S3's words for a part that was sent once more since it was listed.
+_CHANGED: Final = frozenset({"InvalidPart", "InvalidPartOrder"})
+
+
+@dataclass(slots=True)
+class Completion:
+    """One call's work on an upload; `time_left` gives the seconds until it must have answered."""
+
+    aws: Aws
+    deployment: Deployment
+    upload: Upload
+    time_left: Callable[[], float]
+
+    @property
+    def key(self) -> str:
+        """The key of the object that the file will be."""
+        return file_key(self.upload.tenant, self.upload.file_id)
+
+    def begin(self, way: UploadWay, digest: str, expires_at: int) -> Upload:
+        """Settle the way of the upload and begin S3's own; raises Refused where that is settled."""
+        store, bucket = self.deployment.uploads, self.deployment.bucket
+        if self.upload.way is None:
+            self._take(self.aws.run(store.choose(self.upload, way, digest, expires_at)))
+        self._check_way(way, digest)
+        if self.upload.multipart_id is None:
+            mine = self.aws.run(
+                bucket.create_upload(
+                    self.key,
+                    {_UPLOAD_ID: self.upload.id},
+                    is_short_lived=self.upload.file_seconds is not None,
+                )
+            )
+            self._take(self.aws.run(store.note_multipart(self.upload, mine)))
+            if self.upload.multipart_id != mine:
+                self.aws.run(bucket.abort_upload(self.key, mine))
+        return self.upload
+
+    def complete(self, part_ids: Sequence[str], wanted_md5: str | None) -> Upload:
+        """Return the upload, completed; raises Refused, or ComeAgain when the time is over."""
+        digest = sha256("\n".join(part_ids).encode()).hexdigest() if part_ids else ""
+        if self.upload.status == "completed" and self.upload.digest == digest:
+            return self.upload
+        check_pending(self.upload, time.time())
+        if self.upload.way is not None:
+            self._check_way("parts" if part_ids else "urls", digest)
+        self._check_md5(wanted_md5)
+        found = self._find()
+        if found is None:
+            if part_ids:
+                self._join(self._segments(part_ids), digest)
+            else:
+                self._close()
+            found = self._find()
+        if found is None:
+            raise ComeAgain
+        if wanted_md5 is not None and self._md5() != wanted_md5.lower():
+            self._give_up()
+        self._record(found)
+        return self.upload
+
+    def clear(self) -> None:
+        """Throw away what is left of an upload that has ended."""
+        bucket = self.deployment.bucket
+        if self.upload.status == "cancelled" and self.upload.multipart_id is not None:
+            self.aws.run(bucket.abort_upload(self.key, self.upload.multipart_id))
+            if self._find() is not None:
+                self.aws.run(bucket.delete(self.key))
+        parts = self.aws.run(bucket.list_sizes(upload_prefix(self.upload.id)))
+        self.aws.run(bucket.delete_all(list(parts)))
+
+    def _check_way(self, way: UploadWay, digest: str) -> None:
+        if (self.upload.way, self.upload.digest) != (way, digest):
+            raise Refused(
+                "The upload is being completed from other parts, or its parts go to urls.",
+                param="part_ids",
+                code="other_parts",
+            )
+
+    def _take(self, upload: Upload) -> None:
+        if upload.status == "completed":
+            # By another call, at this moment: the next one tells of it.
+            raise ComeAgain
+        check_pending(upload, time.time())
+        self.upload = upload
+
+    def _check(self) -> None:
+        if self.time_left() < _RESERVE_SECONDS:
+            raise ComeAgain
+
+    def _find(self) -> Any:
+        """Return what S3 tells of the object, when it is made."""
+        if self.upload.multipart_id is None:
+            return None
+        return self.aws.run(self.deployment.bucket.head(self.key))
+
+    def _segments(self, part_ids: Sequence[str]) -> list[SealedSegment]:
+        """Return the parts as objects; raises Refused unless they are the file's bytes."""
+        if len(set(part_ids)) < len(part_ids):
+            raise _bad_parts("names a part twice")
+        prefix = upload_prefix(self.upload.id)
+        sizes = self.aws.run(self.deployment.bucket.list_sizes(prefix))
+        for part_id in part_ids:
+            if f"{prefix}{part_id}" not in sizes:
+                raise _bad_parts(f"names a part that this upload has not: {part_id[:100]}")
+        segments = [
+            SealedSegment(f"{prefix}{part_id}", sizes[f"{prefix}{part_id}"]) for part_id in part_ids
+        ]
+        self._check_bytes(sum(segment.num_bytes for segment in segments))
+        return segments
+
+    def _check_bytes(self, num_bytes: int) -> None:
+        if num_bytes != self.upload.num_bytes:
+            raise Refused(
+                f"The parts have {num_bytes:,} bytes, and the upload was to have "
+                f"{self.upload.num_bytes:,}.",
+                param="part_ids",
+                code="wrong_bytes",
+            )
+
+    def _join(self, segments: Sequence[SealedSegment], digest: str) -> None:
+        upload = self.begin("parts", digest, self.upload.expires_at)
+        bucket, multipart_id = self.deployment.bucket, str(upload.multipart_id)
+        try:
+            joining = Joining(self.key, multipart_id, segments)
+            etags = send_missing(self.aws, bucket, joining, self._check)
+            self._check()
+            self.aws.run(bucket.complete_upload(self.key, multipart_id, etags))
+        except NotThere as exc:
+            # Another call was quicker, or the upload was cancelled meanwhile.
+            raise ComeAgain from exc
+
+    def _close(self) -> None:
+        """Have S3 join the parts that were sent to urls; raises Refused when some are missing."""
+        if self.upload.way != "urls":
+            raise Refused(
+                "`part_ids` names no part, and no part was sent to a url.",
+                param="part_ids",
+                code="wrong_bytes",
+            )
+        upload = self.begin("urls", "", self.upload.expires_at)
+        bucket, multipart_id = self.deployment.bucket, str(upload.multipart_id)
+        try:
+            found = self.aws.run(bucket.list_uploaded(self.key, multipart_id))
+            self._check_uploaded(found)
+            etags = {number: etag for number, (etag, _) in found.items()}
+            self.aws.run(bucket.complete_upload(self.key, multipart_id, etags))
+        except NotThere as exc:
+            raise ComeAgain from exc
+        except AwsError as exc:
+            if exc.aws_code in _CHANGED:
+                raise ComeAgain from exc
+            raise
+
+    def _check_uploaded(self, found: dict[int, tuple[str, int]]) -> None:
+        number, missing = 1, []
+        while (size := size_of_part(self.upload.num_bytes, number)) > 0:
+            if found.get(number, ("", 0))[1] != size:
+                missing.append(number)
+            number += 1
+        if missing:
+            named = ", ".join(map(str, missing[:10])) + ("…" if len(missing) > 10 else "")
+            raise Refused(
+                f"{len(missing):,} of the file's {number - 1:,} parts are not there: {named}.",
+                code="missing_parts",
+            )
+
+    def _check_md5(self, wanted: str | None) -> None:
+        if wanted is not None and self.upload.num_bytes > MAX_MD5_BYTES:
+            raise Refused(
+                f"`md5` is checked for files of up to {MAX_MD5_BYTES:,} bytes: leave it out.",
+                param="md5",
+                code="md5_unchecked",
+            )
+
+    def _md5(self) -> str:
+        digest = md5(usedforsecurity=False)
+        where = {"Bucket": self.deployment.bucket.name, "Key": self.key}
+        with closing(self.aws.open(**where)) as body:
+            while chunk := body.read(_CHUNK_BYTES):
+                self._check()
+                digest.update(chunk)
+        return digest.hexdigest()
+
+    def _give_up(self) -> None:
+        """End an upload whose bytes are not those that were meant."""
+        self.upload = self.aws.run(self.deployment.uploads.cancel_upload(self.upload))
+        self.clear()
+        raise Refused(
+            "The bytes have another `md5`: the upload is cancelled, begin a new one.",
+            param="md5",
+            code="md5_mismatch",
+        )
+
+    def _record(self, found: Any) -> None:
+        upload, now = self.upload, int(time.time())
+        expires = self.deployment.settings.file_expires_at(now)
+        file = File(
+            id=upload.file_id,
+            tenant=upload.tenant,
+            key=self.key,
+            num_bytes=upload.num_bytes,
+            created_at=now,
+            filename=upload.filename,
+            purpose=upload.purpose,
+            version_id=found.get("VersionId"),
+            expires=now + upload.file_seconds if upload.file_seconds else expires,
+        )
+        self.upload = self.aws.run(self.deployment.uploads.complete_upload(upload, file))
+        self.clear()
+        if self.upload.status != "completed":
+            check_pending(self.upload, now)
+
+
+def check_pending(upload: Upload, now: float) -> None:
+    """Raise Refused for an upload that takes nothing any more."""
+    if upload.status != "pending":
+        raise Refused(f"The upload is {upload.status}.", code=f"upload_{upload.status}")
+    if upload.expires_at <= now:
+        raise Refused("The upload has expired: begin a new one.", code="upload_expired")
+
+
+def _bad_parts(words: str) -> Refused:
+    return Refused(f"`part_ids` {words}.", param="part_ids", code="unknown_part")

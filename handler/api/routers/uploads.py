@@ -1,0 +1,182 @@
+"""`/v1/uploads`: files too large for one request, in small parts or by urls of S3."""
+
+from __future__ import annotations
+
+import re
+import time
+from typing import Annotated, Final
+from uuid import uuid4
+
+from aws_lambda_powertools.event_handler.openapi.params import Body, UploadFile
+from aws_lambda_powertools.event_handler.openapi.params import File as FileParam
+from aws_lambda_powertools.event_handler.router import APIGatewayHttpRouter
+
+from handler.api.envelope.caller import tenant_of
+from handler.api.envelope.errors import NotFound, Refused
+from handler.api.envelope.means import aws
+from handler.api.routers.file_object import check_purpose, file_object, name_of
+from handler.api.routers.upload_complete import Completion, check_pending
+from handler.api.routers.upload_object import (
+    CompleteRequest,
+    PartUrl,
+    PartUrls,
+    UploadObject,
+    UploadPartObject,
+    UploadRequest,
+    UrlsRequest,
+    part_bytes_of,
+    size_of_part,
+    upload_object,
+)
+from handler.aws.calls import Call
+from handler.aws.sync import MAX_PRESIGNED_SECONDS
+from handler.batch.keys import file_key, upload_prefix
+from handler.batch.model import Upload
+from handler.deployment import deployment
+from handler.errors import NotThere
+
+router = APIGatewayHttpRouter()  # type: ignore[no-untyped-call]
+
+# Whatever else is sent is no id of ours: the table, which has bounds of its own, is not asked.
+_ID: Final = re.compile(r"upload_[0-9a-f]{32}", re.ASCII)
+_HOUR: Final = 3600
+_SMALL_SECONDS, _LARGE_SECONDS = _HOUR, 24 * _HOUR
+# How long it can be told what has become of one.
+_REMEMBERED_SECONDS: Final = 8 * 24 * _HOUR
+
+
+@router.post("/v1/uploads")
+def create_upload(request: Annotated[UploadRequest, Body()]) -> UploadObject:
+    """Begin a file that comes in parts."""
+    check_purpose(request.purpose)
+    now = int(time.time())
+    upload = Upload(
+        id=f"upload_{uuid4().hex}",
+        tenant=tenant_of(router.current_event),
+        num_bytes=request.bytes,
+        filename=name_of(request.filename),
+        purpose=request.purpose,
+        created_at=now,
+        expires_at=now + _SMALL_SECONDS,
+        file_id=f"file-{uuid4().hex}",
+        file_seconds=request.expires_after.seconds if request.expires_after else None,
+        expires=now + _REMEMBERED_SECONDS,
+    )
+    aws().run(deployment().uploads.create_upload(upload))
+    return _shown(upload)
+
+
+@router.get("/v1/uploads/<upload_id>")
+def retrieve_upload(upload_id: str) -> UploadObject:
+    """Return an upload, with the parts that S3 has of it: a client goes on behind them."""
+    return _shown(own_upload(upload_id))
+
+
+@router.post("/v1/uploads/<upload_id>/parts")
+def add_part(
+    upload_id: str, data: Annotated[UploadFile, FileParam(description="The bytes of the part.")]
+) -> UploadPartObject:
+    """Keep a small part, until the upload is completed with it or given up."""
+    upload, now = own_upload(upload_id), int(time.time())
+    check_pending(upload, now)
+    if not data.content:
+        raise Refused("`data` is empty.", param="data", code="empty_part")
+    aws().run(deployment().limits.admit_bytes(upload.tenant, len(data.content), now))
+    part_id = f"part_{uuid4().hex}"
+    aws().run(deployment().bucket.put(f"{upload_prefix(upload.id)}{part_id}", data.content))
+    return UploadPartObject(id=part_id, created_at=now, upload_id=upload.id)
+
+
+@router.post("/v1/uploads/<upload_id>/urls")
+def sign_urls(upload_id: str, request: Annotated[UrlsRequest, Body()]) -> PartUrls:
+    """Return urls to PUT parts to, an hour at most; from the first on the upload has a day."""
+    upload, now = own_upload(upload_id), int(time.time())
+    check_pending(upload, now)
+    for number in request.part_numbers:
+        if size_of_part(upload.num_bytes, number) < 1:
+            raise Refused(
+                f"The file has no part {number}.", param="part_numbers", code="unknown_part"
+            )
+    upload = _by_urls(upload, now)
+    seconds = min(MAX_PRESIGNED_SECONDS, upload.expires_at - now)
+    data = [
+        PartUrl(
+            part_number=number,
+            url=aws().presign(_part_url(upload, number), seconds),
+            expires_at=now + seconds,
+        )
+        for number in request.part_numbers
+    ]
+    return PartUrls(part_bytes=part_bytes_of(upload.num_bytes), data=data)
+
+
+@router.post("/v1/uploads/<upload_id>/complete")
+def complete_upload(upload_id: str, request: Annotated[CompleteRequest, Body()]) -> UploadObject:
+    """Make the parts a file; repeated it goes on where it was, and changes nothing at its end."""
+    completion = Completion(aws(), deployment(), own_upload(upload_id), _time_left)
+    return _shown(completion.complete(request.part_ids, request.md5))
+
+
+@router.post("/v1/uploads/<upload_id>/cancel")
+def cancel_upload(upload_id: str) -> UploadObject:
+    """Give an upload up; what came of it is thrown away."""
+    upload = aws().run(deployment().uploads.cancel_upload(own_upload(upload_id)))
+    if upload.status == "completed":
+        raise Refused("The upload is completed: delete its file.", code="upload_completed")
+    Completion(aws(), deployment(), upload, _time_left).clear()
+    return _shown(upload)
+
+
+def own_upload(upload_id: str) -> Upload:
+    """Return an upload of the caller's tenant; raises NotFound for any other."""
+    is_id = _ID.fullmatch(upload_id) is not None
+    upload = aws().run(deployment().uploads.get_upload(upload_id)) if is_id else None
+    if upload is None or upload.tenant != tenant_of(router.current_event):
+        raise NotFound(f"There is no upload {upload_id[:100]}.", code="upload_not_found")
+    return upload
+
+
+def _by_urls(upload: Upload, now: int) -> Upload:
+    """Return the upload as one whose parts S3 takes itself; raises Refused for any other."""
+    if upload.way is None:
+        aws().run(deployment().limits.admit_bytes(upload.tenant, upload.num_bytes, now))
+    return Completion(aws(), deployment(), upload, _time_left).begin(
+        "urls", "", upload.created_at + _LARGE_SECONDS
+    )
+
+
+def _part_url(upload: Upload, number: int) -> Call:
+    key, num_bytes = file_key(upload.tenant, upload.file_id), size_of_part(upload.num_bytes, number)
+    return deployment().bucket.part_url(key, str(upload.multipart_id), number, num_bytes)
+
+
+def _time_left() -> float:
+    left: int = router.lambda_context.get_remaining_time_in_millis()
+    return left / 1000
+
+
+def _shown(upload: Upload) -> UploadObject:
+    file = None
+    if upload.status == "completed":
+        file = aws().run(deployment().files.get_file(upload.file_id))
+    return upload_object(
+        upload,
+        time.time(),
+        file=file_object(file) if file else None,
+        uploaded=_uploaded(upload),
+    )
+
+
+def _uploaded(upload: Upload) -> list[int]:
+    if upload.status != "pending" or upload.way != "urls" or upload.multipart_id is None:
+        return []
+    key = file_key(upload.tenant, upload.file_id)
+    try:
+        found = aws().run(deployment().bucket.list_uploaded(key, upload.multipart_id))
+    except NotThere:
+        return []
+    return sorted(
+        number
+        for number, (_, num_bytes) in found.items()
+        if num_bytes == size_of_part(upload.num_bytes, number)
+    )

@@ -1,0 +1,1 @@
+"""The items of the one table, a store for each kind of thing: batches and shards, files, counts."""

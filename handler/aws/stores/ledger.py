@@ -1,0 +1,82 @@
+"""Sums that are kept for people: a batch's history, and what a tenant's ended batches came to.
+
+They are added to and never decide anything: a write that is sent twice counts twice, one that fails
+is left out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from handler.aws.calls import Operation
+from handler.aws.items import load
+from handler.aws.stores.store import Store
+from handler.batch.history import Bucket
+from handler.batch.model import Batch, Progress
+from handler.batch.states import TERMINAL, Status
+
+
+class Total(NamedTuple):
+    """How many batches ended how, and the sums over them."""
+
+    batches: Mapping[Status, int]
+    done: Progress
+    cost: float
+
+
+class Ledger(Store):
+    """Makes the operations on such sums in the table."""
+
+    __slots__ = ()
+
+    def add_history(self, batch: Batch, gained: Bucket) -> Operation[None]:
+        """Add to a bucket of the history of a batch, with which it is forgotten."""
+        yield from self.update(
+            {
+                "pk": f"BATCH#{batch.id}",
+                "sk": f"HISTORY#{gained.start:012}#{gained.seconds}",
+            },
+            {"start": gained.start, "seconds": gained.seconds}
+            | ({} if batch.expires is None else {"expires": batch.expires}),
+            added={
+                "completed": gained.completed,
+                "failed": gained.failed,
+                "tokens": gained.tokens,
+            },
+        )
+
+    def add_total(self, batch: Batch, done: Progress, cost: float | None) -> Operation[None]:
+        """Add a batch that has ended to what its tenant's came to."""
+        yield from self.update(
+            _total_key(batch.tenant),
+            {},
+            added={
+                f"batches_{batch.status}": 1,
+                "completed": done.completed,
+                "failed": done.failed,
+                "prompt_tokens": done.prompt_tokens,
+                "cached_tokens": done.cached_tokens,
+                "completion_tokens": done.completion_tokens,
+                "gpu_seconds": round(done.gpu_seconds, 3),
+                "cost": cost or 0.0,
+            },
+        )
+
+    def get_total(self, tenant: str) -> Operation[Total]:
+        """Return what the tenant's ended batches came to."""
+        fields = (yield from self.get(_total_key(tenant))) or {}
+        return Total(
+            {status: int(fields.get(f"batches_{status}", 0)) for status in sorted(TERMINAL)},
+            load(Progress, fields),
+            float(fields.get("cost", 0.0)),
+        )
+
+    def list_history(self, batch_id: str) -> Operation[list[Bucket]]:
+        """Return what a batch has gained, by time."""
+        fields = yield from self.query(f"BATCH#{batch_id}", "HISTORY#")
+        return [load(Bucket, item) for item in fields]
+
+
+def _total_key(tenant: str) -> dict[str, object]:
+    return {"pk": f"USAGE#{tenant}", "sk": "TOTAL"}

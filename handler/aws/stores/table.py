@@ -1,0 +1,319 @@
+"""The table's operations: the truth about batches, moved by conditional writes only.
+
+Any write may have happened although its answer was lost, and is then sent again: where that makes
+its own condition fail, the operation looks at what is there and takes its own work for success.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+from handler.aws.calls import Call, Operation
+from handler.aws.items import dump, load, to_item
+from handler.aws.stores.shards import ShardStore, batch_key
+from handler.aws.stores.store import META, condition, nothing_there, present
+from handler.batch.model import Batch, Source
+from handler.batch.states import Status, sources_of
+from handler.errors import ConditionFailed
+
+TENANT_INDEX = "by_tenant"
+ACTIVE = "ACTIVE"
+# Sorts behind all digits, with which the entries of batches begin, and before those of files.
+_LAST_BATCH = ":"
+# SQS keeps a message for 14 days at most: no event of an upload comes later than that.
+_EVENTS_END_SECONDS = 15 * 24 * 3600
+
+
+class Moved(NamedTuple):
+    """The batch as it is now, and whether it has the status that was asked for."""
+
+    batch: Batch | None
+    is_there: bool
+
+
+class Turn(NamedTuple):
+    """The batch as it is now, and whether the turn with it is the caller's."""
+
+    batch: Batch | None
+    is_ours: bool
+
+
+class Table(ShardStore):
+    """Makes the operations on batches and shards in one DynamoDB table."""
+
+    __slots__ = ()
+
+    def get_batch(self, batch_id: str) -> Operation[Batch | None]:
+        """Return the batch as it is now, or None when there is none of this id."""
+        fields = yield from self.get(batch_key(batch_id))
+        return load(Batch, fields) if fields else None
+
+    def create_batch(self, batch: Batch) -> Operation[Batch]:
+        """Record a new batch, or return the one that has its id already."""
+        try:
+            yield self.transact(*self._creation(batch))
+        except ConditionFailed:
+            existing = yield from self.get_batch(batch.id)
+            if existing is None:
+                raise
+            return existing
+        return batch
+
+    def create_drop(self, batch: Batch, sequencer: str) -> Operation[Batch | None]:
+        """Record the batch of an upload, or return the one it made before.
+
+        `sequencer` orders the uploads of one key; None is returned for one that a newer upload has
+        overtaken. The batch that this one replaces becomes its `predecessor`.
+        """
+        key = _drop_key(batch.source)
+        while True:
+            newest = yield from self.get(key)
+            if newest and newest["batch_id"] == batch.id:
+                return (yield from self.get_batch(batch.id))
+            if newest and _rank(newest["sequencer"]) >= _rank(sequencer):
+                return None
+            older_id = newest["batch_id"] if newest else None
+            older = (yield from self.get_batch(older_id)) if older_id else None
+            if older is not None and older.is_terminal and older.final is None:
+                # It has published nothing, so what counts is the one that it replaced.
+                older_id = older.predecessor
+            follower = replace(batch, predecessor=older_id)
+            known = condition("batch_id = :known", {":known": newest["batch_id"]}) if newest else {}
+            fields = {"batch_id": batch.id, "sequencer": sequencer, "expires": _drop_expires(batch)}
+            newest_put = {
+                "Put": {
+                    "TableName": self.name,
+                    "Item": to_item(key | fields),
+                    **(known or nothing_there()),
+                }
+            }
+            try:
+                yield self.transact(*self._creation(follower), newest_put)
+            except ConditionFailed:
+                continue
+            return follower
+
+    def move_batch(
+        self,
+        batch_id: str,
+        status: Status,
+        now: int,
+        *,
+        source: Status | None = None,
+        **changes: object,
+    ) -> Operation[Moved]:
+        """Move a batch to a status and set `changes`, if its present status allows that.
+
+        With `source` it is moved from that status only. When it has the status already nothing is
+        changed and `is_there` says so.
+        """
+        allowed = sources_of(status) if source is None else (source,)
+        names = {f":from{number}": str(source) for number, source in enumerate(allowed)}
+        fields = {"status": str(status), f"{status}_at": now, **changes}
+        try:
+            fields = yield from self.update(
+                batch_key(batch_id), fields, f"#status IN ({', '.join(names)})", names
+            )
+        except ConditionFailed as exc:
+            batch = load(Batch, exc.item) if exc.item else None
+            return Moved(batch, batch is not None and batch.status is status)
+        return Moved(load(Batch, fields), is_there=True)
+
+    def change_batch(
+        self, batch_id: str, expected: Status, **changes: object
+    ) -> Operation[Batch | None]:
+        """Set fields of a batch while it has the expected status; None when it has another."""
+        try:
+            fields = yield from self.update(
+                batch_key(batch_id), changes, "#status = :expected", {":expected": str(expected)}
+            )
+        except ConditionFailed:
+            return None
+        return load(Batch, fields)
+
+    def note_announced(self, batch: Batch) -> Operation[bool]:
+        """Note that the batch's status was told; True for one alone of those who tell it.
+
+        For nobody, where the answer to the first was lost, or the batch has moved on.
+        """
+        try:
+            yield from self.update(
+                batch_key(batch.id),
+                {"announced": str(batch.status)},
+                "#status = :expected AND"
+                " (attribute_not_exists(#announced) OR #announced <> :expected)",
+                {":expected": str(batch.status)},
+            )
+        except ConditionFailed:
+            return False
+        return True
+
+    def change_webhook(self, batch: Batch, **changes: object) -> Operation[Batch | None]:
+        """Set fields of a batch whose webhook waits for its next try.
+
+        None when another run has begun that try since `batch` was read, or it waits no more.
+        """
+        try:
+            fields = yield from self.update(
+                batch_key(batch.id),
+                changes,
+                "#webhook_delivery = :pending AND #webhook_tries = :tries",
+                {":pending": "pending", ":tries": batch.webhook_tries},
+            )
+        except ConditionFailed:
+            return None
+        return load(Batch, fields)
+
+    def set_once(self, batch_id: str, field: str, value: object) -> Operation[Any]:
+        """Set a field that has no value yet; return the one that it has then.
+
+        None is returned when there is no batch of this id.
+        """
+        try:
+            yield from self.update(
+                batch_key(batch_id),
+                {field: value},
+                f"attribute_exists(pk) AND attribute_not_exists(#{field})",
+                {},
+            )
+        except ConditionFailed as exc:
+            return (exc.item or {}).get(field)
+        return value
+
+    def choose_end(self, batch_id: str, status: Status, now: int) -> Operation[Batch | None]:
+        """Set when a batch ended if its status leads to `status` and nothing is chosen yet.
+
+        Returns the batch as it is now, None when there is none of this id.
+        """
+        names = {f":from{number}": str(source) for number, source in enumerate(sources_of(status))}
+        try:
+            fields = yield from self.update(
+                batch_key(batch_id),
+                {"ended_at": now},
+                f"attribute_not_exists(#ended_at) AND #status IN ({', '.join(names)})",
+                names,
+            )
+        except ConditionFailed as exc:
+            return load(Batch, exc.item) if exc.item else None
+        return load(Batch, fields)
+
+    def take_turn(self, batch_id: str, owner: str, *, now: float, until: float) -> Operation[Turn]:
+        """Take the turn with a batch, unless another run has it."""
+        try:
+            fields = yield from self.update(
+                batch_key(batch_id),
+                {"turn": owner, "turn_until": until},
+                "attribute_exists(pk) AND (attribute_not_exists(#turn) OR #turn = :owner"
+                " OR #turn_until < :now)",
+                {":owner": owner, ":now": now},
+            )
+        except ConditionFailed as exc:
+            return Turn(load(Batch, exc.item) if exc.item else None, is_ours=False)
+        return Turn(load(Batch, fields), is_ours=True)
+
+    def keep_turn(self, batch_id: str, owner: str, *, until: float) -> Operation[Batch | None]:
+        """Keep the turn and return the batch as it is now.
+
+        None when another run has had the turn since, even if it is free again.
+        """
+        try:
+            fields = yield from self.update(
+                batch_key(batch_id), {"turn_until": until}, "#turn = :owner", {":owner": owner}
+            )
+        except ConditionFailed:
+            return None
+        return load(Batch, fields)
+
+    def give_turn(self, batch_id: str, owner: str) -> Operation[Batch | None]:
+        """Give the turn back unless another run has it by now, and return the batch as it is now.
+
+        `turn_until` tells of the turn still.
+        """
+        try:
+            fields = yield from self.update(
+                batch_key(batch_id),
+                {},
+                "#turn = :owner",
+                {":owner": owner},
+                removed=("turn",),
+            )
+        except ConditionFailed as exc:
+            return load(Batch, exc.item) if exc.item else None
+        return load(Batch, fields)
+
+    def newest_drop(self, source: Source) -> Operation[str | None]:
+        """Return the id of the batch that the newest upload of a key made, or None."""
+        fields = yield from self.get(_drop_key(source))
+        return str(fields["batch_id"]) if fields else None
+
+    def list_batches(
+        self, tenant: str, *, limit: int, after: Batch | None = None
+    ) -> Operation[tuple[list[Batch], bool]]:
+        """Return a tenant's batches, newest first and older than `after`, and whether more follow.
+
+        The index that it reads may be a moment behind.
+        """
+        before = _LAST_BATCH if after is None else _created_id(after)
+        arguments: dict[str, Any] = {
+            "TableName": self.name,
+            "IndexName": TENANT_INDEX,
+            "KeyConditionExpression": "tenant = :tenant AND created_id < :after",
+            "ExpressionAttributeValues": to_item({":tenant": tenant, ":after": before}),
+            "ScanIndexForward": False,
+            "Limit": limit + 1,
+        }
+        found: list[Batch] = []
+        while len(found) <= limit:
+            response = yield Call("dynamodb", "query", arguments)
+            found += [load(Batch, fields) for fields in present(response["Items"])]
+            last = response.get("LastEvaluatedKey")
+            if not last:
+                break
+            arguments["ExclusiveStartKey"] = last
+        return found[:limit], len(found) > limit
+
+    def list_active(self) -> Operation[list[str]]:
+        """Return the ids of the batches that are not terminal and announced yet."""
+        fields = yield from self.query(ACTIVE, "BATCH#")
+        return [str(item["sk"]).removeprefix("BATCH#") for item in fields]
+
+    def forget_active(self, batch_id: str) -> Operation[None]:
+        """Take a batch off the list of active ones."""
+        key = to_item(_active_key(batch_id))
+        yield Call("dynamodb", "delete_item", {"TableName": self.name, "Key": key})
+
+    def _creation(self, batch: Batch) -> tuple[dict[str, Any], ...]:
+        listed = {"tenant": batch.tenant, "created_id": _created_id(batch)}
+        meta = {
+            "TableName": self.name,
+            "Item": to_item(batch_key(batch.id) | dump(batch) | listed),
+            **nothing_there(),
+        }
+        listed_active = _active_key(batch.id) | {"tenant": batch.tenant}
+        active = {"TableName": self.name, "Item": to_item(listed_active)}
+        return {"Put": meta}, {"Put": active}
+
+
+def _created_id(batch: Batch) -> str:
+    return f"{batch.created_at:012}#{batch.id}"
+
+
+def _drop_key(source: Source) -> dict[str, object]:
+    return {"pk": f"DROP#{source.bucket}/{source.key}", "sk": META}
+
+
+def _drop_expires(batch: Batch) -> int | None:
+    """The memory of an upload outlives every event of it, else a late one would run it again."""
+    if batch.expires is None:
+        return None
+    return max(batch.expires, batch.created_at + _EVENTS_END_SECONDS)
+
+
+def _active_key(batch_id: str) -> dict[str, object]:
+    return {"pk": ACTIVE, "sk": f"BATCH#{batch_id}"}
+
+
+def _rank(sequencer: str) -> str:
+    """S3's sequencers are hexadecimal and of unequal length: padded on the right they compare."""
+    return sequencer.upper().ljust(64, "0")

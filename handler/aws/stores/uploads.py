@@ -1,0 +1,88 @@
+"""The table's operations on uploads: files in the making, one part after another."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from handler.aws.calls import Call, Operation
+from handler.aws.items import dump, load, to_item
+from handler.aws.stores.files import file_item
+from handler.aws.stores.store import META, Store, expression
+from handler.batch.model import File, Upload, UploadWay
+from handler.errors import ConditionFailed
+
+_PENDING = "#status = :pending"
+
+
+class UploadStore(Store):
+    """Makes the operations on the uploads in a deployment's table."""
+
+    __slots__ = ()
+
+    def create_upload(self, upload: Upload) -> Operation[None]:
+        """Record a new upload."""
+        item = to_item(_upload_key(upload.id) | dump(upload))
+        # Nobody else has its id: to write it again changes nothing.
+        yield Call("dynamodb", "put_item", {"TableName": self.name, "Item": item})
+
+    def get_upload(self, upload_id: str) -> Operation[Upload | None]:
+        """Return the upload of this id as it is now, or None."""
+        fields = yield from self.get(_upload_key(upload_id))
+        return load(Upload, fields) if fields else None
+
+    def choose(
+        self, upload: Upload, way: UploadWay, digest: str, expires_at: int
+    ) -> Operation[Upload]:
+        """Settle by which way the bytes come and from which parts; return the upload as it is then.
+
+        What is settled stays, and so does an upload that has ended.
+        """
+        changes = {"way": way, "digest": digest, "expires_at": expires_at}
+        return (
+            yield from self._change(upload, changes, f"{_PENDING} AND attribute_not_exists(#way)")
+        )
+
+    def note_multipart(self, upload: Upload, multipart_id: str) -> Operation[Upload]:
+        """Note S3's id of the upload unless one is known; return the upload as it is then."""
+        return (
+            yield from self._change(
+                upload,
+                {"multipart_id": multipart_id},
+                f"{_PENDING} AND attribute_not_exists(#multipart_id)",
+            )
+        )
+
+    def cancel_upload(self, upload: Upload) -> Operation[Upload]:
+        """Give an upload up unless it has ended; return it as it is then."""
+        return (yield from self._change(upload, {"status": "cancelled"}, _PENDING))
+
+    def complete_upload(self, upload: Upload, file: File) -> Operation[Upload]:
+        """End an upload and record its file, both or none; return the upload as it is then."""
+        ended = {
+            "TableName": self.name,
+            "Key": to_item(_upload_key(upload.id)),
+            **expression(
+                {"status": "completed"}, condition=_PENDING, values={":pending": "pending"}
+            ),
+        }
+        recorded = {"TableName": self.name, "Item": file_item(file)}
+        try:
+            yield self.transact({"Update": ended}, {"Put": recorded})
+        except ConditionFailed:
+            now = yield from self.get_upload(upload.id)
+            return now or upload
+        return replace(upload, status="completed")
+
+    def _change(self, upload: Upload, changes: dict[str, Any], condition: str) -> Operation[Upload]:
+        try:
+            fields = yield from self.update(
+                _upload_key(upload.id), changes, condition, {":pending": "pending"}
+            )
+        except ConditionFailed as exc:
+            return load(Upload, exc.item) if exc.item else upload
+        return load(Upload, fields)
+
+
+def _upload_key(upload_id: str) -> dict[str, object]:
+    return {"pk": f"UPLOAD#{upload_id}", "sk": META}

@@ -1,0 +1,137 @@
+"""How much of its limits a tenant has used: counters that never pass a bound, however many write.
+
+How long its receivers were waited for is beside them, and is no promise.
+
+A count whose answer is lost may be added once more by the client's next try. Of a day's counts that
+costs the tenant one request or upload; lines of batches are counted once, whatever is lost.
+"""
+
+from __future__ import annotations
+
+from typing import Final, Literal
+
+from handler.aws.calls import Operation
+from handler.aws.items import to_item
+from handler.aws.stores.shards import batch_key
+from handler.aws.stores.store import Store, expression
+from handler.batch.model import Batch
+from handler.batch.states import Status
+from handler.errors import ConditionFailed
+
+DayCount = Literal["requests", "bytes"]
+
+DAY_SECONDS: Final = 24 * 3600
+_KEPT_SECONDS = 3 * DAY_SECONDS
+# What a receiver may take before it counts as waited for, and what those of a tenant may take.
+PATIENCE_SECONDS: Final = 5.0
+_MAX_WAITED_SECONDS, _WAITED_PERIOD_SECONDS = 300.0, 600
+
+
+class UsageStore(Store):
+    """Makes the operations on what tenants have used."""
+
+    __slots__ = ()
+
+    def add_today(
+        self, tenant: str, what: DayCount, number: int, *, limit: int, day: str, now: int
+    ) -> Operation[bool]:
+        """Count so many on a day unless that would pass the limit; say whether it was counted."""
+        if number > limit:
+            return False
+        try:
+            yield from self.update(
+                {"pk": f"USAGE#{tenant}", "sk": f"DAY#{day}"},
+                {"expires": now + _KEPT_SECONDS},
+                f"attribute_not_exists(#{what}) OR #{what} <= :room",
+                {":room": limit - number},
+                added={what: number},
+            )
+        except ConditionFailed:
+            return False
+        return True
+
+    def add_waited(self, tenant: str, seconds: float, now: int) -> Operation[None]:
+        """Count the seconds that a run has waited for a tenant's receiver, if they are many."""
+        if seconds <= PATIENCE_SECONDS:
+            return
+        yield from self.update(
+            _waited_key(tenant, now), {"expires": now + _KEPT_SECONDS}, added={"seconds": seconds}
+        )
+
+    def may_wait(self, tenant: str, now: int) -> Operation[bool]:
+        """Say whether runs may wait for a tenant's receivers in these ten minutes of the clock.
+
+        Not any more once they have done so for five minutes: all tenants share the runs.
+        """
+        fields = yield from self.get(_waited_key(tenant, now))
+        return float((fields or {}).get("seconds", 0.0)) < _MAX_WAITED_SECONDS
+
+    def count_lines(self, tenant: str) -> Operation[int]:
+        """Return the lines of the tenant's active batches that were counted."""
+        fields = yield from self.get(_queue_key(tenant))
+        return int((fields or {}).get("num_lines", 0))
+
+    def take_lines(self, batch: Batch, num_lines: int, limit: int) -> Operation[bool]:
+        """Count a batch's lines unless that would pass the limit; True when they are counted.
+
+        Only while it is validating, and once: whatever ends it gives them back.
+        """
+        if num_lines > limit:
+            return False
+        room = "attribute_not_exists(#num_lines) OR #num_lines <= :room"
+        try:
+            yield self.transact(
+                self._change_batch(
+                    batch,
+                    {"queued_lines": num_lines},
+                    "#status = :validating AND attribute_not_exists(#queued_lines)",
+                    {":validating": str(Status.VALIDATING)},
+                ),
+                self._change_count(batch, num_lines, room, {":room": limit - num_lines}),
+            )
+        except ConditionFailed:
+            fields = yield from self.get(batch_key(batch.id))
+            return fields is not None and fields.get("queued_lines") is not None
+        return True
+
+    def give_lines(self, batch: Batch) -> Operation[None]:
+        """Take a batch's lines off the count again, once, if they were counted."""
+        if batch.queued_lines is None:
+            return
+        try:
+            yield self.transact(
+                self._change_batch(
+                    batch,
+                    {"queued_lines": None},
+                    "#queued_lines = :counted",
+                    {":counted": batch.queued_lines},
+                ),
+                self._change_count(batch, -batch.queued_lines),
+            )
+        except ConditionFailed:
+            return
+
+    def _change_batch(
+        self, batch: Batch, fields: dict[str, object], condition: str, values: dict[str, object]
+    ) -> dict[str, object]:
+        change = expression(fields, condition=condition, values=values)
+        return {"Update": {"TableName": self.name, "Key": to_item(batch_key(batch.id)), **change}}
+
+    def _change_count(
+        self,
+        batch: Batch,
+        number: int,
+        condition: str | None = None,
+        values: dict[str, object] | None = None,
+    ) -> dict[str, object]:
+        change = expression({}, added={"num_lines": number}, condition=condition, values=values)
+        key = to_item(_queue_key(batch.tenant))
+        return {"Update": {"TableName": self.name, "Key": key, **change}}
+
+
+def _waited_key(tenant: str, now: int) -> dict[str, object]:
+    return {"pk": f"USAGE#{tenant}", "sk": f"WAITED#{now // _WAITED_PERIOD_SECONDS:010}"}
+
+
+def _queue_key(tenant: str) -> dict[str, object]:
+    return {"pk": f"USAGE#{tenant}", "sk": "QUEUED"}

@@ -1,0 +1,1 @@
+"""Where a worker stands: its settings, its deployment's means, its figures."""

@@ -1,0 +1,83 @@
+"""What every part of a worker works with: AWS, the deployment's resources, settings and clocks."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from handler.aws.calls import Operation, T
+from handler.aws.queues import Queue
+from handler.batch.history import Bucket
+from handler.deployment import Deployment
+from handler.errors import AwsError, ConditionFailed, NotThere, ObjectChanged
+from handler.log import logger
+from handler.metrics import Figures, emit
+from handler.worker.site.config import WorkerConfig
+from handler.worker.site.history import History
+from handler.worker.site.meter import Meter
+
+RETRY_SECONDS = 1.0
+PATIENCE_SECONDS = 60.0
+
+
+class Runs(Protocol):
+    """Drives operations; `aio.AioAws` does."""
+
+    async def run(self, operation: Operation[T]) -> T:
+        """Return the operation's result; raises AwsError for what it does not handle itself."""
+
+
+@dataclass(frozen=True, slots=True)
+class Site:
+    """Where a worker works. `wall` is Unix time, `clock` one that is never set.
+
+    `meter` sums up what the worker does, `history` what each batch gains by it.
+    """
+
+    aws: Runs
+    deployment: Deployment
+    queue: Queue
+    config: WorkerConfig
+    wall: Callable[[], float] = time.time
+    clock: Callable[[], float] = time.monotonic
+    meter: Meter = field(default_factory=Meter)
+    history: History = field(default_factory=History)
+
+    @property
+    def model(self) -> str | None:
+        """Return the model whose queue this worker serves; None for a queue of no known model."""
+        known = self.deployment.work.items()
+        return next((model for model, queue in known if queue == self.queue), None)
+
+    def tell(self, figures: Figures, **labels: str | int) -> None:
+        """Tell figures of this worker's model, if there are any."""
+        if figures:
+            emit(figures, model=self.model, **labels)
+
+    async def tell_history(self) -> None:
+        """Add what was gained to the history of each batch; what fails is left out of it."""
+        for batch, start, seconds, gained in self.history.take(self.clock()):
+            bucket = Bucket(
+                start, seconds, gained.completed, gained.failed, gained.completion_tokens
+            )
+            await self.aws.run(self.deployment.ledger.add_history(batch, bucket))
+
+    async def insist(self, make: Callable[[], Operation[T]]) -> T:
+        """Run an operation again while AWS fails, for a minute; raises what it fails with then.
+
+        What a repetition cannot mend is raised at once.
+        """
+        give_up_at = self.clock() + PATIENCE_SECONDS
+        while True:
+            try:
+                return await self.aws.run(make())
+            except (ConditionFailed, NotThere, ObjectChanged):
+                raise
+            except AwsError as exc:
+                if self.clock() >= give_up_at:
+                    raise
+                logger.warning("tried again", reason=str(exc))
+            await asyncio.sleep(RETRY_SECONDS)

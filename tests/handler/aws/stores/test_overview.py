@@ -1,0 +1,103 @@
+"""What is under way, and what has ended: a tenant's own, and nobody else's."""
+
+from __future__ import annotations
+
+from typing import Any
+from uuid import uuid4
+
+from handler.aws.calls import Call
+from handler.aws.items import to_item
+from handler.aws.stores.overview import Survey
+from handler.batch.model import Progress
+from handler.batch.states import TERMINAL, Status
+from handler.deployment import Deployment
+from tests.handler.aws.conftest import Run
+from tests.handler.aws.given import LEASE_SECONDS, NOW, in_progress, make_batch
+
+DONE = Progress(7, 1, 70, 20, 21, 0.1, 2.0, 6.0)
+
+
+def test_active_batches_are_those_of_the_tenant(run: Run, deployment: Deployment) -> None:
+    """Those that have not ended, oldest first, also of before the list named tenants."""
+    table, tenant = deployment.table, new_tenant()
+    ages = (30, 10, 20)
+    ours = [
+        run(table.create_batch(make_batch(deployment, created_at=NOW - age, tenant=tenant)))
+        for age in ages
+    ]
+    run(table.create_batch(make_batch(deployment, tenant="others")))
+    ended = run(table.create_batch(make_batch(deployment, tenant=tenant)))
+    run(table.move_batch(ended.id, Status.FAILED, NOW))
+    for batch in ours[:2]:
+        item = to_item({"pk": "ACTIVE", "sk": f"BATCH#{batch.id}"})
+        run(one(Call("dynamodb", "put_item", {"TableName": table.name, "Item": item})))
+    found = run(deployment.overview.list_active(tenant))
+    assert [batch.id for batch in found] == [ours[0].id, ours[2].id, ours[1].id]
+    assert run(deployment.overview.list_active("nobody")) == []
+
+
+def test_more_batches_than_one_call_takes_are_all_found(run: Run, deployment: Deployment) -> None:
+    """A hundred keys are the most of one, and some may come back undone."""
+    tenant = new_tenant()
+    made = {
+        run(
+            deployment.table.create_batch(make_batch(deployment, created_at=NOW - n, tenant=tenant))
+        ).id
+        for n in range(130)
+    }
+    assert {batch.id for batch in run(deployment.overview.list_active(tenant))} == made
+
+
+def test_what_was_too_much_is_asked_for_again(deployment: Deployment) -> None:
+    """Without an answer to wait for: the calls are looked at."""
+    key = {"pk": "a", "sk": "META"}
+    operation = deployment.overview.get_many([key, {"pk": "b", "sk": "META"}])
+    table = deployment.table.name
+    first = next(operation)
+    assert len(first.arguments["RequestItems"][table]["Keys"]) == 2
+    again = operation.send(
+        {"Responses": {table: []}, "UnprocessedKeys": {table: {"Keys": [to_item(key)]}}}
+    )
+    assert again.arguments["RequestItems"][table]["Keys"] == [to_item(key)]
+
+
+def test_a_survey_tells_who_waits_and_who_runs(run: Run, deployment: Deployment) -> None:
+    """A shard whose lease has lapsed waits, and a sealed one does neither."""
+    table = deployment.table
+    batch = run(in_progress(deployment, 4))
+    for number, now in ((0, NOW), (1, NOW - 600), (2, NOW)):
+        shard = run(table.claim(batch.id, number, owner="a", now=now, lease_seconds=LEASE_SECONDS))
+        run(table.renew(shard, lease_until=now + 30, progress=DONE, attempts=1))
+        if number == 2:
+            run(table.commit(shard, progress=DONE.at_rest, output_sizes=[], error_sizes=[]))
+    found = run(deployment.overview.survey(batch.id, NOW))
+    assert found == Survey(DONE + DONE.at_rest + DONE.at_rest, num_waiting=2, num_running=1)
+
+
+def test_totals_add_up(run: Run, deployment: Deployment) -> None:
+    """By tenant and status; of one that nothing of has ended they are nothing."""
+    ledger, tenant = deployment.ledger, new_tenant()
+    for status, owner, cost in (
+        (Status.COMPLETED, tenant, 0.1),
+        (Status.COMPLETED, tenant, 0.2),
+        (Status.EXPIRED, tenant, None),
+        (Status.FAILED, "others", 5.0),
+    ):
+        batch = make_batch(deployment, tenant=owner, status=status)
+        run(ledger.add_total(batch, DONE, cost))
+    total = run(ledger.get_total(tenant))
+    assert total.done == Progress(21, 3, 210, 60, 63, 0.3)
+    assert total.cost == 0.3
+    expected: dict[Any, int] = dict.fromkeys(TERMINAL, 0)
+    assert total.batches == expected | {"completed": 2, "expired": 1}
+    assert sum(run(ledger.get_total("nobody")).batches.values()) == 0
+
+
+def new_tenant() -> str:
+    """Return a tenant that has nothing: the tests of this module share a deployment."""
+    return f"tenant-{uuid4().hex}"
+
+
+def one(call: Call) -> Any:
+    """Return the operation that makes one call."""
+    return (yield call)

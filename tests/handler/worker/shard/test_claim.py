@@ -1,0 +1,291 @@
+"""What becomes of each message: a claim, or the reason why there is none."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import pytest_asyncio
+
+from handler.aws.aio import AioAws
+from handler.aws.queues import Message, shard_message
+from handler.batch.model import EngineInfo, Progress, ShardStatus
+from handler.batch.states import Status
+from handler.worker.shard.claim import Claim, claim_shard, note_engine
+from handler.worker.shard.doorbell import Doorbell, Target, parse_target
+from handler.worker.site.site import Site
+from tests.handler.worker.rig import Rig, Work
+
+GOOD: dict[str, Any] = {}
+
+
+class Clock:
+    """A clock that is set by hand."""
+
+    now = 1_000.0
+
+    def __call__(self) -> float:
+        """Return the time."""
+        return self.now
+
+
+@pytest_asyncio.fixture
+async def site(rig: Rig) -> AsyncIterator[Site]:
+    """Return where a worker works."""
+    async with AioAws() as aws:
+        yield Site(aws, rig.deployment, rig.queue, rig.config(lease_seconds=2), clock=Clock())
+
+
+async def take(site: Site) -> Doorbell:
+    """Receive the one message that is there."""
+    [message] = await site.aws.run(site.queue.receive(visibility_seconds=30))
+    return Doorbell(site, message)
+
+
+async def claim(site: Site) -> Claim | None:
+    """Claim what the one message rings for."""
+    return await claim_shard(site, await take(site), owner="me")
+
+
+def advance(work: Work) -> dict[str, Any]:
+    """Return the message that rings for a batch."""
+    return {"kind": "advance", "batch_id": work.id}
+
+
+async def num_hidden(site: Site) -> int:
+    """Return about how many messages there are, seen or not."""
+    return await site.aws.run(site.queue.count())
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "",
+        "[]",
+        "{",
+        '{"batch_id": "b"}',
+        '{"batch_id": 1, "shard": 1}',
+        '{"batch_id": "b", "shard": -1}',
+        '{"batch_id": "", "shard": 1}',
+        '{"Event": "s3:TestEvent"}',
+    ],
+)
+def test_nonsense_rings_for_nothing(body: str) -> None:
+    """Whatever it is."""
+    assert parse_target(body) is None
+
+
+def test_a_message_rings_for_one_shard() -> None:
+    """More fields do no harm."""
+    assert parse_target('{"batch_id": "b", "shard": 3, "x": 1}') == Target("b", 3)
+
+
+async def test_a_free_shard_is_claimed(rig: Rig, site: Site) -> None:
+    """With a new fence; the message stays hidden."""
+    work = rig.batch(GOOD)
+    before = time.time()
+    claimed = await claim(site)
+    after = time.time()
+    assert claimed is not None
+    assert (claimed.shard, claimed.batch, claimed.sent_at) == (work.shard(), work.batch, 1_000)
+    shard = work.shard()
+    assert (shard.owner, shard.fence, shard.attempts) == ("me", 1, 1)
+    assert before <= (shard.lease_until or 0) - 2 <= after
+    assert await num_hidden(site) == 1
+
+
+@pytest.mark.parametrize("body", [{"x": 1}, {"batch_id": "batch_unknown", "shard": 0}])
+async def test_a_message_without_a_shard_is_dropped(
+    rig: Rig, site: Site, body: dict[str, object]
+) -> None:
+    """It would come again and again."""
+    rig.run(rig.queue.send(body))
+    assert await claim(site) is None
+    assert await num_hidden(site) == 0
+
+
+async def test_a_message_for_a_done_shard_is_dropped(rig: Rig, site: Site) -> None:
+    """And the batch is rung for when that was the last: its committer may have died."""
+    work = rig.batch(GOOD, GOOD, shard_lines=1, rings=False)
+    for number in (0, 1):
+        shard = work.claim(number)
+        rig.run(
+            rig.deployment.table.commit(shard, progress=Progress(), output_sizes=(), error_sizes=())
+        )
+        work.ring(number)
+        assert await claim(site) is None
+        assert await num_hidden(site) == 0
+        assert rig.messages() == ([advance(work)] if number else [])
+        assert work.shard(number).status is ShardStatus.DONE
+
+
+async def test_a_shard_that_another_has_is_looked_at_when_its_lease_ends(
+    rig: Rig, site: Site
+) -> None:
+    """By a fresh message, so that no failure is counted."""
+    work = rig.batch(GOOD)
+    other = work.claim(lease_seconds=1)
+    assert await claim(site) is None
+    assert work.shard() == other
+    assert await num_hidden(site) == 1
+    [message] = await site.aws.run(site.queue.receive(wait_seconds=15, visibility_seconds=30))
+    assert parse_target(message.body) == Target(work.id, 0)
+    assert time.time() > other.lease_until - 0.5
+
+
+@pytest.mark.parametrize("status", [Status.CANCELLING, Status.FINALIZING])
+async def test_a_batch_that_winds_up_is_not_run(rig: Rig, site: Site, status: Status) -> None:
+    """Its shard is given back at once, and no attempt counted."""
+    work = rig.batch(GOOD)
+    work.move(status)
+    assert await claim(site) is None
+    shard = work.shard()
+    assert (shard.owner, shard.attempts, shard.abandoned) == (None, 0, None)
+    assert rig.messages() == [advance(work)]
+    assert await num_hidden(site) == 0
+
+
+async def test_a_batch_past_its_window_is_not_run(rig: Rig, site: Site) -> None:
+    """Whether or not anybody has moved it yet."""
+    work = rig.batch(GOOD, expires_in_seconds=-1)
+    assert await claim(site) is None
+    assert work.is_free
+    assert rig.messages() == [advance(work)]
+
+
+async def test_a_shard_of_an_unknown_batch_is_not_run(rig: Rig, site: Site) -> None:
+    """It can be had, but there is nothing to run it for."""
+    work = rig.batch(GOOD)
+    key = {"pk": {"S": f"BATCH#{work.id}"}, "sk": {"S": "META"}}
+    rig.aws.clients["dynamodb"].delete_item(TableName=rig.deployment.table.name, Key=key)
+    assert await claim(site) is None
+    assert await num_hidden(site) == 0
+
+
+async def test_a_shard_that_was_given_up_is_not_run(rig: Rig, site: Site) -> None:
+    """The batch is rung for, which gives its lines their rows."""
+    work = rig.batch(GOOD)
+    rig.run(rig.deployment.table.abandon(work.id, 0, "Why not."))
+    assert await claim(site) is None
+    assert (work.shard().owner, work.shard().abandoned) == (None, "Why not.")
+    assert rig.messages() == [advance(work)]
+
+
+async def test_a_shard_whose_claims_come_to_nothing_is_given_up(rig: Rig, site: Site) -> None:
+    """After so many of them, with the reason; one less is tried once more."""
+    work = rig.batch(GOOD, rings=False)
+    for _ in range(4):
+        work.claim(lease_seconds=-1)
+    work.ring()
+    assert await claim(site) is not None
+    assert work.shard().attempts == 5
+    other = rig.batch(GOOD, rings=False)
+    for _ in range(5):
+        other.claim(lease_seconds=-1)
+    other.ring()
+    assert await claim(site) is None
+    shard = other.shard()
+    assert shard.abandoned == "The shard was given up: 5 runs of it ended without a new row."
+    assert shard.owner is None
+    assert rig.messages() == [advance(other)]
+
+
+async def test_the_first_engine_of_a_batch_is_noted(rig: Rig, site: Site) -> None:
+    """A later one does not take its place."""
+    work = rig.batch(GOOD)
+    await note_engine(site, work.batch, EngineInfo("r1", "1.0"))
+    await note_engine(site, work.batch, EngineInfo("r2", "2.0"))
+    assert work.batch.engine == EngineInfo("r1", "1.0")
+
+
+# Doorbells
+
+
+async def test_a_message_is_kept_when_that_is_due(rig: Rig, site: Site) -> None:
+    """Not at every beat: after a third of its visibility."""
+    rig.batch(GOOD)
+    hidden = []
+    doorbell = await take(spying(site, hidden))
+    for now in (1_000, 1_001.9, 1_002, 1_003, 1_004):
+        doorbell._site.clock.now = now  # type: ignore[attr-defined]
+        await doorbell.keep()
+    assert hidden == [1_002, 1_004]
+
+
+def spying(site: Site, hidden: list[float]) -> Site:
+    """Return the site with note taken of when a message is hidden."""
+
+    class Spy:
+        async def run(self, operation: Any) -> Any:
+            if operation.__name__ == "hide":
+                hidden.append(site.clock())
+            return await site.aws.run(operation)
+
+    return replace(site, aws=Spy())
+
+
+async def test_a_message_that_is_held_for_very_long_is_replaced(rig: Rig, site: Site) -> None:
+    """SQS would hand it to another after twelve hours; the copy is taken over when it comes."""
+    work = rig.batch(GOOD)
+    doorbell = await take(site)
+    site.clock.now += 11 * 3600  # type: ignore[attr-defined]
+    await doorbell.keep()
+    assert not doorbell.is_held
+    assert await num_hidden(site) == 1
+    await doorbell.keep()
+    await doorbell.dismiss()
+    assert await num_hidden(site) == 1
+    work.ring()
+    await doorbell.take_over(await take(site))
+    assert doorbell.is_held
+    await doorbell.dismiss()
+    assert await num_hidden(site) == 1
+
+
+async def test_a_second_message_for_a_held_shard_is_dismissed(rig: Rig, site: Site) -> None:
+    """One is enough."""
+    work = rig.batch(GOOD)
+    first = await take(site)
+    work.ring()
+    await first.take_over(await take(site))
+    assert first.is_held
+    assert await num_hidden(site) == 1
+
+
+async def test_a_message_that_somebody_else_has_answered_is_no_trouble(
+    rig: Rig, site: Site
+) -> None:
+    """Neither keeping nor dismissing it fails."""
+    rig.batch(GOOD)
+    doorbell = await take(site)
+    assert doorbell._message is not None
+    other = Doorbell(site, Message(doorbell._message.body, doorbell._message.receipt))
+    await other.dismiss()
+    site.clock.now += 60  # type: ignore[attr-defined]
+    await doorbell.keep()
+    await doorbell.dismiss()
+    assert await num_hidden(site) == 0
+    assert doorbell.labels == shard_message(*doorbell.target)  # type: ignore[misc]
+
+
+async def test_a_shard_that_finalize_takes_meanwhile_is_left_to_it(
+    rig: Rig, site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Stolen between the claim and its release: the message goes, and nobody is stopped by it."""
+    work = rig.batch(GOOD)
+
+    def stolen(*_: object) -> str:
+        rig.run(
+            rig.deployment.table.claim(
+                work.id, 0, owner="finalize", now=time.time(), lease_seconds=60, steal=True
+            )
+        )
+        return "the batch is cancelling"
+
+    monkeypatch.setattr("handler.worker.shard.claim.why_not_run", stolen)
+    assert await claim(site) is None
+    assert work.shard().owner == "finalize"
+    assert await num_hidden(site) == 0
