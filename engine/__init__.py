@@ -1,5 +1,5 @@
 """Requests in, responses out: the inference engine. Knows nothing of any cloud.
 
 Importing this package imports nothing else. What handles batches (`batchfile`, `contract`,
-`process`, `protocol`) never needs torch.
+`errors`, `process`, `protocol`) never needs torch.
 """

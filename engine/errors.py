@@ -25,8 +25,3 @@ class EngineClosed(EngineError):
     """The engine was closed while a request waited or ran."""
 
     code = "engine_closed"
-
-
-def first_line(exc: Exception) -> str:
-    """Return the first line of what an exception of another library says."""
-    return (str(exc).strip() or type(exc).__name__).splitlines()[0]

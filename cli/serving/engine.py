@@ -1,4 +1,4 @@
-"""What a run needs of an engine, and how the real one is loaded."""
+"""How the engine of a command is set up and loaded."""
 
 from __future__ import annotations
 

@@ -23,8 +23,8 @@ _UNKNOWN_URL = "invalid_url"
 _BARE_CODES = frozenset({_UNKNOWN_URL, STREAM_NOT_SUPPORTED})
 
 
-class Running(Protocol):
-    """The engine below the endpoints, as far as its owner has to do with it."""
+class StepLoop(Protocol):
+    """What runs below the endpoints, as far as the owner of the engine has to do with it."""
 
     def stats(self) -> EngineStats:
         """Return a snapshot of the work; callable from any thread."""
@@ -42,7 +42,7 @@ class ServedEngine:
     def __init__(
         self,
         endpoints: Iterable[Endpoint],
-        engine: Running,
+        engine: StepLoop,
         info: EngineInfo,
         *,
         model_names: Sequence[str],

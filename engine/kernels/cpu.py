@@ -22,7 +22,7 @@ from numba.core import cgutils
 from numba.extending import intrinsic
 from torch import Tensor
 
-from engine.kernels.reference import AttentionShape, PackedStep
+from engine.kernels.packed import AttentionShape, PackedStep
 
 BITS = ir.IntType(32)
 DTYPES = (torch.float32, torch.bfloat16)

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from transformers import AttentionInterface
 
 from engine.kernels import reference
-from engine.kernels.reference import AttentionShape, PackedStep
+from engine.kernels.packed import AttentionShape, PackedStep
 from engine.model.cache import KVCache
 
 # What transformers knows our attention function by.

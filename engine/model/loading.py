@@ -11,10 +11,10 @@ import torch
 from torch import nn
 
 from engine.config import EngineConfig
-from engine.errors import ModelRefused, first_line
+from engine.errors import ModelRefused
 from engine.model import swaps
 from engine.model.forward import ATTENTION, LoadedModel
-from engine.model.proof import probe, prove, run_eagerly
+from engine.model.proof import first_line_of, probe, prove, run_eagerly
 
 ATTENTION_LAYERS = {"full_attention", "sliding_attention"}
 POSITION_DEPENDENT_ROPE = {"dynamic", "longrope"}
@@ -30,7 +30,7 @@ def load_model(settings: EngineConfig) -> LoadedModel:
         config = AutoConfig.from_pretrained(settings.model, trust_remote_code=False)
     except (OSError, ValueError, KeyError) as exc:
         raise ModelRefused(
-            f"{settings.model}: cannot be read as a model: {first_line(exc)}"
+            f"{settings.model}: cannot be read as a model: {first_line_of(exc)}"
         ) from exc
     config = config.get_text_config(decoder=True)
     refuse_by_config(settings.model, config)
@@ -46,13 +46,15 @@ def load_model(settings: EngineConfig) -> LoadedModel:
             use_safetensors=True,
         )
     except (OSError, ValueError, KeyError, ImportError, RuntimeError) as exc:
-        raise ModelRefused(f"{settings.model}: cannot be loaded: {first_line(exc)}") from exc
+        raise ModelRefused(f"{settings.model}: cannot be loaded: {first_line_of(exc)}") from exc
     network = network.eval().requires_grad_(requires_grad=False).to(device)
     try:
         return prepare(network, settings, dtype, device)
     except (TypeError, ValueError, RuntimeError) as exc:
         name = type(network).__name__
-        raise ModelRefused(f"{settings.model}: {name} cannot run here: {first_line(exc)}") from exc
+        raise ModelRefused(
+            f"{settings.model}: {name} cannot run here: {first_line_of(exc)}"
+        ) from exc
 
 
 @torch.inference_mode()

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from engine.config import EngineConfig
-from engine.errors import ModelRefused, first_line
-from engine.kernels.reference import AttentionShape, Chunk, PackedStep
+from engine.errors import ModelRefused
+from engine.kernels.packed import AttentionShape, Chunk, PackedStep
 from engine.model.cache import KVCache
 from engine.model.forward import ATTENTION, LoadedModel, PagedAttention, RecordingAttention, forward
 
@@ -32,7 +32,7 @@ def probe(
     except (TypeError, ValueError, KeyError, AttributeError) as exc:
         raise ModelRefused(
             f"{name}: {type(network).__name__} does not pass the attention interface's arguments "
-            f"through: {first_line(exc)}"
+            f"through: {first_line_of(exc)}"
         ) from exc
     config: Any = network.config
     expected = config.num_hidden_layers
@@ -86,6 +86,11 @@ def prove(settings: EngineConfig, loaded: LoadedModel, token_ids: Tensor, expect
                 "that is not in keys and values, or masks in a way that its attention call does "
                 "not tell."
             )
+
+
+def first_line_of(exc: Exception) -> str:
+    """Return the first line of what an exception of another library says."""
+    return (str(exc).strip() or type(exc).__name__).splitlines()[0]
 
 
 def _proof_step(

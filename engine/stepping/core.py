@@ -81,13 +81,16 @@ class Core:
             sampled = self._compute(plan)
         except torch.OutOfMemoryError:
             sampled = None
-        except Exception as exc:
+        except Exception as exc:  # whatever one request does, the others go on
             logger.exception("a step of %d sequences failed", len(plan.slots))
             culprit = self._failures.start_over(plan)
-            return _failed(culprit, f"The engine failed on this request: {exc}")
+            if culprit is None:
+                return []
+            return [_failed(culprit, f"The engine failed on this request: {exc}")]
         if sampled is None:  # seen to only here, where no frame of the exception holds a tensor
             self._runner.free_memory()
-            return _failed(self._failures.make_room(plan), NO_ROOM, code="out_of_memory")
+            culprit = self._failures.make_room(plan)
+            return [] if culprit is None else [_failed(culprit, NO_ROOM, code="out_of_memory")]
         self._scheduler.advance(plan, sampled.token_ids)
         finished = self._collect(plan.sampled, sampled)
         self._failures.note_success(plan)
@@ -166,11 +169,7 @@ class Core:
         self._output_tokens += len(sequence.generated)
 
 
-def _failed(
-    culprit: Sequence | None, words: str, *, code: str = "internal_error"
-) -> list[Sequence]:
-    """Return what a failed step finished: the sequence that is to blame, if there is one."""
-    if culprit is None:
-        return []
+def _failed(culprit: Sequence, words: str, *, code: str = "internal_error") -> Sequence:
+    """Return the sequence that a failed step is blamed on, with these words as its error."""
     culprit.error = InternalError(words, code=code)
-    return [culprit]
+    return culprit

@@ -9,7 +9,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from engine.kernels.reference import Chunk, PackedStep
+from engine.kernels.packed import Chunk, PackedStep
 from engine.model.cache import KVCache
 from engine.model.forward import LoadedModel, PagedAttention
 from engine.scheduling.scheduler import PromptChunk, StepPlan

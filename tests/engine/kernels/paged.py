@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from engine.kernels.reference import AttentionShape, Chunk, PackedStep
+from engine.kernels.packed import AttentionShape, Chunk, PackedStep
 
 
 @dataclass(frozen=True, slots=True)

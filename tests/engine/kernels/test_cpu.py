@@ -9,7 +9,7 @@ import torch
 
 from engine.kernels import cpu, reference
 from engine.kernels.cpu import PAGE_SIZE
-from engine.kernels.reference import AttentionShape, PackedStep
+from engine.kernels.packed import AttentionShape, PackedStep
 from tests.engine.kernels.paged import Paged, Sequences
 
 GROUPED = AttentionShape(6, 2, 8, 16, 0.4)

@@ -5,9 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
+from engine.kernels.packed import AttentionShape, PackedStep
 from engine.kernels.reference import (
-    AttentionShape,
-    PackedStep,
     attend,
     decode,
     gather,
