@@ -22,7 +22,7 @@ from cli.commands.run import options_from
 from cli.main import exit_status_of, make_parser
 from cli.running.job import run_job
 from engine.config import EngineConfig
-from engine.contract import EngineStats, Reply, Usage
+from engine.contract import EngineInfo, EngineStats, Reply, Usage
 from engine.errors import EngineError
 
 
@@ -63,6 +63,10 @@ class ScriptedEngine:
             return Reply(status, {"error": error}, bare_message=body.get("bare", False))
         reply = {"id": request_id, "created": created, "text": body.get("say", "hello")}
         return Reply(200, reply, Usage(10, 4, 3))
+
+    def info(self) -> EngineInfo:
+        """A model without weights."""
+        return EngineInfo("scripted", None, "test", "cpu", 0, 4)
 
     def stats(self) -> EngineStats:
         """A constant of each kind."""

@@ -91,8 +91,7 @@ def test_a_line_of_200_megabytes_is_an_error_that_costs_no_memory() -> None:
     """It is skipped in chunks in a process that may not have 200 MB."""
     code = """
 import io, resource, sys
-from engine.batchfile.lines import LineError
-from engine.batchfile.lines import parse_line, read_lines
+from engine.batchfile.lines import LineError, parse_line, read_lines
 
 class Endless(io.RawIOBase):
     left = 200 * 2**20
