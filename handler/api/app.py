@@ -16,7 +16,6 @@ from aws_lambda_powertools.event_handler.openapi.exceptions import RequestValida
 from pydantic import BaseModel
 from pydantic_core import to_json
 
-from handler.api.document import text
 from handler.api.envelope import errors
 from handler.api.envelope.bodies import Bodies
 from handler.api.envelope.caller import tenant_of
@@ -78,6 +77,9 @@ def health() -> HealthObject:
 @app.get(DOCUMENT, compress=True, include_in_schema=False)
 def show_document() -> Response[str]:
     """Return the OpenAPI document of this API; needs no key and asks nothing of AWS."""
+    # Not at the top: every cold start would pay for what hardly any request asks.
+    from handler.api.document import text
+
     return Response(int(HTTPStatus.OK), content_types.APPLICATION_JSON, text(app))
 
 

@@ -96,8 +96,8 @@ class KnownTenants:
     def find(self, name: str, now: float) -> Operation[Tenant]:
         """Return a tenant as it was a minute ago at most."""
         read_at, tenant = self._known.get(name, (0.0, None))
-        # Either way: some callers tell whole seconds, and a clock may be set back.
-        if tenant is None or abs(now - read_at) >= KNOWN_SECONDS:
+        # Less than a second before: some callers tell whole seconds.
+        if tenant is None or not -1 < now - read_at < KNOWN_SECONDS:
             tenant = yield from self._store.find(name)
             with self._changing:
                 self._known.pop(name, None)

@@ -45,7 +45,7 @@ def make_batch(
             param="idempotency_key",
         )
     fields["idempotency_key"] = key if key is not None else fields["idempotency_key"]
-    asked, tenant = read_request(fields), tenant_of(router.current_event)
+    tenant, asked = tenant_of(router.current_event), read_request(fields)
     return _shown(aws().run(create_batch(deployment(), tenant, asked, int(time.time()))))
 
 
