@@ -10,8 +10,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from handler.api.app import app
 from handler.api.public import is_public
+from handler.lambdas.api import app
 
 _PARAMETER = re.compile(r"<(\w+)>")
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from functools import partial
 from typing import Any
 
 import pytest
@@ -16,6 +17,7 @@ from handler.finalize.finalize import finalize
 from handler.moves.end import end_batch
 from infra.data.bucket import SHORT_LIVED_TAG
 from tests.handler.finalize.rig import Cloud, plenty
+from tests.handler.killing import is_killed_after
 
 
 def ids(*lines: int) -> list[str]:
@@ -169,31 +171,10 @@ def test_a_repeated_message_changes_nothing(mini: Cloud) -> None:
     assert mini.messages() == []
 
 
-class Killed(BaseException):
-    """The end of a process, which no code can catch in time."""
-
-
-def kill_after(cloud: Cloud, num_calls: int) -> None:
-    """Let the process end when it has made so many requests to AWS."""
-    numbers = iter(range(100_000))
-
-    class Dying:
-        def __init__(self, client: Any) -> None:
-            self._client = client
-
-        def __getattr__(self, name: str) -> Any:
-            if next(numbers) >= num_calls:
-                raise Killed
-            return getattr(self._client, name)
-
-    cloud.aws.clients = {service: Dying(client) for service, client in cloud.aws.clients.items()}
-
-
 @pytest.mark.parametrize("status", [Status.FINALIZING, Status.CANCELLING])
 def test_a_run_may_die_at_any_moment(mini: Cloud, status: Status) -> None:
     """Killed between any two of its requests, another run ends in the very same state."""
     outcome = {"outcome": "expired"} if status is Status.FINALIZING else {}
-    clients = mini.aws.clients
     results: list[Any] = []
     was_killed = True
     while was_killed:
@@ -201,14 +182,8 @@ def test_a_run_may_die_at_any_moment(mini: Cloud, status: Status) -> None:
         drop.run_shard(0)
         drop.put_rows(drop.claim(1), [6])
         drop.move(status, ago_seconds=60, **outcome)
-        batch = drop.batch
-        kill_after(mini, len(results))
-        try:
-            finalize(mini.aws, mini.deployment, batch, plenty)
-            was_killed = False
-        except Killed:
-            pass
-        mini.aws.clients = clients
+        run = partial(finalize, mini.aws, mini.deployment, drop.batch, plenty)
+        was_killed = is_killed_after(len(results), mini.aws, run)
         # The turn of the dead lapses.
         mini.run(mini.deployment.table.change_batch(drop.id, drop.batch.status, turn_until=0))
         finalize(mini.aws, mini.deployment, drop.batch, plenty)

@@ -24,6 +24,7 @@ from tests.handler.api.rig import answer_to, request_of, serving
 from tests.handler.finalize.rig import Cloud as Rig
 from tests.handler.finalize.rig import Drop
 from tests.handler.intake.rig import Cloud, lines_of, plenty
+from tests.handler.lambdas.telling import listening
 
 FOR_EVER = 1e9
 
@@ -78,12 +79,15 @@ def event_of(cloud: Cloud) -> dict[str, Any]:
 def test_a_drop_is_taken_in_without_reading_its_batch(ministack: Emulator) -> None:
     """One run from the event to the doorbell: what each write returns is the batch as it is."""
     cloud = Cloud.on(ministack)
-    assert heard(cloud, event_of(cloud)) == {
+    with listening(cloud.aws) as told:
+        counts = heard(cloud, event_of(cloud))
+    assert told == ["validating", "in_progress"]
+    assert counts == {
         "HeadObject": 1,
         "GetItem TENANT/META": 2,  # its webhook's secret, then its limit of lines
         "GetItem DROP/META": 1,
         "TransactWriteItems": 1,
-        "PutEvents": 2,  # validating, in progress
+        "PutEvents": 2,
         "GetObject": 2,  # its first bytes, then all of them
         "PutItem BATCH/SHARD": 1,
         # Told, the turn taken, a checkpoint, in progress, told, the turn given, rung for.

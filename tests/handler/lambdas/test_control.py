@@ -6,6 +6,7 @@ import json
 import logging
 import time
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -23,7 +24,9 @@ from handler.errors import AwsError
 from handler.lambdas import control
 from localstack.pump import Context
 from tests.emulators import Emulator
-from tests.handler.intake.rig import Cloud, lines_of
+from tests.handler.intake.rig import Cloud, lines_of, plenty
+from tests.handler.killing import is_killed_after
+from tests.handler.lambdas.telling import listening
 
 EVENTS = Path(__file__).parents[2] / "events"
 
@@ -95,6 +98,36 @@ def test_an_upload_becomes_shards_that_are_rung_for(cloud: Cloud) -> None:
     assert cloud.rung_shards() == [0, 1, 2]
     assert handle(*bodies) == []
     assert cloud.rung_shards() == []
+
+
+def test_the_run_of_a_drop_may_die_at_any_moment(cloud: Cloud) -> None:
+    """Killed before any one of its requests, it is made good by the message that comes again."""
+    results: list[Any] = []
+    was_killed = True
+    while was_killed:
+        key = f"input/{len(results)}.jsonl"
+        cloud.put(lines_of(25), key)
+        run = partial(control.act_on, cloud.aws, cloud.deployment, event_of(cloud, key), plenty)
+        with listening(cloud.aws) as told:
+            was_killed = is_killed_after(len(results), cloud.aws, run)
+            rung = cloud.rung_shards()
+            if batch_id := newest(cloud, key):
+                left = cloud.batch(batch_id)
+                assert left.status is Status.IN_PROGRESS or not rung
+                # A message comes again long after the turn of the dead has lapsed.
+                cloud.run(cloud.deployment.table.change_batch(left.id, left.status, turn_until=0))
+            run()
+        batch = cloud.batch(newest(cloud, key) or "none")
+        assert batch.announced is batch.status is Status.IN_PROGRESS
+        assert list(dict.fromkeys(told)) == ["validating", "in_progress"]
+        assert {*rung, *cloud.rung_shards()} == {0, 1, 2}
+        rows = [
+            (shard.first_line, shard.num_rows, shard.start, shard.end)
+            for shard in cloud.shards(batch.id)
+        ]
+        results.append((batch.num_rows, batch.num_shards, batch.shards_left, rows))
+    assert len(results) > 15
+    assert all(result == results[-1] for result in results)
 
 
 def test_a_message_of_ours_brings_a_batch_forward(cloud: Cloud) -> None:
