@@ -5,12 +5,15 @@ A bundle is built once for each state of what goes into it and found again under
 
 from __future__ import annotations
 
+import fcntl
+import os
 import platform
 import shutil
 import subprocess
 import sys
 import tomllib
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
@@ -71,20 +74,31 @@ def machine_here() -> Machine:
 def build(machine: Machine, bundles: Path = BUNDLES) -> Path:
     """Return the folder of the bundle; raises CalledProcessError when pip cannot fill it.
 
-    A folder that is there is whole: it grows elsewhere. Of two that build one, one wins.
+    A folder that is there is whole: it grows elsewhere. One builds at a time, and who comes
+    meanwhile waits and finds what it wants.
     """
     folder = bundles / f"{machine}-{_digest(machine)}"
-    if not folder.exists():
-        bundles.mkdir(parents=True, exist_ok=True)
-        with TemporaryDirectory(prefix="growing-", dir=bundles) as place:
-            growing = Path(place) / folder.name
-            _fill(growing, machine)
-            try:
+    if folder.exists():
+        return folder
+    bundles.mkdir(parents=True, exist_ok=True)
+    with _alone_in(bundles):
+        if not folder.exists():
+            with TemporaryDirectory(prefix="growing-", dir=bundles) as place:
+                growing = Path(place) / folder.name
+                _fill(growing, machine)
                 growing.rename(folder)
-            except OSError:
-                if not folder.exists():
-                    raise
     return folder
+
+
+@contextmanager
+def _alone_in(bundles: Path) -> Iterator[None]:
+    """Wait until no other process or thread builds in a folder, and keep the others waiting."""
+    place = os.open(bundles, os.O_RDONLY)
+    try:
+        fcntl.flock(place, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(place)  # which ends the lock
 
 
 def _fill(folder: Path, machine: Machine) -> None:
