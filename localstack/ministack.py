@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from urllib.error import URLError
@@ -17,6 +18,11 @@ from urllib.request import urlopen
 
 _ROOT = Path(__file__).parent.parent
 _START_SECONDS = 60
+# A server that keeps nothing has nothing to end in order: it would wait for its clients' idle
+# connections.
+_STOP_SECONDS = 1
+_KEEP_STATE_SECONDS = 30
+_PORT_TRIES = 3
 
 
 class EmulatorMissing(Exception):
@@ -25,6 +31,10 @@ class EmulatorMissing(Exception):
 
 class PortTaken(Exception):
     """Somebody else listens where the emulator is to; the message says how to mend that."""
+
+
+class ServerEnded(Exception):
+    """A server was no more before it answered."""
 
 
 def find_ministack() -> Path:
@@ -91,9 +101,17 @@ def environment_for(endpoint_url: str, authority: Path | None = None) -> dict[st
 
 @contextmanager
 def running_server(
-    command: list[str], endpoint_url: str, environment: Mapping[str, str], folder: Path
+    command: list[str],
+    endpoint_url: str,
+    environment: Mapping[str, str],
+    folder: Path,
+    *,
+    stop_seconds: float = _STOP_SECONDS,
 ) -> Iterator[None]:
-    """Run a server until the block is left; raises RuntimeError when it does not answer."""
+    """Run a server until the block is left; it is killed `stop_seconds` after it was told to end.
+
+    Raises ServerEnded when it ends before it answers, RuntimeError when it does not answer.
+    """
     with (folder / "server.log").open("wb") as log:
         process = subprocess.Popen(  # noqa: S603 - our own command
             command,
@@ -112,25 +130,49 @@ def running_server(
             process.terminate()
             try:
                 with suppress(subprocess.TimeoutExpired):
-                    process.wait(30)
+                    process.wait(stop_seconds)
             finally:
-                process.kill()
+                with suppress(ProcessLookupError):
+                    os.killpg(process.pid, signal.SIGKILL)  # with the Lambdas that it has started
                 process.wait()
 
 
 @contextmanager
+def on_a_free_port(start: Callable[[int], AbstractContextManager[str]]) -> Iterator[str]:
+    """Enter what `start` makes of a port that nobody has; one taken meanwhile is tried again."""
+    with ExitStack() as stack:
+        for tries_left in reversed(range(_PORT_TRIES)):
+            try:
+                endpoint_url = stack.enter_context(start(free_port()))
+                break
+            except (PortTaken, ServerEnded):
+                if not tries_left:
+                    raise
+        yield endpoint_url
+
+
 def running_ministack(
     folder: Path,
     port: int | None = None,
     *,
     state: Path | None = None,
     enforcement: Enforcement | None = None,
-) -> Iterator[str]:
+) -> AbstractContextManager[str]:
     """Run MiniStack on the loopback address and yield its endpoint; `folder` is its own.
 
     What is in it is gone when it ends, unless `state` names a folder to keep it in.
     """
-    port = port or free_port()
+
+    def start(port: int) -> AbstractContextManager[str]:
+        return _ministack_at(port, folder, state, enforcement)
+
+    return on_a_free_port(start) if port is None else start(port)
+
+
+@contextmanager
+def _ministack_at(
+    port: int, folder: Path, state: Path | None, enforcement: Enforcement | None
+) -> Iterator[str]:
     _check_free(port)
     endpoint_url = f"{'https' if enforcement else 'http'}://127.0.0.1:{port}"
     # Its Lambdas get what it has: whoever typed may have another cloud in the environment.
@@ -155,14 +197,20 @@ def running_ministack(
             "S3_PERSIST": "1",
             "S3_DATA_DIR": str(state / "s3"),
         }
-    with running_server([str(find_ministack())], endpoint_url, environment, folder):
+    stop_seconds = _STOP_SECONDS if state is None else _KEEP_STATE_SECONDS
+    with running_server(
+        [str(find_ministack())], endpoint_url, environment, folder, stop_seconds=stop_seconds
+    ):
         yield endpoint_url
 
 
-@contextmanager
-def running_moto(folder: Path) -> Iterator[str]:
+def running_moto(folder: Path) -> AbstractContextManager[str]:
     """Run moto's server, which checks other things than MiniStack does, and yield its endpoint."""
-    port = free_port()
+    return on_a_free_port(lambda port: _moto_at(port, folder))
+
+
+@contextmanager
+def _moto_at(port: int, folder: Path) -> Iterator[str]:
     endpoint_url = f"http://127.0.0.1:{port}"
     server = str(Path(sys.executable).parent / "moto_server")
     with running_server([server, "-H", "127.0.0.1", "-p", str(port)], endpoint_url, {}, folder):
@@ -173,7 +221,7 @@ def _wait_for(endpoint_url: str, process: subprocess.Popen[bytes]) -> None:
     deadline = time.monotonic() + _START_SECONDS
     while time.monotonic() < deadline:
         if process.poll() is not None:
-            raise RuntimeError(f"the emulator ended with status {process.returncode}")
+            raise ServerEnded(f"the emulator ended with status {process.returncode}")
         try:
             with urlopen(endpoint_url, timeout=2):  # noqa: S310 - our own loopback address
                 return

@@ -103,7 +103,7 @@ def _running(arguments: argparse.Namespace) -> Iterator[LocalCloud]:
         from infra.client import ApiFailed
         from infra.config import DEFAULT_PATH, ConfigRefused
         from localstack.local import LocalOptions, StateRefused, WorkerEnded, running_cloud
-        from localstack.ministack import EmulatorMissing, PortTaken
+        from localstack.ministack import EmulatorMissing, PortTaken, ServerEnded
         from localstack.stacks import DeploymentFailed
     except ModuleNotFoundError as exc:
         raise Refused(
@@ -120,7 +120,7 @@ def _running(arguments: argparse.Namespace) -> Iterator[LocalCloud]:
     try:
         with _ended_by_sigterm(), running_cloud(options, say) as cloud:
             yield cloud
-    except (ConfigRefused, EmulatorMissing, PortTaken, StateRefused) as exc:
+    except (ConfigRefused, EmulatorMissing, PortTaken, ServerEnded, StateRefused) as exc:
         raise Refused(str(exc)) from exc
     except (ApiFailed, DeploymentFailed, WorkerEnded) as exc:
         raise CliError(str(exc)) from exc

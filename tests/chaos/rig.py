@@ -5,24 +5,30 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from urllib.request import urlopen
 
-from localstack.ministack import free_port, running_server
+from localstack.ministack import on_a_free_port, running_server
 from tests.emulators import Emulator
 
 _SCRIPT = Path(__file__).with_name("proxy.py")
 
 
-@contextmanager
-def running_proxy(emulator: Emulator, folder: Path, seed: int, rate: float) -> Iterator[str]:
+def running_proxy(
+    emulator: Emulator, folder: Path, seed: int, rate: float
+) -> AbstractContextManager[str]:
     """Run a proxy before the emulator that lets a share `rate` of the requests go wrong."""
-    port = free_port()
-    url = f"http://127.0.0.1:{port}"
-    command = [sys.executable, str(_SCRIPT), "--target", emulator.endpoint_url]
-    command += ["--port", str(port), "--seed", str(seed), "--rate", str(rate)]
     folder.mkdir()
+    command = [sys.executable, str(_SCRIPT), "--target", emulator.endpoint_url]
+    command += ["--seed", str(seed), "--rate", str(rate)]
+    return on_a_free_port(lambda port: _proxy_at(port, command, folder))
+
+
+@contextmanager
+def _proxy_at(port: int, command: list[str], folder: Path) -> Iterator[str]:
+    url = f"http://127.0.0.1:{port}"
+    command = [*command, "--port", str(port)]
     with running_server(command, _counts_url(url), {}, folder):
         yield url
 
