@@ -28,19 +28,20 @@ INSTALLED_BROWSER := tests/browser/node_modules/.installed
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
-.PHONY: help fuzz-api demo browser screenshots demo-engine bootstrap deploy destroy smoke test chaos check format openapi demo-model bench bench-host bench-batches bench-upload bench-models clean
+.PHONY: help fuzz-api demo browser screenshots demo-engine bootstrap deploy destroy smoke test test-all chaos check format openapi demo-model bench bench-host bench-batches bench-upload bench-models clean
 
 help:
 	@echo "make demo          install, run the whole cloud on this machine, drop the example file into it"
 	@echo "make demo-engine   install and run the example file on the demo model, without a cloud"
-	@echo "make test          install and run all tests"
+	@echo "make test          install and run the tests (docs/testing.md)"
+	@echo "make test-all      run everything: also what takes minutes, and many more cases"
 	@echo "make bootstrap     prepare an AWS account and region for the CDK, once"
 	@echo "make deploy        set a deployment up in an AWS account (docs/deploy.md)"
 	@echo "make smoke         try a deployment: drop, follow, compare, cancel"
 	@echo "make destroy       take a deployment down; says what is kept"
 	@echo "make browser       get the Chromium of the dashboard's tests (make test does, too)"
 	@echo "make screenshots   take the pictures of the dashboard in docs/images again (some minutes)"
-	@echo "make chaos         the chaos suite with all of its seeds (make test runs a few)"
+	@echo "make chaos         the chaos suite with all of its seeds (make test runs one)"
 	@echo "make fuzz-api      schemathesis against the API with many requests (make test sends a few)"
 	@echo "make check         formatting, ruff, mypy and import rules (CI runs: make check test)"
 	@echo "make format        format the code and mend what ruff can mend"
@@ -137,16 +138,32 @@ destroy: $(INSTALLED_LOCAL) $(INSTALLED_NODE)
 smoke: $(INSTALLED_LOCAL)
 	$(BIN)/python -m infra.smoke --deployment $(NAME)
 
-test: $(INSTALLED_DEV) $(INSTALLED_MINISTACK) $(INSTALLED_NODE) $(INSTALLED_BROWSER) $(INSTALLED_CLIENTS)
-	$(BIN)/python -m pytest
+# What holds a bound of time or memory runs first, with nothing beside it; the rest is shared among
+# processes, more than there are cores, as most tests wait for others (docs/testing.md).
+TEST_PROCESSES ?= 4
+# Compiled modules are kept, whatever the environment says: tests start hundreds of processes.
+PYTEST := PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest --durations=30
+# Named, so that the others need not be collected for these.
+ALONE = $(shell grep --recursive --files-with-matches --include='test_*.py' 'mark\.alone' tests)
+SHARED := --numprocesses=$(TEST_PROCESSES) --dist=loadscope --no-loadscope-reorder
+TESTED := $(INSTALLED_DEV) $(INSTALLED_MINISTACK) $(INSTALLED_NODE) $(INSTALLED_BROWSER) $(INSTALLED_CLIENTS)
 
-# All seeds; a few of them run with `make test`.
+test: $(TESTED)
+	$(PYTEST) -m "alone and not long" $(ALONE)
+	$(PYTEST) -m "not alone and not long" $(SHARED)
+
+# Everything, with many more cases of each property.
+test-all: $(TESTED)
+	$(PYTEST) -m alone --hypothesis-profile=full $(ALONE)
+	$(PYTEST) -m "not alone" --hypothesis-profile=full $(SHARED)
+
+# All seeds; `make test` runs one of them.
 chaos: $(INSTALLED_DEV) $(INSTALLED_MINISTACK)
 	TIDEMILL_CHAOS_SEEDS=all $(BIN)/python -m pytest tests/chaos
 
 # Many more requests than `make test` sends, others every time.
 fuzz-api: $(INSTALLED_DEV) $(INSTALLED_MINISTACK)
-	TIDEMILL_SCHEMATHESIS=200 $(BIN)/python -m pytest tests/handler/api/test_schemathesis.py
+	TIDEMILL_SCHEMATHESIS=200 $(BIN)/python -m pytest -m "not long" tests/handler/api/test_schemathesis.py
 
 check: $(INSTALLED_DEV)
 	$(BIN)/ruff format --check .

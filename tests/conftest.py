@@ -1,38 +1,81 @@
-"""Fixtures that several packages' tests share."""
+"""Fixtures that several packages' tests share, and how tests are shared among processes."""
 
 from __future__ import annotations
 
+import os
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from functools import cache
 
 import pytest
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
+from xdist.remote import Producer
 
 from tests.emulators import NAMES, Emulator, running
+from tests.groups import GroupScheduling, place_of
 
 # A busy machine is no reason to fail.
-settings.register_profile("tidemill", deadline=None)
-settings.load_profile("tidemill")
+settings.register_profile("patient", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile(
+    "quick", settings.get_profile("patient"), max_examples=30, stateful_step_count=20
+)
+settings.register_profile(
+    "full", settings.get_profile("patient"), max_examples=400, stateful_step_count=30
+)
+settings.load_profile("quick")
+
+# Engines of tests run tiny models, several at once: second threads would spin in each other's way.
+os.environ |= {"OMP_NUM_THREADS": "1", "NUMBA_NUM_THREADS": "1"}
 
 # A shell's background job ignores Ctrl-C, and so would all that tests of it start.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+# After pytest, which would bring the tests of each emulator together.
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Let the groups that take longest begin first."""
+    items.sort(key=lambda item: place_of(item.nodeid))
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> GroupScheduling:
+    """Share groups among the processes, not tests: see tests/groups.py."""
+    return GroupScheduling(config, log)
+
+
 @pytest.fixture(scope="session")
-def ministack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Emulator]:
+def start_emulator(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Iterator[Callable[[str], Emulator]]:
+    """Return a function that gives the emulator of a name, started when it is first asked for."""
+    with ExitStack() as stack:
+
+        @cache
+        def start(name: str) -> Emulator:
+            return stack.enter_context(running(name, tmp_path_factory.mktemp(name)))
+
+        yield start
+
+
+@pytest.fixture(scope="session")
+def ministack(start_emulator: Callable[[str], Emulator]) -> Emulator:
     """MiniStack, for tests of the whole: it sends events from the bucket to the queue."""
-    with running("ministack", tmp_path_factory.mktemp("ministack")) as emulator:
-        yield emulator
+    return start_emulator("ministack")
 
 
 @pytest.fixture(scope="session", params=NAMES)
-def emulator(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Emulator]:
-    """Each emulator in turn, for contract tests."""
-    name = request.param
-    if name == "ministack":
-        yield request.getfixturevalue("ministack")
-        return
-    with running(name, tmp_path_factory.mktemp(name)) as found:
-        yield found
+def each_emulator(
+    request: pytest.FixtureRequest, start_emulator: Callable[[str], Emulator]
+) -> Emulator:
+    """Each emulator in turn, for contracts with AWS."""
+    return start_emulator(request.param)
+
+
+@pytest.fixture(
+    scope="session",
+    params=[NAMES[0], *(pytest.param(name, marks=pytest.mark.long) for name in NAMES[1:])],
+)
+def emulator(request: pytest.FixtureRequest, start_emulator: Callable[[str], Emulator]) -> Emulator:
+    """One emulator for logic above the adapters; `make test-all` has it on each."""
+    return start_emulator(request.param)

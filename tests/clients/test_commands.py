@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -32,7 +33,9 @@ def typed(
         capfd.readouterr()
         status = main(arguments)
         said = capfd.readouterr()
-        return Said(status, said.out, said.err)
+        # The API of this process may log to the same place.
+        out = re.sub(r'^{.*"service":"tidemill".*}\n', "", said.out, flags=re.MULTILINE)
+        return Said(status, out, said.err)
 
     return type_
 

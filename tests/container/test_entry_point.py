@@ -24,6 +24,9 @@ from localstack.resources import create_resources
 from tests.container.dockerfile import ROOT, Image, volumes
 from tests.emulators import Emulator
 
+# The image's own environment is built for this: torch and all that it needs.
+pytestmark = pytest.mark.long
+
 # What the CUDA build of torch brings, in versions that it names itself.
 CUDA = re.compile(r"cuda-.*|nvidia-.*|triton")
 

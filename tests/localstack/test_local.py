@@ -107,6 +107,7 @@ def test_a_browser_has_a_file_run(cloud: LocalCloud, tmp_path: Path) -> None:
     ]
 
 
+@pytest.mark.long
 def test_a_batch_survives_an_upgrade_of_the_stacks(
     cloud: LocalCloud, clients: dict[str, Any], tmp_path: Path
 ) -> None:
@@ -227,6 +228,7 @@ def test_the_openai_sdk_lists_and_cancels(cloud: LocalCloud) -> None:
         assert [model.id for model in client.models.list()] == [MODEL]
 
 
+@pytest.mark.long
 def test_a_cloud_goes_on_with_the_state_it_was_told_to_keep(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -14,6 +14,12 @@ from localstack.resources import MAX_RECEIVES, Resources, create_resources
 from tests.emulators import MODEL, Emulator
 
 
+@pytest.fixture(scope="session")
+def emulator(each_emulator: Emulator) -> Emulator:
+    """Return each emulator in turn, always: what each makes of our calls is what is asked here."""
+    return each_emulator
+
+
 @pytest.fixture
 def resources(emulator: Emulator) -> Resources:
     """A deployment of its own, on each emulator in turn."""

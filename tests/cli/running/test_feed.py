@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from cli.errors import OutputLost
@@ -109,7 +109,6 @@ def feed(
     return [json.loads(row)["custom_id"] for row in output.rows], engine, is_done
 
 
-@settings(deadline=None)
 @given(
     st.lists(st.integers(0, 20), max_size=100),
     st.integers(1, 10),
@@ -126,7 +125,6 @@ def test_rows_come_out_in_order_and_no_bound_is_broken(
     assert engine.most_running <= max_inflight
 
 
-@settings(deadline=None)
 @given(st.lists(st.integers(0, 20), min_size=1, max_size=50), st.integers(0, 60))
 def test_a_stop_leaves_the_first_rows_and_nothing_running(turns: list[int], after: int) -> None:
     """What is written is a prefix; every request that was running has been cancelled."""

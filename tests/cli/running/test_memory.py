@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from bench.host_path import measure, table
 
 
+@pytest.mark.alone
 def test_a_long_file_takes_the_memory_of_a_short_one(tmp_path: Path) -> None:
     """100,000 lines in at most 1.2 times the memory of 5,000; the benchmark goes to 1,000,000."""
     short, long = measure(5_000, tmp_path), measure(100_000, tmp_path)

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
@@ -86,7 +86,6 @@ RULES = st.builds(
 )
 
 
-@settings(max_examples=150, deadline=None)
 @given(
     st.sampled_from([1, 2, 5, 60, TILE - 1, TILE, TILE + 1, 3 * TILE + 7]),
     st.lists(RULES, min_size=1, max_size=4),

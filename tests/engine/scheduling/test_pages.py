@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
@@ -251,4 +250,3 @@ class PoolAgainstLists(RuleBasedStateMachine):
 
 
 TestPoolAgainstLists = PoolAgainstLists.TestCase
-TestPoolAgainstLists.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)

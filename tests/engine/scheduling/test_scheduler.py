@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.scheduling.pages import PagePool
@@ -188,7 +188,6 @@ def cases(draw: st.DrawFn) -> Case:
     )
 
 
-@settings(max_examples=250, deadline=None)
 @given(cases())
 def test_every_sequence_gets_what_it_would_get_alone(case: Case) -> None:
     """Whatever the budget, the pages and the neighbours; and no page is left behind."""

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
@@ -269,7 +269,6 @@ def storms(draw: st.DrawFn) -> Storm:
     )
 
 
-@settings(max_examples=120, deadline=None)
 @given(storms())
 def test_whatever_happens_each_request_comes_to_what_it_would_alone(storm: Storm) -> None:
     """Preempted, retried, cut short of pages, with neighbours that fail or leave."""

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.protocol.errors import InternalError
@@ -228,7 +228,6 @@ def requests_with_common_beginnings(draw: st.DrawFn) -> list[SequenceRequest]:
     return draw(st.lists(one, min_size=1, max_size=8))
 
 
-@settings(max_examples=150, deadline=None)
 @given(
     requests_with_common_beginnings(),
     st.lists(st.integers(1, 24), min_size=1, max_size=8),

@@ -16,6 +16,12 @@ from handler.deployment import Deployment
 from tests.emulators import Emulator, deployment_of
 
 
+@pytest.fixture(scope="session")
+def emulator(each_emulator: Emulator) -> Emulator:
+    """Return each emulator in turn, always: what AWS does is known from no single one."""
+    return each_emulator
+
+
 class Run(Protocol):
     """Drives an operation to its result, whichever client is behind it."""
 

@@ -143,7 +143,8 @@ def test_an_upload_is_given_up(page: Page, cloud: Cloud, new_key: NewKey, large:
     storage = Storage(cloud, held_from=1)
     storage.watch(page)
     sign_in(page, new_key("lab"), "#/new")
-    choose(page, large)
+    with page.expect_request(re.compile("partNumber=")):
+        choose(page, large)
     with page.expect_response("**/cancel") as cancelled:
         page.get_by_role("button", name="Give up").click()
     assert cancelled.value.ok

@@ -9,7 +9,7 @@ from dataclasses import replace
 from uuid import uuid4
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from handler.aws.queues import advance_message
@@ -150,7 +150,6 @@ lines = st.one_of(
 )
 
 
-@settings(max_examples=25, deadline=None)
 @given(
     st.builds(lambda some, end: b"\n".join(some) + end, st.lists(lines, max_size=20), ends),
     st.lists(st.integers(0, 12), min_size=1, max_size=12),

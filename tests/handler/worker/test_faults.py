@@ -142,7 +142,7 @@ async def test_a_lease_that_cannot_be_renewed_ends_all_writing(rig: Rig) -> None
     async with failing(
         rig, refuse, lease_seconds=1, flush_seconds=NEVER, visibility_seconds=60
     ) as running:
-        await until(lambda: running.engine.inside)
+        await until(lambda: running.engine.asked)
         await until(lambda: not running.engine.inside)
     assert work.keys("part") == []
     assert work.shard().owner is not None

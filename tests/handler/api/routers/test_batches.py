@@ -254,7 +254,9 @@ def test_a_batch_that_runs_is_cancelled(cloud: Cloud, client: OpenAI) -> None:
     cancelling = client.batches.cancel(batch.id)
     assert cancelling.status == "cancelling"
     assert cancelling.cancelling_at
-    assert client.batches.cancel(batch.id) == cancelling
+    again = client.batches.cancel(batch.id)
+    seconds = {"tidemill"}  # which go on
+    assert again.model_dump(exclude=seconds) == cancelling.model_dump(exclude=seconds)
     assert cloud.batch(batch.id).status is Status.CANCELLING
 
 

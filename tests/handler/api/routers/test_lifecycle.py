@@ -16,13 +16,14 @@ from tests.handler.api.rig import serving
 from tests.handler.aws.given import NOW, make_batch
 from tests.handler.intake.rig import Cloud, lines_of
 
-NUM_BATCHES = 250
+PAGE = 20
+NUM_BATCHES = 2 * PAGE + 5
 
 
 @pytest.fixture
-def cloud(emulator: Emulator) -> Iterator[Cloud]:
+def cloud(each_emulator: Emulator) -> Iterator[Cloud]:
     """Return a deployment of its own on each emulator, with a file of each of two tenants."""
-    with serving(Cloud.on(emulator, shard_lines="10")) as cloud:
+    with serving(Cloud.on(each_emulator, shard_lines="10")) as cloud:
         for tenant in ("default", "others"):
             drop = cloud.put(lines_of(2), f"files/{tenant}/x")
             file = File(f"file-{tenant}", tenant, drop.key, 10, 1, "lines.jsonl", "batch")
@@ -76,12 +77,13 @@ def test_a_key_is_a_tenants_own(client: OpenAI, others: OpenAI) -> None:
 
 def test_many_batches_are_paged_through(cloud: Cloud, client: OpenAI, others: OpenAI) -> None:
     """Each once, newest first, by as many requests as there are pages, among another tenant's."""
-    ours = []
-    for number in range(NUM_BATCHES):
-        batch = make_batch(cloud.deployment, created_at=NOW + number // 2)
-        ours.append(cloud.run(cloud.deployment.table.create_batch(batch)))
+    table = cloud.deployment.table
+    ours = [
+        cloud.run(table.create_batch(make_batch(cloud.deployment, created_at=NOW + number // 2)))
+        for number in range(NUM_BATCHES)
+    ]
     theirs = make_batch(cloud.deployment, created_at=NOW + 7, tenant="others")
-    cloud.run(cloud.deployment.table.create_batch(theirs))
+    cloud.run(table.create_batch(theirs))
     ours.sort(key=lambda batch: (batch.created_at, batch.id), reverse=True)
-    assert [batch.id for batch in client.batches.list(limit=100)] == [batch.id for batch in ours]
+    assert [batch.id for batch in client.batches.list(limit=PAGE)] == [batch.id for batch in ours]
     assert [batch.id for batch in others.batches.list()] == [theirs.id]

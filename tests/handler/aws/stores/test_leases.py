@@ -182,11 +182,5 @@ def test_one_owner_commits_a_shard_whatever_the_others_do(ministack: Emulator) -
     aws, deployment = Aws(ministack.client), deployment_of(ministack.create())
     run_state_machine_as_test(
         lambda: Leases(aws, deployment),
-        settings=settings(
-            max_examples=50,
-            stateful_step_count=20,
-            deadline=None,
-            derandomize=True,
-            suppress_health_check=list(HealthCheck),
-        ),
+        settings=settings(derandomize=True, suppress_health_check=list(HealthCheck)),
     )

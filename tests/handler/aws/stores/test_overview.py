@@ -43,7 +43,7 @@ def test_more_batches_than_one_call_takes_are_all_found(run: Run, deployment: De
         run(
             deployment.table.create_batch(make_batch(deployment, created_at=NOW - n, tenant=tenant))
         ).id
-        for n in range(130)
+        for n in range(102)
     }
     assert {batch.id for batch in run(deployment.overview.list_active(tenant))} == made
 

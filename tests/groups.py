@@ -1,0 +1,60 @@
+"""Which tests run in one process when they are shared among several, and which begin first.
+
+A file is a group of its own unless it stands here beside others, with which it shares something
+that is dear to make: a deployment, synthesised stacks. Named first is what takes longest, so that
+no process is left alone with it in the end; the seconds in `make test`'s log say when that changes.
+
+xdist's own marks of groups do nothing with pytest 9.2, see pytest-dev/pytest-xdist#1386.
+"""
+
+from __future__ import annotations
+
+from pathlib import PurePath
+from typing import Final
+
+from xdist.scheduler import LoadScopeScheduling
+
+GROUPS: Final = (
+    ("tests/localstack/test_local.py", "tests/localstack/test_clients.py"),
+    ("tests/handler/worker/test_worker.py",),
+    ("tests/handler/worker/test_processes.py",),
+    ("tests/localstack/test_permissions.py",),
+    ("tests/chaos/test_chaos.py",),
+    ("tests/container",),
+    ("tests/clients/test_commands.py",),
+    ("tests/clients/test_openai_batch.py",),
+    ("tests/clients/test_sglang_flow.py",),
+    ("tests/handler/worker/test_faults.py",),
+    ("tests/handler/api/test_schemathesis.py",),
+    ("tests/cli/serving/test_weights.py",),
+    ("tests/infra/test_bundle.py",),
+    ("tests/infra",),
+    ("tests/handler/finalize/test_finalize.py",),
+    ("tests/handler/dashboard/test_sessions.py",),
+    ("tests/handler/worker/site/test_figures.py",),
+    ("tests/localstack",),
+)
+_PLACES: Final = {PurePath(name): place for place, names in enumerate(GROUPS) for name in names}
+
+
+class GroupScheduling(LoadScopeScheduling):
+    """Gives each process one group after another, in the order of their tests."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        return group_of(nodeid)
+
+
+def place_of(nodeid: str) -> int:
+    """Return where a test's group stands among all, those that nobody named behind them."""
+    file = _file_of(nodeid)
+    return next((_PLACES[each] for each in (file, *file.parents) if each in _PLACES), len(GROUPS))
+
+
+def group_of(nodeid: str) -> str:
+    """Return the name of a test's group."""
+    place = place_of(nodeid)
+    return GROUPS[place][0] if place < len(GROUPS) else str(_file_of(nodeid))
+
+
+def _file_of(nodeid: str) -> PurePath:
+    return PurePath(nodeid.partition("::")[0])
