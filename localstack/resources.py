@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import boto3
@@ -47,17 +48,7 @@ def create_resources(
     work_visibility_seconds: int = 60,
 ) -> Resources:
     """Make the resources, or find those that are there under the same prefix."""
-
-    def client(service: str) -> Any:
-        return boto3.client(
-            service,
-            endpoint_url=endpoint_url,
-            region_name="us-east-1",
-            aws_access_key_id="test",
-            aws_secret_access_key="test",
-        )
-
-    sqs, s3 = client("sqs"), client("s3")
+    sqs, s3, dynamodb = (_client(endpoint_url, name) for name in ("sqs", "s3", "dynamodb"))
     dead_letters = _create_queue(sqs, f"{prefix}-dead-letters", {"VisibilityTimeout": "60"})
     redrive = json.dumps(
         {"deadLetterTargetArn": _arn(sqs, dead_letters), "maxReceiveCount": MAX_RECEIVES}
@@ -69,7 +60,7 @@ def create_resources(
 
     control = queue("control", control_visibility_seconds)
     work = {model: queue(f"work-{model}", work_visibility_seconds) for model in models}
-    _create_table(client("dynamodb"), prefix)
+    _create_table(dynamodb, prefix)
     s3.create_bucket(Bucket=prefix)
     s3.put_bucket_versioning(Bucket=prefix, VersioningConfiguration={"Status": "Enabled"})
     s3.put_bucket_cors(Bucket=prefix, CORSConfiguration={"CORSRules": [BROWSERS]})
@@ -77,6 +68,18 @@ def create_resources(
         Bucket=prefix, NotificationConfiguration=_notifications(_arn(sqs, control))
     )
     return Resources(prefix, prefix, control, dead_letters, work)
+
+
+# Tests make a thousand deployments, and a client takes longer than what it is asked for.
+@cache
+def _client(endpoint_url: str, service: str) -> Any:
+    return boto3.client(
+        service,
+        endpoint_url=endpoint_url,
+        region_name="us-east-1",
+        aws_access_key_id="test",
+        aws_secret_access_key="test",
+    )
 
 
 def _create_queue(sqs: Any, name: str, attributes: Mapping[str, str]) -> str:
