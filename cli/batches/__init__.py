@@ -1,1 +1,1 @@
-"""What the commands about batches share: look at a file, upload it, follow, fetch, tell the end."""
+"""What the commands about batches share: look at a file, submit it, follow, tell the end."""

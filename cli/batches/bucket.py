@@ -19,14 +19,14 @@ from urllib3.exceptions import HTTPError
 from cli.api import patience
 from cli.api.objects import Batch
 from cli.api.patience import LONG_SECONDS, Patience
-from cli.batches.bytes_bar import bytes_shown
 from cli.batches.dropped import drop_shown
-from cli.batches.fetch import Interrupted, fetch
 from cli.batches.follow import poll_delays
 from cli.batches.options import NAMES
 from cli.batches.outcome import exit_status_of, print_json, tell_end
 from cli.batches.submission import checked
 from cli.batches.wait import Targets, tell_of_errors
+from cli.carrying.bytes_bar import bytes_shown
+from cli.carrying.fetch import Interrupted, fetch
 from cli.deployment.aws import client_of, told
 from cli.errors import Refused, Stopped, Unreachable
 from cli.files.source import Source

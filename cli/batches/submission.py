@@ -10,12 +10,12 @@ from typing import Any
 from cli.api.client import Client
 from cli.api.objects import Batch
 from cli.api.server import Server
-from cli.batches.begun import Notes, notes_of
-from cli.batches.bytes_bar import bytes_shown
 from cli.batches.check import Report, check_file
 from cli.batches.outcome import print_json
-from cli.batches.upload import upload_file
 from cli.batches.wait import Targets, bring_home
+from cli.carrying.begun import Notes, notes_of
+from cli.carrying.bytes_bar import bytes_shown
+from cli.carrying.upload import upload_file
 from cli.errors import BadInput, OutputLost, Stopped
 from cli.files.source import Source
 from cli.terminal import amount, plain, put, say

@@ -10,9 +10,9 @@ from pathlib import Path
 
 from cli.api.client import Client
 from cli.api.objects import Batch
-from cli.batches.fetch import STANDARD_OUTPUT, check_target, fetch_results
 from cli.batches.follow import batch_shown, follow
 from cli.batches.outcome import exit_status_of, print_json, tell_end
+from cli.carrying.fetch import STANDARD_OUTPUT, check_target, fetch_results
 from cli.errors import CliError, Refused, Stopped
 from cli.terminal import amount, say
 

@@ -215,7 +215,7 @@ def test_a_part_whose_connection_breaks_is_sent_again(
     """
     shown: list[int] = []
     monkeypatch.setattr(
-        "cli.batches.upload.bytes_shown", lambda *_: contextlib.nullcontext(shown.append)
+        "cli.carrying.upload.bytes_shown", lambda *_: contextlib.nullcontext(shown.append)
     )
     shell.api.faults = [
         Fault("PUT", "/storage/part/upload_1/2$", after_bytes=300_000),

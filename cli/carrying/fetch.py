@@ -18,7 +18,7 @@ from cli.api.client import Client
 from cli.api.http import fault_of, may_pass, retry_after
 from cli.api.objects import Batch
 from cli.api.patience import LONG_SECONDS, Patience
-from cli.batches.bytes_bar import Advance, bytes_shown
+from cli.carrying.bytes_bar import Advance, bytes_shown
 from cli.errors import CliError, OutputLost, Refused, ServerRefused
 from cli.files.paths import is_regular_or_new
 from cli.terminal import say

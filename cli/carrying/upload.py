@@ -7,9 +7,9 @@ from typing import IO
 
 from cli.api.client import Client
 from cli.api.objects import Upload
-from cli.batches.begun import Notes
-from cli.batches.bytes_bar import bytes_shown
-from cli.batches.parts import PartsSender, bytes_there
+from cli.carrying.begun import Notes
+from cli.carrying.bytes_bar import bytes_shown
+from cli.carrying.parts import PartsSender, bytes_there
 from cli.errors import BadInput, ServerRefused
 from cli.terminal import say
 

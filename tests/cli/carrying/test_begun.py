@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from cli.api.server import Server
-from cli.batches.begun import Begun, notes_of
+from cli.carrying.begun import Begun, notes_of
 
 SERVER = Server("https://api.example", "tm_secret")
 
@@ -77,7 +77,7 @@ def test_notes_that_are_damaged_or_of_another_version_are_none(path: Path, conte
 def test_old_notes_are_none(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The server has forgotten the upload by then."""
     note(path)
-    monkeypatch.setattr("cli.batches.begun.time.time", lambda: 4e9)
+    monkeypatch.setattr("cli.carrying.begun.time.time", lambda: 4e9)
     assert noted(path) is None
 
 

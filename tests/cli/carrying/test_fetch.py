@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from cli.batches.fetch import Interrupted, fetch
+from cli.carrying.fetch import Interrupted, fetch
 from cli.errors import CliError, OutputLost, Refused, Unreachable
 
 BYTES = bytes(range(256)) * 40
