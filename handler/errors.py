@@ -77,3 +77,8 @@ class LeaseLost(HandlerError):
     """Another owner has the shard: nothing may be written for it any more."""
 
     code = "lease_lost"
+
+
+def shown(value: object) -> str:
+    """Return what a client sent as a message may show it: short, and always printable."""
+    return ascii(value)[:80]

@@ -21,7 +21,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from engine.protocol.routes import ROUTES, find_route
 from handler.batch.model import OnInvalidLine, Options
 from handler.batch.window import DEFAULT_WINDOW, window_seconds
-from handler.errors import InvalidOption
+from handler.errors import InvalidOption, shown
 
 MAX_METADATA_PAIRS: Final = 16
 MAX_METADATA_KEY_CHARS: Final = 64
@@ -222,7 +222,7 @@ def _check_choice(value: object, param: str) -> OnInvalidLine:
         return "fail"
     if value == "skip":
         return "skip"
-    raise InvalidOption(f'`{param}` must be "fail" or "skip"; got {_shown(value)}.', param=param)
+    raise InvalidOption(f'`{param}` must be "fail" or "skip"; got {shown(value)}.', param=param)
 
 
 def _problem_of_url(value: object) -> str | None:
@@ -258,7 +258,7 @@ def _check_expiry(policy: object) -> int | None:
     if type(seconds) is not int or not MIN_EXPIRY_SECONDS <= seconds <= MAX_EXPIRY_SECONDS:
         raise InvalidOption(
             f"`{param}.seconds` must be a number from {MIN_EXPIRY_SECONDS:,} to "
-            f"{MAX_EXPIRY_SECONDS:,}; got {_shown(seconds)}.",
+            f"{MAX_EXPIRY_SECONDS:,}; got {shown(seconds)}.",
             param=f"{param}.seconds",
         )
     return seconds
@@ -273,7 +273,7 @@ def _check_metadata(metadata: object) -> dict[str, str]:
         raise _bad_metadata(f"has {len(metadata)} pairs; the limit is {MAX_METADATA_PAIRS}")
     for name, value in metadata.items():
         if not (_is_text(name) and _is_text(value)):
-            raise _bad_metadata(f"must hold strings only; see {_shown(name)}")
+            raise _bad_metadata(f"must hold strings only; see {shown(name)}")
         if not name:
             raise _bad_metadata("has an empty key")  # which DynamoDB does not take
         if len(name) > MAX_METADATA_KEY_CHARS:
@@ -282,7 +282,7 @@ def _check_metadata(metadata: object) -> dict[str, str]:
             )
         if len(value) > MAX_METADATA_VALUE_CHARS:
             raise _bad_metadata(
-                f"has {len(value)} characters at {_shown(name)}; "
+                f"has {len(value)} characters at {shown(name)}; "
                 f"the limit is {MAX_METADATA_VALUE_CHARS}"
             )
     return dict(metadata)
@@ -306,7 +306,3 @@ def _decode(text: str) -> str:
         return str(make_header(decode_header(text)))
     except (MessageError, LookupError, UnicodeError, ValueError):
         return text
-
-
-def _shown(value: object) -> str:
-    return ascii(value)[:80]

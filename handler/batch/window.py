@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Final
 
-from handler.errors import InvalidOption
+from handler.errors import InvalidOption, shown
 
 DEFAULT_WINDOW: Final = "24h"
 MIN_WINDOW_SECONDS: Final = 30 * 60
@@ -22,7 +22,7 @@ def window_seconds(window: object, *, param: str = "completion_window") -> int:
     if not MIN_WINDOW_SECONDS <= seconds <= MAX_WINDOW_SECONDS:
         raise InvalidOption(
             f"`{param}` must be a number of minutes, hours or days from 30m to 14d, such as 24h; "
-            f"got {ascii(window)[:80]}.",
+            f"got {shown(window)}.",
             param=param,
         )
     return seconds

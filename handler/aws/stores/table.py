@@ -6,6 +6,7 @@ its own condition fail, the operation looks at what is there and takes its own w
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -108,29 +109,19 @@ class Table(ShardStore):
         With `source` it is moved from that status only. When it has the status already nothing is
         changed and `is_there` says so.
         """
-        allowed = sources_of(status) if source is None else (source,)
-        names = {f":from{number}": str(source) for number, source in enumerate(allowed)}
+        allowed, names = _status_in(sources_of(status) if source is None else (source,))
         fields = {"status": str(status), f"{status}_at": now, **changes}
-        try:
-            fields = yield from self.update(
-                batch_key(batch_id), fields, f"#status IN ({', '.join(names)})", names
-            )
-        except ConditionFailed as exc:
-            batch = load(Batch, exc.item) if exc.item else None
-            return Moved(batch, batch is not None and batch.status is status)
-        return Moved(load(Batch, fields), is_there=True)
+        batch, _ = yield from self._set_if(batch_id, fields, allowed, names)
+        return Moved(batch, batch is not None and batch.status is status)
 
     def change_batch(
         self, batch_id: str, expected: Status, **changes: object
     ) -> Operation[Batch | None]:
         """Set fields of a batch while it has the expected status; None when it has another."""
-        try:
-            fields = yield from self.update(
-                batch_key(batch_id), changes, "#status = :expected", {":expected": str(expected)}
-            )
-        except ConditionFailed:
-            return None
-        return load(Batch, fields)
+        batch, is_set = yield from self._set_if(
+            batch_id, changes, "#status = :expected", {":expected": str(expected)}
+        )
+        return batch if is_set else None
 
     def note_announced(self, batch: Batch) -> Operation[bool]:
         """Note that the batch's status was told; True for one alone of those who tell it.
@@ -154,16 +145,13 @@ class Table(ShardStore):
 
         None when another run has begun that try since `batch` was read, or it waits no more.
         """
-        try:
-            fields = yield from self.update(
-                batch_key(batch.id),
-                changes,
-                "#webhook_delivery = :pending AND #webhook_tries = :tries",
-                {":pending": "pending", ":tries": batch.webhook_tries},
-            )
-        except ConditionFailed:
-            return None
-        return load(Batch, fields)
+        changed, is_set = yield from self._set_if(
+            batch.id,
+            changes,
+            "#webhook_delivery = :pending AND #webhook_tries = :tries",
+            {":pending": "pending", ":tries": batch.webhook_tries},
+        )
+        return changed if is_set else None
 
     def set_once(self, batch_id: str, field: str, value: object) -> Operation[Any]:
         """Set a field that has no value yet; return the one that it has then.
@@ -186,61 +174,66 @@ class Table(ShardStore):
 
         Returns the batch as it is now, None when there is none of this id.
         """
-        names = {f":from{number}": str(source) for number, source in enumerate(sources_of(status))}
-        try:
-            fields = yield from self.update(
-                batch_key(batch_id),
-                {"ended_at": now},
-                f"attribute_not_exists(#ended_at) AND #status IN ({', '.join(names)})",
-                names,
-            )
-        except ConditionFailed as exc:
-            return load(Batch, exc.item) if exc.item else None
-        return load(Batch, fields)
+        allowed, names = _status_in(sources_of(status))
+        batch, _ = yield from self._set_if(
+            batch_id,
+            {"ended_at": now},
+            f"attribute_not_exists(#ended_at) AND {allowed}",
+            names,
+        )
+        return batch
 
     def take_turn(self, batch_id: str, owner: str, *, now: float, until: float) -> Operation[Turn]:
         """Take the turn with a batch, unless another run has it."""
-        try:
-            fields = yield from self.update(
-                batch_key(batch_id),
-                {"turn": owner, "turn_until": until},
-                "attribute_exists(pk) AND (attribute_not_exists(#turn) OR #turn = :owner"
-                " OR #turn_until < :now)",
-                {":owner": owner, ":now": now},
-            )
-        except ConditionFailed as exc:
-            return Turn(load(Batch, exc.item) if exc.item else None, is_ours=False)
-        return Turn(load(Batch, fields), is_ours=True)
+        batch, is_set = yield from self._set_if(
+            batch_id,
+            {"turn": owner, "turn_until": until},
+            "attribute_exists(pk) AND (attribute_not_exists(#turn) OR #turn = :owner"
+            " OR #turn_until < :now)",
+            {":owner": owner, ":now": now},
+        )
+        return Turn(batch, is_set)
 
     def keep_turn(self, batch_id: str, owner: str, *, until: float) -> Operation[Batch | None]:
         """Keep the turn and return the batch as it is now.
 
         None when another run has had the turn since, even if it is free again.
         """
-        try:
-            fields = yield from self.update(
-                batch_key(batch_id), {"turn_until": until}, "#turn = :owner", {":owner": owner}
-            )
-        except ConditionFailed:
-            return None
-        return load(Batch, fields)
+        batch, is_set = yield from self._set_if(
+            batch_id, {"turn_until": until}, "#turn = :owner", {":owner": owner}
+        )
+        return batch if is_set else None
 
     def give_turn(self, batch_id: str, owner: str) -> Operation[Batch | None]:
         """Give the turn back unless another run has it by now, and return the batch as it is now.
 
         `turn_until` tells of the turn still.
         """
+        batch, _ = yield from self._set_if(
+            batch_id, {}, "#turn = :owner", {":owner": owner}, removed=("turn",)
+        )
+        return batch
+
+    def _set_if(
+        self,
+        batch_id: str,
+        fields: Mapping[str, object],
+        required: str,
+        values: Mapping[str, object],
+        *,
+        removed: Sequence[str] = (),
+    ) -> Operation[tuple[Batch | None, bool]]:
+        """Change a batch under a condition.
+
+        Returns it as it is now (None when there is none of this id) and whether that changed it.
+        """
         try:
-            fields = yield from self.update(
-                batch_key(batch_id),
-                {},
-                "#turn = :owner",
-                {":owner": owner},
-                removed=("turn",),
+            found = yield from self.update(
+                batch_key(batch_id), fields, required, values, removed=removed
             )
         except ConditionFailed as exc:
-            return load(Batch, exc.item) if exc.item else None
-        return load(Batch, fields)
+            return load(Batch, exc.item) if exc.item else None, False
+        return load(Batch, found), True
 
     def newest_drop(self, source: Source) -> Operation[str | None]:
         """Return the id of the batch that the newest upload of a key made, or None."""
@@ -293,6 +286,14 @@ class Table(ShardStore):
         listed_active = _active_key(batch.id) | {"tenant": batch.tenant}
         active = {"TableName": self.name, "Item": to_item(listed_active)}
         return {"Put": meta}, {"Put": active}
+
+
+def _status_in(statuses: Iterable[Status]) -> tuple[str, dict[str, object]]:
+    """Return the condition that a batch has one of these statuses, and the values it names."""
+    names: dict[str, object] = {
+        f":from{number}": str(status) for number, status in enumerate(statuses)
+    }
+    return f"#status IN ({', '.join(names)})", names
 
 
 def _created_id(batch: Batch) -> str:
