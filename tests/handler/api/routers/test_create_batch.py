@@ -61,7 +61,8 @@ def test_a_batch_is_made_of_a_file(cloud: Cloud, client: OpenAI) -> None:
     assert batch.status == "validating"
     assert (batch.input_file_id, batch.endpoint) == ("file-1", "/v1/chat/completions")
     assert batch.metadata == {"für": "søk"}
-    assert client.batches.retrieve(batch.id).to_dict() == batch.to_dict()
+    found = client.batches.retrieve(batch.id).to_dict()
+    assert found | {"tidemill": {}} == batch.to_dict() | {"tidemill": {}}  # its seconds go on
     assert cloud.messages()[-1]["batch_id"] == batch.id
     assert cloud.take_in(cloud.batch(batch.id)).status is Status.IN_PROGRESS
 
