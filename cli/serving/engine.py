@@ -77,14 +77,20 @@ def engine_config(options: EngineOptions) -> EngineConfig:
 
 
 def served_names(options: EngineOptions) -> tuple[str, ...]:
-    """Return what lines may call the model."""
-    if options.served_model_names:
-        return options.served_model_names
-    if options.model is None:
-        import demo
+    """Return what lines may call the model; `ANY_MODEL` last, when every name will do."""
+    from engine.protocol.names import ANY_MODEL, own_names
 
-        return (demo.NAME,)
-    return (options.model,)
+    given = options.served_model_names
+    is_any = options.any_model or ANY_MODEL in given
+    return (own_names(given) or (_own_name(options),)) + ((ANY_MODEL,) if is_any else ())
+
+
+def _own_name(options: EngineOptions) -> str:
+    if options.model is not None:
+        return options.model
+    import demo
+
+    return demo.NAME
 
 
 def chat_template(options: EngineOptions) -> str | None:

@@ -25,6 +25,7 @@ class EngineOptions:
     model: str | None = None
     weights_cache: str | None = None
     served_model_names: tuple[str, ...] = ()
+    any_model: bool = False
     chat_template: str | None = None
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     device: Literal["auto", "cpu", "cuda"] = "auto"
@@ -55,6 +56,11 @@ def add_engine_flags(parser: argparse.ArgumentParser) -> None:
         dest="served_model_names",
         metavar="NAME",
         help="what the lines call the model (default: what --model says)",
+    )
+    add(
+        "--any-model",
+        action="store_true",
+        help="run lines that ask for any other model too; their rows show the name they ask for",
     )
     add(
         "--chat-template",
@@ -90,6 +96,8 @@ def engine_arguments(options: EngineOptions) -> list[str]:
         value = getattr(options, field.name)
         if field.name == "served_model_names":
             arguments += ["--served-model-name", *value] if value else []
+        elif field.name == "any_model":
+            arguments += ["--any-model"] if value else []
         elif value is not None:
             arguments.append(f"--{field.name.replace('_', '-')}={value}")
     return arguments

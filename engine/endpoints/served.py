@@ -10,10 +10,11 @@ from engine.contract import EngineInfo, EngineStats, Reply
 from engine.endpoints import Endpoint
 from engine.errors import EngineError
 from engine.protocol.bodies import error_body
-from engine.protocol.errors import InternalError, ModelNotFound, RequestError
+from engine.protocol.errors import InternalError, RequestError
+from engine.protocol.names import name_of_model, own_names
 from engine.protocol.routes import find_route
 from engine.protocol.stream import STREAM_NOT_SUPPORTED, refuse_stream
-from engine.protocol.validation import printable, shown
+from engine.protocol.validation import printable
 
 _logger = logging.getLogger(__name__)
 
@@ -36,7 +37,8 @@ class StepLoop(Protocol):
 class ServedEngine:
     """Answers requests through the endpoints of one model, which `engine` runs; a `Served`.
 
-    `model_names` are the names that requests may ask for; the first stands in where none is given.
+    `model_names` are the names that requests may ask for, `ANY_MODEL` among them for every name;
+    the first that is a name stands in where none is given.
     """
 
     def __init__(
@@ -47,7 +49,7 @@ class ServedEngine:
         *,
         model_names: Sequence[str],
     ) -> None:
-        if not model_names:
+        if not own_names(model_names):
             raise ValueError("an engine needs the name of its model")
         self._endpoints = {endpoint.route.name: endpoint for endpoint in endpoints}
         self._engine = engine
@@ -64,7 +66,7 @@ class ServedEngine:
         try:
             endpoint = self._endpoint(url)
             refuse_stream(body)
-            model = self._model(body)
+            model = name_of_model(body, self._model_names)
             return await endpoint.reply_to(
                 body, model=model, request_id=request_id, created=created
             )
@@ -105,17 +107,6 @@ class ServedEngine:
                 code="endpoint_not_supported",
             )
         return endpoint
-
-    def _model(self, body: dict[str, Any]) -> str:
-        """Return the model name that the reply shows: the one asked for, or the served one."""
-        name = body.get("model")
-        if name is None:
-            return self._model_names[0]
-        if not isinstance(name, str):
-            raise RequestError(f"`model` must be a string; got {shown(name)}.", param="model")
-        if name not in self._model_names:
-            raise ModelNotFound(printable(name, _MAX_NAME_CHARS))
-        return name
 
 
 def _failed(error: RequestError) -> Reply:

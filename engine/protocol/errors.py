@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 
 class ProtocolError(Exception):
     """Input that breaks the contract; `code` is what the row and the API show."""
@@ -35,9 +37,9 @@ class RequestError(ProtocolError):
 class ModelNotFound(RequestError):
     """The request names a model that is not served here."""
 
-    def __init__(self, model: str) -> None:
+    def __init__(self, model: str, served_names: Sequence[str]) -> None:
         super().__init__(
-            f"The model `{model}` does not exist.",
+            f"The model `{model}` does not exist. Served: {', '.join(served_names)}.",
             param="model",
             code="model_not_found",
             status_code=404,

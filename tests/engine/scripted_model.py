@@ -168,15 +168,19 @@ def _logprob(token_id: int, num_top: int) -> TokenLogprob:
 class Scene:
     """An engine with a scripted generator, which says `answer` and then ends its turn."""
 
-    def __init__(self, answer: str = " Paris.", *, model: TextModel | None = None) -> None:
+    def __init__(
+        self,
+        answer: str = " Paris.",
+        *,
+        model: TextModel | None = None,
+        model_names: Sequence[str] = ("tiny", "tiny-alias"),
+    ) -> None:
         self.model = model or text_model()
         self.tokenizer = self.model.tokenizer
         ids = self.tokenizer.encode(answer, add_special_tokens=False)
         self.generator = ScriptedGenerator([*ids, *self.model.eos_token_ids])
         endpoints = text_endpoints(self.model, self.generator, seed=7)
-        self.served = ServedEngine(
-            endpoints, self.generator, INFO, model_names=["tiny", "tiny-alias"]
-        )
+        self.served = ServedEngine(endpoints, self.generator, INFO, model_names=model_names)
 
     async def chat(self, content: object = "Hi", **fields: object) -> dict[str, Any]:
         """Return the body that answers one user message; fails the test when it is an error."""

@@ -5,10 +5,13 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from cli.serving.engine import served_names
 from cli.serving.options import EngineOptions, add_engine_flags, engine_arguments, engine_fields
+from demo import NAME
 
 NUMBERS = st.integers(1, 2**40)
 WORDS = st.text(min_size=1, max_size=12).filter(lambda word: not word.startswith("-"))
@@ -33,6 +36,7 @@ def test_nothing_said_leaves_all_to_the_engine() -> None:
             "model": st.text(),
             "weights_cache": st.text(),
             "served_model_names": st.lists(WORDS, min_size=1, max_size=3).map(tuple),
+            "any_model": st.booleans(),
             "chat_template": st.text(),
             "dtype": st.sampled_from(["auto", "float32", "bfloat16", "float16"]),
             "device": st.sampled_from(["auto", "cpu", "cuda"]),
@@ -50,3 +54,20 @@ def test_options_said_again_are_understood_as_they_were_meant(
     """A template may hold anything, a model's name nearly so."""
     options = EngineOptions(**given_options)
     assert parsed(engine_arguments(options)) == options
+
+
+@pytest.mark.parametrize(
+    ("typed", "names"),
+    [
+        ("--model m", ("m",)),
+        ("--model m --any-model", ("m", "*")),
+        ("--model m --served-model-name *", ("m", "*")),
+        ("--model m --served-model-name a * b --any-model", ("a", "b", "*")),
+        ("--any-model", (NAME, "*")),
+    ],
+)
+def test_any_model_is_one_more_name_after_those_that_are_names(
+    typed: str, names: tuple[str, ...]
+) -> None:
+    """The first of them stands in a row whose line names none, so it is never the star."""
+    assert served_names(parsed(typed.split())) == names

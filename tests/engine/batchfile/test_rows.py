@@ -57,7 +57,7 @@ def test_a_success_is_the_same_in_both_dialects(dialect: Any) -> None:
 
 def test_a_failure_is_a_response_with_an_error_body() -> None:
     """The OpenAI dialect keeps `error` null and puts the error where the body goes."""
-    body = error_body(ModelNotFound("m"))
+    body = error_body(ModelNotFound("m", ["a", "b"]))
     assert loads(print_reply(LINE, 404, body)) == {
         "id": f"batch_req_{DIGEST}",
         "custom_id": "a",
@@ -66,7 +66,7 @@ def test_a_failure_is_a_response_with_an_error_body() -> None:
             "request_id": f"req_{DIGEST}",
             "body": {
                 "error": {
-                    "message": "The model `m` does not exist.",
+                    "message": "The model `m` does not exist. Served: a, b.",
                     "type": "not_found_error",
                     "param": "model",
                     "code": "model_not_found",
@@ -79,7 +79,7 @@ def test_a_failure_is_a_response_with_an_error_body() -> None:
 
 def test_a_failure_in_the_dialect_of_vllm_has_no_body() -> None:
     """Its error object stands beside the response."""
-    body = error_body(ModelNotFound("m"))
+    body = error_body(ModelNotFound("m", ["a", "b"]))
     row = loads(print_reply(LINE, 404, body, dialect="vllm"))
     assert row["response"] == {"status_code": 404, "request_id": f"req_{DIGEST}", "body": None}
     assert row["error"] == body
@@ -148,7 +148,7 @@ def test_a_row_tells_its_head() -> None:
     row_id = f"batch_req_{DIGEST}"
     success = print_reply(LINE, 200, {"created": 12})
     assert parse_row_head(success) == RowHead(row_id, "a", 200, 12)
-    failure = print_reply(LINE, 404, error_body(ModelNotFound("m")), dialect="vllm")
+    failure = print_reply(LINE, 404, error_body(ModelNotFound("m", ["a", "b"])), dialect="vllm")
     assert parse_row_head(failure) == RowHead(row_id, "a", 404, None)
     not_run = print_not_run(DIGEST, None, code="c", message="m")
     assert parse_row_head(not_run) == RowHead(row_id, None, None, None)

@@ -76,7 +76,31 @@ async def test_a_model_that_is_not_served_is_not_found() -> None:
     reply = await reply_to(CHAT, {"model": "gpt-4o"})
     assert reply.status_code == 404
     assert reply.body["error"]["code"] == "model_not_found"
-    assert "gpt-4o" in reply.body["error"]["message"]
+    message = "The model `gpt-4o` does not exist. Served: tiny, tiny-alias."
+    assert reply.body["error"]["message"] == message
+
+
+@pytest.mark.parametrize(
+    ("asked", "told"), [("gpt-4o-mini", "gpt-4o-mini"), ("tiny", "tiny"), ("", ""), (None, "tiny")]
+)
+async def test_a_star_among_the_names_runs_every_line(asked: str | None, told: str) -> None:
+    """The reply shows the line's name; where it has none, a name that is one."""
+    scene = Scene(model_names=["*", "tiny"])
+    reply = await scene.served.respond(CHAT, {"model": asked, "messages": MESSAGES}, "req_1", 0)
+    assert (reply.status_code, reply.body["model"]) == (200, told)
+
+
+async def test_under_a_star_a_model_must_still_be_a_name() -> None:
+    """Any name is not anything."""
+    scene = Scene(model_names=["tiny", "*"])
+    reply = await scene.served.respond(CHAT, {"model": 5, "messages": MESSAGES}, "req_1", 0)
+    assert (reply.status_code, reply.body["error"]["param"]) == (400, "model")
+
+
+def test_a_star_alone_names_no_model() -> None:
+    """A reply must show a name where its line has none."""
+    with pytest.raises(ValueError, match="needs the name"):
+        Scene(model_names=["*"])
 
 
 @pytest.mark.parametrize(("asked", "told"), [("tiny-alias", "tiny-alias"), (None, "tiny")])
