@@ -39,6 +39,7 @@ class Metric(StrEnum):
     BATCHES_COMPLETED = "BatchesCompleted"
     BATCHES_FAILED = "BatchesFailed"
     SHARDS_GIVEN_UP = "ShardsGivenUp"
+    MESSAGES_FAILED = "MessagesFailed"
 
 
 Figures = Mapping[Metric, float]

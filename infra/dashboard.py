@@ -8,15 +8,15 @@ from aws_cdk import Duration
 from aws_cdk import aws_cloudwatch as cloudwatch
 from constructs import Construct
 
+from handler.metrics import NAMESPACE, Metric
 from infra.api.stack import ApiStack
 from infra.compute.scaling import backlog
 from infra.config import Model
 from infra.data.stack import DataStack
 
 _MINUTE = Duration.minutes(1)
-_NAMESPACE = "Tidemill"
 _WIDTH, _HEIGHT = 8, 6
-_TROUBLES = ("LeasesLost", "EngineDeaths")
+_TROUBLES = (Metric.LEASES_LOST, Metric.ENGINE_DEATHS)
 
 
 class Dashboard(Construct):
@@ -51,13 +51,13 @@ class Dashboard(Construct):
                 [
                     self._graph(
                         "Tokens a second",
-                        [_rate(m, "CompletionTokens", "out") for m in models]
-                        + [_rate(m, "PromptTokens", "in") for m in models],
+                        [_rate(m, Metric.COMPLETION_TOKENS, "out") for m in models]
+                        + [_rate(m, Metric.PROMPT_TOKENS, "in") for m in models],
                     ),
                     self._graph(
                         "Rows a minute",
-                        [_sum(m, "RowsCompleted", "good") for m in models]
-                        + [_sum(m, "RowsFailed", "failed") for m in models],
+                        [_sum(m, Metric.ROWS_COMPLETED, "good") for m in models]
+                        + [_sum(m, Metric.ROWS_FAILED, "failed") for m in models],
                     ),
                     self._graph(
                         "Leases lost, engines dead",
@@ -69,7 +69,16 @@ class Dashboard(Construct):
                     self._graph("API, answers and errors", self._answers()),
                     self._graph("GPUs, price an hour", [self._price(m) for m in models]),
                 ],
-                [self._cost(models)],
+                [
+                    self._cost(models),
+                    self._graph(
+                        "Messages that failed",
+                        [
+                            function.metric(Metric.MESSAGES_FAILED, _MINUTE)
+                            for function in (api.control, api.dead_letters)
+                        ],
+                    ),
+                ],
             ],
         )
 
@@ -147,7 +156,7 @@ class Dashboard(Construct):
 
 def _metric(model: Model, name: str, label: str, period: Duration) -> cloudwatch.Metric:
     return cloudwatch.Metric(
-        namespace=_NAMESPACE,
+        namespace=NAMESPACE,
         metric_name=name,
         dimensions_map={"service": "worker", "model": model.name},
         period=period,

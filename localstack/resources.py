@@ -13,7 +13,9 @@ from typing import Any
 
 import boto3
 
-MAX_RECEIVES = 5
+from handler.aws.queues import MAX_CONTROL_RECEIVES
+
+_MAX_WORK_RECEIVES = 5
 # Browsers send files by presigned urls.
 BROWSERS = {"AllowedMethods": ["PUT"], "AllowedOrigins": ["*"]}
 
@@ -50,16 +52,21 @@ def create_resources(
     """Make the resources, or find those that are there under the same prefix."""
     sqs, s3, dynamodb = (_client(endpoint_url, name) for name in ("sqs", "s3", "dynamodb"))
     dead_letters = _create_queue(sqs, f"{prefix}-dead-letters", {"VisibilityTimeout": "60"})
-    redrive = json.dumps(
-        {"deadLetterTargetArn": _arn(sqs, dead_letters), "maxReceiveCount": MAX_RECEIVES}
-    )
+    dead_letters_arn = _arn(sqs, dead_letters)
 
-    def queue(name: str, visibility_seconds: int) -> str:
-        attributes = {"VisibilityTimeout": str(visibility_seconds), "RedrivePolicy": redrive}
+    def queue(name: str, visibility_seconds: int, max_receives: int) -> str:
+        redrive = {"deadLetterTargetArn": dead_letters_arn, "maxReceiveCount": max_receives}
+        attributes = {
+            "VisibilityTimeout": str(visibility_seconds),
+            "RedrivePolicy": json.dumps(redrive),
+        }
         return _create_queue(sqs, f"{prefix}-{name}", attributes)
 
-    control = queue("control", control_visibility_seconds)
-    work = {model: queue(f"work-{model}", work_visibility_seconds) for model in models}
+    control = queue("control", control_visibility_seconds, MAX_CONTROL_RECEIVES)
+    work = {
+        model: queue(f"work-{model}", work_visibility_seconds, _MAX_WORK_RECEIVES)
+        for model in models
+    }
     _create_table(dynamodb, prefix)
     s3.create_bucket(Bucket=prefix)
     s3.put_bucket_versioning(Bucket=prefix, VersioningConfiguration={"Status": "Enabled"})

@@ -13,6 +13,11 @@ from handler.errors import AwsError, NotThere
 
 _MAX_ENTRIES = 10
 MAX_DELAY_SECONDS = 900
+# How long a message that failed is hidden, by how often it was received; from then on the last.
+_AGAIN_SECONDS = (1, 2, 5, 15, 60, 120, 300)
+# Of a message to the control Lambda before it is a dead letter: three quarters of an hour of
+# failures that are told, four hours of runs that die.
+MAX_CONTROL_RECEIVES = 15
 _SENT = "SentTimestamp"
 _COUNTS = [
     "ApproximateNumberOfMessages",
@@ -118,6 +123,14 @@ class Queue:
             )
         except NotThere:
             return
+
+
+def again_seconds(num_receives: int) -> int:
+    """Return how long to hide a message that failed when it was received for the so-manieth time.
+
+    What failed for moments is done moments later, and an outage of hours costs few tries.
+    """
+    return _AGAIN_SECONDS[max(1, min(num_receives, len(_AGAIN_SECONDS))) - 1]
 
 
 def _sent_at(message: Mapping[str, Any]) -> float | None:

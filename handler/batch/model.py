@@ -133,7 +133,8 @@ class Batch:
     """One file being run. Changed by `moved` and by conditional writes only.
 
     Times are Unix seconds. `outcome` is what `finalizing` ends in. `checkpoint` and `upload` are
-    how far intake and finalize have come, so that another run can go on. `predecessor` is the
+    how far intake and finalize have come, so that another run can go on; `failing_since` is when
+    the first message died since the checkpoint moved. `predecessor` is the
     batch of the same key that this one replaced: its output is published first. Deliveries to urls
     are `delivered` or `failed`, after so many tries. `queued_lines` count against the tenant's
     limit until the end, of which a webhook at `webhook_host` is told then: its next try is due at
@@ -170,6 +171,7 @@ class Batch:
     shards_rung: int = 0
     predecessor: str | None = None
     checkpoint: str | None = None
+    failing_since: int | None = None
     output_upload: str | None = None
     error_upload: str | None = None
     output_file_id: str | None = None

@@ -3,7 +3,13 @@
 from __future__ import annotations
 
 from handler.aws.calls import Operation
-from handler.aws.queues import MAX_DELAY_SECONDS, advance_message, parse_message, shard_message
+from handler.aws.queues import (
+    MAX_CONTROL_RECEIVES,
+    advance_message,
+    again_seconds,
+    parse_message,
+    shard_message,
+)
 from handler.batch.keys import batch_id_of_drop
 from handler.batch.model import Batch, BatchError, ShardStatus
 from handler.batch.states import Status
@@ -13,6 +19,9 @@ from handler.intake.events import Advance, Drop, Ignored, parse_control
 from handler.log import logger
 from handler.moves.end import end
 from handler.moves.wake import wake
+
+# An outage is no fault of the file: only what fails for longer than those last ends a batch.
+PATIENCE_SECONDS = 6 * 3600
 
 
 def bury(deployment: Deployment, body: str, now: int) -> Operation[None]:
@@ -58,22 +67,32 @@ def _bury_shard(deployment: Deployment, batch_id: str, number: int, now: int) ->
 
 
 def _bury_batch(deployment: Deployment, batch_id: str, now: int) -> Operation[None]:
-    """A file that cannot be read fails; anything later is tried again, until the reaper ends it."""
+    """Ring again; a file whose reading has come no further for hours fails."""
     batch = yield from deployment.table.get_batch(batch_id)
     if batch is None or batch.is_terminal:
         logger.info("dead message dropped", batch_id=batch_id)
-    elif batch.status is Status.VALIDATING:
+    elif batch.status is Status.VALIDATING and (yield from _fails_for_long(deployment, batch, now)):
         yield from _fail(deployment, batch, now)
     else:
         logger.error("batch does not advance", batch_id=batch_id, status=str(batch.status))
         message = advance_message(batch_id)
-        yield from deployment.control.send(message, delay_seconds=MAX_DELAY_SECONDS)
+        yield from deployment.control.send(
+            message, delay_seconds=again_seconds(MAX_CONTROL_RECEIVES)
+        )
+
+
+def _fails_for_long(deployment: Deployment, batch: Batch, now: int) -> Operation[bool]:
+    """Say whether messages have died for long, and no run has come further meanwhile."""
+    since = yield from deployment.table.set_once(batch.id, "failing_since", now)
+    return since is not None and now - since >= PATIENCE_SECONDS
 
 
 def _fail(deployment: Deployment, batch: Batch, now: int) -> Operation[None]:
+    hours = PATIENCE_SECONDS // 3600
     error = BatchError(
         "internal_error",
-        "The file could not be read to its end, in several runs. Please upload it again.",
+        f"The file could not be read to its end: every run of {hours} hours failed. "
+        "Please upload it again.",
     )
     logger.error("intake failed", batch_id=batch.id)
     yield from end(deployment, batch.id, Status.FAILED, now, errors=(*batch.errors, error))

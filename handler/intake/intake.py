@@ -285,7 +285,7 @@ class _Reading:
             run.aws.run(run.deployment.bucket.put(ids_key(run.batch.id, offset), saved))
         checkpoint.ids.append(offset)
         checkpoint.offset, checkpoint.num_lines = offset, self.lines.num_lines
-        run.change(checkpoint=dump_checkpoint(checkpoint))
+        run.change(checkpoint=dump_checkpoint(checkpoint), failing_since=None)
         logger.info(
             "intake has come so far",
             batch_id=run.batch.id,

@@ -7,24 +7,20 @@ from collections.abc import Callable
 from functools import cache
 from typing import Any
 
-from aws_lambda_powertools.utilities.batch import (
-    BatchProcessor,
-    EventType,
-    process_partial_response,
-)
 from aws_lambda_powertools.utilities.data_classes.sqs_event import SQSRecord
 from aws_lambda_powertools.utilities.typing import LambdaContext
 
+from handler.aws.queues import Message, again_seconds
 from handler.aws.sync import Aws
 from handler.control.advance import advance, go_on
 from handler.deployment import Deployment, deployment
 from handler.errors import AwsError
 from handler.intake.create import take_drop
 from handler.intake.events import Advance, Drop, Ignored, parse_control
+from handler.lambdas.messages import deal_with_each
 from handler.log import logger
 
 _aws = cache(Aws)
-_processor = BatchProcessor(event_type=EventType.SQS, raise_on_entire_batch_failure=False)
 
 
 @logger.inject_lambda_context
@@ -34,17 +30,23 @@ def handler(event: dict[str, Any], context: LambdaContext) -> Any:
     def time_left() -> float:
         return context.get_remaining_time_in_millis() / 1000
 
-    def deal_with(record: SQSRecord) -> None:
-        try:
-            act_on(_aws(), deployment(), record.body, time_left)
-        except AwsError as exc:
-            logger.warning("message must come again", message_id=record.message_id, reason=str(exc))
-            raise
-        except Exception:
-            logger.exception("message not dealt with", message_id=record.message_id)
-            raise
+    def deal_with(body: str) -> None:
+        act_on(_aws(), deployment(), body, time_left)
 
-    return process_partial_response(event, deal_with, _processor, context)
+    return deal_with_each(event, context, deal_with, _show_again_soon)
+
+
+def _show_again_soon(record: SQSRecord) -> None:
+    """Let a message that failed be seen again in seconds: others wait as long as the longest run.
+
+    That is when it comes where SQS, too, cannot be reached.
+    """
+    seconds = again_seconds(int(record.attributes.approximate_receive_count))
+    message = Message(record.body, record.receipt_handle)
+    try:
+        _aws().run(deployment().control.hide(message, seconds))
+    except AwsError as exc:
+        logger.warning("message stays hidden", message_id=record.message_id, reason=str(exc))
 
 
 def act_on(aws: Aws, deployment: Deployment, body: str, time_left: Callable[[], float]) -> None:

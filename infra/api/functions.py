@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from aws_cdk import Duration, Size
+from aws_cdk import aws_cloudwatch as cloudwatch
 from aws_cdk import aws_iam as iam
 from aws_cdk import aws_lambda as lambda_
 from constructs import Construct
 
+from handler.metrics import NAMESPACE, Metric
 from infra.bundle import Bundle
 from infra.config import Config
 from infra.logs import log_group
@@ -32,6 +34,7 @@ class Function(Construct):
         scratch: Size | None = None,
     ) -> None:
         super().__init__(scope, construct_id)
+        self._module = module
         self.logs = log_group(self, "Logs", days=config.retention.log_days)
         role = iam.Role(self, "Role", assumed_by=iam.ServicePrincipal("lambda.amazonaws.com"))
         self.logs.grant_write(role)
@@ -52,4 +55,14 @@ class Function(Construct):
             timeout=timeout,
             ephemeral_storage_size=scratch,
             description=f"{config.name}: {module}",
+        )
+
+    def metric(self, metric: Metric, period: Duration) -> cloudwatch.Metric:
+        """Return the sum of a figure that the handler tells without a model."""
+        return cloudwatch.Metric(
+            namespace=NAMESPACE,
+            metric_name=metric.value,
+            dimensions_map={"service": self._module},
+            statistic="Sum",
+            period=period,
         )

@@ -13,6 +13,7 @@ from aws_cdk import aws_scheduler_targets as scheduler_targets
 from aws_cdk import aws_sqs as sqs
 from constructs import Construct
 
+from handler.metrics import Metric
 from infra import permissions as may
 from infra.alarms import add_alarm
 from infra.api.functions import Function
@@ -236,6 +237,17 @@ class ApiStack(Stack):
                 above=_FEW_ERRORS,
                 periods=1,
                 description=f"{function.node.id} fails again and again.",
+            )
+        # A message that fails is a run that succeeds, of which `Errors` does not know.
+        for function in (self.control, self.dead_letters):
+            add_alarm(
+                function,
+                "FailedMessages",
+                topic=topic,
+                metric=function.metric(Metric.MESSAGES_FAILED, Duration.minutes(15)),
+                above=_FEW_ERRORS,
+                periods=1,
+                description=f"{function.node.id} cannot deal with messages, which come again.",
             )
         add_alarm(
             self,

@@ -8,6 +8,7 @@ from aws_cdk import Duration
 from aws_cdk import aws_sqs as sqs
 from constructs import Construct
 
+from handler.aws.queues import MAX_CONTROL_RECEIVES
 from infra.config import Model
 
 # Of every handler; a queue that calls one must hide a message for longer.
@@ -16,8 +17,10 @@ _CONTROL_VISIBILITY = Duration.seconds(LAMBDA_SECONDS + 60)
 # A worker renews its messages; this is what a message has between receipt and first renewal.
 _WORK_VISIBILITY = Duration.seconds(60)
 # Failures are counted in the table, where waiting is none: a message gets some receipts more.
-_MAX_RECEIVES = 5
-_DEAD_LETTER_VISIBILITY = Duration.seconds(6 * 60)
+_MAX_WORK_RECEIVES = 5
+_DEAD_LETTER_SECONDS = 6 * 60
+# Through the outage of a day: an upload that died is known to nobody else.
+_MAX_DEAD_LETTER_RECEIVES = 24 * 3600 // _DEAD_LETTER_SECONDS
 
 # The longest there is: shards of a batch wait their turn here, and an upload is known to nobody
 # else until its message is dealt with.
@@ -33,20 +36,25 @@ class Doorbells(Construct):
         self.undeliverable = self._queue("Undeliverable")
         self.dead_letters = self._queue(
             "DeadLetters",
-            visibility_timeout=_DEAD_LETTER_VISIBILITY,
-            dead_letter_queue=sqs.DeadLetterQueue(queue=self.undeliverable, max_receive_count=10),
+            visibility_timeout=Duration.seconds(_DEAD_LETTER_SECONDS),
+            dead_letter_queue=sqs.DeadLetterQueue(
+                queue=self.undeliverable, max_receive_count=_MAX_DEAD_LETTER_RECEIVES
+            ),
         )
-        redrive = sqs.DeadLetterQueue(queue=self.dead_letters, max_receive_count=_MAX_RECEIVES)
         self.control = self._queue(
             "Control",
             visibility_timeout=_CONTROL_VISIBILITY,
-            dead_letter_queue=redrive,
+            dead_letter_queue=sqs.DeadLetterQueue(
+                queue=self.dead_letters, max_receive_count=MAX_CONTROL_RECEIVES
+            ),
         )
         self.work = {
             model.name: self._queue(
                 f"Work-{model.slug}",
                 visibility_timeout=_WORK_VISIBILITY,
-                dead_letter_queue=redrive,
+                dead_letter_queue=sqs.DeadLetterQueue(
+                    queue=self.dead_letters, max_receive_count=_MAX_WORK_RECEIVES
+                ),
             )
             for model in models
         }

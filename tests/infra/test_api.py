@@ -11,7 +11,9 @@ from aws_cdk.assertions import Template
 
 from handler.api.public import PUBLIC
 from handler.deployment import Deployment as Resources
+from handler.deployment import deployment as cached_deployment
 from handler.settings import read_settings
+from localstack.pump import Context
 from tests.infra.conftest import Synth
 from tests.infra.reading import Deployment
 
@@ -318,6 +320,40 @@ def test_functions_that_fail_again_and_again_are_told(deployment: Deployment, na
     alarm = deployment.properties("AWS::CloudWatch::Alarm")[f"{name}Errors"]
     assert alarm["Dimensions"] == [{"Name": "FunctionName", "Value": f"{name}Function"}]
     assert (alarm["Namespace"], alarm["MetricName"]) == ("AWS/Lambda", "Errors")
+    assert (alarm["Statistic"], alarm["Period"], alarm["EvaluationPeriods"]) == ("Sum", 900, 1)
+    assert (alarm["ComparisonOperator"], alarm["Threshold"]) == ("GreaterThanThreshold", 2)
+
+
+@pytest.mark.parametrize("name", ["Control", "DeadLetters"])
+def test_messages_that_fail_again_and_again_are_told(
+    deployment: Deployment,
+    name: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """By the very figure that the function's handler writes for one, in its own environment."""
+    function = deployment.properties("AWS::Lambda::Function")[f"{name}Function"]
+    service = function["Environment"]["Variables"]["POWERTOOLS_SERVICE_NAME"]
+    monkeypatch.setenv("POWERTOOLS_SERVICE_NAME", service)
+    monkeypatch.delenv("TIDEMILL_TABLE", raising=False)  # so that all fails, whatever is asked for
+    record = {
+        "messageId": "1",
+        "receiptHandle": "r",
+        "body": '{"kind": "advance", "batch_id": "b"}',
+        "attributes": {"ApproximateReceiveCount": "1"},
+        "eventSource": "aws:sqs",
+    }
+    handler = import_module(function["Handler"].removesuffix(".handler")).handler
+    cached_deployment.cache_clear()
+    assert handler({"Records": [record]}, Context(service, 1))["batchItemFailures"]
+    [line] = [json.loads(text) for text in capsys.readouterr().out.splitlines() if "_aws" in text]
+    [told] = line["_aws"]["CloudWatchMetrics"]
+
+    alarm = deployment.properties("AWS::CloudWatch::Alarm")[f"{name}FailedMessages"]
+    assert alarm["Namespace"] == told["Namespace"]
+    assert alarm["MetricName"] in {metric["Name"] for metric in told["Metrics"]}
+    [dimensions] = told["Dimensions"]
+    assert alarm["Dimensions"] == [{"Name": each, "Value": line[each]} for each in dimensions]
     assert (alarm["Statistic"], alarm["Period"], alarm["EvaluationPeriods"]) == ("Sum", 900, 1)
     assert (alarm["ComparisonOperator"], alarm["Threshold"]) == ("GreaterThanThreshold", 2)
 

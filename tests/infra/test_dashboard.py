@@ -54,6 +54,7 @@ def test_it_shows_what_an_operator_asks_for(widgets: dict[str, dict[str, Any]]) 
         "API, answers and errors",
         "GPUs, price an hour",
         "Cost of the GPUs (estimate)",
+        "Messages that failed",
     }
 
 
@@ -107,6 +108,14 @@ def test_the_api_is_shown(
     assert {(name, options["stat"]) for _, name, _, options in shown} == metrics
     assert {namespace for namespace, *_ in shown} == {"AWS/ApiGateway"}
     assert all(dimensions == {"ApiId": "HttpApi"} for _, _, dimensions, _ in shown)
+
+
+def test_messages_that_failed_are_shown(widgets: dict[str, dict[str, Any]]) -> None:
+    """Of both functions that take messages off a queue."""
+    assert [found[:3] for found in figures(widgets["Messages that failed"])] == [
+        (NAMESPACE, Metric.MESSAGES_FAILED, {"service": service})
+        for service in ("control", "dead_letters")
+    ]
 
 
 def test_counts_are_summed_over_workers(widgets: dict[str, dict[str, Any]]) -> None:

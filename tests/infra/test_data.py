@@ -257,12 +257,15 @@ def test_dead_letters_have_a_place(queues: dict[str, dict[str, Any]]) -> None:
     """Messages that nobody can deal with come to one queue, and what it cannot, to a person."""
     redrive = {name: queue.get("RedrivePolicy") for name, queue in queues.items()}
     assert redrive == {
-        "Control": {"deadLetterTargetArn": "DoorbellsDeadLetters.Arn", "maxReceiveCount": 5},
+        "Control": {"deadLetterTargetArn": "DoorbellsDeadLetters.Arn", "maxReceiveCount": 15},
         "Worktidemilldemo": {
             "deadLetterTargetArn": "DoorbellsDeadLetters.Arn",
             "maxReceiveCount": 5,
         },
-        "DeadLetters": {"deadLetterTargetArn": "DoorbellsUndeliverable.Arn", "maxReceiveCount": 10},
+        "DeadLetters": {
+            "deadLetterTargetArn": "DoorbellsUndeliverable.Arn",
+            "maxReceiveCount": 240,
+        },
         "Undeliverable": None,
     }
 

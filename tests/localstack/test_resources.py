@@ -9,8 +9,9 @@ from uuid import uuid4
 
 import pytest
 
+from handler.aws.queues import MAX_CONTROL_RECEIVES
 from handler.settings import read_settings
-from localstack.resources import MAX_RECEIVES, Resources, create_resources
+from localstack.resources import Resources, create_resources
 from tests.emulators import MODEL, Emulator
 
 
@@ -83,12 +84,15 @@ def test_uploads_of_input_files_ring_and_others_do_not(
 def test_messages_that_nobody_deletes_end_among_the_dead_letters(
     emulator: Emulator, resources: Resources
 ) -> None:
-    """Of the control queue and of a model's, after five receives."""
+    """Of the control queue and of a model's, after as many receives as on AWS."""
     sqs = emulator.client("sqs")
     drain(sqs, resources.control)
-    for url in (resources.control, resources.work[MODEL]):
+    for url, max_receives in (
+        (resources.control, MAX_CONTROL_RECEIVES),
+        (resources.work[MODEL], 5),
+    ):
         sqs.send_message(QueueUrl=url, MessageBody=url)
-        for _ in range(MAX_RECEIVES):
+        for _ in range(max_receives):
             [_message] = sqs.receive_message(QueueUrl=url, VisibilityTimeout=0, WaitTimeSeconds=2)[
                 "Messages"
             ]

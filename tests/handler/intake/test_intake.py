@@ -203,6 +203,13 @@ def test_a_run_without_time_gets_a_line_further_and_rings_for_the_next(cloud: Cl
     assert len(saved) == len(offsets)
 
 
+def test_a_run_that_comes_further_has_failed_no_more(mini: Cloud) -> None:
+    """What is counted is the time for which no run has: an outage in the middle is forgotten."""
+    batch = mini.create(lines_of(40))
+    mini.run(mini.deployment.table.set_once(batch.id, "failing_since", 1))
+    assert mini.take_in(batch, time_for(1), chunk_bytes=2000).failing_since is None
+
+
 def test_a_cut_that_has_begun_goes_on_with_its_limits(mini: Cloud) -> None:
     """A new version of the deployment may cut other files otherwise, not this one."""
     batch = mini.take_in(mini.create(lines_of(40)), time_for(1), chunk_bytes=2000)

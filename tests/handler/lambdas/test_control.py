@@ -13,7 +13,8 @@ from typing import Any, cast
 import pytest
 from aws_lambda_powertools.utilities.typing import LambdaContext
 
-from handler.aws.queues import advance_message
+from handler.aws.calls import Operation
+from handler.aws.queues import MAX_CONTROL_RECEIVES, Message, Queue, advance_message
 from handler.aws.sync import Aws
 from handler.batch.model import Source
 from handler.batch.states import Status
@@ -24,6 +25,7 @@ from handler.errors import AwsError
 from handler.lambdas import control
 from localstack.pump import Context
 from tests.emulators import Emulator
+from tests.handler.emf import lines_in
 from tests.handler.intake.rig import Cloud, lines_of, plenty
 from tests.handler.killing import is_killed_after
 from tests.handler.lambdas.telling import listening
@@ -173,6 +175,62 @@ def test_a_message_that_fails_comes_again_and_the_others_do_not(
     assert handle(bad, good, bad) == ["0", "2"]
     assert handle(bad) == ["0"]
     assert cloud.batch(batch.id).status is Status.IN_PROGRESS
+
+
+def fail(*_: Any) -> None:
+    """Fail as where the table cannot be reached."""
+    raise AwsError("busy")
+
+
+def test_a_message_that_failed_is_seen_again_in_seconds(
+    cloud: Cloud, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A cancel waits as long as the trouble lasts, not as long as the longest run may take."""
+    queue = cloud.deployment.control
+    cloud.messages()  # S3's test event is no longer there
+    cloud.run(queue.send(advance_message("batch_any")))
+    monkeypatch.setattr(control, "advance", fail)
+    [message] = cloud.run(queue.receive(visibility_seconds=960))
+    record = record_of(0, message.body) | {"receiptHandle": message.receipt}
+    run = cast("LambdaContext", Context("control", 600))
+    control.handler({"Records": [record]}, run)
+    [again] = cloud.run(queue.receive(visibility_seconds=960))
+    assert again.body == message.body
+
+
+@pytest.mark.usefixtures("cloud")
+def test_each_failure_hides_a_message_for_longer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Up to five minutes: an outage of hours costs few tries and is noticed soon to be over."""
+    hidden: list[int] = []
+
+    def note(_queue: Queue, _message: Message, seconds: int) -> Operation[bool]:
+        hidden.append(seconds)
+        return True
+        yield
+
+    monkeypatch.setattr(control, "advance", fail)
+    monkeypatch.setattr(Queue, "hide", note)
+    for count in range(1, MAX_CONTROL_RECEIVES + 1):
+        record = record_of(count, json.dumps(advance_message("batch_any")))
+        record["attributes"]["ApproximateReceiveCount"] = str(count)
+        control.handler({"Records": [record]}, cast("LambdaContext", Context("control", 600)))
+    assert hidden == [1, 2, 5, 15, 60, 120, *[300] * 9]
+
+
+@pytest.mark.usefixtures("cloud")
+def test_failures_are_figures(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """For Lambda such a run is a success: an alarm has nothing else to go by."""
+    monkeypatch.setenv("POWERTOOLS_SERVICE_NAME", "control")
+    good, bad = (json.dumps(advance_message(name)) for name in ("batch_good", "batch_bad"))
+    handle(good)
+    assert lines_in(capsys.readouterr().out) == []
+    monkeypatch.setattr(control, "advance", fail)
+    handle(bad, good)
+    lines = lines_in(capsys.readouterr().out)
+    assert [line.figures for line in lines] == [{"MessagesFailed": 1}] * 2
+    assert [line.labels for line in lines] == [{"message_id": f"message-{n}"} for n in (0, 1)]
 
 
 @pytest.mark.usefixtures("cloud")

@@ -14,7 +14,7 @@ from handler.aws.calls import Call
 from handler.aws.queues import advance_message, shard_message
 from handler.aws.sync import Aws
 from handler.batch.states import Status
-from handler.control.bury import bury
+from handler.control.bury import PATIENCE_SECONDS, bury
 from handler.deployment import deployment
 from handler.errors import AwsError
 from handler.lambdas import dead_letters
@@ -29,10 +29,10 @@ def mini(ministack: Emulator) -> Cloud:
     return Cloud.on(ministack)
 
 
-def dead(cloud: Cloud, message: object) -> None:
-    """Deal with one dead message."""
+def dead(cloud: Cloud, message: object, *, later: int = 0) -> None:
+    """Deal with one dead message, now or so many seconds later."""
     body = message if isinstance(message, str) else to_json(message).decode()
-    cloud.run(bury(cloud.deployment, body, int(time.time())))
+    cloud.run(bury(cloud.deployment, body, int(time.time()) + later))
 
 
 def rung(cloud: Cloud) -> list[dict[str, Any]]:
@@ -73,23 +73,32 @@ def test_a_shard_that_is_done_held_or_no_longer_wanted_is_left_alone(mini: Cloud
     assert drop.shard(1).abandoned is None
 
 
-def test_a_file_that_cannot_be_read_to_its_end_fails(mini: Cloud) -> None:
+def test_a_file_that_cannot_be_read_for_hours_fails(mini: Cloud) -> None:
     """The batch says that intake failed, and has a report."""
     drop = mini.drop(4)
-    for _ in range(2):
-        dead(mini, advance_message(drop.id))
+    for later in (0, PATIENCE_SECONDS):
+        dead(mini, advance_message(drop.id), later=later)
     assert drop.batch.status is Status.FAILED
     assert [error.code for error in drop.batch.errors] == ["internal_error"]
     assert drop.report()["errors"]["data"][0]["code"] == "internal_error"
 
 
+def test_an_outage_fails_no_file(mini: Cloud) -> None:
+    """However many messages die of it: the time counts, from the first one on."""
+    drop = mini.drop(4)
+    for later in (0, 80 * 60, PATIENCE_SECONDS - 1):
+        dead(mini, advance_message(drop.id), later=later)
+    assert drop.batch.status is Status.VALIDATING
+    assert drop.batch.failing_since is not None
+
+
 def test_a_batch_that_does_not_advance_is_tried_again_later(mini: Cloud) -> None:
-    """Whatever stands in its way may pass: the message comes again after a quarter of an hour."""
+    """Whatever stands in its way may pass: the message comes again after five minutes."""
     drop = mini.drop(4).begin()
     operation = bury(mini.deployment, to_json(advance_message(drop.id)).decode(), 0)
     calls = list(_recorded(mini.aws, operation))
     sent = [call.arguments for call in calls if call.method == "send_message"]
-    assert [message["DelaySeconds"] for message in sent] == [900]
+    assert [message["DelaySeconds"] for message in sent] == [300]
     assert drop.batch.status is Status.IN_PROGRESS
 
 
@@ -115,8 +124,8 @@ def test_a_message_for_a_batch_that_has_ended_is_dropped(mini: Cloud) -> None:
     assert mini.run(mini.deployment.table.get_batch("batch_unknown")) is None
 
 
-def test_an_upload_whose_event_died_fails_its_batch(mini: Cloud) -> None:
-    """Where the event got as far as making a batch, that batch says what happened."""
+def test_an_upload_whose_event_died_is_tried_again(mini: Cloud) -> None:
+    """Where the event got as far as making a batch, that one is rung for, and fails at last."""
     drop = mini.drop(4, sequencer="00AB")
     event = {
         "Records": [
@@ -131,6 +140,8 @@ def test_an_upload_whose_event_died_fails_its_batch(mini: Cloud) -> None:
         ]
     }
     dead(mini, event)
+    assert drop.batch.failing_since is not None
+    dead(mini, event, later=PATIENCE_SECONDS)
     assert drop.batch.status is Status.FAILED
 
 
@@ -193,7 +204,8 @@ def test_messages_that_cannot_be_dealt_with_now_come_again(
     deployment.cache_clear()
     dead_letters._aws.cache_clear()
     assert answer == {"batchItemFailures": [{"itemIdentifier": records[0]["messageId"]}]}
-    assert (good.batch.status, bad.batch.status) == (Status.FAILED, Status.VALIDATING)
+    assert good.batch.failing_since is not None
+    assert bad.batch.failing_since is None
 
 
 def test_an_event_of_another_bucket_fails_no_batch(mini: Cloud) -> None:
