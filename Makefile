@@ -124,18 +124,26 @@ CONFIG ?= infra/config.toml
 NAME ?= tidemill
 CDK := PATH="$(abspath $(BIN)):$$PATH" infra/node_modules/.bin/cdk
 
+# Says what is missing before anything takes minutes.
+PREFLIGHT := @$(BIN)/python -m infra.preflight --config
+
 # Once in an account and region.
 bootstrap: $(INSTALLED_LOCAL) $(INSTALLED_NODE)
+	$(PREFLIGHT) $(CONFIG)
 	$(CDK) bootstrap -c config=$(CONFIG)
+	@$(BIN)/python -m infra.linked_roles
 
 deploy: $(INSTALLED_LOCAL) $(INSTALLED_NODE)
+	$(PREFLIGHT) $(CONFIG) --build
 	$(CDK) deploy --all -c config=$(CONFIG) --require-approval broadening
 
 destroy: $(INSTALLED_LOCAL) $(INSTALLED_NODE)
+	$(PREFLIGHT) $(CONFIG)
 	@$(BIN)/python -m infra.kept --config $(CONFIG)
 	$(CDK) destroy --all -c config=$(CONFIG)
 
 smoke: $(INSTALLED_LOCAL)
+	$(PREFLIGHT) $(CONFIG)
 	$(BIN)/python -m infra.smoke --deployment $(NAME)
 
 # What holds a bound of time or memory runs first, with nothing beside it; the rest is shared among

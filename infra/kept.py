@@ -7,9 +7,9 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-import boto3
 from botocore.exceptions import BotoCoreError, ClientError
 
+from handler.aws.sync import aws_client
 from infra.config import DEFAULT_PATH, ConfigRefused, read_config
 from infra.outputs import NotDeployed, Outputs, read_outputs
 
@@ -32,7 +32,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--config", type=Path, default=DEFAULT_PATH)
     try:
         name = read_config(parser.parse_args(arguments).config).name
-        outputs = read_outputs(boto3.client("cloudformation"), name)
+        outputs = read_outputs(aws_client("cloudformation"), name)
     except (ConfigRefused, NotDeployed, BotoCoreError, ClientError) as exc:
         sys.stderr.write(f"{exc}\n")
         return 1

@@ -14,10 +14,9 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from uuid import uuid4
 
-import boto3
 from botocore.exceptions import BotoCoreError, ClientError
 
-from handler.aws.sync import Aws
+from handler.aws.sync import Aws, aws_client
 from handler.batch.keys import DROP_TENANT
 from handler.tenants.keys import KeyStore, key_id_of
 from infra.client import Api, ApiFailed
@@ -135,8 +134,8 @@ def smoke(
     name: str, *, seconds: float, model: str | None = None, say: Callable[[str], None]
 ) -> None:
     """Try the deployment of this name; raises SmokeFailed, ApiFailed, NotDeployed."""
-    outputs = read_outputs(boto3.client("cloudformation"), name)
-    drops = Drops(boto3.client("s3"), outputs.bucket)
+    outputs = read_outputs(aws_client("cloudformation"), name)
+    drops = Drops(aws_client("s3"), outputs.bucket)
     with temporary_key(outputs) as key, closing(Api(outputs.api_url, key)) as api:
         visit = Smoke(api, drops, model or next(iter(outputs.work_queues)), seconds)
         try:

@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-import boto3
 from boto3.exceptions import Boto3Error
 from botocore.exceptions import (
     BotoCoreError,
@@ -16,12 +15,14 @@ from botocore.exceptions import (
     HTTPClientError,
     IncompleteReadError,
     NoCredentialsError,
+    NoRegionError,
     PartialCredentialsError,
     SSOError,
     TokenRetrievalError,
 )
 
 from cli.errors import CliError, KeyRefused, Refused, Unreachable
+from handler.aws.sync import aws_client
 
 _NO_CREDENTIALS = (
     NoCredentialsError,
@@ -45,9 +46,13 @@ _NO_RIGHT = frozenset(
 def client_of(service: str, **options: Any) -> Any:
     """Return a client with the settings of whoever typed; raises Refused when they cannot work."""
     try:
-        return boto3.client(service, **options)
+        return aws_client(service, **options)
     except _NO_CREDENTIALS as exc:
         raise KeyRefused(f"there are no AWS credentials: {exc}") from exc
+    except NoRegionError as exc:
+        raise Refused(
+            "no AWS region is set: export AWS_REGION, or set one in your AWS profile"
+        ) from exc
     # An endpoint that is none is a bare ValueError.
     except (BotoCoreError, ValueError) as exc:
         raise Refused(f"the settings of AWS cannot work: {exc}") from exc

@@ -23,6 +23,7 @@ from handler.aws.calls import (
     Service,
     T,
     is_to_be_sent_again,
+    region,
     spread,
     translate,
 )
@@ -43,7 +44,9 @@ class AioAws:
         self._clients = {
             service: await self._stack.enter_async_context(
                 session.create_client(
-                    service, config=CONFIG.merge(AioConfig(**OPTIONS_OF_SERVICE.get(service, {})))
+                    service,
+                    region_name=region(),
+                    config=CONFIG.merge(AioConfig(**OPTIONS_OF_SERVICE.get(service, {}))),
                 )
             )
             for service in SERVICES

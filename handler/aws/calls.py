@@ -6,6 +6,7 @@ AWS refuses is thrown into it as one of this package's exceptions.
 
 from __future__ import annotations
 
+import os
 import random
 from collections.abc import Generator, Mapping
 from dataclasses import dataclass
@@ -40,6 +41,15 @@ _INVALID_VALUE = "InvalidParameterValue"
 _MESSAGE_GONE = ("ReceiptHandle", "Total VisibilityTimeout")
 # Why a transaction was not done although nothing is wrong with it.
 _PASSING = frozenset({"ProvisionedThroughputExceeded", "ThrottlingError", "TransactionConflict"})
+
+
+def region() -> str | None:
+    """Return the region of clients made here; None leaves it to AWS_DEFAULT_REGION or the profile.
+
+    AWS_REGION comes first, as with the CDK, AWS's command line and all other SDKs: Python's alone
+    does not read it, and would look for what the CDK has deployed in another region, or in none.
+    """
+    return os.environ.get("AWS_REGION") or None
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,6 +22,7 @@ from handler.aws.calls import (
     Service,
     T,
     is_to_be_sent_again,
+    region,
     spread,
     translate,
 )
@@ -29,6 +30,11 @@ from handler.aws.calls import (
 CONFIG = Config(**CLIENT_OPTIONS)
 MAX_PRESIGNED_SECONDS = 3600
 _NUM_THREADS = 16
+
+
+def aws_client(service: str, **options: Any) -> Any:
+    """Return a client with the settings of whoever runs this, in the region that they name."""
+    return boto3.client(service, **{"region_name": region(), **options})  # noqa: TID251 - here
 
 
 class Clients(Mapping[Service, Any]):
@@ -59,7 +65,7 @@ class Aws:
     `waited_seconds` is what they have spent on calls so far, added up over threads.
     """
 
-    def __init__(self, make_client: Callable[..., Any] = boto3.client) -> None:
+    def __init__(self, make_client: Callable[..., Any] = aws_client) -> None:
         self.clients: Mapping[Service, Any] = Clients(make_client)
         self.waited_seconds = 0.0
 

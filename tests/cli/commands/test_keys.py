@@ -189,6 +189,26 @@ def test_without_credentials_it_says_so(
     assert "credentials" in err
 
 
+def test_the_region_of_the_docs_is_enough(
+    table: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """After `export AWS_REGION=…`, which boto3 alone does not read."""
+    monkeypatch.delenv("AWS_DEFAULT_REGION")
+    monkeypatch.setattr("boto3.DEFAULT_SESSION", None)
+    assert typed(capsys, "list", "--table", table)[0] == 0
+
+
+def test_without_a_region_it_says_what_to_set(
+    table: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Nothing of AWS is asked: it would be asked in the wrong place."""
+    for name in ("AWS_REGION", "AWS_DEFAULT_REGION"):
+        monkeypatch.delenv(name)
+    monkeypatch.setattr("boto3.DEFAULT_SESSION", None)
+    status, _, err = typed(capsys, "list", "--table", table)
+    assert (status, "no AWS region is set: export AWS_REGION" in err) == (2, True)
+
+
 def test_without_the_libraries_of_the_cloud_it_says_what_to_install() -> None:
     """The plain installation has none of them."""
     code = """

@@ -1,0 +1,114 @@
+"""`python -m infra.preflight`: says at once what would stop a deployment after minutes of work.
+
+What it looks at: the configuration, the region and the credentials; with `--build` also whether an
+image can be built here. It changes nothing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+from botocore.config import Config as ClientConfig
+from botocore.exceptions import (
+    BotoCoreError,
+    ClientError,
+    ConnectionError,  # noqa: A004 - theirs, which is no OSError
+    HTTPClientError,
+)
+
+from handler.aws.sync import aws_client
+from infra.config import DEFAULT_PATH, ConfigRefused, read_config
+
+_QUICKLY = ClientConfig(connect_timeout=3, read_timeout=5, retries={"total_max_attempts": 2})
+_BUILDER_SECONDS = 30
+# Without one the CDK would go to us-east-1 and say so to nobody.
+_NO_REGION = (
+    "No AWS region is set: export AWS_REGION=eu-west-1 (or yours), or set one in your AWS profile."
+)
+
+
+class NotReady(Exception):
+    """Something that a deployment needs is missing; the message says what, and where it is from."""
+
+
+def check_account() -> str:
+    """Return where a deployment would go to and as whom; raises NotReady."""
+    missing = []
+    try:
+        sts = aws_client("sts", config=_QUICKLY)
+        if sts.meta.region_name == "aws-global":
+            missing.append(_NO_REGION)
+        found = sts.get_caller_identity()
+    except (ConnectionError, HTTPClientError) as exc:
+        missing.append(f"AWS cannot be reached: {exc}")
+    except (BotoCoreError, ClientError, ValueError) as exc:
+        missing.append(
+            f"AWS does not know you: {str(exc).rstrip('.')}. Credentials are those of the aws "
+            "command line: `aws sts get-caller-identity` should answer."
+        )
+    if missing:
+        raise NotReady("\n".join(missing))
+    return f"AWS account {found['Account']}, {sts.meta.region_name}, as {found['Arn']}"
+
+
+def check_builder(environment: Mapping[str, str]) -> None:
+    """Raise NotReady unless what the CDK builds images with is here and answers."""
+    command = environment.get("CDK_DOCKER") or "docker"
+    path = shutil.which(command, path=environment.get("PATH", ""))
+    if path is None:
+        raise NotReady(
+            f"The workers' image is built here, and there is no `{command}`: install Docker, or "
+            "another builder of its kind and name it (export CDK_DOCKER=finch)."
+        )
+    try:
+        said = subprocess.run(  # noqa: S603 - what the CDK is about to run
+            [path, "info"],
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=_BUILDER_SECONDS,
+            check=False,
+        )
+    except (OSError, subprocess.TimeoutExpired) as exc:
+        raise NotReady(f"`{command} info` does not answer: {exc}. Is it started?") from exc
+    if said.returncode:
+        words = (said.stderr.strip() or said.stdout.strip()).splitlines()[-1:]
+        raise NotReady(f"`{command} info` fails: {' '.join(words)} Is it started?")
+
+
+def problems(config: Path, *, builds: bool) -> Iterator[str]:
+    """Yield sentences for each thing that is missing; print what a deployment would go to."""
+    try:
+        read_config(config)
+    except ConfigRefused as exc:
+        yield str(exc)
+    try:
+        sys.stdout.write(f"{check_account()}\n")
+    except NotReady as exc:
+        yield str(exc)
+    if builds:
+        try:
+            check_builder(os.environ)
+        except NotReady as exc:
+            yield str(exc)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Look at what there is; 0 when nothing is missing."""
+    parser = argparse.ArgumentParser(prog="python -m infra.preflight", description=__doc__)
+    parser.add_argument("--config", type=Path, default=DEFAULT_PATH)
+    parser.add_argument("--build", action="store_true", help="an image is to be built, too")
+    parsed = parser.parse_args(arguments)
+    found = list(problems(parsed.config, builds=parsed.build))
+    sys.stderr.write("".join(f"{words}\n" for words in found))
+    return 1 if found else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,137 @@
+"""What stops a deployment is said before anything takes minutes."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from infra import kept, preflight, smoke
+from infra.preflight import NotReady, check_builder
+from tests.emulators import Emulator
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture
+def account(ministack: Emulator, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Give this process an account, as after the export of docs/deploy.md."""
+    for name, value in ministack.environment.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.delenv("AWS_DEFAULT_REGION")
+    monkeypatch.setattr("boto3.DEFAULT_SESSION", None)
+
+
+def script(folder: Path, name: str, *lines: str) -> dict[str, str]:
+    """Write a command; return an environment whose PATH has nothing else."""
+    path = folder / name
+    path.write_text("\n".join(["#!/bin/sh", *lines, ""]))
+    path.chmod(0o755)
+    return {"PATH": str(folder)}
+
+
+def test_an_empty_environment_lacks_everything(tmp_path: Path) -> None:
+    """Each thing is said at once, in a sentence, and the libraries of the stacks are not loaded."""
+    code = (
+        "import sys; from infra.preflight import main; status = main(['--build']);"
+        "print('aws_cdk' in sys.modules); sys.exit(status)"
+    )
+    said = subprocess.run(
+        [sys.executable, "-c", code],
+        env={"PATH": "", "HOME": str(tmp_path), "AWS_EC2_METADATA_DISABLED": "true"},
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (said.returncode, said.stdout) == (1, "False\n")
+    region, credentials, builder = said.stderr.splitlines()
+    assert region.startswith("No AWS region is set: export AWS_REGION=")
+    assert credentials.startswith("AWS does not know you: Unable to locate credentials.")
+    assert "`aws sts get-caller-identity`" in credentials
+    assert "there is no `docker`: install Docker" in builder
+    assert "CDK_DOCKER" in builder
+
+
+@pytest.mark.usefixtures("account")
+def test_where_a_deployment_goes_to_is_shown(capsys: pytest.CaptureFixture[str]) -> None:
+    """The wrong account or region is seen before anything is in it."""
+    assert preflight.main([]) == 0
+    assert capsys.readouterr().out.startswith("AWS account 000000000000, us-east-1, as arn:aws:")
+
+
+@pytest.mark.usefixtures("account")
+def test_a_wrong_configuration_is_said_as_well(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """In the words of the configuration itself."""
+    path = tmp_path / "config.toml"
+    path.write_text("name = 1\n")
+    assert preflight.main(["--config", str(path)]) == 1
+    assert f"{path}: name must be a text in quotes." in capsys.readouterr().err
+
+
+@pytest.mark.usefixtures("account")
+@pytest.mark.parametrize(
+    ("variable", "value", "words"),
+    [
+        ("AWS_PROFILE", "nobody", "AWS does not know you: The config profile (nobody)"),
+        ("AWS_ENDPOINT_URL", "http://127.0.0.1:1", "AWS cannot be reached: Could not connect"),
+        ("AWS_REGION", "a b", "AWS does not know you: Provided region_name 'a b'"),
+    ],
+)
+def test_settings_that_cannot_work_are_a_sentence(
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    variable: str,
+    value: str,
+    words: str,
+) -> None:
+    """None is a traceback."""
+    monkeypatch.setenv(variable, value)
+    assert preflight.main([]) == 1
+    assert capsys.readouterr().err.startswith(words)
+
+
+def test_a_builder_that_is_not_started_is_told(tmp_path: Path) -> None:
+    """In its own last words."""
+    with pytest.raises(NotReady) as refused:
+        check_builder(script(tmp_path, "docker", "echo 'Cannot connect to it.' >&2", "exit 1"))
+    assert str(refused.value) == "`docker info` fails: Cannot connect to it. Is it started?"
+
+
+def test_the_builder_is_the_one_that_the_cdk_takes(tmp_path: Path) -> None:
+    """`CDK_DOCKER` names another than Docker; `info` is asked for, which changes nothing."""
+    environment = script(tmp_path, "finch", '[ "$*" = info ]')
+    check_builder({**environment, "CDK_DOCKER": "finch"})
+    with pytest.raises(NotReady, match="there is no `docker`"):
+        check_builder(environment)
+
+
+@pytest.mark.parametrize("target", ["bootstrap", "deploy", "destroy", "smoke"])
+def test_make_looks_first(target: str) -> None:
+    """Nothing that asks AWS comes before; an image is built for `deploy` alone."""
+    lines = subprocess.run(
+        ["make", "--dry-run", target, "CONFIG=my.toml"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout.splitlines()
+    asking = [line for line in lines if "-m infra." in line or ".bin/cdk" in line]
+    assert "-m infra.preflight --config my.toml" in asking[0]
+    assert len(asking) > 1
+    assert ("--build" in asking[0]) is (target == "deploy")
+
+
+@pytest.mark.usefixtures("account")
+@pytest.mark.parametrize("main", [kept.main, smoke.main])
+def test_the_region_of_the_docs_is_enough(
+    capsys: pytest.CaptureFixture[str], main: Callable[[list[str]], int]
+) -> None:
+    """What `make destroy` and `make smoke` run looks where the CDK has deployed."""
+    assert main([]) == 1
+    assert "there is no stack tidemill-data here" in capsys.readouterr().err
