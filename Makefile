@@ -115,7 +115,7 @@ demo: $(INSTALLED_LOCAL) $(INSTALLED_MINISTACK) $(INSTALLED_NODE)
 
 demo-engine: $(INSTALLED_ENGINE)
 	@mkdir -p $(OUT)
-	$(BIN)/tidemill run -i examples/demo.jsonl -o $(OUT)/demo.jsonl
+	$(BIN)/tidemill run -i examples/demo.jsonl --force -o $(OUT)/demo.jsonl
 	@$(BIN)/python examples/show.py examples/demo.jsonl $(OUT)/demo.jsonl
 
 # An AWS account: see docs/deploy.md. CONFIG is another file than infra/config.toml, NAME the

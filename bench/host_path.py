@@ -105,7 +105,9 @@ def run_here(input_path: Path, output_path: Path, lines: int) -> Measured:
         return NullEngine()
 
     started = time.perf_counter()
-    status = run_job(RunOptions(str(input_path), str(output_path), model="null"), load=load)
+    status = run_job(
+        RunOptions(str(input_path), str(output_path), model="null", force=True), load=load
+    )
     seconds = time.perf_counter() - started
     assert status == 0
     return Measured(lines, seconds, _peak_bytes())

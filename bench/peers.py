@@ -39,7 +39,7 @@ def tidemill(job: Job) -> Peer:
     """Ourselves, as a person types it."""
     command = [sys.executable, "-m", "cli.main", "run", "--model", job.model]
     command += ["--served-model-name", job.served_name, "--dtype", job.dtype]
-    command += ["--max-model-len", str(MAX_MODEL_LEN), "-i", str(job.requests)]
+    command += ["--max-model-len", str(MAX_MODEL_LEN), "-i", str(job.requests), "--force"]
     return Peer(OURS, command, Marks(ready="model loaded in", done=r"\d rows? in "))
 
 

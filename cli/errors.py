@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import signal
 
+ROWS_FAILED = 3
+"""The exit status of what was done to its end, with rows that are errors."""
+
 
 class CliError(Exception):
     """The command cannot go on; the message says what is wrong and what to do."""

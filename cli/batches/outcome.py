@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from cli.errors import ROWS_FAILED
 from cli.terminal import amount, duration, plain, put, say
 
 if TYPE_CHECKING:
     from cli.api.objects import Batch
 
-ROWS_FAILED = 3
 _STATUS_OF_END = {"failed": 4, "expired": 5, "cancelled": 6}
 
 EXIT_STATUSES = """\

@@ -16,7 +16,15 @@ _EPILOG = """\
 examples:
   tidemill run -i in.jsonl -o out.jsonl
   tidemill run -i in.jsonl -o out.jsonl --resume          (after a kill: runs what is missing)
+  tidemill run -i in.jsonl -o out.jsonl --resume --retry-failed      (runs failed rows again)
   cat in.jsonl | tidemill run -i - -o - --model ./model > out.jsonl
+
+exit status:
+  0  every line has its row, and a row is ok (or there was no line)
+  1  a bad input, or a failure on the way
+  2  arguments or paths that cannot work; nothing was read or written
+  3  every line has its row, but none is ok; with --fail-on-error: not all are ok
+  128 + n  stopped by signal n (130: Ctrl-C); --resume goes on
 """
 
 
@@ -54,11 +62,7 @@ def _add_file_flags(group: argparse._ArgumentGroup) -> None:
         metavar="FOLDER",
         help="where downloads and rows to upload lie meanwhile (default: the system's)",
     )
-    add(
-        "--resume",
-        action="store_true",
-        help="keep the rows that are in the output and run the lines that have none",
-    )
+    _add_rows_flags(group)
     add(
         "--dialect",
         choices=("openai", "vllm"),
@@ -83,6 +87,25 @@ def _add_file_flags(group: argparse._ArgumentGroup) -> None:
         metavar="SIZE",
         help="a longer line is malformed (default: 32M)",
     )
+
+
+def _add_rows_flags(group: argparse._ArgumentGroup) -> None:
+    either = group.add_mutually_exclusive_group()
+    either.add_argument(
+        "--resume",
+        action="store_true",
+        help="keep the rows that are in the output and run the lines that have none",
+    )
+    either.add_argument(
+        "--force", action="store_true", help="start over where the output holds rows already"
+    )
+    add = group.add_argument
+    add(
+        "--retry-failed",
+        action="store_true",
+        help="with --resume: run failed rows again, in their places",
+    )
+    add("--fail-on-error", action="store_true", help="end with 3 when any row is an error")
 
 
 def _add_metrics_flags(group: argparse._ArgumentGroup) -> None:

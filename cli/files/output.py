@@ -17,6 +17,7 @@ from cli.files.transfer import RETRY_DELAYS_SECONDS, upload
 from cli.terminal import amount
 
 _OPEN_TRIES = 10
+_START_OF_ROWS = b'{"id":"batch_req_'
 _FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 
 
@@ -71,6 +72,16 @@ class LocalFile:
         self._only_if_rows = only_if_rows
         self._begun = False
         self._fd, self._is_new = _open_locked(self._target, path)
+
+    @property
+    def is_empty(self) -> bool:
+        """Say whether there is nothing to be lost by writing over it."""
+        return not os.fstat(self._fd).st_size
+
+    @property
+    def holds_rows(self) -> bool:
+        """Say whether it begins as an output of a run does."""
+        return os.pread(self._fd, len(_START_OF_ROWS), 0) == _START_OF_ROWS
 
     def begin(self, keep_bytes: int) -> None:
         """Cut the file after `keep_bytes` bytes; the next row goes there."""
@@ -300,21 +311,3 @@ class UploadOutput:
         self._file.close()
         if self._is_done or not self._num_bytes:
             Path(self._file.name).unlink(missing_ok=True)
-
-
-class RowWriter:
-    """Puts each row where it belongs: errors into their own file when there is one."""
-
-    def __init__(self, output: Output, errors: Output | None) -> None:
-        self._output = output
-        self._errors = errors
-
-    def write(self, rows: list[tuple[bytes, bool]]) -> None:
-        """Write rows, each with whether it is a success, in input order."""
-        if self._errors is None:
-            self._output.write(b"".join([row for row, _ in rows]))
-            return
-        if failed := b"".join([row for row, is_success in rows if not is_success]):
-            self._errors.write(failed)
-        if succeeded := b"".join([row for row, is_success in rows if is_success]):
-            self._output.write(succeeded)

@@ -21,15 +21,25 @@ _BUFFER_BYTES = 2**20
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """The first `num_rows` lines have their rows, which end at `cuts[i]` bytes in file i.
+    """The first `len(ok)` lines have their rows, which end at `cuts[i]` bytes in file i.
 
-    `created` is what the kept replies carry, so that those to come carry the same.
+    `ok` has a 1 for each of them whose row is a success, else a 0. `created` is what the kept
+    replies carry, so that those to come carry the same.
     """
 
-    num_rows: int
-    num_ok: int
+    ok: bytes
     cuts: tuple[int, ...]
     created: int | None = None
+
+    @property
+    def num_rows(self) -> int:
+        """Lines that have their row."""
+        return len(self.ok)
+
+    @property
+    def num_ok(self) -> int:
+        """Those whose row is a success."""
+        return self.ok.count(1)
 
 
 def find_kept(lines: Iterable[RawLine], paths: list[Path]) -> Kept:
@@ -48,7 +58,8 @@ def find_kept(lines: Iterable[RawLine], paths: list[Path]) -> Kept:
 
 
 def _compare(lines: Iterable[RawLine], readers: list[_RowReader]) -> Kept:
-    num_rows = num_ok = num_ahead = 0
+    ok = bytearray()
+    num_ahead = 0
     cuts = [0] * len(readers)
     created: int | None = None
     missing: RawLine | None = None
@@ -67,11 +78,10 @@ def _compare(lines: Iterable[RawLine], readers: list[_RowReader]) -> Kept:
             num_ahead += 1
             continue
         cuts[index] = readers[index].num_bytes
-        num_rows += 1
-        num_ok += head.status_code == 200
+        ok.append(head.status_code == 200)
         created = head.created if created is None else created
     _refuse_strangers(readers, missing, num_ahead)
-    return Kept(num_rows, num_ok, tuple(cuts), created)
+    return Kept(bytes(ok), tuple(cuts), created)
 
 
 def _index_of(row_id: str, readers: list[_RowReader]) -> int | None:
@@ -89,7 +99,7 @@ def _refuse_strangers(readers: list[_RowReader], missing: RawLine | None, num_ah
         raise BadInput(
             f"row {reader.num_rows + 1} of {reader.path} (custom_id {reader.head.custom_id!r}) is "
             f"not of {line}: this output was made from another input or with other files. Give "
-            "what it was made with, or run without --resume to write it anew"
+            "what it was made with, or write it anew: --force without --resume"
         )
     if missing is not None and num_ahead > ROWS_PER_WRITE:
         names = " and ".join(str(reader.path) for reader in readers)
@@ -130,6 +140,6 @@ class _RowReader:
             self.head = parse_row_head(data)
         except RowError as exc:
             raise BadInput(
-                f"row {self.num_rows + 1} of {self.path} is damaged ({exc}): run without --resume "
-                "to write it anew"
+                f"row {self.num_rows + 1} of {self.path} is damaged ({exc}): --force without "
+                "--resume writes it anew"
             ) from exc

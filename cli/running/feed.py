@@ -7,8 +7,8 @@ from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from cli.files.output import RowWriter
 from cli.files.resume import ROWS_PER_WRITE
+from cli.files.writing import Row, RowWriter
 from cli.running.tally import Tally
 from engine.batchfile.answer import Answer, run_line
 from engine.batchfile.lines import RawLine
@@ -169,7 +169,7 @@ class Feed:
         """Write the finished rows at the head, `ROWS_PER_WRITE` at a time."""
         slots = self._slots
         while slots and slots[0].row is not None:
-            rows: list[tuple[bytes, bool]] = []
+            rows: list[Row] = []
             while slots and len(rows) < ROWS_PER_WRITE and (row := slots[0].row) is not None:
                 slot = slots.popleft()
                 self._held_bytes -= slot.held_bytes

@@ -7,19 +7,17 @@ import time
 from collections.abc import Iterator
 from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass
-from itertools import islice
-from pathlib import Path
 
-from cli.errors import BadInput, EngineFailed, Stopped
+from cli.errors import ROWS_FAILED, BadInput, EngineFailed, Refused, Stopped
 from cli.files.check import check_lines, refuse_bad_lines, warn_of_duplicates
-from cli.files.output import LocalFile, Output, RowWriter, open_output
 from cli.files.paths import check_folder, check_paths, check_resumable
-from cli.files.resume import Kept, find_kept
 from cli.files.source import Source, open_source
 from cli.files.transfer import RETRY_DELAYS_SECONDS
+from cli.files.writing import Writing
 from cli.running.feed import Feed, Window
 from cli.running.metrics import Live, serve_metrics
 from cli.running.options import RunOptions
+from cli.running.outputs import open_files, writing_of
 from cli.running.progress import Reporter, make_reporter, summary
 from cli.running.tally import Tally
 from cli.serving.engine import Load, chat_template, engine_config, load_engine, served_names
@@ -33,33 +31,13 @@ from engine.errors import EngineError
 _INFLIGHT_PER_SEQUENCE = 4
 
 
-@dataclass(frozen=True, slots=True)
-class _Outputs:
-    """The files that rows go to; all but `begin` leaves what was there as it was."""
-
-    output: Output
-    errors: Output | None
-
-    @property
-    def files(self) -> list[Output]:
-        return [self.output] if self.errors is None else [self.output, self.errors]
-
-    def begin(self, kept: Kept) -> None:
-        for file, cut in zip(self.files, kept.cuts, strict=True):
-            file.begin(cut)
-
-    def finish(self) -> None:
-        for file in self.files:
-            file.finish()
-
-
 def run_job(
     options: RunOptions,
     *,
     load: Load = load_engine,
     retry_delays: tuple[float, ...] = RETRY_DELAYS_SECONDS,
 ) -> int:
-    """Run the file and return the exit status: 0 when every line has its row.
+    """Run the file and return the exit status: 0 when every line has its row and one is ok.
 
     Raises CliError for what the user can mend, Stopped for a signal before the first row. The
     output is untouched until the whole input has been checked and the model has loaded.
@@ -70,7 +48,7 @@ def run_job(
     tally = Tally()
     with ExitStack() as stack:
         signals = stack.enter_context(StopSignals())
-        outputs = _open_outputs(options, retry_delays, stack)
+        files = open_files(options, retry_delays, stack)
         live = Live(tally)
         if options.enable_metrics:
             stack.enter_context(serve_metrics(live, options.host, options.port))
@@ -78,21 +56,26 @@ def run_job(
             open_source(options.input_file, tmp_dir=options.output_tmp_dir, delays=retry_delays)
         )
         tally.num_rows = _check(source, options)
-        kept = _find_kept(source, options, len(outputs.files))
-        tally.kept, tally.kept_ok = kept.num_rows, kept.num_ok
-        run = _Run(options, config, source, outputs, kept, live, signals)
-        if kept.num_rows < tally.num_rows:
+        writing = writing_of(options, files, lambda: _lines(source, options), stack)
+        tally.kept, tally.kept_ok = writing.num_kept, writing.num_kept_ok
+        run = _Run(options, config, source, writing, live, signals)
+        if tally.kept < tally.num_rows:
             with _loaded(load, config, served_names(options), template) as served:
                 live.served = served
                 is_done = run.run_lines(served)
             if not is_done:
                 return 128 + (signals.received or 0)
         else:
-            outputs.begin(kept)
+            writing.begin()
         with run.telling_how_to_go_on():
-            outputs.finish()
+            writing.finish()
     say(summary(tally) if tally.answered else _nothing_to_run(tally))
-    return 0
+    return _exit_status(tally, options)
+
+
+def _exit_status(tally: Tally, options: RunOptions) -> int:
+    is_failure = options.fail_on_error or tally.rows_failed == tally.num_rows
+    return ROWS_FAILED if tally.rows_failed and is_failure else 0
 
 
 def _nothing_to_run(tally: Tally) -> str:
@@ -107,17 +90,8 @@ def _check_names(options: RunOptions) -> None:
         check_folder(options.output_tmp_dir, "--output-tmp-dir")
     if options.resume:
         check_resumable(options.output_file)
-
-
-def _open_outputs(options: RunOptions, delays: tuple[float, ...], stack: ExitStack) -> _Outputs:
-    tmp_dir = options.output_tmp_dir
-    output = open_output(options.output_file, tmp_dir=tmp_dir, delays=delays)
-    stack.callback(output.close)
-    errors = None
-    if options.error_file is not None:
-        errors = LocalFile(Path(options.error_file), tmp_dir=tmp_dir, only_if_rows=True)
-        stack.callback(errors.close)
-    return _Outputs(output, errors)
+    elif options.retry_failed:
+        raise Refused("--retry-failed runs failed rows of an output again: give --resume too")
 
 
 def _check(source: Source, options: RunOptions) -> int:
@@ -131,15 +105,6 @@ def _check(source: Source, options: RunOptions) -> int:
         say(f"warning: {amount(checked.num_bad, 'malformed line')} will get an error row")
     warn_of_duplicates(checked.duplicates)
     return checked.num_rows
-
-
-def _find_kept(source: Source, options: RunOptions, num_files: int) -> Kept:
-    if not options.resume:
-        return Kept(0, 0, (0,) * num_files)
-    paths = [Path(name) for name in (options.output_file, options.error_file) if name is not None]
-    kept = find_kept(_lines(source, options), paths)
-    say(f"resuming: {amount(kept.num_rows, 'row')} kept")
-    return kept
 
 
 def _lines(source: Source, options: RunOptions) -> Iterator[RawLine]:
@@ -173,8 +138,7 @@ class _Run:
     options: RunOptions
     config: EngineConfig
     source: Source
-    outputs: _Outputs
-    kept: Kept
+    writing: Writing
     live: Live
     signals: StopSignals
 
@@ -183,11 +147,11 @@ class _Run:
         tally = self.live.tally
         tally.started = time.monotonic()
         with self.telling_how_to_go_on():
-            self.outputs.begin(self.kept)
+            self.writing.begin()
             with make_reporter(tally.num_rows, tally.kept) as reporter:
                 is_done = asyncio.run(self._feed(served, reporter))
         if not is_done:
-            say(f"stopped with {self._progress()}. {self.outputs.output.how_to_go_on()}")
+            say(f"stopped with {self._progress()}. {self.writing.how_to_go_on()}")
         return is_done
 
     @contextmanager
@@ -196,12 +160,12 @@ class _Run:
         try:
             yield
         except EngineError as exc:
-            words = f"the engine cannot go on: {exc}. {self.outputs.output.how_to_go_on()}"
+            words = f"the engine cannot go on: {exc}. {self.writing.how_to_go_on()}"
             raise EngineFailed(words) from exc
         except OSError as exc:
-            raise BadInput(f"failed: {exc}. {self.outputs.output.how_to_go_on()}") from exc
+            raise BadInput(f"failed: {exc}. {self.writing.how_to_go_on()}") from exc
         except Stopped as stop:
-            raise Stopped(stop.signum, self.outputs.output.how_to_go_on()) from None
+            raise Stopped(stop.signum, self.writing.how_to_go_on()) from None
 
     def _progress(self) -> str:
         tally = self.live.tally
@@ -214,9 +178,9 @@ class _Run:
         )
         feed = Feed(
             served,
-            RowWriter(self.outputs.output, self.outputs.errors),
+            self.writing,
             tally,
-            created=self.source.created if self.kept.created is None else self.kept.created,
+            created=self.source.created if self.writing.created is None else self.writing.created,
             window=Window(max_inflight),
             dialect=self.options.dialect,
         )
@@ -224,7 +188,7 @@ class _Run:
             reporting = asyncio.create_task(_report(reporter, tally, served))
             try:
                 lines = _lines(self.source, self.options)
-                return await feed.run(islice(lines, self.kept.num_rows, None))
+                return await feed.run(self.writing.lines(lines))
             finally:
                 reporting.cancel()
                 with suppress(asyncio.CancelledError):

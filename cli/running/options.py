@@ -20,6 +20,9 @@ class RunOptions(EngineOptions):
     dialect: Literal["openai", "vllm"] = "openai"
     on_invalid_line: Literal["fail", "skip"] = "fail"
     resume: bool = False
+    retry_failed: bool = False
+    force: bool = False
+    fail_on_error: bool = False
     max_inflight: int | None = None
     max_line_bytes: int | None = None
     enable_metrics: bool = False

@@ -50,13 +50,16 @@ def tmp_dir(tmp_path: Path) -> Path:
 class Runner:
     """Runs the command in this process; `engine` is None until a model was loaded.
 
-    All waits are divided by `speed`.
+    All waits are divided by `speed`. The engine fails at bodies whose `name` is in `fails_at` and
+    dies at `dies_at`.
     """
 
     engine: ScriptedEngine | None = None
     speed: float = 1
     configs: list[EngineConfig] = field(default_factory=list)
     loaded_with: dict[str, Any] = field(default_factory=dict)
+    fails_at: set[str] = field(default_factory=set)
+    dies_at: str | None = None
 
     def __call__(self, *arguments: object) -> int:
         """Run `tidemill run` with these arguments and a scripted engine."""
@@ -67,6 +70,7 @@ class Runner:
         self.configs.append(config)
         self.loaded_with = given
         self.engine = ScriptedEngine(speed=self.speed)
+        self.engine.fails_at, self.engine.dies_at = self.fails_at, self.dies_at
         return self.engine
 
 

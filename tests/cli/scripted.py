@@ -36,6 +36,8 @@ class ScriptedEngine:
         self.running = 0
         self.most_running = 0
         self.is_closed = False
+        self.fails_at: set[str] = set()
+        self.dies_at: str | None = None
 
     async def respond(self, url: str, body: dict[str, Any], request_id: str, created: int) -> Reply:
         """Follow the script in the body."""
@@ -49,6 +51,10 @@ class ScriptedEngine:
                 await asyncio.sleep(body["wait"] / self.speed)
         finally:
             self.running -= 1
+        if body.get("name") in self.fails_at:
+            raise ValueError("no luck")
+        if "name" in body and body["name"] == self.dies_at:
+            raise EngineError("no engine")
         if "raise" in body:
             # With what no row can hold, as a message that quotes its input may.
             raise ValueError(f"{body['raise']} \ud800")

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cli.errors import OutputLost
-from cli.files.output import RowWriter
+from cli.files.writing import Files
 from cli.running.feed import Feed, Window
 from cli.running.tally import Tally
 from engine.batchfile.lines import RawLine
@@ -91,7 +91,7 @@ def feed(
     tally = Tally()
 
     async def run() -> bool:
-        one = Feed(engine, RowWriter(output, None), tally, created=0, window=window)
+        one = Feed(engine, Files(output), tally, created=0, window=window)
         if stop_after is not None:
             stopping = asyncio.create_task(stop(one))
             done = await one.run(lines(bodies))
@@ -167,9 +167,7 @@ def test_bytes_of_requests_and_waiting_rows_are_bounded() -> None:
 
     async def run() -> bool:
         nonlocal one
-        one = Feed(
-            Watching(), RowWriter(output, None), Tally(), created=0, window=Window(3, 10_000)
-        )
+        one = Feed(Watching(), Files(output), Tally(), created=0, window=Window(3, 10_000))
         return await one.run(lines(bodies))
 
     one: Any = None

@@ -16,7 +16,7 @@ from cli.running.options import RunOptions
 from demo import MODEL_PATH, NAME
 from engine.config import EngineConfig
 from engine.errors import EngineError
-from tests.cli.given import line, rows
+from tests.cli.given import Answer, line, rows
 
 Write = Callable[..., Path]
 
@@ -43,7 +43,7 @@ def test_every_line_gets_one_row_in_input_order(run: Any, write_input: Write, ou
 
 
 def test_failed_lines_have_rows_among_the_others(run: Any, write_input: Write, out: Path) -> None:
-    """A failure of one request is its own 500 row; the exit status is 0."""
+    """A failure of one request is its own 500 row; the exit status is 0, as some are ok."""
     source = write_input(
         line("a", status=404), line("b", **{"raise": "boom"}), line("c"), line("d", reply={})
     )
@@ -53,6 +53,83 @@ def test_failed_lines_have_rows_among_the_others(run: Any, write_input: Write, o
     error = found[1]["response"]["body"]["error"]
     assert error["code"] == "internal_error"
     assert "ValueError: boom ?" in error["message"]
+
+
+@pytest.mark.parametrize("target", ["file", "-", "url"])
+@pytest.mark.parametrize(
+    ("bodies", "flags", "status"),
+    [
+        ([{"status": 400}, {"raise": "x"}], [], 3),
+        ([{"status": 400}, {}], [], 0),
+        ([{"status": 400}, {}], ["--fail-on-error"], 3),
+        ([{}, {}], ["--fail-on-error"], 0),
+    ],
+)
+def test_the_exit_status_tells_when_no_row_is_ok(  # noqa: PLR0917 - fixtures and cases
+    run: Any,
+    write_input: Write,
+    out: Path,
+    server: Any,
+    bodies: Any,
+    flags: Any,
+    status: int,
+    target: str,
+) -> None:
+    """With --fail-on-error already when one is not, wherever the rows go."""
+    server.will(Answer())
+    name = {"file": out, "-": "-", "url": f"{server.url}/out"}[target]
+    source = write_input(*(line(str(n), **body) for n, body in enumerate(bodies)))
+    assert run("-i", source, "-o", name, *flags) == status
+
+
+def test_the_exit_status_counts_the_rows_that_were_kept(
+    run: Any, write_input: Write, out: Path
+) -> None:
+    """A resume with nothing left to run ends as the whole would have."""
+    source = write_input(line("a", status=400))
+    assert run("-i", source, "-o", out) == 3
+    assert run("-i", source, "-o", out, "--resume") == 3
+
+
+def test_an_output_with_rows_is_not_written_over(run: Any, write_input: Write, out: Path) -> None:
+    """Both ways to go on are named; --force starts over."""
+    source = write_input(line("a"), line("b"))
+    assert run("-i", source, "-o", out) == 0
+    before, run.engine = out.read_bytes(), None
+    with pytest.raises(Refused) as refused:
+        run("-i", source, "-o", out)
+    assert str(refused.value) == (
+        f"{out} holds rows already: --resume keeps them and runs what is missing, "
+        "--force starts over"
+    )
+    assert refused.value.exit_status == 2
+    assert (out.read_bytes(), run.engine) == (before, None)
+    assert run("-i", source, "-o", out, "--force") == 0
+    assert run.engine.asked == 2
+    assert out.read_bytes() == before
+
+
+def test_an_output_that_is_something_else_is_not_written_over(
+    run: Any, write_input: Write, out: Path
+) -> None:
+    """Nobody is told to resume it."""
+    out.write_text("precious\n")
+    with pytest.raises(Refused, match="something else than rows: name another file, or --force"):
+        run("-i", write_input(line("a")), "-o", out)
+    assert out.read_text() == "precious\n"
+
+
+def test_an_error_file_with_rows_is_not_written_over(
+    run: Any, write_input: Write, out: Path, tmp_path: Path
+) -> None:
+    """Standard output cannot be resumed, so that is not offered."""
+    errors = tmp_path / "errors"
+    source = write_input(line("a", status=400))
+    run("-i", source, "-o", out, "-e", errors)
+    with pytest.raises(Refused, match="errors holds rows already: --force starts over"):
+        run("-i", source, "-o", "-", "-e", errors)
+    with pytest.raises(Refused, match="errors holds rows already: --resume keeps them"):
+        run("-i", source, "-o", tmp_path / "other", "-e", errors)
 
 
 def test_a_reply_that_json_cannot_hold_is_a_failed_row(
@@ -86,7 +163,7 @@ def test_an_error_file_without_rows_does_not_exist(
     errors = tmp_path / "errors.jsonl"
     if old is not None:
         errors.write_text(old)
-    assert run("-i", write_input(line("a")), "-o", out, "-e", errors) == 0
+    assert run("-i", write_input(line("a")), "-o", out, "-e", errors, "--force") == 0
     assert not errors.exists()
 
 
@@ -96,7 +173,8 @@ def test_an_old_error_file_is_replaced(
     """Its rows are gone, those of this run are there."""
     errors = tmp_path / "errors.jsonl"
     errors.write_text("old rows, many of them\n" * 100)
-    assert run("-i", write_input(line("a", status=400)), "-o", out, "-e", errors) == 0
+    source = write_input(line("a", status=400), line("b"))
+    assert run("-i", source, "-o", out, "-e", errors, "--force") == 0
     assert statuses(rows(errors)) == [("a", 400)]
 
 
@@ -114,14 +192,14 @@ def test_the_dialect_of_vllm_is_printed_when_asked_for(
 
 
 @pytest.mark.parametrize("content", [b"", b"\xef\xbb\xbf", b"\n\n  \n"])
-@pytest.mark.parametrize("flags", [[], ["--resume"]])
+@pytest.mark.parametrize("flags", [["--force"], ["--resume"], ["--fail-on-error", "--force"]])
 def test_an_empty_file_gives_an_empty_output(
     run: Any, tmp_path: Path, out: Path, content: bytes, flags: list[str]
 ) -> None:
     """Exit status 0, and no model is loaded for it."""
     source = tmp_path / "in.jsonl"
     source.write_bytes(content)
-    if not flags:
+    if "--force" in flags:
         out.write_text("old\n")
     assert run("-i", source, "-o", out, *flags) == 0
     assert out.read_bytes() == b""
@@ -162,7 +240,7 @@ def test_duplicates_are_warned_of(
     """The lines are named, the first few of many."""
     run("-i", write_input(line("a"), line("b"), line("a")), "-o", out)
     assert "1 line repeats a custom_id: 3 (as line 1)\n" in capsys.readouterr().err
-    run("-i", write_input(*[line("a")] * 1_001), "-o", out)
+    run("-i", write_input(*[line("a")] * 1_001), "-o", out, "--force")
     words = "1,000 lines repeat a custom_id: 2 (as line 1), 3 (as line 1), "
     assert words in capsys.readouterr().err
 
@@ -174,7 +252,7 @@ def test_every_malformed_line_is_named_before_the_model_loads(
     out.write_text("precious\n")
     source = write_input(line("a"), "", "{", line("b"), '{"custom_id":"c","body":{}}', "[]")
     with pytest.raises(BadInput) as refused:
-        run("-i", source, "-o", out)
+        run("-i", source, "-o", out, "--force")
     named = [words for words in str(refused.value).splitlines() if words.startswith("  line")]
     assert [words.split(":")[0] for words in named] == ["  line 3", "  line 5", "  line 6"]
     assert "`url` is missing" in named[1]
@@ -242,7 +320,7 @@ def test_an_engine_that_cannot_load_leaves_the_output_alone(write_input: Write, 
         raise EngineError(f"{config.model} is a hybrid")
 
     out.write_text("precious\n")
-    options = RunOptions(str(write_input(line("a"))), str(out), model="jamba")
+    options = RunOptions(str(write_input(line("a"))), str(out), model="jamba", force=True)
     with pytest.raises(EngineFailed, match="jamba is a hybrid") as failed:
         run_job(options, load=load)
     assert failed.value.exit_status == 1
@@ -283,7 +361,7 @@ def test_the_engine_gets_what_was_asked_for(
     ]
     assert run.loaded_with["served_names"] == ("x", "y")
     assert run.loaded_with["chat_template"] == "{{ messages }}é"
-    run("-i", write_input(line("a")), "-o", out, "--chat-template", "{{ x }}")
+    run("-i", write_input(line("a")), "-o", out, "--force", "--chat-template", "{{ x }}")
     assert run.loaded_with["chat_template"] == "{{ x }}"
     assert run.loaded_with["served_names"] == ("m",)
 

@@ -58,7 +58,8 @@ def test_a_signal_while_the_model_loads_leaves_the_output_alone(
     """It ends at once and says that nothing was written."""
     out = tmp_path / "out"
     out.write_text("precious\n")
-    process = spawn("-i", write_input(line("a")), "-o", out, options=["--load-seconds", "60"])
+    flags = ["-i", write_input(line("a")), "-o", out, "--force"]
+    process = spawn(*flags, options=["--load-seconds", "60"])
     wait_for_words(process, "loading m")
     process.send_signal(number)
     _, err = process.communicate(timeout=20)

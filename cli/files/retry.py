@@ -1,0 +1,170 @@
+"""Failed rows run again in their places: new files grow beside the old ones and then replace them.
+
+Until the last row is there the old files stay as they were, so a kill at any moment loses no row:
+the new files are a prefix of the whole, and the next resume goes on behind it.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+
+from cli.files.output import LocalFile
+from cli.files.resume import ROWS_PER_WRITE, Kept, find_kept
+from cli.files.writing import Files, Row
+from engine.batchfile.lines import RawLine
+from engine.batchfile.rows import parse_row_head
+
+_SUFFIX = ".retry"
+_MAX_HELD_BYTES = 2**20
+_BUFFER_BYTES = 2**20
+
+
+def is_retry_begun(output: Path) -> bool:
+    """Say whether a retry of this output was cut off, so that a resume must go on with it."""
+    return _beside(output).exists()
+
+
+def settle_retry(output: Path, errors: Path | None) -> None:
+    """Let the second file take its place too, where a retry ended between the two."""
+    if errors is not None and not is_retry_begun(output) and _beside(errors).exists():
+        _take_place(errors, only_if_rows=True)
+
+
+def retry_files(output: Path, errors: Path | None) -> list[Path]:
+    """Return where a retry would lie: nothing that a run which starts over leaves there."""
+    return [_beside(path) for path in (output, errors) if path is not None]
+
+
+class Retrying:
+    """Runs the lines whose row is a failure, and those without one; a `Writing`.
+
+    `old` is what stands in the files at `output` and `errors`, which the caller has locked.
+    """
+
+    def __init__(
+        self,
+        output: Path,
+        errors: Path | None,
+        old: Kept,
+        lines: Iterable[RawLine],
+        stack: ExitStack,
+    ) -> None:
+        self._paths = [output] if errors is None else [output, errors]
+        self._new = find_kept(lines, [_beside(path) for path in self._paths])
+        opened = [_RetryFile(path) for path in self._paths]
+        for file in opened:
+            stack.callback(file.close)
+        self._files = Files(*opened)
+        self._old = old
+        self._next = self._new.num_rows
+        self._old_rows = self._rows_to_copy(stack)
+        self._held: list[Row] = []
+        self._held_bytes = 0
+        num_copied = old.ok.count(1, self._next)
+        self.num_kept = self._next + num_copied
+        self.num_kept_ok = self._new.num_ok + num_copied
+        self.created = old.created if self._new.created is None else self._new.created
+
+    def lines(self, lines: Iterable[RawLine]) -> Iterator[RawLine]:
+        """Return the lines without a good row."""
+        for number, raw in enumerate(lines):
+            if number >= self._new.num_rows and not self._is_copied(number):
+                yield raw
+
+    def begin(self) -> None:
+        """Cut the new files behind what is there."""
+        self._files.begin(self._new.cuts)
+
+    def write(self, rows: Sequence[Row]) -> None:
+        """Write rows of lines that were run, each behind the old rows of the lines before it."""
+        for row in rows:
+            self._copy()
+            self._hold(row)
+        self._flush()
+
+    def finish(self) -> None:
+        """Copy the old rows behind the last, then put the new files in the place of the old."""
+        self._copy()
+        self._flush()
+        self._files.finish()
+        # In this order, which `settle_retry` knows.
+        output, *errors = self._paths
+        _take_place(output)
+        for path in errors:
+            _take_place(path, only_if_rows=True)
+
+    def how_to_go_on(self) -> str:
+        """Say that nothing of what was there is lost."""
+        return self._files.output.how_to_go_on()
+
+    def _is_copied(self, number: int) -> bool:
+        return number < self._old.num_rows and self._old.ok[number] == 1
+
+    def _rows_to_copy(self, stack: ExitStack) -> Iterator[bytes]:
+        """Yield the good rows of the old output that the new one does not have yet."""
+        # Opened when the first row is asked for: there may be none.
+        file = stack.enter_context(self._paths[0].open("rb", buffering=_BUFFER_BYTES))
+        num_there = self._old.ok.count(1, 0, self._next)
+        while file.tell() < self._old.cuts[0]:
+            row = file.readline()
+            if parse_row_head(row).status_code != 200:
+                continue
+            if num_there:
+                num_there -= 1
+            else:
+                yield row
+
+    def _copy(self) -> None:
+        while self._is_copied(self._next):
+            self._hold((next(self._old_rows), True))
+
+    def _hold(self, row: Row) -> None:
+        self._next += 1
+        self._held.append(row)
+        self._held_bytes += len(row[0])
+        if len(self._held) == ROWS_PER_WRITE or self._held_bytes >= _MAX_HELD_BYTES:
+            self._flush()
+
+    def _flush(self) -> None:
+        if self._held:
+            self._files.write(self._held)
+        self._held, self._held_bytes = [], 0
+
+
+class _RetryFile(LocalFile):
+    """The new rows of a file that stays as it was until they are all there."""
+
+    def __init__(self, old: Path) -> None:
+        super().__init__(_beside(old))
+        self._old = old
+
+    def finish(self) -> None:
+        """Make the rows outlive a power cut: those that they replace will be gone."""
+        super().finish()
+        os.fsync(self._fd)
+
+    def how_to_go_on(self) -> str:
+        """Say how to run the rest."""
+        return (
+            f"Until all is done {self._old} stays as it was; the same command with --resume goes "
+            "on with the retry"
+        )
+
+
+def _beside(path: Path) -> Path:
+    target = Path(os.path.realpath(path))
+    return target.with_name(target.name + _SUFFIX)
+
+
+def _take_place(path: Path, *, only_if_rows: bool = False) -> None:
+    """Put the new file in the place of the old one; with `only_if_rows` an empty one is removed."""
+    target, new = Path(os.path.realpath(path)), _beside(path)
+    if target.exists():
+        shutil.copymode(target, new)
+    new.replace(target)
+    if only_if_rows and not target.stat().st_size:
+        target.unlink()

@@ -1,0 +1,199 @@
+"""--retry-failed runs failed rows again in their places, and a kill at any moment loses no row."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cli.errors import EngineFailed, Refused
+from cli.files import retry
+from tests.cli.given import line, rows, wait_for_rows
+
+Write = Callable[..., Path]
+
+NUM_LINES = 8
+# Lines that the engine fails at until it is mended.
+FAILING = {1, 2, 5, 7}
+
+
+class Scene:
+    """An input whose lines some engine fails at, its files, and what they come to at the end."""
+
+    def __init__(self, run: Any, write_input: Write, folder: Path, *, has_errors: bool) -> None:
+        self.run = run
+        self.source = write_input(
+            *(line(str(n), name=str(n), say="x" * n) for n in range(NUM_LINES))
+        )
+        self.out, self.errors = folder / "out", folder / "errors"
+        self.paths = [self.out, *([self.errors] if has_errors else [])]
+        self.flags = ["-i", self.source, "-o", self.out]
+        self.flags += ["-e", self.errors] if has_errors else []
+        assert run(*self.flags) == 0
+        self.whole = self.out.read_bytes()
+        self.fail()
+
+    def fail(self) -> None:
+        """Write what a run with a broken engine leaves."""
+        for path in self.paths:
+            path.unlink(missing_ok=True)
+        self.run.fails_at = {str(n) for n in FAILING}
+        assert self.run(*self.flags) == 0
+        self.run.fails_at = set()
+        self.old = [path.read_bytes() for path in self.paths]
+
+    def retry(self, *more: str) -> int:
+        """Give the command that mends it."""
+        self.run.engine = None
+        return int(self.run(*self.flags, "--resume", *more))
+
+    def is_whole(self) -> bool:
+        """Say whether the files are those of a run without a failure, and nothing else is there."""
+        left = [path.name for path in self.out.parent.iterdir()]
+        return self.out.read_bytes() == self.whole and sorted(left) == ["in.jsonl", "out"]
+
+
+@pytest.fixture(params=[False, True], ids=["one file", "two files"])
+def scene(request: pytest.FixtureRequest, run: Any, write_input: Write, tmp_path: Path) -> Scene:
+    """A run with failures, in one file or two."""
+    return Scene(run, write_input, tmp_path, has_errors=request.param)
+
+
+def test_failed_rows_run_again_in_their_places(scene: Scene) -> None:
+    """Only they are run, and the files become those of a run without a failure."""
+    assert scene.retry("--retry-failed") == 0
+    assert scene.run.engine.asked == len(FAILING)
+    assert scene.is_whole()
+
+
+def test_a_resume_alone_keeps_failed_rows(scene: Scene) -> None:
+    """Nothing is run again unless it is asked for."""
+    assert scene.retry() == 0
+    assert scene.run.engine is None
+    assert [path.read_bytes() for path in scene.paths] == scene.old
+
+
+def test_what_is_missing_runs_with_what_failed(scene: Scene) -> None:
+    """After a kill in the middle, torn rows and all."""
+    rng = random.Random(3)
+    for _ in range(20):
+        scene.fail()
+        for path in scene.paths:
+            path.write_bytes(path.read_bytes()[: rng.randint(0, 1_500)])
+        assert scene.retry("--retry-failed") == 0
+        assert scene.is_whole()
+
+
+def test_what_fails_again_stays_a_failed_row(scene: Scene) -> None:
+    """In its place, or in the error file, which is there as long as it has rows."""
+    scene.run.fails_at = {"2"}
+    assert scene.retry("--retry-failed") == 0
+    found = {
+        row["custom_id"]: row["response"]["status_code"]
+        for path in scene.paths
+        for row in rows(path)
+    }
+    assert found == {str(n): 500 if n == 2 else 200 for n in range(NUM_LINES)}
+    assert [row["custom_id"] for row in rows(scene.out)] == [
+        str(n) for n in range(NUM_LINES) if n != 2 or scene.paths == [scene.out]
+    ]
+
+
+def test_a_retry_that_is_cut_off_loses_no_row(
+    scene: Scene, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The old files are as they were; a resume goes on with the retry, whether told to or not."""
+    scene.run.dies_at = "5"
+    with pytest.raises(EngineFailed, match=f"Until all is done {scene.out} stays as it was; the"):
+        scene.retry("--retry-failed")
+    scene.run.dies_at = None
+    assert [path.read_bytes() for path in scene.paths] == scene.old
+    capsys.readouterr()
+    assert scene.retry() == 0
+    assert "a retry of failed rows was cut off: it goes on" in capsys.readouterr().err
+    assert scene.is_whole()
+
+
+def test_new_files_torn_anywhere_are_gone_on_with(scene: Scene) -> None:
+    """A kill may come within a row."""
+    for cut in (0, 1, len(scene.whole) // 3, len(scene.whole) // 2, len(scene.whole)):
+        scene.fail()
+        for path in scene.paths:
+            path.with_name(f"{path.name}.retry").write_bytes(b"")
+        scene.out.with_name("out.retry").write_bytes(scene.whole[:cut])
+        assert scene.retry("--retry-failed") == 0
+        assert scene.is_whole()
+
+
+def test_a_kill_between_the_two_files_is_settled(
+    run: Any, write_input: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first has taken its place, the second does at the next resume, without a model."""
+    scene = Scene(run, write_input, tmp_path, has_errors=True)
+    take_place = retry._take_place
+
+    def killed(path: Path, **given: bool) -> None:
+        if path == scene.errors:
+            raise KeyboardInterrupt
+        take_place(path, **given)
+
+    monkeypatch.setattr(retry, "_take_place", killed)
+    with pytest.raises(KeyboardInterrupt):
+        scene.retry("--retry-failed")
+    monkeypatch.undo()
+    assert scene.errors.read_bytes() == scene.old[1]
+    assert scene.retry() == 0
+    assert scene.run.engine is None
+    assert scene.is_whole()
+
+
+def test_starting_over_forgets_a_retry(scene: Scene) -> None:
+    """Its rows are not mixed with those of another run."""
+    scene.out.with_name("out.retry").write_text("rows\n")
+    assert scene.run(*scene.flags, "--force") == 0
+    assert scene.is_whole()
+
+
+def test_a_retry_keeps_link_and_mode(scene: Scene, tmp_path: Path) -> None:
+    """Who may read the old rows may read the new ones, by whatever name."""
+    target = tmp_path / "in a folder" / "target"
+    target.parent.mkdir()
+    scene.out.rename(target)
+    target.chmod(0o640)
+    scene.out.symlink_to(target)
+    assert scene.retry("--retry-failed") == 0
+    assert scene.out.is_symlink()
+    assert target.read_bytes() == scene.whole
+    assert target.stat().st_mode & 0o777 == 0o640
+    assert list(target.parent.iterdir()) == [target]
+
+
+def test_a_retry_needs_rows_to_retry(scene: Scene) -> None:
+    """By itself the flag means nothing."""
+    with pytest.raises(Refused, match=r"--retry-failed runs failed rows .* give --resume too"):
+        scene.run(*scene.flags, "--retry-failed")
+
+
+def test_a_killed_retry_is_completed_to_the_bytes_of_an_unbroken_run(
+    spawn: Callable[..., Any], run: Any, write_input: Write, tmp_path: Path
+) -> None:
+    """kill -9 while it writes."""
+    source = write_input(*(line(str(n), name=str(n), wait=0.005) for n in range(60)))
+    out, whole = tmp_path / "out", tmp_path / "whole"
+    assert run("-i", source, "-o", whole) == 0
+    run.fails_at = {str(n) for n in range(60) if n % 3}
+    assert run("-i", source, "-o", out) == 0
+    before = out.read_bytes()
+    flags = ["-i", source, "-o", out, "--resume", "--retry-failed", "--max-inflight", "2"]
+    process = spawn(*flags)
+    wait_for_rows(tmp_path / "out.retry", 10)
+    process.kill()
+    process.wait()
+    assert out.read_bytes() == before
+    run.fails_at = set()
+    assert run(*flags) == 0
+    assert run.engine.asked < 40
+    assert out.read_bytes() == whole.read_bytes()
