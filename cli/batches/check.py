@@ -8,24 +8,20 @@ from dataclasses import dataclass, field
 from typing import IO, Any
 
 from engine.batchfile.duplicates import DuplicateFinder
-from engine.batchfile.lines import Line, read_lines
+from engine.batchfile.forms import HEAD_BYTES, Form, form_of, open_lines
+from engine.batchfile.lines import FormError, Line, read_lines, refuse_endless
 from engine.protocol.routes import find_route
 from handler.batch.model import OnInvalidLine
 from handler.batch.wire import MAX_LISTED_ERRORS
 from handler.intake.check import (
-    MAX_SKIPPED_BYTES,
     NOT_JSON,
     Findings,
     LineChecker,
     Verdict,
     judge,
-    recognise_binary,
-    recognise_text,
     refuse,
-    refuse_endless,
 )
 
-_HEAD_BYTES = 1024
 _SHOWN_BYTES = 2**20
 _BYTES_PER_TOKEN = 4
 _PROMPTS = ("messages", "prompt", "input", "query", "documents", "text_1", "text_2")
@@ -43,6 +39,7 @@ class Report:
     num_bytes: int = 0
     num_lines: int = 0
     verdict: Verdict = field(default_factory=Verdict)
+    form: Form = field(default_factory=Form)
     endpoint: str | None = None
     models: Counter[str] = field(default_factory=Counter)
     endpoints: Counter[str] = field(default_factory=Counter)
@@ -66,14 +63,6 @@ class Report:
             self.output_tokens += limit * (number if isinstance(number, int) else 1)
 
 
-class _EndlessLine(Exception):
-    """A line that is longer than any request; `number` counts from 1."""
-
-    def __init__(self, number: int) -> None:
-        super().__init__(number)
-        self.number = number
-
-
 class _Watched:
     """A file that tells how far it has been read and gives up on lines without end."""
 
@@ -84,20 +73,32 @@ class _Watched:
         self._length = 0
         self._unshown = 0
 
+    def seek(self, position: int, /) -> int:
+        """Go to a byte of the file."""
+        return self._file.seek(position)
+
+    def read(self, size: int, /) -> bytes:
+        """Return at most `size` bytes; none at the end."""
+        data = self._file.read(size)
+        self._count(data)
+        return data
+
     def readline(self, size: int, /) -> bytes:
         r"""Return the bytes up to and with the next `\n`, at most `size`; none at the end."""
         data = self._file.readline(size)
-        self._unshown += len(data)
-        if self._unshown >= _SHOWN_BYTES or not data:
-            self._show(self._unshown)
-            self._unshown = 0
+        self._count(data)
         self._length += len(data)
         if data.endswith(b"\n"):
             self._number += 1
             self._length = 0
-        elif self._length > MAX_SKIPPED_BYTES:
-            raise _EndlessLine(self._number)
+        refuse_endless(self._number, self._length)
         return data
+
+    def _count(self, data: bytes) -> None:
+        self._unshown += len(data)
+        if self._unshown >= _SHOWN_BYTES or not data:
+            self._show(self._unshown)
+            self._unshown = 0
 
 
 def check_file(
@@ -111,29 +112,25 @@ def check_file(
 
     `models` are those that are served, None where nobody has said; `show` is told of bytes read.
     """
-    file.seek(0)
-    head = file.read(_HEAD_BYTES)
     report = Report()
-    if mistake := recognise_binary(head):
-        report.verdict = refuse(NOT_JSON, mistake)
-        return report
-    file.seek(0)
     findings = Findings()
-    with DuplicateFinder() as finder:
-        checker = LineChecker(findings, models=models, endpoint=None, add_id=finder.add)
-        try:
-            for raw in read_lines(_Watched(file, show)):
+    file.seek(0)
+    try:
+        report.form = form_of(file.read(HEAD_BYTES))
+        with DuplicateFinder() as finder:
+            checker = LineChecker(findings, models=models, endpoint=None, add_id=finder.add)
+            for raw in read_lines(open_lines(report.form, _Watched(file, show))):
                 if (line := checker.check(raw)) is not None:
                     report.count(line)
-        except _EndlessLine as exc:
-            report.verdict = refuse_endless(exc.number)
-            return report
-        report.verdict = judge(
-            findings,
-            finder.find(MAX_LISTED_ERRORS),
-            mistake=recognise_text(head),
-            on_invalid_line=on_invalid_line,
-        )
+            report.verdict = judge(
+                findings,
+                finder.find(MAX_LISTED_ERRORS),
+                mistake=report.form.suspicion,
+                on_invalid_line=on_invalid_line,
+                unit=report.form.unit,
+            )
+    except FormError as exc:
+        report.verdict = refuse(NOT_JSON, exc.message)
     report.num_bytes = file.tell()
     report.num_lines, report.endpoint = findings.num_rows, findings.endpoint
     return report

@@ -85,7 +85,7 @@ def checked(
     if as_json:
         print_json(_fields_of(report))
     named = [
-        (f"  line {error.line}: " if error.line else "  ") + plain(error.message)
+        (f"  {report.form.unit} {error.line}: " if error.line else "  ") + plain(error.message)
         for error in errors
     ]
     raise BadInput("\n".join((f"{source.name} cannot be a batch; nothing was uploaded:", *named)))

@@ -16,13 +16,15 @@ from pydantic_core import from_json
 from engine.protocol.errors import ProtocolError
 
 MAX_LINE_BYTES = 32 * 2**20
+# A line above it is no request, and whoever skips one has to come to its end.
+MAX_SKIPPED_BYTES = 2**30
 METHOD = "POST"
+BOM = b"\xef\xbb\xbf"
+JSON_WHITE_SPACE = b" \t\r\n"
 
 _DIGEST_BYTES = 12
 _SKIP_BYTES = 2**20
-_BOM = b"\xef\xbb\xbf"
 _UTF16_BOMS = (b"\xff\xfe", b"\xfe\xff")
-_JSON_WHITE_SPACE = b" \t\r\n"
 _JSON_TYPES = {
     bool: "a boolean",
     int: "a number",
@@ -55,6 +57,32 @@ class LineError(ProtocolError):
         self.code = code
         self.param = param
         self.custom_id = custom_id
+
+
+class FormError(ProtocolError):
+    """A file that cannot be read as requests; its message is a sentence for whoever made it.
+
+    `number` is the line or element at fault, `offset` the byte of the file, where one is known.
+    """
+
+    code = "invalid_json_line"
+
+    def __init__(
+        self, message: str, *, number: int | None = None, offset: int | None = None
+    ) -> None:
+        super().__init__(message)
+        self.message = message
+        self.number = number
+        self.offset = offset
+
+
+def refuse_endless(number: int, num_bytes: int, unit: str = "line") -> None:
+    """Raise FormError when so many bytes of a line, or element, are more than any request's."""
+    if num_bytes > MAX_SKIPPED_BYTES:
+        raise FormError(
+            f"{unit.capitalize()} {number:,} is longer than a file of requests can have.",
+            number=number,
+        )
 
 
 class BytesByLine(Protocol):
@@ -114,14 +142,14 @@ def read_lines(
     number = first_number - 1
     while data := stream.readline(max_line_bytes + 1):
         number += 1
-        if number == 1 and data.startswith(_BOM):
-            data = data[len(_BOM) :]
+        if number == 1 and data.startswith(BOM):
+            data = data[len(BOM) :]
         if data.endswith(b"\n"):
             data = data[:-1]
         elif len(data) > max_line_bytes:
             yield RawLine(number, b"", _skip(stream, number, data, max_line_bytes))
             continue
-        if data.strip(_JSON_WHITE_SPACE):
+        if data.strip(JSON_WHITE_SPACE):
             yield RawLine(number, data)
 
 

@@ -18,11 +18,8 @@ from handler.batch.model import BatchError, OnInvalidLine
 from handler.batch.wire import MAX_LISTED_ERRORS
 
 NOT_JSON = "invalid_json_line"
-# Above it a line is not even skipped: this is no JSONL, and a run must come to the end of a line.
-MAX_SKIPPED_BYTES = 2**30
 
 _MAX_SHOWN_CHARS = 100
-_WHITE_SPACE = b" \t\r\n"
 
 _MAX_CACHED_CHARS = 256
 _find_short_route = lru_cache(maxsize=64)(find_route)
@@ -151,8 +148,9 @@ def judge(
     *,
     mistake: str | None,
     on_invalid_line: OnInvalidLine,
+    unit: str = "line",
 ) -> Verdict:
-    """Return what a file comes to whose lines have all been looked at.
+    """Return what a file comes to whose lines, each a `unit` of it, have all been looked at.
 
     `mistake` is what its beginning looks like, told when no line is a request. With `skip` only
     repeated ids count, unless there is no line that a model could run.
@@ -168,7 +166,7 @@ def judge(
     listed += [
         BatchError(
             "duplicate_custom_id",
-            f"`custom_id` is that of line {repeated.first_line:,} too",
+            f"`custom_id` is that of {unit} {repeated.first_line:,} too",
             "custom_id",
             repeated.line,
         )
@@ -185,37 +183,6 @@ def judge(
 def refuse(code: str, message: str, num_errors: int = 1) -> Verdict:
     """Return the verdict on a file that is wrong as a whole."""
     return Verdict(num_errors, (BatchError(code, message),))
-
-
-def refuse_endless(number: int) -> Verdict:
-    """Return the verdict on a file that has a line above `MAX_SKIPPED_BYTES`."""
-    return refuse(NOT_JSON, f"Line {number:,} is longer than a file of requests can have.")
-
-
-def recognise_binary(head: bytes) -> str | None:
-    """Return what to do about a file that is no UTF-8 text at all, by its first bytes."""
-    if head.startswith(b"\x1f\x8b"):
-        return "The file is compressed with gzip: upload it uncompressed, as plain JSONL."
-    if head.startswith((b"PK\x03\x04", b"\x28\xb5\x2f\xfd", b"BZh", b"\xfd7zXZ")):
-        return "The file is an archive: upload what is in it, as plain JSONL."
-    if head.startswith((b"\xff\xfe", b"\xfe\xff")) or head[:2] in {b"{\0", b"\0{"}:
-        return "The file is UTF-16: save it as UTF-8."
-    return None
-
-
-def recognise_text(head: bytes) -> str | None:
-    """Return what a file without one good line looks like, by its first bytes, and what to do."""
-    text = head.removeprefix(b"\xef\xbb\xbf").strip(_WHITE_SPACE)
-    first_line = text.split(b"\n", 1)[0].strip(_WHITE_SPACE)
-    if b"\0" in head:
-        return "The file has NUL bytes, so it is no text: upload plain JSONL."
-    if text.startswith(b"["):
-        return "This looks like one JSON array: write one object a line, without commas between."
-    if first_line in {b"{", b'{"'} or (text.startswith(b"{") and first_line.endswith((b"{", b","))):
-        return "This looks like JSON over several lines: write each object on one line."
-    if not text.startswith(b"{") and b"," in first_line:
-        return "This looks like CSV: write one JSON object a line."
-    return None
 
 
 def _wrong(line: Line, code: str, param: str, message: str) -> LineError:

@@ -16,7 +16,8 @@ from tempfile import TemporaryFile
 from pydantic import TypeAdapter
 
 from engine.batchfile.duplicates import DuplicateFinder, Duplicates
-from engine.batchfile.lines import read_lines
+from engine.batchfile.forms import HEAD_BYTES, form_of
+from engine.batchfile.lines import FormError, read_lines, refuse_endless
 from handler.aws.bucket import read_range
 from handler.aws.queues import advance_message
 from handler.aws.sync import Aws
@@ -28,16 +29,12 @@ from handler.batch.wire import MAX_LISTED_ERRORS
 from handler.deployment import Deployment
 from handler.errors import HandlerError, NotThere, ObjectChanged
 from handler.intake.check import (
-    MAX_SKIPPED_BYTES,
     NOT_JSON,
     Findings,
     LineChecker,
     Verdict,
     judge,
-    recognise_binary,
-    recognise_text,
     refuse,
-    refuse_endless,
 )
 from handler.intake.shards import ShardWriter
 from handler.log import logger
@@ -46,7 +43,6 @@ from handler.moves.end import end_batch
 from handler.moves.turn import RESERVE_SECONDS, TURN_SECONDS, ComeBack, Run, TurnLost
 from handler.objects.stream import CHUNK_BYTES, LineStream, ObjectStream
 
-_HEAD_BYTES = 1024
 _LOOK_SECONDS = 5.0
 _AFTER_SECONDS = TURN_SECONDS + 5
 # What the custom ids of so many lines take at the end of a run, and at the end of the file.
@@ -133,6 +129,9 @@ def _go_on(run: Run, chunk_bytes: int) -> None:
     except FileRefused as exc:
         _fail(run, exc.verdict)
         return
+    except FormError as exc:
+        _fail(run, refuse(NOT_JSON, exc.message))
+        return
     if verdict.num_errors:
         _fail(run, verdict)
     else:
@@ -145,13 +144,14 @@ def _begin(run: Run) -> Checkpoint:
     if batch.checkpoint is not None:
         return load_checkpoint(batch.checkpoint)
     try:
-        head = run.aws.run(read_range(batch.source, 0, min(_HEAD_BYTES, batch.source.num_bytes)))
+        head = run.aws.run(read_range(batch.source, 0, min(HEAD_BYTES, batch.source.num_bytes)))
     except (ObjectChanged, NotThere) as exc:
         raise _unreadable(exc) from exc
-    if mistake := recognise_binary(head):
-        raise FileRefused(refuse(NOT_JSON, mistake))
+    form = form_of(head)
+    if not form.is_plain:
+        raise FileRefused(refuse(NOT_JSON, "Neither gzip nor one JSON array is taken yet."))
     first = Checkpoint(
-        ShardCutter(batch.id, run.deployment.settings.shard_limits), mistake=recognise_text(head)
+        ShardCutter(batch.id, run.deployment.settings.shard_limits), mistake=form.suspicion
     )
     text = dump_checkpoint(first)
     chosen = run.aws.run(run.deployment.table.set_once(batch.id, "checkpoint", text))
@@ -257,8 +257,7 @@ class _Reading:
         if run.now() - self._looked_at >= _LOOK_SECONDS:
             self._looked_at = run.now()
             _check(run, run.keep_turn())
-        if lines.tell() - lines.end > MAX_SKIPPED_BYTES:
-            raise FileRefused(refuse_endless(lines.num_lines + 1))
+        refuse_endless(lines.num_lines + 1, lines.tell() - lines.end)
         num_new = self.checkpoint.findings.num_rows - self._rows_before
         is_late = run.time_left() < RESERVE_SECONDS + num_new / _SAVED_PER_SECOND
         if is_late and lines.end > self.checkpoint.offset:

@@ -132,9 +132,11 @@ def test_every_bad_line_is_named_and_nothing_is_uploaded(shell: Shell) -> None:
     [
         (b"\n", "The file has no lines"),
         (b"", "The file has no lines"),
-        (b"\x1f\x8b\x08", "compressed with gzip"),
+        (b"\x1f\x8b\x08", "The gzip data is cut off after 3 bytes"),
+        (b"PK\x03\x04\x14\x00", "unpack it"),
         (b"a,b\n1,2\n", "looks like CSV"),
-        (b"[\n{}\n]\n", "looks like one JSON array"),
+        (b"[\n{}\n]\n", "element 1: `custom_id` is missing"),
+        (b"[{},]", "Element 1 of the array is the last one, but a comma follows it"),
     ],
 )
 def test_what_is_no_file_of_requests_is_refused(shell: Shell, content: bytes, words: str) -> None:

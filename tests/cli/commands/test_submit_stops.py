@@ -131,7 +131,7 @@ def test_memory_does_not_grow_with_the_file(shell: Shell) -> None:
 
 def test_a_hole_is_no_file_of_requests(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
     """A terabyte without a newline is refused after its first part, not read to its end."""
-    monkeypatch.setattr("cli.batches.check.MAX_SKIPPED_BYTES", 2**26)
+    monkeypatch.setattr("engine.batchfile.lines.MAX_SKIPPED_BYTES", 2**26)
     with Path("hole.jsonl").open("wb") as file:
         file.write(json.dumps(line("a")).encode() + b"\n")
         file.truncate(2**40)

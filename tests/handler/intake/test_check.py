@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
 import json
 from typing import Any
 
@@ -16,8 +15,6 @@ from handler.intake.check import (
     LineChecker,
     _find_short_route,
     judge,
-    recognise_binary,
-    recognise_text,
 )
 
 NO_DUPLICATES = Duplicates(0, ())
@@ -200,49 +197,6 @@ def test_a_file_of_another_kind_gets_one_clear_message() -> None:
     verdict = judge(findings, NO_DUPLICATES, mistake="This is CSV.", on_invalid_line="fail")
     assert verdict.num_errors == 2
     assert verdict.errors == (BatchError("invalid_json_line", "This is CSV."),)
-
-
-@pytest.mark.parametrize(
-    ("head", "word"),
-    [
-        (gzip.compress(b"{}", mtime=0), "gzip"),
-        (b"PK\x03\x04\x14\x00", "archive"),
-        ("{}".encode("utf-16"), "UTF-16"),
-        ("{}".encode("utf-16-le"), "UTF-16"),
-        ("{}".encode("utf-16-be"), "UTF-16"),
-    ],
-)
-def test_binary_files_are_known_by_their_first_bytes(head: bytes, word: str) -> None:
-    """No line of them can be good."""
-    message = recognise_binary(head)
-    assert message is not None
-    assert word in message
-
-
-@pytest.mark.parametrize(
-    ("head", "word"),
-    [
-        (b'[{"custom_id": "a"},\n{}]', "one JSON array"),
-        (b"\xef\xbb\xbf [\n", "one JSON array"),
-        (b'{\n  "custom_id": "a"\n}', "over several lines"),
-        (b'{"custom_id": "a",\n "url": "b"}', "over several lines"),
-        (b"custom_id,method,url,body\r\n1,POST", "CSV"),
-        (b"\0" * 100, "NUL"),
-    ],
-)
-def test_other_kinds_of_text_are_known_too(head: bytes, word: str) -> None:
-    """The message says what the file looks like and what to write instead."""
-    message = recognise_text(head)
-    assert message is not None
-    assert word in message
-    assert recognise_binary(head) is None
-
-
-@pytest.mark.parametrize("head", [b"", b"\n\n", b"hello", json.dumps(request()).encode() + b"\n{"])
-def test_nothing_is_guessed_about_others(head: bytes) -> None:
-    """Their lines speak for themselves."""
-    assert recognise_binary(head) is None
-    assert recognise_text(head) is None
 
 
 def test_urls_as_long_as_lines_are_not_kept() -> None:

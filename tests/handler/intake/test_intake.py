@@ -17,7 +17,6 @@ from handler.batch.keys import work_prefix
 from handler.batch.model import Batch, BatchError, Shard
 from handler.batch.states import Status
 from handler.errors import AwsError
-from handler.intake import intake
 from handler.intake.intake import load_checkpoint
 from handler.moves.cancel import cancel
 from tests.emulators import MODEL, Emulator
@@ -343,7 +342,7 @@ def test_an_input_that_was_changed_fails_the_batch(cloud: Cloud) -> None:
 
 def test_a_line_without_an_end_is_given_up(mini: Cloud, monkeypatch: pytest.MonkeyPatch) -> None:
     """No run could come past it, so the file is refused with the number of the line."""
-    monkeypatch.setattr(intake, "MAX_SKIPPED_BYTES", 500)
+    monkeypatch.setattr("engine.batchfile.lines.MAX_SKIPPED_BYTES", 500)
     data = lines_of(2) + b'{"custom_id": "' + b"x" * 2000
     batch = mini.create(data)
     for _ in range(4):
