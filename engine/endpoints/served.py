@@ -12,16 +12,15 @@ from engine.errors import EngineError
 from engine.protocol.bodies import error_body
 from engine.protocol.errors import InternalError, RequestError
 from engine.protocol.names import name_of_model, own_names
-from engine.protocol.routes import find_route
+from engine.protocol.routes import UNKNOWN_URL, served_route
 from engine.protocol.stream import STREAM_NOT_SUPPORTED, refuse_stream
 from engine.protocol.validation import printable
 
 _logger = logging.getLogger(__name__)
 
 _MAX_NAME_CHARS = 200
-_UNKNOWN_URL = "invalid_url"
 # The failures that vLLM's dialect prints as a plain message.
-_BARE_CODES = frozenset({_UNKNOWN_URL, STREAM_NOT_SUPPORTED})
+_BARE_CODES = frozenset({UNKNOWN_URL, STREAM_NOT_SUPPORTED})
 
 
 class StepLoop(Protocol):
@@ -64,7 +63,7 @@ class ServedEngine:
         Looked at in this order: the url, `stream`, `model`, the rest of the body.
         """
         try:
-            endpoint = self._endpoint(url)
+            endpoint = self._endpoints[served_route(url, self._endpoints).name]
             refuse_stream(body)
             model = name_of_model(body, self._model_names)
             return await endpoint.reply_to(
@@ -89,24 +88,6 @@ class ServedEngine:
     def close(self) -> None:
         """Stop the engine after the step now running."""
         self._engine.close()
-
-    def _endpoint(self, url: str) -> Endpoint:
-        route = find_route(url)
-        if route is None:
-            raise RequestError(
-                f"The url {printable(url, _MAX_NAME_CHARS)} is not supported. Supported endpoints:"
-                f" {', '.join(self._endpoints)}.",
-                param="url",
-                code=_UNKNOWN_URL,
-            )
-        endpoint = self._endpoints.get(route.name)
-        if endpoint is None:
-            raise RequestError(
-                f"Model does not support endpoint: {printable(url, _MAX_NAME_CHARS)}",
-                param="url",
-                code="endpoint_not_supported",
-            )
-        return endpoint
 
 
 def _failed(error: RequestError) -> Reply:

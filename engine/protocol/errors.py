@@ -39,7 +39,7 @@ class ModelNotFound(RequestError):
 
     def __init__(self, model: str, served_names: Sequence[str]) -> None:
         super().__init__(
-            f"The model `{model}` does not exist. Served: {', '.join(served_names)}.",
+            f"The model `{model}` does not exist. Served: {', '.join(served_names) or 'none'}.",
             param="model",
             code="model_not_found",
             status_code=404,

@@ -6,7 +6,15 @@ knows.
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
+
+from engine.protocol.errors import RequestError
+from engine.protocol.validation import printable
+
+UNKNOWN_URL = "invalid_url"
+
+_MAX_URL_CHARS = 200
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +48,29 @@ ROUTES: tuple[Route, ...] = (
     Route("/v1/audio/translations", exact=frozenset({"/v1/audio/translations"})),
 )
 
+ENDPOINTS = (CHAT_COMPLETIONS.name, COMPLETIONS.name)
+"""What an engine here answers, so what may be offered."""
+
 
 def find_route(url: str) -> Route | None:
     """Return the route of the table that answers a url, or None for a url that nobody knows."""
     return next((route for route in ROUTES if route.matches(url)), None)
+
+
+def served_route(url: str, endpoints: Collection[str] = ENDPOINTS) -> Route:
+    """Return the route of a url; raises `RequestError` unless it is that of one of `endpoints`."""
+    route = find_route(url)
+    if route is None:
+        raise RequestError(
+            f"The url {printable(url, _MAX_URL_CHARS)} is not supported. Supported endpoints:"
+            f" {', '.join(endpoints)}.",
+            param="url",
+            code=UNKNOWN_URL,
+        )
+    if route.name not in endpoints:
+        raise RequestError(
+            f"Model does not support endpoint: {printable(url, _MAX_URL_CHARS)}",
+            param="url",
+            code="endpoint_not_supported",
+        )
+    return route

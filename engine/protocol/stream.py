@@ -8,6 +8,7 @@ from typing import Any
 from engine.protocol.errors import RequestError
 from engine.protocol.validation import shown
 
+STREAM_MODE = "Request must not be sent in stream mode"
 STREAM_NOT_SUPPORTED = "stream_not_supported"
 
 # What vLLM's validation takes for true and false; a JSON boolean is what clients should send.
@@ -24,9 +25,7 @@ def is_stream(body: Mapping[str, Any]) -> bool:
 def refuse_stream(body: Mapping[str, Any]) -> None:
     """Raise `RequestError` for a body that asks for a stream, or whose `stream` is neither."""
     if is_stream(body):
-        raise RequestError(
-            "Request must not be sent in stream mode", param="stream", code=STREAM_NOT_SUPPORTED
-        )
+        raise RequestError(STREAM_MODE, param="stream", code=STREAM_NOT_SUPPORTED)
     value = body.get("stream")
     if value is not None and _word(body) not in _FALSE_WORDS:
         raise RequestError(f"`stream` must be false; got {shown(value)}.", param="stream")

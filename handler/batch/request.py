@@ -18,7 +18,8 @@ from urllib.parse import urlsplit
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from engine.protocol.routes import ROUTES, find_route
+from engine.protocol.errors import RequestError
+from engine.protocol.routes import ENDPOINTS, served_route
 from handler.batch.model import OnInvalidLine, Options
 from handler.batch.window import DEFAULT_WINDOW, window_seconds
 from handler.errors import InvalidOption, shown
@@ -67,7 +68,7 @@ class BatchRequest(BaseModel):
     input_file_id: Annotated[
         str, Field(description="A file's id, or s3:// with our bucket and a key under input/.")
     ]
-    endpoint: Annotated[str, Field(json_schema_extra={"enum": [known.name for known in ROUTES]})]
+    endpoint: Annotated[str, Field(json_schema_extra={"enum": list(ENDPOINTS)})]
     completion_window: Annotated[
         str | None,
         Field(
@@ -183,11 +184,11 @@ def _is_name(text: str) -> bool:
 
 
 def _check_endpoint(endpoint: object) -> str:
-    route = find_route(endpoint) if isinstance(endpoint, str) else None
-    if route is None:
-        supported = ", ".join(known.name for known in ROUTES)
-        raise InvalidOption(f"`endpoint` must be one of {supported}.", param="endpoint")
-    return route.name
+    try:
+        return served_route(endpoint if isinstance(endpoint, str) else "").name
+    except RequestError as exc:
+        supported = ", ".join(ENDPOINTS)
+        raise InvalidOption(f"`endpoint` must be one of {supported}.", param="endpoint") from exc
 
 
 def _check_idempotency_key(key: object) -> str | None:

@@ -12,8 +12,10 @@ from functools import lru_cache
 
 from engine.batchfile.duplicates import Duplicates
 from engine.batchfile.lines import Line, LineError, RawLine, parse_line
-from engine.protocol.routes import ROUTES, find_route
-from engine.protocol.stream import STREAM_NOT_SUPPORTED, is_stream
+from engine.protocol.errors import ModelNotFound, RequestError
+from engine.protocol.routes import UNKNOWN_URL, served_route
+from engine.protocol.stream import STREAM_MODE, STREAM_NOT_SUPPORTED, is_stream
+from engine.protocol.validation import printable
 from handler.batch.model import BatchError, OnInvalidLine
 from handler.batch.wire import MAX_LISTED_ERRORS
 
@@ -22,7 +24,7 @@ NOT_JSON = "invalid_json_line"
 _MAX_SHOWN_CHARS = 100
 
 _MAX_CACHED_CHARS = 256
-_find_short_route = lru_cache(maxsize=64)(find_route)
+_route_of_short = lru_cache(maxsize=64)(served_route)
 
 
 @dataclass(slots=True)
@@ -70,9 +72,7 @@ class LineChecker:
             self._check_url(line)
             self._check_model(line)
             if is_stream(line.body):
-                raise _wrong(
-                    line, STREAM_NOT_SUPPORTED, "body.stream", "`stream` must be false in a batch"
-                )
+                raise _wrong(line, STREAM_NOT_SUPPORTED, "body.stream", STREAM_MODE)
             good = line
         except LineError as exc:
             custom_id = exc.custom_id
@@ -84,11 +84,10 @@ class LineChecker:
     def _check_url(self, line: Line) -> None:
         # What a cache holds stays: a url may be as long as a line.
         is_short = len(line.url) <= _MAX_CACHED_CHARS
-        route = _find_short_route(line.url) if is_short else find_route(line.url)
-        if route is None:
-            supported = ", ".join(route.name for route in ROUTES)
-            message = f"`url` is {_shown(line.url)}, which is not supported; what is: {supported}"
-            raise _wrong(line, "invalid_url", "url", message)
+        try:
+            route = _route_of_short(line.url) if is_short else served_route(line.url)
+        except RequestError as exc:
+            raise _wrong(line, UNKNOWN_URL, "url", exc.message) from exc
         if self._findings.endpoint is None:
             self._findings.endpoint = route.name
         if self._endpoint not in {None, route.name}:
@@ -103,11 +102,11 @@ class LineChecker:
             model = next(iter(self._models))
         elif not isinstance(model, str):
             words = "is missing" if model is None else "must be a string"
-            message = f"`model` {words}: {self._served()}"
+            message = f"`model` {words}. {self._served()}"
             raise _wrong(line, "missing_required_parameter", "body.model", message)
         if self._models is not None and model not in self._models:
-            message = f"the model {_shown(model)} does not exist here: {self._served()}"
-            raise _wrong(line, "model_not_found", "body.model", message)
+            error = ModelNotFound(printable(model, _MAX_SHOWN_CHARS), sorted(self._models))
+            raise _wrong(line, error.code, "body.model", error.message)
         if self._findings.model is None:
             self._findings.model = model
         if model != self._findings.model:
@@ -119,9 +118,8 @@ class LineChecker:
 
     def _served(self) -> str:
         if self._models is None:
-            return "name one that is served"
-        names = ", ".join(sorted(self._models))
-        return f"served are {names}" if names else "no model is served"
+            return "Name one that is served."
+        return f"Served: {', '.join(sorted(self._models)) or 'none'}."
 
     def _note(self, error: LineError) -> None:
         self._findings.num_errors += 1

@@ -152,7 +152,7 @@ def test_a_model_that_is_not_served_is_found_here(shell: Shell) -> None:
     """The server is asked for its models first."""
     said = shell.type("submit", shell.file(line("a", model="other")))
     assert said.status == 1
-    assert "the model 'other' does not exist here: served are tidemill-demo" in said.err
+    assert "The model `other` does not exist. Served: tidemill-demo." in said.err
 
 
 def test_windows_line_ends_are_no_mistake(shell: Shell) -> None:

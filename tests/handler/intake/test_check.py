@@ -13,7 +13,7 @@ from handler.batch.model import BatchError
 from handler.intake.check import (
     Findings,
     LineChecker,
-    _find_short_route,
+    _route_of_short,
     judge,
 )
 
@@ -87,7 +87,7 @@ def test_a_model_may_be_left_out_where_there_is_one() -> None:
     assert check(request(body={})).model == "m"
     [error] = check(request(body={}), models=("m", "n")).errors
     assert error.code == "missing_required_parameter"
-    assert "served are m, n" in error.message
+    assert "Served: m, n." in error.message
 
 
 def test_one_model_a_file() -> None:
@@ -106,7 +106,7 @@ def test_without_a_model_served_none_is_found() -> None:
     lines = [request(), request(body={})]
     findings = check(*lines, models=())
     assert codes(findings) == ["model_not_found", "missing_required_parameter"]
-    assert all("no model is served" in error.message for error in findings.errors)
+    assert all("Served: none." in error.message for error in findings.errors)
 
 
 def test_all_urls_must_agree_only_where_that_was_asked_for() -> None:
@@ -201,7 +201,7 @@ def test_a_file_of_another_kind_gets_one_clear_message() -> None:
 
 def test_urls_as_long_as_lines_are_not_kept() -> None:
     """What is remembered of urls stays in a Lambda for hours: short ones only."""
-    _find_short_route.cache_clear()
-    findings = check(request(url="/x" * 1_000_000), request(url="/y"))
-    assert [error.code for error in findings.errors] == ["invalid_url", "invalid_url"]
-    assert _find_short_route.cache_info().currsize == 1
+    _route_of_short.cache_clear()
+    findings = check(request(url="/x" * 1_000_000), request(url="/completions"))
+    assert [error.code for error in findings.errors] == ["invalid_url"]
+    assert _route_of_short.cache_info().currsize == 1

@@ -1,0 +1,41 @@
+"""What is wrong with a request, as far as can be told without its model: the words are said here.
+
+An engine answers with them, and whoever looks at a file before an engine is there foretells them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+from typing import Any
+
+from pydantic import BaseModel
+
+from engine.protocol.chat import ChatCompletionRequest
+from engine.protocol.completions import CompletionRequest
+from engine.protocol.names import name_of_model
+from engine.protocol.routes import CHAT_COMPLETIONS, COMPLETIONS, served_route
+from engine.protocol.stream import refuse_stream
+from engine.protocol.unsupported import refuse_unsupported
+from engine.protocol.validation import parse
+
+_REQUESTS: Mapping[str, type[BaseModel]] = MappingProxyType(
+    {CHAT_COMPLETIONS.name: ChatCompletionRequest, COMPLETIONS.name: CompletionRequest}
+)
+
+
+def check_body(endpoint: str, body: Mapping[str, Any]) -> None:
+    """Raise `RequestError` for a parameter that is not served, or a body that is not valid."""
+    refuse_unsupported(body)
+    parse(_REQUESTS[endpoint], body)
+
+
+def check_request(url: str, body: dict[str, Any], served_names: Sequence[str]) -> None:
+    """Raise the `RequestError` that an engine under these names would answer with, if any.
+
+    Looked at in an engine's order: the url, `stream`, `model`, the rest of the body.
+    """
+    route = served_route(url)
+    refuse_stream(body)
+    name_of_model(body, served_names)
+    check_body(route.name, body)

@@ -1,0 +1,55 @@
+"""What an engine would say of a request is told before there is one, in the same words."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from engine.endpoints import text_endpoints
+from engine.protocol.errors import RequestError
+from engine.protocol.requests import check_request
+from engine.protocol.routes import ENDPOINTS
+from tests.engine.scripted_model import Scene, ScriptedGenerator, text_model
+
+MESSAGES = [{"role": "user", "content": "Hi"}]
+CHAT = "/v1/chat/completions"
+
+
+@pytest.mark.parametrize(
+    ("url", "body"),
+    [
+        ("/v1/responses", {}),
+        ("/v1/embeddings", {"input": "x"}),
+        (CHAT, {"stream": True, "model": "other"}),
+        (CHAT, {"stream": "perhaps", "messages": MESSAGES}),
+        (CHAT, {"model": "gpt-4o-mini", "tools": [{}]}),
+        (CHAT, {"model": 5}),
+        (CHAT, {"messages": MESSAGES, "tools": [{"type": "function"}]}),
+        (CHAT, {"messages": MESSAGES, "max_tokens": "8"}),
+        (CHAT, {"messages": []}),
+        ("/v1/completions", {"prompt": None}),
+        ("/v1/completions", {"prompt": "x", "n": 0}),
+    ],
+)
+async def test_what_is_foretold_is_what_the_engine_answers(url: str, body: dict[str, Any]) -> None:
+    """One set of words, in one order of looking."""
+    with pytest.raises(RequestError) as foretold:
+        check_request(url, body, ["tiny", "tiny-alias"])
+    reply = await Scene().served.respond(url, body, "req_1", 0)
+    error = reply.body["error"]
+    assert reply.status_code == foretold.value.status_code
+    assert error["message"] == foretold.value.message
+    assert (error["param"], error["code"]) == (foretold.value.param, foretold.value.code)
+
+
+@pytest.mark.parametrize("url", [CHAT, "/completions"])
+def test_nothing_is_foretold_of_what_can_run(url: str) -> None:
+    """Unknown fields are none of our business."""
+    check_request(url, {"messages": MESSAGES, "prompt": "x", "model": "any", "new": 1}, ["a", "*"])
+
+
+def test_what_is_offered_is_what_an_engine_answers() -> None:
+    """No url is named that no engine here has."""
+    endpoints = text_endpoints(text_model(), ScriptedGenerator([1]), seed=0)
+    assert tuple(endpoint.route.name for endpoint in endpoints) == ENDPOINTS
