@@ -24,7 +24,9 @@ MAX_UNZIPPED_BYTES, MAX_ZIPPED_BYTES = 32_000_000, 12_000_000
 MAX_IMPORT_SECONDS = 0.5
 NUM_TRIES = 5
 HANDLERS = sorted(
-    path.stem for path in (ROOT / "handler/lambdas").glob("*.py") if path.stem != "__init__"
+    path.stem
+    for path in (ROOT / "handler/lambdas").glob("*.py")
+    if "\ndef handler(" in path.read_text(encoding="utf-8")
 )
 # Whoever adds a name here adds it to every cold start.
 PACKAGES = {
