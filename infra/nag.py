@@ -100,13 +100,6 @@ ACKNOWLEDGED: Final = (
     ),
     Acknowledgement(
         "AwsSolutions-IAM5",
-        "Compute/Worker-*/Role/DefaultPolicy",
-        "A task protects itself while it works, and gets its id when it starts; the tasks of this "
-        "cluster are all workers.",
-        finding="Resource::arn:*:ecs:*:task/*/[*]",
-    ),
-    Acknowledgement(
-        "AwsSolutions-IAM5",
         "Compute/Worker-*/Task/ExecutionRole/DefaultPolicy",
         "ecr:GetAuthorizationToken, which a pull of the image begins with, knows no resources.",
         finding="Resource::[*]",

@@ -145,20 +145,8 @@ def worker(data: DataStack, model: Model) -> list[iam.PolicyStatement]:
         find_objects(data),
         read_objects(data, "input/", "files/", "work/"),
         write_objects(data, "work/"),
-        _keep_task(data),
     ]
     return [*statements, *_read_weights(data, model.weights)]
-
-
-def _keep_task(data: DataStack) -> iam.PolicyStatement:
-    """Return the right to protect one's own task while it works."""
-    tasks = Stack.of(data).format_arn(
-        service="ecs",
-        resource="task",
-        resource_name=f"{data.config.name}/*",
-        arn_format=ArnFormat.SLASH_RESOURCE_NAME,
-    )
-    return _allow(["ecs:UpdateTaskProtection"], [tasks])
 
 
 def _read_weights(data: DataStack, url: str) -> list[iam.PolicyStatement]:

@@ -238,7 +238,6 @@ async def _work(
     from handler.aws.queues import Queue
     from handler.deployment import Deployment
     from handler.worker.link import EngineLink
-    from handler.worker.protection import Protection
     from handler.worker.site.site import Site
     from handler.worker.worker import Worker
 
@@ -252,7 +251,6 @@ async def _work(
     loop = asyncio.get_running_loop()
     async with AioAws() as aws, pulse.beating():
         site = Site(aws, Deployment(settings), Queue(config.queue), config)
-        protection = Protection(os.environ.get("ECS_AGENT_URI"))
-        worker = Worker(site, make_link, protection)
+        worker = Worker(site, make_link)
         with signals.heard_by(lambda: loop.call_soon_threadsafe(worker.stop)):
             return await worker.run()

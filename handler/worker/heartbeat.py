@@ -1,4 +1,4 @@
-"""The one task that keeps what a worker holds: leases, messages, protection; and looks for ends."""
+"""The one task that keeps what a worker holds: leases and messages; and looks for ends."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ from handler.batch.states import Status
 from handler.errors import AwsError, LeaseLost
 from handler.log import logger
 from handler.worker.gpu_time import GpuTime
-from handler.worker.protection import Protection
 from handler.worker.shard.shard_run import Ending, ShardRun
 from handler.worker.site.site import Site
 
@@ -24,13 +23,10 @@ class Heartbeat:
     holds nothing else up.
     """
 
-    def __init__(
-        self, site: Site, runs: Sequence[ShardRun], gpu_time: GpuTime, protection: Protection
-    ) -> None:
+    def __init__(self, site: Site, runs: Sequence[ShardRun], gpu_time: GpuTime) -> None:
         self._site = site
         self._runs = runs
         self._gpu_time = gpu_time
-        self._protection = protection
         self._going: dict[object, asyncio.Task[None]] = {}
         self._told: dict[ShardRun, object] = {}
 
@@ -57,7 +53,6 @@ class Heartbeat:
             self._begin(("message", run), run.doorbell.keep)
         for batch_id in {run.shard.batch_id for run in runs}:
             self._begin(("batch", batch_id), partial(self._look_at, batch_id))
-        self._begin("protection", partial(self._protection.keep, is_busy=bool(runs)))
         if self._site.history.is_due(self._site.clock()):
             self._begin("history", self._site.tell_history)
         if self._site.meter.is_due(self._site.clock()):

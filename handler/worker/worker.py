@@ -22,7 +22,6 @@ from handler.worker.feed import Engine, Feed
 from handler.worker.gpu_time import GpuTime
 from handler.worker.heartbeat import Heartbeat
 from handler.worker.link import EngineFailed
-from handler.worker.protection import Protection
 from handler.worker.shard.agenda import Verdict
 from handler.worker.shard.claim import claim_shard, note_engine
 from handler.worker.shard.doorbell import Doorbell
@@ -57,14 +56,13 @@ class Link(Engine, Protocol):
 class Worker:
     """Runs shards until it is stopped, idle for long enough, or has no engine."""
 
-    def __init__(self, site: Site, make_link: Callable[[], Link], protection: Protection) -> None:
+    def __init__(self, site: Site, make_link: Callable[[], Link]) -> None:
         self._site = site
         self._make_link = make_link
-        self._protection = protection
         self._runs: list[ShardRun] = []
         self._working: set[asyncio.Task[None]] = set()
         self._gpu_time = GpuTime(site, self._runs)
-        self._heartbeat = Heartbeat(site, self._runs, self._gpu_time, protection)
+        self._heartbeat = Heartbeat(site, self._runs, self._gpu_time)
         self._stopped = asyncio.Event()
         self._taking = asyncio.Lock()
         self._polling: asyncio.Task[list[Message]] | None = None
@@ -104,7 +102,6 @@ class Worker:
                 await _cancel(*late)
             self._site.tell(self._site.meter.take())
             await self._tell_last()
-            await self._protection.keep(is_busy=False)
 
     async def _tell_last(self) -> None:
         """Tell what is left of the history, if that can be done quickly: it is for plots only."""
@@ -190,7 +187,6 @@ class Worker:
 
     async def _take(self, feed: Feed, info: EngineInfo, doorbell: Doorbell) -> None:
         """Answer one message: most often, begin to run its shard."""
-        await self._protection.keep(is_busy=True)
         for run in self._runs:
             if run.doorbell.target == doorbell.target and not run.is_over:
                 await run.doorbell.take_over(doorbell)

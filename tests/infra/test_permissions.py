@@ -75,7 +75,6 @@ ROLES = {
         INPUT: "s3:GetObject GetObjectVersion",
         FILES: "s3:GetObject GetObjectVersion",
         IN_FLIGHT: OBJECT,
-        "arn:aws:ecs:eu-west-1:111122223333:task/tidemill/*": "ecs:UpdateTaskProtection",
     },
 }
 # The module whose code runs under a role.
@@ -113,8 +112,6 @@ RIGHTS_OF_TEXTS = {
     "Tagging": "s3:PutObjectTagging",
     "VersionId": "s3:GetObjectVersion",
 }
-# Rights for what is no `Call`: ECS's agent asks for a task's protection in its name.
-ELSEWHERE = {"WorkertidemilldemoRole": {"ecs:UpdateTaskProtection"}}
 # What AWS lets nobody narrow down to a resource.
 RESOURCELESS = {"ecr:GetAuthorizationToken", "ecs:DiscoverPollEndpoint"}
 # EventBridge documents no condition for topics; who abuses that can send us a message.
@@ -169,7 +166,7 @@ def test_a_role_reaches_its_own(deployment: Deployment, role: str) -> None:
 def test_a_role_may_do_what_its_code_does(role: str) -> None:
     """Every right is used by a call in the source, and every call in the source has its rights."""
     needed = needed_by(CODE[role])
-    used = ELSEWHERE.get(role, set()) | (rights(FED) if role in FED_ROLES else set())
+    used = rights(FED) if role in FED_ROLES else set()
     for service, method in needed.calls:
         camel = "".join(word.capitalize() for word in method.split("_"))
         used |= rights(RIGHTS.get((service, method), f"{service}:{camel}"))

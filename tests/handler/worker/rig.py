@@ -28,7 +28,6 @@ from handler.batch.model import Batch, Options, Outputs, Shard, ShardStatus, Sou
 from handler.batch.parts import PartIndex
 from handler.batch.states import Status
 from handler.deployment import Deployment
-from handler.worker.protection import Protection
 from handler.worker.site.config import WorkerConfig
 from handler.worker.site.site import Site
 from handler.worker.worker import Worker
@@ -173,7 +172,7 @@ class Rig:
         async with QuickAws() as quick:
             site = Site(aws or quick, self.deployment, self.queue, self.config(**changes))
             engine = engine or FakeEngine()
-            worker = Worker(site, engine.new_life, Protection(None))
+            worker = Worker(site, engine.new_life)
             running = RunningWorker(worker, engine, asyncio.create_task(worker.run()))
             try:
                 yield running

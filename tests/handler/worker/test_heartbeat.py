@@ -19,7 +19,6 @@ from handler.batch.states import Status
 from handler.worker.feed import Feed
 from handler.worker.gpu_time import GpuTime
 from handler.worker.heartbeat import Heartbeat, why_end
-from handler.worker.protection import Protection
 from handler.worker.shard.claim import claim_shard
 from handler.worker.shard.doorbell import Doorbell
 from handler.worker.shard.shard_run import ShardRun
@@ -57,7 +56,7 @@ async def claimed(site: Site) -> ShardRun:
 
 def beats(site: Site, runs: list[ShardRun]) -> Heartbeat:
     """Return the heartbeat of these runs."""
-    return Heartbeat(site, runs, GpuTime(site, runs), Protection(None))
+    return Heartbeat(site, runs, GpuTime(site, runs))
 
 
 async def done(heartbeat: Heartbeat) -> None:
@@ -175,7 +174,7 @@ async def test_figures_are_told_once_a_minute_of_work(
     capsys.readouterr()
     gpu_time = GpuTime(site, [run])
     gpu_time.num_gpus = 1
-    heartbeat = Heartbeat(site, [run], gpu_time, Protection(None))
+    heartbeat = Heartbeat(site, [run], gpu_time)
     used = iter([0.5, 0.75, *[0.25] * 100])
     gpu_time.stats = lambda: EngineStats(kv_cache_usage=next(used))
     run.agenda = type(run.agenda)(await run._read_input())
@@ -203,78 +202,3 @@ def test_why_a_batch_goes_no_further(rig: Rig) -> None:
     assert why_end(None, 0) == "the batch is gone"
     cancelling = batch.moved(Status.CANCELLING, 0)
     assert why_end(cancelling, 0) == "the batch is cancelling"
-
-
-# Scale-in protection
-
-
-class Agent:
-    """A stand-in for ECS's agent: what it was asked, and what it answers."""
-
-    def __init__(self) -> None:
-        self.asked: list[str] = []
-        self.answer = b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\nconnection: close\r\n\r\n{}"
-
-    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Answer one request."""
-        head = (await reader.readuntil(b"\r\n\r\n")).decode()
-        length = next(
-            int(line.split(":")[1])
-            for line in head.splitlines()
-            if line.lower().startswith("content-length")
-        )
-        body = (await reader.readexactly(length)).decode()
-        self.asked.append(f"{head.splitlines()[0]} {body}")
-        writer.write(self.answer)
-        writer.close()
-
-
-@pytest_asyncio.fixture
-async def agent() -> AsyncIterator[tuple[Agent, str]]:
-    """Run an agent and return it with its address."""
-    agent = Agent()
-    async with await asyncio.start_server(agent.serve, "127.0.0.1", 0) as server:
-        host, port = server.sockets[0].getsockname()
-        yield agent, f"http://{host}:{port}"
-
-
-async def test_a_busy_task_is_protected(agent: tuple[Agent, str]) -> None:
-    """From its first work on, renewed now and then, until it is idle."""
-    clock = Clock()
-    protection = Protection(agent[1], clock)
-    for now, is_busy in [(0, False), (1, True), (2, True), (902, True), (903, False), (904, False)]:
-        clock.now = now
-        await protection.keep(is_busy=is_busy)
-    taken = (
-        'PUT /task-protection/v1/state HTTP/1.1 {"ProtectionEnabled":true,"ExpiresInMinutes":60}'
-    )
-    dropped = 'PUT /task-protection/v1/state HTTP/1.1 {"ProtectionEnabled":false}'
-    assert agent[0].asked == [taken, taken, dropped]
-
-
-@pytest.mark.parametrize(
-    "answer",
-    [
-        b"HTTP/1.1 500 No\r\ncontent-length: 0\r\nconnection: close\r\n\r\n",
-        b'HTTP/1.1 200 OK\r\ncontent-length: 16\r\nconnection: close\r\n\r\n{"failure":"no"}',
-        b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\nconnection: close\r\n\r\nno",
-        b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\nconnection: close\r\n\r\n[]",
-        b"nonsense\r\n\r\n",
-    ],
-)
-async def test_an_agent_that_refuses_is_asked_again(
-    agent: tuple[Agent, str], answer: bytes
-) -> None:
-    """And never ends the work."""
-    agent[0].answer = answer
-    protection = Protection(agent[1], Clock())
-    for _ in range(2):
-        await protection.keep(is_busy=True)
-    assert len(agent[0].asked) == 2
-
-
-async def test_without_an_agent_nothing_is_asked() -> None:
-    """Outside of ECS there is no such thing."""
-    protection = Protection(None, Clock())
-    await protection.keep(is_busy=True)
-    assert protection._taken_at is None

@@ -14,11 +14,12 @@ from aws_cdk import aws_ecs as ecs
 from cli.commands.worker import WorkerOptions, options_from
 from cli.main import make_parser
 from handler.settings import read_settings
-from handler.worker.site.config import read_config
+from handler.worker import link, worker
+from handler.worker.site.config import WorkerConfig, read_config
 from infra.app import worker_image
 from tests.infra.compute.kinds import BIG, SMALL, Compute
 from tests.infra.conftest import Synth
-from tests.infra.reading import Grant
+from tests.infra.reading import Grant, each
 
 ROOT = Path(__file__).parents[3]
 MODELS = {"orgbig": BIG, "small": SMALL}
@@ -119,6 +120,31 @@ def test_a_worker_has_two_minutes_to_stop(any_kind: Compute) -> None:
         [container] = task["ContainerDefinitions"]
         assert container["StopTimeout"] == 120
         assert container["LinuxParameters"]["InitProcessEnabled"] is True
+
+
+def test_a_stop_is_over_before_ecs_kills(any_kind: Compute) -> None:
+    """By default within the minute that docs/worker.md promises; at its longest, before SIGKILL."""
+
+    def stop_seconds(grace_seconds: float, wait_seconds: float) -> float:
+        asked = worker._TAKING_SECONDS + grace_seconds + worker._HAND_OVER_SECONDS
+        # A message that a look at the queue still brings is put back meanwhile.
+        returned = max(asked + link._CLOSE_SECONDS, wait_seconds + worker._TAKING_SECONDS)
+        return returned + worker._LAST_SECONDS
+
+    usual = WorkerConfig(queue="q")
+    assert stop_seconds(usual.grace_seconds, usual.wait_seconds) <= 60
+    longest = read_config({}, {"queue": "q", "grace_seconds": 30, "wait_seconds": 20})
+    for task in any_kind.of("AWS::ECS::TaskDefinition").values():
+        [container] = task["ContainerDefinitions"]
+        assert stop_seconds(longest.grace_seconds, longest.wait_seconds) <= container["StopTimeout"]
+
+
+def test_no_task_is_kept_from_being_stopped(any_kind: Compute) -> None:
+    """A stop costs seconds; a task under protection holds a deployment up until it expires."""
+    actions = {
+        action for _, statement in any_kind.statements() for action in each(statement["Action"])
+    }
+    assert not [action for action in actions if "Protection" in action]
 
 
 def test_logs_are_kept_for_as_long_as_the_configuration_says(synth: Synth) -> None:
@@ -234,7 +260,6 @@ def test_a_worker_may_do_its_models_work_and_nothing_else(made: Compute, slug: s
             for folder in ("input", "files", "work")
         ),
         Grant("s3:PutObject", f"{BUCKET}/work/*"),
-        Grant("ecs:UpdateTaskProtection", f"arn:aws:ecs:{ACCOUNT}:task/tidemill/*"),
         Grant("s3:ListBucket", bucket, json.dumps({"StringLike": {"s3:prefix": [f"{prefix}*"]}})),
         Grant("s3:GetObject", f"{bucket}/{prefix}*"),
     }
