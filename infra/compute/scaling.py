@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Literal
 
 from aws_cdk import Duration
 from aws_cdk import aws_applicationautoscaling as scaling
@@ -54,17 +53,11 @@ def steps(max_workers: int) -> Iterator[tuple[int, int | None, int]]:
     yield workers, None, workers
 
 
-def tasks(
-    metric_name: Literal["DesiredTaskCount", "RunningTaskCount"],
-    *,
-    cluster: str,
-    service: str,
-    label: str = "tasks",
-) -> cloudwatch.Metric:
-    """Return how many tasks of a service are to run, or do."""
+def running_tasks(*, cluster: str, service: str, label: str) -> cloudwatch.Metric:
+    """Return how many tasks of a service run; where none does, nothing is counted at all."""
     return cloudwatch.Metric(
         namespace="ECS/ContainerInsights",
-        metric_name=metric_name,
+        metric_name="RunningTaskCount",
         dimensions_map={"ClusterName": cluster, "ServiceName": service},
         period=_MINUTE,
         statistic="Maximum",
@@ -86,10 +79,10 @@ class BacklogScaling(Construct):
         *,
         service: ecs.BaseService,
         queue: sqs.IQueue,
-        wanted: cloudwatch.IMetric,
+        tasks: cloudwatch.IMetric,
         max_workers: int,
     ) -> None:
-        """`wanted` counts the tasks that are to run."""
+        """`tasks` counts those that run."""
         super().__init__(scope, construct_id)
         count = service.auto_scale_task_count(min_capacity=0, max_capacity=max_workers)
         target = count.node.find_child("Target")
@@ -117,7 +110,7 @@ class BacklogScaling(Construct):
         self._alarm(
             "Idle",
             shrink,
-            metric=_work_of(wanted, queue),
+            metric=_work_of(tasks, queue),
             threshold=0,
             comparison=comparison.LESS_THAN_OR_EQUAL_TO_THRESHOLD,
             minutes=IDLE_MINUTES,
@@ -161,15 +154,17 @@ class BacklogScaling(Construct):
         alarm.add_alarm_action(actions.ApplicationScalingAction(action))
 
 
-def _work_of(wanted: cloudwatch.IMetric, queue: sqs.IQueue) -> cloudwatch.MathExpression:
-    """Return the shards for the workers that are to run, and 1 where there shall be none.
+def _work_of(tasks: cloudwatch.IMetric, queue: sqs.IQueue) -> cloudwatch.MathExpression:
+    """Return 0 for a minute in which tasks run and are known to have no shard.
 
-    An alarm acts each minute for as long as it lasts: one that lasted while there are no workers
-    would stop the first that intake starts. Without a count of tasks there may always be some.
+    An alarm acts each minute for as long as it lasts: what is 0 while there are no workers would
+    stop the first that intake starts, before it runs. So a cold start, of which nothing is counted,
+    is no idleness, and a queue whose metrics have yet to come back is none. Nothing is filled in:
+    the last minute's figures always come late, and would have the filling decide.
     """
     return cloudwatch.MathExpression(
-        expression="IF(FILL(wanted, 1) > 0, shards, 1)",
+        expression="IF(shards > 0, 1, IF(tasks > 0, 0, 1))",
         label="work for workers",
         period=_MINUTE,
-        using_metrics={"wanted": wanted, "shards": backlog(queue)},
+        using_metrics={"tasks": tasks, "shards": backlog(queue)},
     )

@@ -13,7 +13,7 @@ from handler.batch.window import window_seconds
 from infra.alarms import add_alarm
 from infra.compute.capacity import Machines
 from infra.compute.network import WorkerNetwork
-from infra.compute.scaling import backlog, tasks
+from infra.compute.scaling import backlog
 from infra.compute.worker import WorkerService
 from infra.data.stack import DataStack
 
@@ -58,15 +58,7 @@ class ComputeStack(Stack):
             )
             for model in config.models
         }
-        self.running = {
-            name: tasks(
-                "RunningTaskCount",
-                cluster=config.name,
-                service=worker.service.service_name,
-                label=name,
-            )
-            for name, worker in self.workers.items()
-        }
+        self.running = {name: worker.running_tasks for name, worker in self.workers.items()}
         for worker in self.workers.values():
             self._add_alarms(data, worker)
 
@@ -77,8 +69,9 @@ class ComputeStack(Stack):
             "NoWorker",
             topic=data.topic,
             metric=cloudwatch.MathExpression(
-                expression="IF(FILL(tasks, 0) < 1, FILL(shards, 0), 0)",
-                label="shards that nobody runs",
+                # Where no task runs none is counted, which IF takes for 0.
+                expression="1 - IF(shards > 0, tasks, 1)",
+                label="no task for shards",
                 period=_MINUTE,
                 using_metrics={"tasks": self.running[worker.model.name], "shards": backlog(queue)},
             ),

@@ -10,7 +10,7 @@ from constructs import Construct
 from infra import permissions as may
 from infra.compute.capacity import Machines
 from infra.compute.network import WorkerNetwork
-from infra.compute.scaling import BacklogScaling, tasks
+from infra.compute.scaling import BacklogScaling, running_tasks
 from infra.config import Model
 from infra.data.stack import DataStack
 from infra.gpus import GPUS
@@ -69,14 +69,15 @@ class WorkerService(Construct):
             enable_ecs_managed_tags=True,
             propagate_tags=ecs.PropagatedTagSource.SERVICE,
         )
+        self.running_tasks = running_tasks(
+            cluster=config.name, service=self.service.service_name, label=model.name
+        )
         BacklogScaling(
             self,
             "Scaling",
             service=self.service,
             queue=data.doorbells.work[model.name],
-            wanted=tasks(
-                "DesiredTaskCount", cluster=config.name, service=self.service.service_name
-            ),
+            tasks=self.running_tasks,
             max_workers=model.max_workers,
         )
 

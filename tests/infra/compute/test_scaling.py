@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -97,20 +98,21 @@ def test_workers_stop_after_a_quarter_of_an_hour_without_a_shard(
 @pytest.mark.parametrize(
     ("figures", "is_idle"),
     [
-        ({"wanted": 2, "waiting": 0, "running": 0}, True),
+        ({"tasks": 2, "waiting": 0, "running": 0}, True),
         # Loading the last shard's successor, or the shard itself, is work.
-        ({"wanted": 2, "waiting": 1, "running": 0}, False),
-        ({"wanted": 2, "waiting": 0, "running": 1}, False),
+        ({"tasks": 2, "waiting": 1, "running": 0}, False),
+        ({"tasks": 2, "waiting": 0, "running": 1}, False),
+        # A cold start: a task that is to run does not yet, and where none does nothing is counted.
         # There is nobody to stop; the alarm would last and stop who is started next.
-        ({"wanted": 0, "waiting": 0, "running": 0}, False),
-        # Tasks are not counted for some reason: GPUs must not run for ever because of that.
-        ({"wanted": None, "waiting": 0, "running": 0}, True),
-        # The queue has no metrics: intake may have started a worker that has yet to load.
-        ({"wanted": 1, "waiting": None, "running": None}, False),
-        ({"wanted": None, "waiting": None, "running": None}, False),
+        ({"tasks": 0, "waiting": 0, "running": 0}, False),
+        ({"tasks": None, "waiting": 0, "running": 0}, False),
+        ({"tasks": None, "waiting": 1, "running": 0}, False),
+        # The queue has no metrics: a worker that intake has started may have shards.
+        ({"tasks": 1, "waiting": None, "running": None}, False),
+        ({"tasks": None, "waiting": None, "running": None}, False),
     ],
 )
-def test_idle_is_who_is_to_run_and_has_no_shard(
+def test_idle_is_who_runs_and_has_no_shard(
     compute: dict[str, Compute], figures: Figures, *, is_idle: bool
 ) -> None:
     """Missing figures never count as idleness of the queue."""
@@ -123,7 +125,7 @@ def test_without_figures_nothing_scales(any_kind: Compute) -> None:
     for name, found in any_kind.of("AWS::CloudWatch::Alarm").items():
         if "Scaling" in name:
             assert found["TreatMissingData"] == "notBreaching"
-            assert not breaches(found, {"wanted": 1, "waiting": None, "running": None})
+            assert not breaches(found, {"tasks": 1, "waiting": None, "running": None})
 
 
 def test_workers_that_load_are_not_stopped_by_a_smaller_backlog(
@@ -155,18 +157,27 @@ def test_figures_are_of_the_models_own_queue_and_service(compute: dict[str, Comp
                         {"Name": "QueueName", "Value": f"DoorbellsWork{slug}.QueueName"}
                     ],
                 }
-        for name, figure, metric in (
-            ("ScalingIdle", "wanted", "DesiredTaskCount"),
-            ("NoWorker", "tasks", "RunningTaskCount"),
-        ):
-            assert stats_of(alarm(made, name, slug))[figure]["Metric"] == {
+        for name in ("ScalingIdle", "NoWorker"):
+            assert stats_of(alarm(made, name, slug))["tasks"]["Metric"] == {
                 "Namespace": "ECS/ContainerInsights",
-                "MetricName": metric,
+                "MetricName": "RunningTaskCount",
                 "Dimensions": [
                     {"Name": "ClusterName", "Value": "tidemill"},
                     {"Name": "ServiceName", "Value": f"Worker{slug}Service.Name"},
                 ],
             }
+
+
+def test_no_alarm_waits_for_figures_that_come_late(any_kind: Compute) -> None:
+    """The last minute's always do: FILL would stand in for them, and each minute have its way."""
+    expressions = [
+        metric["Expression"]
+        for found in any_kind.of("AWS::CloudWatch::Alarm").values()
+        for metric in found.get("Metrics", ())
+        if "Expression" in metric
+    ]
+    assert expressions
+    assert not [expression for expression in expressions if "FILL" in expression]
 
 
 def test_tasks_are_counted(any_kind: Compute) -> None:
@@ -280,26 +291,53 @@ def breaches(found: Mapping[str, Any], figures: Figures) -> bool:
         metric["Id"]: metric["Expression"] for metric in found["Metrics"] if "Expression" in metric
     }
     [result] = [metric["Id"] for metric in found["Metrics"] if metric["ReturnData"]]
-    names: dict[str, Any] = {name: figures[name] for name in stats_of(found)}
+    names = {name: Figure(figures[name]) for name in stats_of(found)}
+    # What others are made of comes before them, the result last.
     for name in sorted(expressions, key=lambda name: name == result):
         names[name] = evaluate(expressions[name], names)
-    if names[result] is None:
+    value = names[result].value
+    if value is None:
         return False  # as long as missing data are told to be no breach
     return {
-        "GreaterThanThreshold": names[result] > found["Threshold"],
-        "GreaterThanOrEqualToThreshold": names[result] >= found["Threshold"],
-        "LessThanOrEqualToThreshold": names[result] <= found["Threshold"],
+        "GreaterThanThreshold": value > found["Threshold"],
+        "GreaterThanOrEqualToThreshold": value >= found["Threshold"],
+        "LessThanOrEqualToThreshold": value <= found["Threshold"],
     }[found["ComparisonOperator"]]
 
 
-def evaluate(expression: str, names: Mapping[str, Any]) -> float | None:
-    """Return the value of a metric math expression for one minute; a missing figure spreads."""
-    functions = {
-        "FILL": lambda figure, instead: instead if figure is None else figure,
-        "IF": lambda condition, then, otherwise: then if condition else otherwise,
-    }
-    try:
-        value: float | None = eval(expression, {"__builtins__": {}}, {**functions, **names})  # noqa: S307 - an expression of our own template
-    except TypeError:
-        return None
-    return value
+@dataclass(frozen=True)
+class Figure:
+    """One minute of a time series, None where missing, as the rules of metric math have it."""
+
+    value: float | None
+
+    def __add__(self, other: Figure) -> Figure:
+        """Return a sum: one that is missing beside another is 0."""
+        if self.value is None and other.value is None:
+            return self
+        return Figure((self.value or 0) + (other.value or 0))
+
+    def __rsub__(self, number: float) -> Figure:
+        """Return what is left of a number."""
+        return Figure(None if self.value is None else number - self.value)
+
+    def __gt__(self, number: float) -> Figure:
+        """Return 1 if it is more than a number, 0 if not."""
+        return Figure(None if self.value is None else float(self.value > number))
+
+
+def either(condition: Figure, then: Figure | float, otherwise: Figure | float) -> Figure:
+    """Return what IF does: of two figures one, or 0 in place of a missing first."""
+    if condition.value is None:
+        return condition
+    chosen = then if condition.value else otherwise
+    if isinstance(chosen, Figure):
+        return Figure(chosen.value or 0) if condition.value else chosen
+    return Figure(chosen)
+
+
+def evaluate(expression: str, names: Mapping[str, Figure]) -> Figure:
+    """Return the value of a metric math expression for one minute."""
+    known = {"__builtins__": {}, "IF": either}
+    found: Figure = eval(expression, known, dict(names))  # noqa: S307 - of our own template
+    return found
