@@ -13,40 +13,27 @@ from torch import nn
 from engine.config import EngineConfig
 from engine.errors import ModelRefused
 from engine.model import swaps
+from engine.model.checkpoint import check_tensors, find_checkpoint
 from engine.model.forward import ATTENTION, LoadedModel
 from engine.model.proof import first_line_of, probe, prove, run_eagerly
 
 ATTENTION_LAYERS = {"full_attention", "sliding_attention"}
+# Where a model of text and images keeps the text model that is served by itself.
+TEXT_OF_WHOLE = {
+    r"^language_model\.(?=model\.|lm_head\.)": "",
+    r"^model\.language_model\.": "model.",
+}
 POSITION_DEPENDENT_ROPE = {"dynamic", "longrope"}
 
 
 def load_model(settings: EngineConfig) -> LoadedModel:
     """Load, probe and prove the model; `ModelRefused` says by name why one cannot be served."""
-    from transformers import AutoConfig, AutoModelForCausalLM
-    from transformers.utils import logging
-
-    logging.disable_progress_bar()
-    try:
-        config = AutoConfig.from_pretrained(settings.model, trust_remote_code=False)
-    except (OSError, ValueError, KeyError) as exc:
-        raise ModelRefused(
-            f"{settings.model}: cannot be read as a model: {first_line_of(exc)}"
-        ) from exc
-    config = config.get_text_config(decoder=True)
+    whole = _read_config(settings.model)
+    config = whole.get_text_config(decoder=True)
     refuse_by_config(settings.model, config)
     device = _device(settings.device)
     dtype = _dtype(settings.dtype, config, device)
-    try:
-        network = AutoModelForCausalLM.from_pretrained(
-            settings.model,
-            config=config,
-            dtype=dtype,
-            attn_implementation=ATTENTION,
-            trust_remote_code=False,
-            use_safetensors=True,
-        )
-    except (OSError, ValueError, KeyError, ImportError, RuntimeError) as exc:
-        raise ModelRefused(f"{settings.model}: cannot be loaded: {first_line_of(exc)}") from exc
+    network = _read_network(settings.model, config, dtype, is_part=whole is not config)
     network = network.eval().requires_grad_(requires_grad=False).to(device)
     try:
         return prepare(network, settings, dtype, device)
@@ -95,6 +82,43 @@ def refuse_by_config(name: str, config: Any) -> None:
         raise ModelRefused(
             f"{name}: its weights are quantised, which is not supported; use the unquantised model."
         )
+
+
+def _read_config(name: str) -> Any:
+    from transformers import AutoConfig
+
+    try:
+        return AutoConfig.from_pretrained(name, trust_remote_code=False)
+    except (OSError, ValueError, KeyError) as exc:
+        raise ModelRefused(f"{name}: cannot be read as a model: {first_line_of(exc)}") from exc
+
+
+def _read_network(name: str, config: Any, dtype: torch.dtype, *, is_part: bool) -> nn.Module:
+    """Return the network with its own weights, all of them; `is_part` as in `check_tensors`."""
+    from transformers import AutoModelForCausalLM
+    from transformers.utils import logging
+
+    logging.disable_progress_bar()
+    logging.set_verbosity_error()  # its tables of what does not fit: `check_tensors` says it
+    config.transformers_weights = None  # the name of a file, which no config decides
+    try:
+        network, found = AutoModelForCausalLM.from_pretrained(
+            find_checkpoint(name).folder,
+            config=config,
+            dtype=dtype,
+            attn_implementation=ATTENTION,
+            trust_remote_code=False,
+            use_safetensors=True,
+            ignore_mismatched_sizes=True,
+            key_mapping=TEXT_OF_WHOLE if is_part else None,
+            output_loading_info=True,
+        )
+    except (OSError, ValueError, KeyError, ImportError, RuntimeError) as exc:
+        reason = first_line_of(exc).partition(" For details")[0]
+        raise ModelRefused(f"{name}: cannot be loaded: {reason}") from exc
+    check_tensors(name, network, found, is_part=is_part)
+    read: nn.Module = network
+    return read
 
 
 def context_length(settings: EngineConfig, config: Any) -> int:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import json
+import shutil
 import sys
 from collections.abc import AsyncIterator, Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -96,6 +98,18 @@ async def test_an_engine_that_cannot_be_had_says_why(
     with pytest.raises(EngineFailed, match=words) as caught:
         await link.start()
     assert caught.value.code in {"engine_error", "model_refused"}
+
+
+async def test_a_model_without_its_weights_is_refused_in_the_same_words(
+    make_link: MakeLink, tmp_path: Path
+) -> None:
+    """As a worker hears it: no line is answered by random numbers."""
+    model = Path(shutil.copytree(MODEL_PATH, tmp_path / "model"))
+    config = json.loads((model / "config.json").read_text())
+    (model / "config.json").write_text(json.dumps(config | {"tie_word_embeddings": False}))
+    with pytest.raises(EngineFailed, match=r"its weights lack lm_head\.weight") as caught:
+        await make_link(EngineOptions(model=str(model))).start()
+    assert caught.value.code == "model_refused"
 
 
 async def test_a_flag_that_it_does_not_know_ends_it(make_link: MakeLink) -> None:

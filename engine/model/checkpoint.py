@@ -1,0 +1,211 @@
+"""A model's weights: safetensors inside its folder, and all of them that the model needs.
+
+An index, a link and a config are text that came with the model. None of them decides what is read:
+every file is looked at before transformers opens it, and what it loaded is looked at before use.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from torch import nn
+
+from engine.errors import ModelRefused
+
+WHOLE = "model.safetensors"
+INDEX = "model.safetensors.index.json"
+ADAPTER = "adapter_config.json"
+# transformers would read these files by a path of its own, whatever else lies beside them.
+DISTRIBUTED = "shard-*-model-*-of-*.safetensors"
+PICKLES = ("*.bin", "*.pt", "*.pth")
+FLOATS = {"F64", "F32", "F16", "BF16"}
+NAMED = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """The folder that transformers may load from, and the bytes of the weights that lie in it."""
+
+    folder: Path
+    num_bytes: int
+
+
+def find_checkpoint(name: str) -> Checkpoint:
+    """Return the weights of a folder or hub id, fetched if need be; `ModelRefused` says why not."""
+    folder = Path(name) if Path(name).is_dir() else _fetched(name)
+    if (folder / ADAPTER).exists():
+        raise ModelRefused(
+            f"{name} holds {ADAPTER}: adapters are not applied, so merge them into the weights."
+        )
+    if any(folder.glob(DISTRIBUTED)):
+        raise ModelRefused(f"{name} is a distributed checkpoint: save it as one model's weights.")
+    files = _files(name, folder)
+    for path in files:
+        _check_file(name, path)
+    return Checkpoint(folder, sum(path.stat().st_size for path in files))
+
+
+def check_tensors(
+    name: str, network: nn.Module, found: Mapping[str, Collection[Any]], *, is_part: bool
+) -> None:
+    """Refuse a network that was not filled with all of its weights, or not with all that they say.
+
+    `found` is transformers' loading report. `is_part` says that the weights hold more than text,
+    which this network leaves out.
+    """
+    needs = type(network).__name__
+    missing, others = sorted(found["missing_keys"]), sorted(found["unexpected_keys"])
+    if missing:
+        instead = f" (they hold {_some(others)} instead)" if others else ""
+        raise ModelRefused(
+            f"{name}: its weights lack {_some(missing)}, which {needs} needs{instead}: a file is "
+            "missing, tensors have another prefix, or config.json is another model's."
+        )
+    if misfits := sorted(found["mismatched_keys"]):
+        shapes = [f"{key} {[*stored]} and not {[*wanted]}" for key, stored, wanted in misfits]
+        raise ModelRefused(
+            f"{name}: its weights have other shapes than {needs} by its config.json: "
+            f"{_some(shapes)}; one of the two is another model's."
+        )
+    if needed := _needed(network, others, is_part=is_part):
+        raise ModelRefused(
+            f"{name}: its weights hold {_some(needed)}, for which {needs} has no place: without "
+            "them it would answer nonsense; config.json is another model's, or the weights are "
+            "quantised."
+        )
+
+
+def _fetched(name: str) -> Path:
+    """Return the hub's snapshot of a model on this machine, its weights fetched into it."""
+    from transformers.utils.hub import cached_file, cached_files
+
+    def fetch(file: str) -> str | None:
+        path: str | None = cached_file(name, file, _raise_exceptions_for_missing_entries=False)
+        return path
+
+    first = fetch(WHOLE) or fetch(INDEX)
+    if first is None:
+        raise _holds_neither(name, [])
+    folder = Path(first).parent
+    if Path(first).name == INDEX:
+        cached_files(name, _indexed(name, folder), revision=folder.name)
+    return folder
+
+
+def _files(name: str, folder: Path) -> list[Path]:
+    """Return the weights' files, as transformers chooses them, each of them inside the folder."""
+    if (folder / WHOLE).exists():
+        files = [WHOLE]
+    elif (folder / INDEX).exists():
+        files = _indexed(name, folder)
+    else:
+        raise _holds_neither(name, [path.name for kind in PICKLES for path in folder.glob(kind)])
+    if lost := [file for file in files if not os.path.isfile(folder / file)]:  # noqa: PTH113 - it never raises
+        raise ModelRefused(
+            f"{name} lacks {lost[0]} ({len(lost)} of the {len(files)} files of its weights): copy "
+            "or fetch the model again."
+        )
+    for file in files:
+        path = (folder / file).resolve()
+        if not any(path.is_relative_to(root) for root in _roots(folder.resolve())):
+            raise ModelRefused(
+                f"{name}: {file} leads to {path}, outside of the model's folder, where nothing is "
+                "read: put the file itself into the folder."
+            )
+    return [folder / file for file in files]
+
+
+def _indexed(name: str, folder: Path) -> list[str]:
+    """Return the files that the index names, all of them safetensors by relative paths inwards."""
+    try:
+        index = json.loads((folder / INDEX).read_bytes())
+        files = sorted(set(index["weight_map"].values()))
+        index["metadata"].keys()  # transformers asks for it
+    except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError) as exc:
+        raise ModelRefused(f"{name}: {INDEX} is no index of weights: copy it again.") from exc
+    for file in files:
+        path = PurePosixPath(str(file))
+        if (
+            not isinstance(file, str)
+            or path.suffix != ".safetensors"
+            or path.is_absolute()
+            or ".." in path.parts
+        ):
+            raise ModelRefused(
+                f"{name}: {INDEX} names {file!r}: only .safetensors files inside the model's "
+                "folder are read."
+            )
+    if not files:
+        raise ModelRefused(f"{name}: {INDEX} names no file.")
+    return files
+
+
+def _roots(folder: Path) -> list[Path]:
+    """Return where a folder's files may lie: in it, or where the hub's cache has their bytes."""
+    repository = folder.parent.parent
+    if folder.parent.name != "snapshots" or not repository.name.startswith("models--"):
+        return [folder]
+    return [folder, repository / "blobs", repository.parent / "blobs"]
+
+
+def _check_file(name: str, path: Path) -> None:
+    """Refuse a file that is torn or no safetensors, and weights that are no plain numbers."""
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(path, framework="pt") as file:
+            stored = {key: file.get_slice(key).get_dtype() for key in file.keys()}  # noqa: SIM118
+    except (OSError, SafetensorError) as exc:
+        raise ModelRefused(
+            f"{name}: {path.name} is no whole safetensors file ({exc}): copy or fetch it again."
+        ) from exc
+    # Masks and ids may be stored as anything: only weights are multiplied by.
+    for key, kind in stored.items():
+        if key.rpartition(".")[2] == "weight" and kind not in FLOATS:
+            raise ModelRefused(
+                f"{name}: {key} is stored as {kind}: quantised weights are not supported; use the "
+                "unquantised model."
+            )
+
+
+def _needed(network: Any, tensors: Iterable[str], *, is_part: bool) -> list[str]:
+    """Return those tensors without a place that lie within a module that the network has.
+
+    Beside its own modules there are heads of training and, in models of more than text, towers.
+    """
+    modules = {name for name, _ in network.named_modules()}
+    base = network.base_model_prefix
+    outermost = {"", base} if is_part else {""}
+
+    def innermost(tensor: str) -> str:
+        path = tensor.rpartition(".")[0]
+        while path not in modules:
+            path = path.rpartition(".")[0]
+        return path
+
+    return [
+        tensor
+        for tensor in tensors
+        if innermost(tensor) not in outermost
+        # The weights of a bare base model have its names without its prefix.
+        or innermost(f"{base}.{tensor}") not in {"", base}
+    ]
+
+
+def _some(items: list[str]) -> str:
+    """Return the first of some things and how many more there are."""
+    more = len(items) - NAMED
+    return ", ".join(items[:NAMED]) + (f" and {more:,} more" if more > 0 else "")
+
+
+def _holds_neither(name: str, others: list[str]) -> ModelRefused:
+    beside = f" (it has {_some(sorted(others))})" if others else ""
+    return ModelRefused(
+        f"{name} holds neither {WHOLE} nor {INDEX}{beside}: weights of no other format are read; "
+        "transformers' save_pretrained writes these."
+    )
