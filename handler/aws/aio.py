@@ -14,10 +14,10 @@ from aiohttp import ClientError as HttpError
 from botocore.exceptions import BotoCoreError, ClientError
 
 from handler.aws.calls import (
+    AGAIN_DELAYS_SECONDS,
     CLIENT_OPTIONS,
     OPTIONS_OF_SERVICE,
     SERVICES,
-    WRITE_AGAIN_DELAYS_SECONDS,
     Call,
     Operation,
     Service,
@@ -81,7 +81,9 @@ class AioAws:
 
     async def _send(self, call: Call) -> Any:
         send = getattr(self._clients[call.service], call.method)
-        for delay_seconds in WRITE_AGAIN_DELAYS_SECONDS:
+        if call.delay_seconds:
+            await asyncio.sleep(spread(call.delay_seconds))
+        for delay_seconds in AGAIN_DELAYS_SECONDS:
             try:
                 response = await send(**call.arguments)
                 break

@@ -10,7 +10,7 @@ from typing import IO, Any
 from handler.aws.calls import Call, Operation
 from handler.batch.keys import part_key, part_prefix, segment_key
 from handler.batch.model import Shard, Source
-from handler.batch.parts import PartIndex, RowPlace, Seal, Segment, decode_head, decode_index
+from handler.batch.parts import PartIndex, RowPlace, Seal, Segment, decode_head
 from handler.errors import AwsError, BadPart, NotThere, ObjectChanged
 
 # Of a part of some hundred rows; the heads of larger ones take a second look.
@@ -125,11 +125,19 @@ class Bucket:
         """Take an object away; where the bucket keeps versions it can be had back."""
         yield Call("s3", "delete_object", {"Bucket": self.name, "Key": key})
 
+    def delete_found(self, key: str, found: Mapping[str, Any]) -> Operation[None]:
+        """Take an object away as `delete` does, if it is still the one that `head` has `found`."""
+        where = {"Bucket": self.name, "Key": key, "IfMatch": found["ETag"]}
+        try:
+            yield Call("s3", "delete_object", where)
+        except (NotThere, ObjectChanged):
+            return
+
     def delete_version(self, key: str, version_id: str | None) -> Operation[None]:
         """Take an object away as `delete` does, unless another version has come in its place."""
         found = yield from self.head(key)
         if found is not None and version_id in {None, found.get("VersionId")}:
-            yield from self.delete(key)
+            yield from self.delete_found(key, found)
 
     # Multipart uploads
 
@@ -201,7 +209,7 @@ class Bucket:
     def index_parts(
         self, batch_id: str, shard: int, *, left_out: Callable[[str, str], None]
     ) -> Operation[PartIndex]:
-        """Read every part of a shard and return which lines have a row.
+        """Read the head of every part of a shard and return which lines have a row.
 
         A part that cannot be read counts as not there; `left_out` is told its key and the reason.
         """
@@ -209,8 +217,7 @@ class Bucket:
         keys = yield from self.list_keys(part_prefix(batch_id, shard))
         for key in keys:
             try:
-                data = yield from self.get(key)
-                index.add(key, decode_index(data))
+                index.add(key, (yield from self.read_head(key)))
             except (BadPart, NotThere) as exc:
                 left_out(key, str(exc))
         return index

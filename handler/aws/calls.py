@@ -54,7 +54,7 @@ def region() -> str | None:
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """One request to AWS: a client's method and its arguments.
+    """One request to AWS, sent after a delay: a client's method and its arguments.
 
     The `Body` of a response is read whole before it is sent back.
     """
@@ -62,6 +62,7 @@ class Call:
     service: Service
     method: str
     arguments: Mapping[str, Any]
+    delay_seconds: float = 0.0
 
 
 Operation = Generator[Call, Any, T]
@@ -88,8 +89,9 @@ OPTIONS_OF_SERVICE: Mapping[Service, Mapping[str, Any]] = {
     },
 }
 # Before each new try of a write that met a transaction on its item, and of a transaction that was
-# throttled or met another: nothing was done, and clients do not try those again themselves.
-WRITE_AGAIN_DELAYS_SECONDS = (0.05, 0.1, 0.2, 0.4, 0.8, 1.6)
+# throttled or met another: nothing was done, and clients do not try those again themselves. Nor do
+# they ask again for what a read of many items has left out.
+AGAIN_DELAYS_SECONDS = (0.05, 0.1, 0.2, 0.4, 0.8, 1.6)
 
 
 def spread(delay_seconds: float) -> float:

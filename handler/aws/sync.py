@@ -13,10 +13,10 @@ from botocore.config import Config
 from botocore.exceptions import BotoCoreError, ClientError
 
 from handler.aws.calls import (
+    AGAIN_DELAYS_SECONDS,
     CLIENT_OPTIONS,
     OPTIONS_OF_SERVICE,
     SERVICES,
-    WRITE_AGAIN_DELAYS_SECONDS,
     Call,
     Operation,
     Service,
@@ -121,7 +121,9 @@ class Aws:
 
     def _send(self, call: Call) -> Any:
         send = getattr(self.clients[call.service], call.method)
-        for delay_seconds in WRITE_AGAIN_DELAYS_SECONDS:
+        if call.delay_seconds:
+            time.sleep(spread(call.delay_seconds))
+        for delay_seconds in AGAIN_DELAYS_SECONDS:
             try:
                 response = send(**call.arguments)
                 break

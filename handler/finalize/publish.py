@@ -97,9 +97,9 @@ def _file_expires(batch: Batch, created_at: int) -> int | None:
 
 def _remove_stale(run: Run, kind: Kind) -> None:
     bucket, key = run.deployment.bucket, kind.key_of(run.batch)
-    if run.aws.run(bucket.head(key)) is not None:
+    if found := run.aws.run(bucket.head(key)):
         run.keep_turn()
-        run.aws.run(bucket.delete(key))
+        run.aws.run(bucket.delete_found(key, found))
 
 
 def _make_object(

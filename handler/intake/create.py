@@ -197,6 +197,7 @@ def _source(
 
 def _find_input(deployment: Deployment, tenant: str, input_file_id: str) -> Operation[Source]:
     """Return the object that an API request names, pinned; raises InvalidOption."""
+    version_id = None
     if input_file_id.startswith(S3):
         # What is dropped belongs to one tenant; to others it is not there.
         if tenant != DROP_TENANT:
@@ -209,10 +210,10 @@ def _find_input(deployment: Deployment, tenant: str, input_file_id: str) -> Oper
         file = yield from deployment.files.get_file(input_file_id)
         if file is None or file.tenant != tenant:
             raise bad_input("names no file that is there")
-        key = file.key
+        key, version_id = file.key, file.version_id
     # S3 has an error of its own for a name that none of its objects can have.
     is_key = len(key.encode()) <= MAX_KEY_BYTES and "\0" not in key
-    found = (yield from deployment.bucket.head(key)) if is_key else None
+    found = (yield from deployment.bucket.head(key, version_id)) if is_key else None
     if found is None:
         raise bad_input("names no object that is there")
-    return _source(deployment, key, found)
+    return _source(deployment, key, found, version_id)

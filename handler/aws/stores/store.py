@@ -12,8 +12,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from handler.aws.calls import Call, Operation
+from handler.aws.calls import AGAIN_DELAYS_SECONDS, Call, Operation
 from handler.aws.items import from_item, to_item, to_value
+from handler.errors import AwsError
 
 META = "META"
 _MAX_KEYS = 100  # of one call
@@ -36,16 +37,27 @@ class Store:
         return fields if fields and not is_expired(fields) else None
 
     def get_many(self, keys: Sequence[Mapping[str, object]]) -> Operation[list[dict[str, Any]]]:
-        """Return those of the items that are there, in no order; they may be a moment behind."""
+        """Return those of the items that are there, in no order; they may be a moment behind.
+
+        Raises AwsError when answers leave all out, again and again.
+        """
         wanted = [to_item(key) for key in keys]
         found: list[dict[str, Any]] = []
+        delay_seconds: float | None = 0.0
+        delays = iter(AGAIN_DELAYS_SECONDS)
         while wanted:
+            if delay_seconds is None:
+                raise AwsError(f"dynamodb batch_get_item: {len(wanted)} items left out")
             some, wanted = wanted[:_MAX_KEYS], wanted[_MAX_KEYS:]
             request = {"RequestItems": {self.name: {"Keys": some}}}
-            response = yield Call("dynamodb", "batch_get_item", request)
+            response = yield Call("dynamodb", "batch_get_item", request, delay_seconds)
             found += present(response["Responses"].get(self.name, ()))
-            # What was too much for one answer.
-            wanted += (response.get("UnprocessedKeys") or {}).get(self.name, {}).get("Keys", [])
+            # What was too much for one answer, or for the table at this moment.
+            left = (response.get("UnprocessedKeys") or {}).get(self.name, {}).get("Keys", [])
+            wanted += left
+            if len(left) < len(some):
+                delays = iter(AGAIN_DELAYS_SECONDS)
+            delay_seconds = next(delays, None) if left else 0.0
         return found
 
     def query(

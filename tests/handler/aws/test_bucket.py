@@ -12,7 +12,7 @@ from handler.aws.bucket import Bucket, read_range
 from handler.aws.calls import Operation
 from handler.batch.keys import part_key, segment_key
 from handler.batch.model import Shard, Source
-from handler.batch.parts import FinishedRow, decode_index, encode_part
+from handler.batch.parts import FinishedRow, PartIndex, decode_index, encode_part
 from handler.deployment import Deployment
 from handler.errors import NotThere, ObjectChanged
 from tests.emulators import Emulator
@@ -96,6 +96,62 @@ def test_keys_are_listed_over_pages() -> None:
 def row(line: int, words: str, *, is_success: bool = True) -> FinishedRow:
     """Return the row of a line."""
     return FinishedRow(line, f'{{"line": {line}, "words": "{words}"}}\n'.encode(), is_success, 1)
+
+
+def test_an_object_that_was_replaced_is_not_deleted(run: Run, deployment: Deployment) -> None:
+    """What has come since it was looked at stays, and what is gone already is no error."""
+    bucket, key = deployment.bucket, f"stale/{uuid4().hex}"
+    run(bucket.put(key, b"old"))
+    old = run(bucket.head(key))
+    run(bucket.put(key, b"new"))
+    new = run(bucket.head(key))
+    assert old is not None
+    assert new is not None
+    run(bucket.delete_found(key, old))
+    assert run(bucket.get(key)) == b"new"
+    for _ in range(2):
+        run(bucket.delete_found(key, new))
+    assert run(bucket.head(key)) is None
+
+
+def test_a_version_that_is_replaced_while_it_is_deleted_stays(
+    run: Run, deployment: Deployment
+) -> None:
+    """A newer one may come between the look and the deletion: only the one seen goes."""
+    bucket, key = deployment.bucket, f"version/{uuid4().hex}"
+    version_id = run(bucket.put_file(key, b"old", is_short_lived=False))
+    deletion = bucket.delete_version(key, version_id)
+
+    def overtaken() -> Operation[None]:
+        found = yield next(deletion)
+        yield from bucket.put(key, b"new")
+        with suppress(ObjectChanged):
+            yield deletion.send(found)
+
+    run(overtaken())
+    assert run(bucket.get(key)) == b"new"
+
+
+def test_parts_are_told_by_their_heads(run: Run, deployment: Deployment) -> None:
+    """Rows of megabytes are not read to know which lines have one."""
+    bucket, shard = deployment.bucket, Shard(f"batch_{uuid4().hex}", 0, 1, 2, 0, 9, fence=1)
+    run(bucket.put_part(shard, 0, encode_part([row(n, "x" * 100_000) for n in (1, 2)])))
+    num_bytes = 0
+
+    def counted(operation: Operation[PartIndex]) -> Operation[PartIndex]:
+        nonlocal num_bytes
+        answer = None
+        while True:
+            try:
+                call = operation.send(answer)
+            except StopIteration as end:
+                return end.value
+            answer = yield call
+            num_bytes += len(answer.get("Body", b""))
+
+    index = run(counted(bucket.index_parts(shard.batch_id, 0, left_out=lambda *_: None)))
+    assert index.lines == {1, 2}
+    assert 0 < num_bytes < 100_000
 
 
 def test_parts_of_all_owners_become_segments_in_line_order(

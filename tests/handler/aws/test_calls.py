@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import io
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -85,7 +86,7 @@ def drive_aio(operation: Operation[Any], *answers: Any) -> tuple[Any, int]:
 def drive(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Drive:
     """Both drivers, without the waits between tries."""
     for driver in ("sync", "aio"):
-        monkeypatch.setattr(f"handler.aws.{driver}.WRITE_AGAIN_DELAYS_SECONDS", (0, 0))
+        monkeypatch.setattr(f"handler.aws.{driver}.AGAIN_DELAYS_SECONDS", (0, 0))
     found: Drive = request.param
     return found
 
@@ -142,12 +143,30 @@ def test_those_who_met_once_wait_differently_long(
         waits.append(seconds)
 
     for driver in ("sync", "aio"):
-        monkeypatch.setattr(f"handler.aws.{driver}.WRITE_AGAIN_DELAYS_SECONDS", (1.0,) * 20)
+        monkeypatch.setattr(f"handler.aws.{driver}.AGAIN_DELAYS_SECONDS", (1.0,) * 20)
     monkeypatch.setattr("handler.aws.sync.time.sleep", waits.append)
     monkeypatch.setattr("handler.aws.aio.asyncio.sleep", note)
     drive(one_call(), cancelled(CONFLICT))
     assert len(set(waits)) == 20
     assert 0.5 <= min(waits) < max(waits) <= 1.5
+
+
+def test_a_call_may_wait_before_it_is_sent(drive: Drive, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As long as it says, more or less; one that says nothing is sent at once."""
+    waits: list[float] = []
+
+    async def note(seconds: float) -> None:
+        waits.append(seconds)
+
+    def late() -> Operation[Any]:
+        yield CALL
+        return (yield replace(CALL, delay_seconds=4.0))
+
+    monkeypatch.setattr("handler.aws.sync.time.sleep", waits.append)
+    monkeypatch.setattr("handler.aws.aio.asyncio.sleep", note)
+    assert drive(late(), {}, {"Attributes": {}}) == ({"Attributes": {}}, 2)
+    [waited] = waits
+    assert 2.0 <= waited <= 6.0
 
 
 def test_an_operation_may_handle_a_refusal_and_go_on(drive: Drive) -> None:

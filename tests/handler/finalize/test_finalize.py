@@ -9,12 +9,13 @@ from typing import Any
 import pytest
 from openai.types import Batch as OpenAIBatch
 
-from handler.batch.model import BatchError, Options
+from handler.batch.model import Batch, BatchError, Options
 from handler.batch.states import Status
 from handler.errors import AwsError
 from handler.finalize.close import EXPIRED_MESSAGE
 from handler.finalize.finalize import finalize
 from handler.moves.end import end_batch
+from handler.moves.turn import Run
 from infra.data.bucket import SHORT_LIVED_TAG
 from tests.handler.finalize.rig import Cloud, plenty
 from tests.handler.killing import is_killed_after
@@ -307,6 +308,27 @@ def test_errors_of_an_older_upload_do_not_stand_beside_a_newer_output(mini: Clou
     newer.move(Status.FINALIZING, outcome="completed").finish()
     assert (newer.ids("output"), newer.ids("error")) == (ids(1, 2, 3), None)
     assert mini.versions(older.batch.outputs.error_key) == 1
+
+
+def test_errors_that_came_meanwhile_are_no_stale_ones(
+    mini: Cloud, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Between the look at what lies there and its deletion somebody may write another."""
+    older = mini.drop(4).begin()
+    older.run_shard(0)
+    older.move(Status.FINALIZING, outcome="completed").finish()
+    error_key = older.batch.outputs.error_key
+    keep_turn = Run.keep_turn
+
+    def keep_turn_slowly(run: Run) -> Batch:
+        mini.run(mini.deployment.bucket.put(error_key, b"newer"))
+        return keep_turn(run)
+
+    newer = mini.drop(3).begin()
+    newer.run_shard(0)
+    monkeypatch.setattr(Run, "keep_turn", keep_turn_slowly)
+    newer.move(Status.FINALIZING, outcome="completed").finish()
+    assert mini.run(mini.deployment.bucket.get(error_key)) == b"newer"
 
 
 def test_a_batch_without_any_row_leaves_older_results_alone(mini: Cloud) -> None:

@@ -260,6 +260,15 @@ def test_another_tenants_file_is_not_there(cloud: Cloud, client: OpenAI) -> None
     assert len(messages) == 1
 
 
+def test_a_replaced_output_is_read_as_it_was(cloud: Cloud, client: OpenAI) -> None:
+    """Its id names the rows of the older drop, whatever lies under its name by now."""
+    old, _new = (cloud.put(lines_of(number), "output/x.jsonl") for number in (2, 3))
+    file = File("file-3", "default", old.key, 1, 1, "x", "batch_output", version_id=old.version_id)
+    cloud.run(cloud.deployment.files.put_file(file))
+    batch = client.batches.create(**GOOD | {"input_file_id": "file-3"})  # type: ignore[arg-type]
+    assert cloud.take_in(cloud.batch(batch.id)).num_rows == 2
+
+
 def test_a_drop_may_be_run_again(cloud: Cloud, client: OpenAI) -> None:
     """With other options, by its name."""
     cloud.put(lines_of(3), "input/a b.jsonl")

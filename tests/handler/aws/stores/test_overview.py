@@ -5,12 +5,15 @@ from __future__ import annotations
 from typing import Any
 from uuid import uuid4
 
-from handler.aws.calls import Call
+import pytest
+
+from handler.aws.calls import AGAIN_DELAYS_SECONDS, Call
 from handler.aws.items import to_item
 from handler.aws.stores.overview import Survey
 from handler.batch.model import Progress
 from handler.batch.states import TERMINAL, Status
 from handler.deployment import Deployment
+from handler.errors import AwsError
 from tests.handler.aws.conftest import Run
 from tests.handler.aws.given import LEASE_SECONDS, NOW, in_progress, make_batch
 
@@ -48,17 +51,27 @@ def test_more_batches_than_one_call_takes_are_all_found(run: Run, deployment: De
     assert {batch.id for batch in run(deployment.overview.list_active(tenant))} == made
 
 
-def test_what_was_too_much_is_asked_for_again(deployment: Deployment) -> None:
-    """Without an answer to wait for: the calls are looked at."""
-    key = {"pk": "a", "sk": "META"}
-    operation = deployment.overview.get_many([key, {"pk": "b", "sk": "META"}])
+def test_what_was_left_out_is_asked_for_again_after_a_while(deployment: Deployment) -> None:
+    """The longer the oftener in vain, and not for ever; without an answer to wait for."""
+    keys = [{"pk": "a", "sk": "META"}, {"pk": "b", "sk": "META"}]
+    operation = deployment.overview.get_many(keys)
     table = deployment.table.name
+
+    def answer(num_left: int) -> Call:
+        left = {table: {"Keys": [to_item(key) for key in keys[:num_left]]}}
+        return operation.send({"Responses": {table: []}, "UnprocessedKeys": left})
+
     first = next(operation)
-    assert len(first.arguments["RequestItems"][table]["Keys"]) == 2
-    again = operation.send(
-        {"Responses": {table: []}, "UnprocessedKeys": {table: {"Keys": [to_item(key)]}}}
-    )
-    assert again.arguments["RequestItems"][table]["Keys"] == [to_item(key)]
+    assert (len(first.arguments["RequestItems"][table]["Keys"]), first.delay_seconds) == (2, 0)
+    assert [answer(2).delay_seconds for _ in range(3)] == [0.05, 0.1, 0.2]
+    again = answer(1)
+    assert again.arguments["RequestItems"][table]["Keys"] == [to_item(keys[0])]
+    assert again.delay_seconds == 0.05
+    assert answer(1).delay_seconds == 0.1
+    for _ in AGAIN_DELAYS_SECONDS[2:]:
+        answer(1)
+    with pytest.raises(AwsError, match="1 items left out"):
+        answer(1)
 
 
 def test_a_survey_tells_who_waits_and_who_runs(run: Run, deployment: Deployment) -> None:
