@@ -21,7 +21,7 @@ from handler.metrics import Metric
 from handler.worker.feed import Engine, Feed
 from handler.worker.gpu_time import GpuTime
 from handler.worker.heartbeat import Heartbeat
-from handler.worker.link import EngineFailed
+from handler.worker.link import EngineDied, EngineFailed
 from handler.worker.shard.agenda import Verdict
 from handler.worker.shard.claim import claim_shard, note_engine
 from handler.worker.shard.doorbell import Doorbell
@@ -37,6 +37,8 @@ _MAX_BACKOFF_SECONDS = 30.0
 # Halving the suspects of 4,096 lines down to one takes twelve deaths; more than that in a row and
 # not one row between them means that the engine, or its device, is what is broken.
 MAX_BARREN_LIVES = 16
+# No request can be blamed for a death while the model loads, and a load may take minutes.
+MAX_FAILED_STARTS = 5
 
 
 class Link(Engine, Protocol):
@@ -70,6 +72,7 @@ class Worker:
         self._busy_at = site.clock()
         self._name = f"{socket.gethostname()}-{os.getpid()}"
         self._num_barren_lives = 0
+        self._num_failed_starts = 0
 
     def stop(self) -> None:
         """Take no more work, finish or give back what there is, and return from `run`."""
@@ -84,9 +87,9 @@ class Worker:
                 try:
                     has_died = await self._live(link, beating)
                 except EngineFailed as exc:
-                    logger.error("engine cannot be started", reason=str(exc), code=exc.code)
-                    self._site.tell({Metric.ENGINE_DEATHS: 1})
-                    return 1
+                    if not await self._may_start_again(exc, beating):
+                        return 1
+                    has_died = True
                 finally:
                     await link.close()
                 if not has_died or self._stopped.is_set():
@@ -111,6 +114,26 @@ class Worker:
         except (AwsError, TimeoutError) as exc:
             logger.warning("history not told", reason=repr(exc))
 
+    async def _may_start_again(self, failure: EngineFailed, beating: asyncio.Task[None]) -> bool:
+        """Wait until an engine that died while it loaded may try again; False when none may.
+
+        One that says itself why it cannot be started would say the same again.
+        """
+        self._site.tell({Metric.ENGINE_DEATHS: 1})
+        self._num_failed_starts += 1
+        if failure.code != EngineDied.code or self._num_failed_starts >= MAX_FAILED_STARTS:
+            logger.error("engine cannot be started", reason=str(failure), code=failure.code)
+            return False
+        seconds = min(_MAX_BACKOFF_SECONDS, 2.0 ** (self._num_failed_starts - 1))
+        logger.error("engine died while starting", reason=str(failure), next_try_seconds=seconds)
+        stopped = asyncio.create_task(self._stopped.wait())
+        waited = asyncio.create_task(asyncio.sleep(seconds))
+        try:
+            await _first(stopped, waited, beating)
+        finally:
+            await _cancel(stopped, waited)
+        return True
+
     async def _live(self, link: Link, beating: asyncio.Task[None]) -> bool:
         """Work through one life of the engine; return whether it died."""
         stopped = asyncio.create_task(self._stopped.wait())
@@ -122,6 +145,7 @@ class Worker:
             engine = starting.result()
         finally:
             await _cancel(starting, stopped)
+        self._num_failed_starts = 0
         logger.info("engine ready", model=engine.model, device=engine.device)
         return await self._serve(link, engine, beating)
 

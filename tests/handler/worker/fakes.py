@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from typing import Any
 
 from engine.batchfile.answer import run_line
@@ -21,14 +21,20 @@ class FakeEngine:
     """An engine in this process, one link a life.
 
     `asked` are all requests that it was given, `inside` those that it has, and `company` what it
-    had when each came. After `refuses_after` lives it cannot be started any more. `stats` is what
-    it says of itself.
+    had when each came. The lives that are `stillborn`, counted from 1, die while they start; after
+    `refuses_after` lives it cannot be started any more. `stats` is what it says of itself.
     """
 
     def __init__(
-        self, *, refuses_after: int = 100, max_num_seqs: int = 16, load_seconds: float = 0
+        self,
+        *,
+        refuses_after: int = 100,
+        stillborn: Container[int] = (),
+        max_num_seqs: int = 16,
+        load_seconds: float = 0,
     ) -> None:
         self.refuses_after = refuses_after
+        self.stillborn = stillborn
         self.max_num_seqs = max_num_seqs
         self.load_seconds = load_seconds
         self.stats = EngineStats(kv_cache_usage=0.25)
@@ -61,6 +67,8 @@ class FakeLink:
         await asyncio.sleep(self._engine.load_seconds)
         if self._engine.num_lives > self._engine.refuses_after:
             raise EngineFailed("no device", code="engine_error")
+        if self._engine.num_lives in self._engine.stillborn:
+            raise EngineFailed("killed by SIGKILL", code=EngineDied.code)
         return EngineInfo("scripted", "r1", "test", "cpu", 1, self._engine.max_num_seqs)
 
     async def close(self) -> None:

@@ -304,6 +304,38 @@ async def test_an_engine_that_dies_of_everything_is_given_up(
     assert work.shard().suspects == ((1, 2, 3, 4), (5, 6, 7, 8))
 
 
+@pytest.fixture
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let a worker wait between two starts for a moment only."""
+    monkeypatch.setattr(worker_module, "_MAX_BACKOFF_SECONDS", 0.01)
+
+
+@pytest.mark.usefixtures("impatient")
+async def test_an_engine_that_dies_while_it_starts_is_started_again(rig: Rig) -> None:
+    """What killed it may have gone: memory that another process had, a driver that came up."""
+    work = rig.batch(GOOD)
+    async with rig.worker(engine=FakeEngine(stillborn={1, 2})) as running:
+        await until(lambda: work.is_done)
+    assert (running.status, running.engine.num_lives) == (0, 3)
+
+
+@pytest.mark.usefixtures("impatient")
+async def test_an_engine_that_never_comes_up_is_given_up(rig: Rig) -> None:
+    """After as many deaths as the documentation says, and before it has taken a message."""
+    rig.batch(GOOD)
+    async with rig.worker(engine=FakeEngine(stillborn=range(1, 100))) as running:
+        assert await asyncio.wait_for(asyncio.shield(running.task), 60) == 1
+    assert running.engine.num_lives == worker_module.MAX_FAILED_STARTS
+    assert len(rig.messages(rig.queue)) == 1
+
+
+async def test_a_worker_is_stopped_while_its_engine_waits_to_start_again(rig: Rig) -> None:
+    """With 0, and at once."""
+    async with rig.worker(engine=FakeEngine(stillborn={1})) as running:
+        await until(lambda: running.engine.num_lives == 1)
+    assert (running.status, running.engine.num_lives) == (0, 1)
+
+
 async def test_an_engine_that_cannot_start_ends_the_worker(rig: Rig) -> None:
     """With 1, before it has taken a message."""
     rig.batch(GOOD)
