@@ -7,7 +7,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, closing, contextmanager
+from contextlib import AbstractContextManager, ExitStack, closing, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,17 +21,24 @@ from infra.client import Api
 from infra.config import Config, read_config
 from infra.drops import Drops
 from infra.outputs import Outputs
-from localstack.ministack import environment_for, free_port, running_ministack
+from localstack.emulator import LocalEmulator
+from localstack.guard import Guard
+from localstack.ministack import PortTaken, ServerEnded, environment_for
 from localstack.processes import Processes
 from localstack.stacks import client_options, deploy, local_api_url, local_page_url
+from localstack.state import State, held_state
+from localstack.supervision import MAX_TRIES, Tries, Workers, why_ended
+
+# A worker that is told to end needs a minute at most, the emulator half of one to write its state.
+_GUARD_SECONDS = 70.0
 
 
 class WorkerEnded(Exception):
-    """A worker ended by itself; the message shows the end of its log."""
+    """A worker ended by itself, again and again; the message says why."""
 
 
-class StateRefused(Exception):
-    """A folder with the state of a cloud that cannot be gone on with as asked."""
+class CloudLost(Exception):
+    """The emulator ended, and what was in it is gone."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,6 +67,11 @@ class LocalCloud:
     page_url: str
     key: str
     processes: Processes
+    emulator: LocalEmulator
+    workers: Workers
+    state: State | None
+    say: Callable[[str], None]
+    tries: Tries
 
     def api(self) -> AbstractContextManager[Api]:
         """Return a client of its API, to be closed by leaving it."""
@@ -83,55 +95,79 @@ class LocalCloud:
         place = {custom_id: number for number, custom_id in enumerate(_custom_ids(body))}
         return batch, sorted(rows, key=lambda row: place[row["custom_id"]])
 
+    def tend(self) -> None:
+        """Start again what has ended; called about every second.
+
+        Raises CloudLost when the emulator has ended for good, or has kept nothing.
+        """
+        if (status := self.emulator.process.poll()) is not None:
+            self._bring_back(status)
+        self.workers.tend()
+
     def check(self) -> None:
-        """Raise WorkerEnded when a worker is no more."""
-        for name, process in self.processes.processes.items():
-            if process.poll() is not None:
-                said = self.processes.log_of(name)[-2000:]
-                raise WorkerEnded(f"{name} ended with {process.returncode}:\n{said}")
+        """Tend it; raises WorkerEnded when some batch's worker does not come back."""
+        self.tend()
+        for name, reason in self.workers.given_up.items():
+            raise WorkerEnded(f"{name} ended and does not come back: {reason}")
+
+    def _bring_back(self, status: int) -> None:
+        """Start the emulator again where it has kept what is in it."""
+        reason = why_ended(status, "")
+        if self.state is None:
+            raise CloudLost(f"the emulator ended ({reason}), and all that was in it is lost")
+        while (seconds := self.tries.seconds_to_next(time.monotonic())) is not None:
+            self.say(
+                f"the emulator ended ({reason}); starting it again in {seconds:g} s with what "
+                f"{self.state.folder} holds, which may lack the last seconds"
+            )
+            time.sleep(seconds)
+            self.tries.is_due(time.monotonic())
+            try:
+                self.emulator.restart()
+            except (PortTaken, ServerEnded, RuntimeError) as exc:
+                reason = str(exc)
+            else:
+                self.say("the emulator is back")
+                return
+        raise CloudLost(f"the emulator ended {MAX_TRIES + 1} times in a row: {reason}")
 
 
 @contextmanager
 def running_cloud(options: LocalOptions, say: Callable[[str], None]) -> Iterator[LocalCloud]:
-    """Run a whole cloud until the block is left, and end all of it then."""
+    """Run a whole cloud until the block is left, and end all of it then, or when we are killed."""
     config = read_config(options.config)
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="tidemill-")))
+        guard = stack.enter_context(Guard(_GUARD_SECONDS))
+        state = None
+        if options.state is not None:
+            state = stack.enter_context(held_state(options.state.resolve(), options.port, say))
         say("starting the emulator and deploying the stacks to it")
-        port, state = options.port, options.state
-        if state is not None:
-            port = _port_of(state.resolve(), port)
-        endpoint_url = stack.enter_context(
-            running_ministack(folder, port, state=state and state.resolve())
-        )
+        emulator = stack.enter_context(LocalEmulator(folder, guard, options.port, state))
+        endpoint_url = emulator.endpoint_url
         environment = environment_for(endpoint_url)
-        outputs = deploy(environment, folder, config=options.config, name=config.name)
+        clients = client_options(environment)
+        with nullcontext() if state is None else state.deploying():
+            outputs = deploy(environment, folder, config=options.config, name=config.name)
+            key = new_key(clients, outputs, name="local")
         # A worker that looks at its queue for a second only is stopped as quickly.
         told = environment | outputs.environment | {"TIDEMILL_WAIT_SECONDS": "1"}
-        processes = stack.enter_context(Processes(told, folder))
+        processes = stack.enter_context(Processes(told, folder, guard))
         start_workers(processes, config, options)
-        clients = client_options(environment)
         yield LocalCloud(
             endpoint_url,
             outputs,
             Drops(boto3.client("s3", **clients), outputs.bucket),
             local_api_url(endpoint_url, outputs),
             local_page_url(endpoint_url, outputs),
-            new_key(clients, outputs, name="local"),
+            key,
             processes,
+            emulator,
+            Workers(processes, say),
+            state,
+            say,
+            Tries(time.monotonic()),
         )
-
-
-def _port_of(state: Path, wanted: int | None) -> int:
-    """Return the port that the state was kept at: addresses in it, such as queues', name it."""
-    state.mkdir(parents=True, exist_ok=True)
-    kept = state / "port"
-    if not kept.exists():
-        kept.write_text(str(wanted or free_port()), encoding="utf-8")
-    port = int(kept.read_text(encoding="utf-8"))
-    if wanted not in (None, port):
-        raise StateRefused(f"{state} was kept at port {port}; it cannot move to {wanted}")
-    return port
 
 
 def new_key(clients: Mapping[str, Any], outputs: Outputs, *, name: str) -> str:

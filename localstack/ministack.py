@@ -13,16 +13,21 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 from urllib.error import URLError
+from urllib.parse import urlsplit
 from urllib.request import urlopen
+
+from localstack.guard import Guard
 
 _ROOT = Path(__file__).parent.parent
 _START_SECONDS = 60
 # A server that keeps nothing has nothing to end in order: it would wait for its clients' idle
 # connections.
 _STOP_SECONDS = 1
-_KEEP_STATE_SECONDS = 30
 _PORT_TRIES = 3
+
+_Entered = TypeVar("_Entered")
 
 
 class EmulatorMissing(Exception):
@@ -58,7 +63,7 @@ def free_port() -> int:
         return port
 
 
-def _check_free(port: int) -> None:
+def check_free(port: int) -> None:
     """Raise PortTaken unless a server can listen there: who does would answer in its place."""
     with socket.socket() as probe:
         # As servers do: what is left of connections that have ended is in nobody's way.
@@ -107,12 +112,15 @@ def running_server(
     folder: Path,
     *,
     stop_seconds: float = _STOP_SECONDS,
-) -> Iterator[None]:
+    guard: Guard | None = None,
+    lock: int | None = None,
+) -> Iterator[subprocess.Popen[bytes]]:
     """Run a server until the block is left; it is killed `stop_seconds` after it was told to end.
 
+    It ends with us if a `guard` is given, and holds the file that is open as `lock` while it lives.
     Raises ServerEnded when it ends before it answers, RuntimeError when it does not answer.
     """
-    with (folder / "server.log").open("wb") as log:
+    with (folder / "server.log").open("ab") as log:
         process = subprocess.Popen(  # noqa: S603 - our own command
             command,
             cwd=folder,
@@ -122,10 +130,13 @@ def running_server(
             stderr=log,
             # Ctrl-C is for the one who started us; those who use the server end first.
             start_new_session=True,
+            pass_fds=() if lock is None else (lock,),
         )
+        if guard is not None:
+            guard.watch(process.pid)
         try:
-            _wait_for(endpoint_url, process)
-            yield
+            _wait_for(endpoint_url, process, folder / "server.log")
+            yield process
         finally:
             process.terminate()
             try:
@@ -135,54 +146,41 @@ def running_server(
                 with suppress(ProcessLookupError):
                     os.killpg(process.pid, signal.SIGKILL)  # with the Lambdas that it has started
                 process.wait()
+                if guard is not None:
+                    guard.forget(process.pid)
 
 
 @contextmanager
-def on_a_free_port(start: Callable[[int], AbstractContextManager[str]]) -> Iterator[str]:
+def on_a_free_port(start: Callable[[int], AbstractContextManager[_Entered]]) -> Iterator[_Entered]:
     """Enter what `start` makes of a port that nobody has; one taken meanwhile is tried again."""
     with ExitStack() as stack:
         for tries_left in reversed(range(_PORT_TRIES)):
             try:
-                endpoint_url = stack.enter_context(start(free_port()))
+                entered = stack.enter_context(start(free_port()))
                 break
             except (PortTaken, ServerEnded):
                 if not tries_left:
                     raise
-        yield endpoint_url
+        yield entered
 
 
 def running_ministack(
-    folder: Path,
-    port: int | None = None,
-    *,
-    state: Path | None = None,
-    enforcement: Enforcement | None = None,
+    folder: Path, *, enforcement: Enforcement | None = None
 ) -> AbstractContextManager[str]:
     """Run MiniStack on the loopback address and yield its endpoint; `folder` is its own.
 
-    What is in it is gone when it ends, unless `state` names a folder to keep it in.
+    What is in it is gone when it ends.
     """
-
-    def start(port: int) -> AbstractContextManager[str]:
-        return _ministack_at(port, folder, state, enforcement)
-
-    return on_a_free_port(start) if port is None else start(port)
+    return on_a_free_port(lambda port: _ministack_at(port, folder, enforcement))
 
 
 @contextmanager
-def _ministack_at(
-    port: int, folder: Path, state: Path | None, enforcement: Enforcement | None
-) -> Iterator[str]:
-    _check_free(port)
+def _ministack_at(port: int, folder: Path, enforcement: Enforcement | None) -> Iterator[str]:
+    check_free(port)
     endpoint_url = f"{'https' if enforcement else 'http'}://127.0.0.1:{port}"
-    # Its Lambdas get what it has: whoever typed may have another cloud in the environment.
-    environment = environment_for(endpoint_url, enforcement.authority if enforcement else None) | {
-        "BIND_HOST": "127.0.0.1",
-        "GATEWAY_PORT": str(port),
-        "IOT_MTLS_ENABLED": "0",
-        "SFTP_ENABLED": "0",
-        "TMPDIR": str(folder),
-    }
+    environment = ministack_environment(
+        endpoint_url, folder, enforcement.authority if enforcement else None
+    )
     if enforcement is not None:
         environment |= {
             "AUTH": "true",
@@ -190,18 +188,22 @@ def _ministack_at(
             "MINISTACK_SSL_CERT": str(enforcement.certificate),
             "MINISTACK_SSL_KEY": str(enforcement.key),
         }
-    if state is not None:
-        environment |= {
-            "PERSIST_STATE": "1",
-            "STATE_DIR": str(state),
-            "S3_PERSIST": "1",
-            "S3_DATA_DIR": str(state / "s3"),
-        }
-    stop_seconds = _STOP_SECONDS if state is None else _KEEP_STATE_SECONDS
-    with running_server(
-        [str(find_ministack())], endpoint_url, environment, folder, stop_seconds=stop_seconds
-    ):
+    with running_server([str(find_ministack())], endpoint_url, environment, folder):
         yield endpoint_url
+
+
+def ministack_environment(
+    endpoint_url: str, folder: Path, authority: Path | None = None
+) -> dict[str, str]:
+    """Return the variables of a MiniStack that is to answer at `endpoint_url`."""
+    # Its Lambdas get what it has: whoever typed may have another cloud in the environment.
+    return environment_for(endpoint_url, authority) | {
+        "BIND_HOST": "127.0.0.1",
+        "GATEWAY_PORT": str(urlsplit(endpoint_url).port),
+        "IOT_MTLS_ENABLED": "0",
+        "SFTP_ENABLED": "0",
+        "TMPDIR": str(folder),
+    }
 
 
 def running_moto(folder: Path) -> AbstractContextManager[str]:
@@ -217,11 +219,12 @@ def _moto_at(port: int, folder: Path) -> Iterator[str]:
         yield endpoint_url
 
 
-def _wait_for(endpoint_url: str, process: subprocess.Popen[bytes]) -> None:
+def _wait_for(endpoint_url: str, process: subprocess.Popen[bytes], log: Path) -> None:
     deadline = time.monotonic() + _START_SECONDS
     while time.monotonic() < deadline:
         if process.poll() is not None:
-            raise ServerEnded(f"the emulator ended with status {process.returncode}")
+            said = log.read_text(encoding="utf-8", errors="replace").strip().rpartition("\n")[2]
+            raise ServerEnded(f"the emulator ended with status {process.returncode}: {said}")
         try:
             with urlopen(endpoint_url, timeout=2):  # noqa: S310 - our own loopback address
                 return

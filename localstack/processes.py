@@ -11,6 +11,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+from localstack.guard import Guard
+
 ROOT = Path(__file__).parent.parent
 _STOP_SECONDS = 70
 
@@ -18,11 +20,15 @@ _STOP_SECONDS = 70
 class Processes:
     """A context manager that ends every process it has started.
 
-    `environment` is what each gets beside our own; each logs to `folder/<name>.log`.
+    `environment` is what each gets beside our own; each logs to `folder/<name>.log`. With a
+    `guard` they end also when this process is killed.
     """
 
-    def __init__(self, environment: Mapping[str, str], folder: Path) -> None:
+    def __init__(
+        self, environment: Mapping[str, str], folder: Path, guard: Guard | None = None
+    ) -> None:
         self.environment = dict(environment)
+        self._guard = guard
         self.folder = folder
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
 
@@ -50,6 +56,8 @@ class Processes:
                 # Ctrl-C is for the one who started us; we end our processes ourselves.
                 start_new_session=True,
             )
+        if self._guard is not None:
+            self._guard.watch(process.pid)
         self.processes[name] = process
         return process
 

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import subprocess
 import sys
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -43,7 +45,11 @@ def deploy(environment: Mapping[str, str], folder: Path, *, config: Path, name: 
     """
     # Named, and away from cdk.json, the account is set up without a synthesis.
     bootstrapping = _begin(["cdklocal", "bootstrap", _ACCOUNT], environment, cwd=folder)
-    out = synthesise(folder, config=config)
+    try:
+        out = synthesise(folder, config=config)
+    except BaseException:
+        _kill(bootstrapping)
+        raise
     _finish(bootstrapping)
     _finish(
         _begin(
@@ -99,11 +105,23 @@ def _begin(
         stderr=subprocess.STDOUT,
         text=True,
         errors="replace",
+        # Ctrl-C is for the one who started us; we end it, and what it has started, ourselves.
+        start_new_session=True,
     )
 
 
+def _kill(process: subprocess.Popen[str]) -> None:
+    with suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.communicate()
+
+
 def _finish(process: subprocess.Popen[str]) -> None:
-    said, _ = process.communicate()
+    try:
+        said, _ = process.communicate()
+    except BaseException:
+        _kill(process)
+        raise
     if process.returncode:
         command = " ".join(str(word) for word in process.args)  # type: ignore[union-attr]
         raise DeploymentFailed(f"{command} failed:\n{said[-4000:]}")

@@ -5,17 +5,16 @@ from __future__ import annotations
 import argparse
 import json
 import shlex
-import signal
 import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from types import FrameType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
-from cli.errors import BadInput, CliError, Refused, Stopped
+from cli.errors import BadInput, CliError, Refused
 from cli.serving.options import EngineOptions, add_engine_flags, engine_arguments, engine_fields
+from cli.signals import StopSignals
 from cli.sizes import positive_int
 from cli.terminal import amount, say
 
@@ -25,6 +24,14 @@ if TYPE_CHECKING:
 _RUN_SECONDS = 24 * 3600
 _CHECK_SECONDS = 1.0
 _DROP_NAME = "local-run"
+_MAX_LOST = 3
+_DOWN = "the cloud is down"
+
+
+class Lost(CliError):
+    """The cloud is gone with all that was in it."""
+
+    code = "cloud_lost"
 
 
 def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -72,11 +79,24 @@ def _add_flags(parser: argparse.ArgumentParser) -> None:
 
 def command_up(arguments: argparse.Namespace) -> int:
     """Run a cloud until it is interrupted; the exit status is then 130 or 143."""
+    num_lost = 0
+    while True:
+        try:
+            with StopSignals(_DOWN):
+                _run_for_ever(arguments)
+        except Lost as exc:
+            num_lost += 1
+            if num_lost > _MAX_LOST or arguments.state is not None:
+                raise
+            say(f"{exc}: starting an empty cloud, with another key; `--state FOLDER` keeps it")
+
+
+def _run_for_ever(arguments: argparse.Namespace) -> NoReturn:
     with _running(arguments) as cloud:
         sys.stdout.write(_guide(cloud))
         sys.stdout.flush()
         while True:
-            cloud.check()
+            cloud.tend()
             time.sleep(_CHECK_SECONDS)
 
 
@@ -86,7 +106,7 @@ def command_run(arguments: argparse.Namespace) -> int:
         body = arguments.input_file.read_bytes()
     except OSError as exc:
         raise Refused(f"{arguments.input_file} cannot be read: {exc.strerror}") from exc
-    with _running(arguments) as cloud:
+    with StopSignals(_DOWN), _running(arguments) as cloud:
         batch, rows = cloud.run_file(_DROP_NAME, body, seconds=_RUN_SECONDS, show=_show)
     if batch["status"] != "completed":
         raise BadInput("\n".join([f"the batch is {batch['status']}", *_errors(batch)]))
@@ -102,9 +122,10 @@ def _running(arguments: argparse.Namespace) -> Iterator[LocalCloud]:
     try:
         from infra.client import ApiFailed
         from infra.config import DEFAULT_PATH, ConfigRefused
-        from localstack.local import LocalOptions, StateRefused, WorkerEnded, running_cloud
+        from localstack.local import CloudLost, LocalOptions, WorkerEnded, running_cloud
         from localstack.ministack import EmulatorMissing, PortTaken, ServerEnded
         from localstack.stacks import DeploymentFailed
+        from localstack.state import StateRefused
     except ModuleNotFoundError as exc:
         raise Refused(
             f"`tidemill local` needs {exc.name}, which is not here: "
@@ -118,26 +139,14 @@ def _running(arguments: argparse.Namespace) -> Iterator[LocalCloud]:
         state=arguments.state,
     )
     try:
-        with _ended_by_sigterm(), running_cloud(options, say) as cloud:
+        with running_cloud(options, say) as cloud:
             yield cloud
     except (ConfigRefused, EmulatorMissing, PortTaken, ServerEnded, StateRefused) as exc:
         raise Refused(str(exc)) from exc
     except (ApiFailed, DeploymentFailed, WorkerEnded) as exc:
         raise CliError(str(exc)) from exc
-
-
-@contextmanager
-def _ended_by_sigterm() -> Iterator[None]:
-    """Make SIGTERM end what Ctrl-C ends, in the same orderly way."""
-
-    def receive(number: int, _frame: FrameType | None) -> None:
-        raise Stopped(number, "the cloud is down")
-
-    previous = signal.signal(signal.SIGTERM, receive)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, previous)
+    except CloudLost as exc:
+        raise Lost(str(exc)) from exc
 
 
 def _guide(cloud: LocalCloud) -> str:
