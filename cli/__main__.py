@@ -1,9 +1,24 @@
-"""`python -m cli` is `tidemill`."""
+"""`python -m cli` is `tidemill`, and this is where both begin and end."""
 
 from __future__ import annotations
 
-import sys
+from cli.signals import hear_from_the_start
 
-from cli.main import main
+# Before anything that takes time to load.
+hear_from_the_start()
 
-sys.exit(main())
+
+def main() -> None:
+    """Run what was typed and end the process with its exit status."""
+    from cli.main import main as run
+    from cli.signals import leave
+
+    try:
+        status = run()
+    except SystemExit as exc:  # argparse, after help or usage
+        status = exc.code if isinstance(exc.code, int) else 1
+    leave(status)
+
+
+if __name__ == "__main__":
+    main()

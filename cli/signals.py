@@ -4,24 +4,89 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
+import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from types import FrameType, TracebackType
-from typing import Self
+from typing import TYPE_CHECKING, NoReturn, Self, TypeVar
 
 from cli.errors import Stopped
 
+if TYPE_CHECKING:
+    from concurrent.futures import Future
+
+_Made = TypeVar("_Made")
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+
+def hear_from_the_start() -> None:
+    """Let a signal end this process at once and in one line, until a command has its own way.
+
+    Python's would be a traceback of whatever was being imported. One that was ignored when the
+    process started stays ignored, as under nohup.
+    """
+    for number in _SIGNALS:
+        if signal.getsignal(number) is not signal.SIG_IGN:
+            signal.signal(number, lambda number, _frame: _end_at_once(number))
+    told = sys.unraisablehook
+
+    def tell(unraisable: sys.UnraisableHookArgs) -> None:
+        # Raised where Python cannot raise, such as in a destructor: it would be lost.
+        if isinstance(unraisable.exc_value, Stopped):
+            _end_at_once(unraisable.exc_value.signum)
+        told(unraisable)
+
+    sys.unraisablehook = tell
+
+
+def leave(status: int) -> NoReturn:
+    """End this process without waiting for threads, or for destructors of what they still use.
+
+    Libraries of models abort when they are taken apart while one of their threads runs.
+    """
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(OSError, ValueError):
+            stream.flush()
+    os._exit(status)
+
+
+def interruptible(make: Callable[[], _Made]) -> _Made:
+    """Return what a function makes in a thread of its own, which a signal does not wait for.
+
+    Raised in the middle of native code, as when a model loads, Stopped would be lost or abort.
+    """
+    from concurrent.futures import Future
+
+    made: Future[_Made] = Future()
+
+    def work() -> None:
+        try:
+            made.set_result(make())
+        except BaseException as exc:  # noqa: BLE001 - raised again where it is waited for
+            made.set_exception(exc)
+
+    threading.Thread(target=work, name="interruptible", daemon=True).start()
+    return made.result()
+
+
+def _end_at_once(number: int) -> NoReturn:
+    with suppress(OSError):
+        os.write(2, f"tidemill: stopped by {signal.Signals(number).name}\n".encode())
+    # A worker without work has been stopped in order; docs/worker.md.
+    os._exit(0 if sys.argv[1:2] == ["worker"] else 128 + number)
 
 
 class StopSignals:
     """While entered, the first signal raises Stopped in the main thread, or calls a listener.
 
-    A signal that was ignored when the process started stays ignored, as under nohup.
+    In the middle of an import it ends the process instead: native code that is being set up
+    swallows what is raised in it, or aborts.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, words: str | None = None) -> None:
         self.received: int | None = None
+        self._words = words
         self._listener: Callable[[], object] | None = None
         self._previous: dict[signal.Signals, object] = {}
 
@@ -42,13 +107,18 @@ class StopSignals:
         for number, previous in self._previous.items():
             signal.signal(number, previous)  # type: ignore[arg-type]
 
-    def _receive(self, number: int, _frame: FrameType | None) -> None:
+    def _receive(self, number: int, frame: FrameType | None) -> None:
         if self.received is not None:
             os._exit(128 + number)
         self.received = number
-        if self._listener is None:
+        if self._listener is not None:
+            self._listener()
+        elif _is_importing(frame):
+            _end_at_once(number)
+        elif self._words is None:
             raise Stopped(number)
-        self._listener()
+        else:
+            raise Stopped(number, self._words)
 
     @contextmanager
     def heard_by(self, listener: Callable[[], object]) -> Iterator[None]:
@@ -58,3 +128,11 @@ class StopSignals:
             yield
         finally:
             self._listener = None
+
+
+def _is_importing(frame: FrameType | None) -> bool:
+    while frame is not None:
+        if frame.f_code.co_filename == "<frozen importlib._bootstrap>":
+            return True
+        frame = frame.f_back
+    return False

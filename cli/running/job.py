@@ -21,7 +21,7 @@ from cli.running.outputs import open_files, writing_of
 from cli.running.progress import Reporter, make_reporter, summary
 from cli.running.tally import Tally
 from cli.serving.engine import Load, chat_template, engine_config, load_engine, served_names
-from cli.signals import StopSignals
+from cli.signals import StopSignals, interruptible
 from cli.terminal import amount, say
 from engine.batchfile.lines import MAX_LINE_BYTES, RawLine, read_lines
 from engine.config import EngineConfig
@@ -43,7 +43,7 @@ def run_job(
     output is untouched until the whole input has been checked and the model has loaded.
     """
     _check_names(options)
-    template = chat_template(options)
+    template, names = chat_template(options), served_names(options)
     config = engine_config(options)
     tally = Tally()
     with ExitStack() as stack:
@@ -60,7 +60,7 @@ def run_job(
         tally.kept, tally.kept_ok = writing.num_kept, writing.num_kept_ok
         run = _Run(options, config, source, writing, live, signals)
         if tally.kept < tally.num_rows:
-            with _loaded(load, config, served_names(options), template) as served:
+            with _loaded(load, config, names, template) as served:
                 live.served = served
                 is_done = run.run_lines(served)
             if not is_done:
@@ -123,7 +123,7 @@ def _loaded(
     say(f"loading {config.model}")
     started = time.monotonic()
     try:
-        served = load(config, served_names=names, chat_template=template)
+        served = interruptible(lambda: load(config, served_names=names, chat_template=template))
     except EngineError as exc:
         raise EngineFailed(str(exc)) from exc
     with closing(served):
