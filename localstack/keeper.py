@@ -67,7 +67,7 @@ class Keeper:
 def main() -> None:
     """Run MiniStack until it is stopped."""
     persistence = importlib.import_module("ministack.core.persistence")
-    emulator = importlib.import_module("ministack.app")
+    emulator: Any = importlib.import_module("ministack.app")
     # It asks for the folder once, when it is loaded, and keeps the code of functions there.
     importlib.import_module("ministack.services.lambda_svc")
     keeper = Keeper(Path(os.environ["STATE_DIR"]), persistence)

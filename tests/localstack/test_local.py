@@ -25,12 +25,12 @@ from infra.smoke import Smoke
 from localstack.local import (
     LocalCloud,
     LocalOptions,
-    StateRefused,
     new_key,
     running_cloud,
 )
 from localstack.ministack import environment_for
 from localstack.stacks import client_options, deploy
+from localstack.state import StateRefused
 from tests.handler.dashboard.browser import NO_CHROMIUM, find_chromium, running_chromium
 from tests.localstack.conftest import replaced_workers
 
