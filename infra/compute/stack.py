@@ -12,6 +12,7 @@ from constructs import Construct
 from handler.batch.window import window_seconds
 from infra.alarms import add_alarm
 from infra.compute.capacity import Machines
+from infra.compute.ends import BadEnds
 from infra.compute.network import WorkerNetwork
 from infra.compute.scaling import backlog
 from infra.compute.worker import WorkerService
@@ -59,6 +60,7 @@ class ComputeStack(Stack):
             for model in config.models
         }
         self.running = {name: worker.running_tasks for name, worker in self.workers.items()}
+        BadEnds(self, "BadEnds", cluster=cluster, topic=data.topic)
         for worker in self.workers.values():
             self._add_alarms(data, worker)
 
