@@ -32,6 +32,7 @@ class ChatCompletions:
         # Templates write the tokens that open a text themselves, so none are added by default.
         prompt_ids = await self._generation.tokenize(
             self._prompt_text(request, created),
+            param="messages",
             add_special_tokens=bool(request.add_special_tokens),
         )
         [choices] = await self._generation.run(

@@ -74,7 +74,7 @@ class Completions:
         if not isinstance(prompt, str):
             return prompt
         return await self._generation.tokenize(
-            prompt, add_special_tokens=request.add_special_tokens is not False
+            prompt, param="prompt", add_special_tokens=request.add_special_tokens is not False
         )
 
     def _echo(self, prompt: Prompt, ids: list[int], request: CompletionRequest) -> _Echo:

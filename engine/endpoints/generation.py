@@ -12,6 +12,7 @@ from engine.contract import Usage
 from engine.protocol.errors import RequestError
 from engine.protocol.fields import GenerationRequest
 from engine.scheduling.sequence import Sampling, SequenceRequest, SequenceResult
+from engine.text.long_texts import LongTexts
 from engine.text.stop_strings import StopStrings
 from engine.text.text_model import TextModel
 
@@ -69,13 +70,23 @@ class TextGeneration:
         self.model = model
         self._generator = generator
         self._seed = seed
+        self._long_texts = LongTexts(model.tokenizer)
 
-    async def tokenize(self, text: str, *, add_special_tokens: bool) -> list[int]:
-        """Return the token ids of a text, in another thread when it is long."""
-        encode = self.model.tokenizer.encode
+    async def tokenize(self, text: str, *, param: str, add_special_tokens: bool) -> list[int]:
+        """Return the token ids of a prompt, in another thread when it is long.
+
+        Raises `RequestError` naming `param` when the context cannot hold it; one that its bytes
+        show to be too long is not tokenized.
+        """
+        tokenizer = self.model.tokenizer
         if len(text) <= _LARGE_TEXT_CHARS:
-            return encode(text, add_special_tokens=add_special_tokens)
-        return await asyncio.to_thread(encode, text, add_special_tokens=add_special_tokens)
+            ids = tokenizer.encode(text, add_special_tokens=add_special_tokens)
+        else:
+            least = await asyncio.to_thread(tokenizer.least_tokens, text)
+            self._check_prompt(least, param, words=f"at least {least} tokens")
+            ids = await self._long_texts.encode(text, add_special_tokens=add_special_tokens)
+        self._check_prompt(len(ids), param, words=f"{len(ids)} tokens")
+        return ids
 
     async def run(
         self,
@@ -170,25 +181,36 @@ class TextGeneration:
 
     def _max_tokens(self, num_prompt_tokens: int, terms: Terms) -> int:
         """Return how many tokens may be generated after a prompt that must fit the context."""
-        context = self.model.max_model_len
-        rest = context - num_prompt_tokens
-        limit = f"This model's maximum context length is {context} tokens. However, "
-        if rest < (0 if terms.max_tokens == 0 else 1):
-            raise RequestError(
-                f"{limit}the prompt has {num_prompt_tokens} tokens, which leaves none to generate.",
-                param=terms.prompt_param,
-                code="context_length_exceeded",
-            )
+        rest = self.model.max_model_len - num_prompt_tokens
+        least = 0 if terms.max_tokens == 0 else 1
+        self._check_prompt(
+            num_prompt_tokens + least, terms.prompt_param, words=f"{num_prompt_tokens} tokens"
+        )
         if terms.max_tokens is None:
             return rest if terms.default_max_tokens is None else min(rest, terms.default_max_tokens)
         if terms.max_tokens > rest:
             raise RequestError(
-                f"{limit}you asked for {num_prompt_tokens + terms.max_tokens} tokens:"
+                f"{self._limit}you asked for {num_prompt_tokens + terms.max_tokens} tokens:"
                 f" {num_prompt_tokens} in the prompt and {terms.max_tokens} to generate.",
                 param=terms.max_tokens_param,
                 code="context_length_exceeded",
             )
         return terms.max_tokens
+
+    @property
+    def _limit(self) -> str:
+        return (
+            f"This model's maximum context length is {self.model.max_model_len} tokens. However, "
+        )
+
+    def _check_prompt(self, num_tokens: int, param: str, *, words: str) -> None:
+        """Refuse a prompt whose tokens, and those that must follow, the context cannot hold."""
+        if num_tokens > self.model.max_model_len:
+            raise RequestError(
+                f"{self._limit}the prompt has {words}, which leaves none to generate.",
+                param=param,
+                code="context_length_exceeded",
+            )
 
     def _check_tokens(
         self, prompts: Sequence[list[int]], request: GenerationRequest, terms: Terms

@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
-from datetime import UTC, datetime
-from functools import lru_cache
 from pathlib import Path
 from typing import Any
+
+from jinja2 import TemplateSyntaxError
 
 from engine.errors import EngineError
 from engine.protocol.chat import Message
 from engine.protocol.errors import RequestError
-from engine.protocol.validation import printable
+from engine.protocol.validation import printable, shown
+from engine.text.sandbox import Sandbox, TemplateEndless, dated
 
 _PROBE = "tidemill probe of a template"
 _PART_SEPARATOR = "\n"
 _MAX_REASON_CHARS = 300
-_DATE_CALL = re.compile(r"""strftime_now\(\s*(?:"([^"\\]*)"|'([^'\\]*)')\s*\)""")
+_OPEN_END = "TIDEMILL OPEN END "
+# Under these names a message carries what its model thought; templates read the first two.
+_REASONING_FIELDS = ("reasoning_content", "thinking", "reasoning")
 
 
 def read_chat_template(argument: str) -> str:
@@ -35,20 +37,27 @@ def read_chat_template(argument: str) -> str:
 
 
 class ChatTemplate:
-    """A compiled chat template. `pretrained` is transformers' tokenizer, whose sandbox renders it.
+    """A compiled chat template, rendered as transformers renders it but never without end.
 
-    `source` replaces the model's own template. Raises `EngineError` when there is none or it is no
-    Jinja.
+    `pretrained` is transformers' tokenizer; `source` replaces its own template. Raises
+    `EngineError` when there is none, when it is no Jinja, and when one short message is enough to
+    keep it from coming to an end.
     """
 
     def __init__(self, pretrained: Any, *, source: str | None = None) -> None:
-        self._pretrained = pretrained
+        template = _source(pretrained, source)
+        self._knows_developer = "developer" in template
+        self._special_tokens: dict[str, Any] = dict(pretrained.special_tokens_map)
         try:
-            template: str = pretrained.get_chat_template(source, None)
-        except ValueError as exc:
-            raise EngineError(f"the model has no chat template of its own: {exc}") from exc
-        self._source = template
-        self._knows_developer = "developer" in self._source
+            self._compiled = Sandbox().compiled(template)
+        except TemplateSyntaxError as exc:
+            raise EngineError(
+                f"the chat template is no Jinja: line {exc.lineno}: {exc.message}"
+            ) from exc
+        except Exception as exc:
+            raise EngineError(
+                f"the chat template cannot be compiled: {type(exc).__name__}: {exc}"
+            ) from exc
         self._takes_parts = self._needs_parts()
 
     def render(
@@ -67,31 +76,27 @@ class ChatTemplate:
         called `system` for a template that does not know it. A template that asks for today's date
         gets that of `created` (seconds since the epoch, UTC): a line must render alike on any day.
         """
-        return self._rendered(
-            [self._as_template_reads(message) for message in messages],
+        told = [self._as_template_reads(message) for message in messages]
+        if continue_final_message:
+            told[-1]["content"] = _with_open_end(told[-1]["content"])
+        text = self._rendered(
+            told,
             created,
             add_generation_prompt=add_generation_prompt,
-            continue_final_message=continue_final_message,
             documents=documents,
             **(variables or {}),
         )
+        return _up_to_open_end(text) if continue_final_message else text
 
     def _rendered(self, messages: list[dict[str, Any]], created: int, /, **options: Any) -> str:
+        variables = {"tools": None, "documents": None, **self._special_tokens, **options}
         try:
-            text: str = self._pretrained.apply_chat_template(
-                messages,
-                chat_template=_with_date(self._source, created),
-                tokenize=False,
-                **options,
+            return self._compiled(
+                **{"strftime_now": dated(created), **variables, "messages": messages}
             )
         except Exception as exc:  # a template may fail in any way that Python code may
             reason = printable(str(exc), _MAX_REASON_CHARS) or type(exc).__name__
-            raise RequestError(
-                f"The chat template could not render the messages: {reason}",
-                param="messages",
-                code="chat_template_error",
-            ) from exc
-        return text
+            raise _refusal(reason) from exc
 
     def _as_template_reads(self, message: Message) -> dict[str, Any]:
         texts = message.texts()
@@ -101,29 +106,63 @@ class ChatTemplate:
         role = message.role
         if role == "developer" and not self._knows_developer:
             role = "system"
-        return {**message.other_fields(), "role": role, "content": content}
+        others = {
+            name: value for name, value in message.other_fields().items() if value is not None
+        }
+        thought = next((others[name] for name in _REASONING_FIELDS if name in others), None)
+        if thought is not None:
+            others = {"thinking": thought, **others, "reasoning_content": thought}
+        return {**others, "role": role, "content": content}
 
     def _needs_parts(self) -> bool:
         """Find out by trying whether the template reads content as parts only."""
-        from jinja2 import TemplateSyntaxError
-
         as_parts = [{"type": "text", "text": _PROBE}]
         for content, takes_parts in ((_PROBE, False), (as_parts, True)):
             try:
-                text = self._rendered([{"role": "user", "content": content}], 0)
+                text = self._rendered(
+                    [{"role": "user", "content": content}], 0, add_generation_prompt=False
+                )
             except RequestError as exc:
-                if isinstance(exc.__cause__, TemplateSyntaxError):
-                    raise EngineError(f"the chat template is no Jinja: {exc.__cause__}") from exc
+                if isinstance(exc.__cause__, TemplateEndless):
+                    raise EngineError(
+                        f"the chat template cannot be used: for one short message {exc.__cause__}"
+                    ) from exc
                 continue  # it may want other messages than one; what it says is for a row
             if _PROBE in text:
                 return takes_parts
         return False
 
 
-@lru_cache(maxsize=64)
-def _with_date(template: str, created: int) -> str:
-    """Return the template with each date that it asks for by a literal format filled in."""
-    now = datetime.fromtimestamp(created, UTC)
-    return _DATE_CALL.sub(
-        lambda call: '"' + now.strftime(call[1] or call[2] or "").replace('"', "") + '"', template
+def _source(pretrained: Any, given: str | None) -> str:
+    try:
+        template = pretrained.get_chat_template(given, None)
+    except (ValueError, AttributeError) as exc:
+        raise EngineError(f"the model has no chat template of its own: {exc}") from exc
+    if not isinstance(template, str):
+        raise EngineError(f"the model's chat template is {shown(template)}, not a text")
+    return template
+
+
+def _refusal(reason: str) -> RequestError:
+    return RequestError(
+        f"The chat template could not render the messages: {reason}",
+        param="messages",
+        code="chat_template_error",
     )
+
+
+def _with_open_end(content: Any) -> Any:
+    """Mark where the last message ends, so that what a template writes after it can be cut."""
+    if isinstance(content, str):
+        return content + _OPEN_END
+    *before, last = content
+    return [*before, {**last, "text": last["text"] + _OPEN_END}]
+
+
+def _up_to_open_end(text: str) -> str:
+    end = text.rfind(_OPEN_END.rstrip())
+    if end < 0:
+        raise _refusal("it leaves the last message out, so `continue_final_message` has no end")
+    # A template that trims its messages has trimmed what stood before the mark, too.
+    is_whole = text.startswith(_OPEN_END, end)
+    return text[:end] if is_whole else text[:end].rstrip()

@@ -13,13 +13,15 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Iterable, Sequence
+from functools import cached_property
 from typing import Any
 
 from engine.errors import EngineError
 from engine.protocol.errors import RequestError
+from engine.text.pieces import BYTE_OF_CHAR, METASPACE
+from engine.text.token_bound import TokenBound, token_bound
 
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
-_METASPACE = "▁"  # LOWER ONE EIGHTH BLOCK, SentencePiece's mark for a space
 
 
 def load_pretrained_tokenizer(model: str) -> Any:
@@ -63,6 +65,17 @@ class Tokenizer:
         encodings = self._backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)
         ids_of_text: list[int] = encodings[0].ids
         return ids_of_text
+
+    def least_tokens(self, text: str) -> int:
+        """Return a number of tokens that a text has at least, told without tokenizing it.
+
+        It is 0 where this vocabulary allows no such bound.
+        """
+        return 0 if self._bound is None else self._bound.least_tokens(text)
+
+    @cached_property
+    def _bound(self) -> TokenBound | None:
+        return None if self._backend is None else token_bound(self._backend)
 
     def piece(self, token_id: int) -> bytes:
         """Return the bytes of one token, a special token's too; none for an id without a token."""
@@ -113,7 +126,7 @@ class Tokenizer:
         if token_id in self._added:
             return token.encode()
         try:
-            return bytes([_BYTE_OF_CHAR[char] for char in token])
+            return bytes([BYTE_OF_CHAR[char] for char in token])
         except KeyError:
             return token.encode()
 
@@ -123,7 +136,7 @@ class Tokenizer:
             return b""
         if byte := _BYTE_TOKEN.fullmatch(token):
             return bytes([int(byte[1], 16)])
-        return token.replace(_METASPACE, " ").encode()
+        return token.replace(METASPACE, " ").encode()
 
     def _decoded_piece(self, anchor: Sequence[int], token_id: int) -> bytes:
         token = self._token(token_id)
@@ -157,23 +170,7 @@ def _decoder_steps(backend: Any) -> list[dict[str, Any]]:
 
 def _is_of_sentencepiece(step: dict[str, Any]) -> bool:
     if step["type"] == "Replace":
-        return bool(step["pattern"] == {"String": _METASPACE} and step["content"] == " ")
+        return bool(step["pattern"] == {"String": METASPACE} and step["content"] == " ")
     if step["type"] == "Metaspace":
-        return bool(step["replacement"] == _METASPACE)
+        return bool(step["replacement"] == METASPACE)
     return step["type"] in {"ByteFallback", "Fuse", "Strip"}
-
-
-def _byte_alphabet() -> dict[str, int]:
-    """Return the byte for which each character of a byte-level vocabulary stands.
-
-    GPT-2's convention: printable Latin-1 characters stand for themselves, the other bytes for the
-    characters from U+0100 on, in order.
-    """
-    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    others = [byte for byte in range(256) if byte not in set(printable)]
-    alphabet = {chr(byte): byte for byte in printable}
-    alphabet.update({chr(0x100 + rank): byte for rank, byte in enumerate(others)})
-    return alphabet
-
-
-_BYTE_OF_CHAR = _byte_alphabet()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -13,6 +15,7 @@ from tests.engine.scripted_model import (
     TURN_END,
     Scene,
     sentencepiece_tokenizer,
+    text_model,
     text_model_of,
 )
 
@@ -175,11 +178,42 @@ async def test_a_token_inside_a_character_is_written_by_its_bytes() -> None:
 
 async def test_a_long_text_is_tokenized_like_a_short_one() -> None:
     """It goes through another thread, with the same result."""
+    scene = Scene(model=replace(text_model(), max_model_len=100_000))
+    prompt = "the " * 10_000
+    await scene.complete(prompt)
+    ids = scene.tokenizer.encode(prompt, add_special_tokens=True)
+    assert scene.last().prompt_ids == ids
+
+
+@pytest.mark.parametrize("url", ["/v1/completions", "/v1/chat/completions"])
+async def test_a_text_that_is_too_long_by_its_bytes_is_not_tokenized(
+    url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Tokenizing takes 160 times its memory; the row says what is known without."""
     scene = Scene()
-    error = await scene.completion_fault(prompt="the " * 10_000)
+    monkeypatch.setattr(scene.tokenizer, "encode", None)
+    text = "the " * 10_000
+    body = {"prompt": text, "messages": [{"role": "user", "content": text}]}
+    error = await scene.fault(url, body)
     assert error["code"] == "context_length_exceeded"
-    ids = scene.tokenizer.encode("the " * 10_000, add_special_tokens=True)
-    assert f"{len(ids)} tokens" in error["message"]
+    assert re.search(r"the prompt has at least \d+ tokens, which leaves none", error["message"])
+
+
+async def test_of_many_prompts_the_first_that_is_too_long_ends_the_work() -> None:
+    """Those behind it are never tokenized, and nothing is held for them."""
+    scene = Scene()
+    tokenized: list[str] = []
+    encode = scene.tokenizer.encode
+
+    def noted(text: str, *, add_special_tokens: bool) -> list[int]:
+        tokenized.append(text)
+        return encode(text, add_special_tokens=add_special_tokens)
+
+    scene.tokenizer.encode = noted  # type: ignore[method-assign]
+    long = "z" * (MAX_MODEL_LEN + 1)
+    error = await scene.completion_fault(prompt=["a", long, "b"])
+    assert (error["code"], error["param"]) == ("context_length_exceeded", "prompt")
+    assert tokenized == ["a", long]
 
 
 @pytest.mark.parametrize(

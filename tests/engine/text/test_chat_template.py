@@ -10,6 +10,7 @@ import pytest
 from engine.errors import EngineError
 from engine.protocol.chat import Message
 from engine.protocol.errors import RequestError
+from engine.text import sandbox
 from engine.text.chat_template import ChatTemplate, read_chat_template
 from tests.engine.scripted_model import TEMPLATE, pretrained_tokenizer
 
@@ -145,13 +146,52 @@ def test_deep_nesting_in_variables_is_a_fault_of_the_request() -> None:
     for _ in range(100_000):
         deep = [deep]
     with pytest.raises(RequestError):
-        render([message("user", "u")], variables={"deep": deep})
+        render([message("user", "u")], "{{ deep }}", variables={"deep": deep})
 
 
 def test_what_is_no_jinja_is_refused_at_once() -> None:
     """A broken template stops the start, not each row."""
     with pytest.raises(EngineError, match="no Jinja"):
         template("{% for %}")
+
+
+@pytest.mark.parametrize("value", ["{{ 'x' * 10 ** 12 }}", "{{ messages | nothing }}"])
+def test_a_template_that_cannot_do_for_one_message_is_refused(value: str) -> None:
+    """It would fail each row, or never come to an end."""
+    with pytest.raises(EngineError, match="the chat template"):
+        template(value)
+
+
+def test_a_template_without_end_fails_the_line_that_it_has_none_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """What a line brings along may be what makes it long: the next line renders."""
+    monkeypatch.setattr(sandbox, "MAX_STEPS", 5_000)
+    source = "{% for i in range(n or 1) %}{% for j in range(n or 1) %}{{ messages[0].content }}"
+    source += "{% endfor %}{% endfor %}"
+    one = template(source)
+    with pytest.raises(RequestError, match="steps") as caught:
+        one.render([message("user", "u")], created=CREATED, variables={"n": 99_999})
+    assert caught.value.code == "chat_template_error"
+    assert one.render([message("user", "u")], created=CREATED) == "u"
+
+
+def test_what_a_message_thought_reaches_templates_under_either_name() -> None:
+    """`reasoning_content` is the newer name, `thinking` what others read."""
+    source = "{{ messages[0].thinking }}{{ messages[0].reasoning_content }}"
+    for name in ("reasoning_content", "thinking", "reasoning"):
+        assert render([message("assistant", "a", **{name: "t"})], source) == "tt"
+
+
+def test_an_open_end_in_the_last_of_many_parts() -> None:
+    """A template that trims its messages is cut where the text ends."""
+    parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b "}]
+    options = {"add_generation_prompt": False, "continue_final_message": True}
+    assert render([message("assistant", parts)], PARTS_ONLY, **options) == "(a)(b "
+    trimmed = "{{ messages[0].content | trim }}|end"
+    assert render([message("assistant", "b ")], trimmed, **options) == "b"
+    with pytest.raises(RequestError, match="leaves the last message out"):
+        render([message("assistant", "b")], "nothing", **options)
 
 
 def test_a_model_without_a_template_is_refused() -> None:

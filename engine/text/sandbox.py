@@ -1,0 +1,216 @@
+"""The Jinja that chat templates are written for, in which none can go on without end.
+
+Jinja's sandbox keeps a template from the interpreter, but lets it nest loops, call macros of macros
+and double a text as often as it likes. Here each turn of a loop and each call is a step, and so is
+each kibibyte of a text that is put together; a rendering has a number of them and no more. Steps,
+not seconds: a line renders alike on any machine, or fails alike.
+"""
+
+# ruff: noqa: N802 - a visitor's methods are named after Jinja's nodes
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from datetime import UTC, datetime
+from typing import Any
+
+from jinja2 import nodes
+from jinja2.compiler import CodeGenerator, Frame
+from jinja2.exceptions import SecurityError, TemplateError
+from jinja2.ext import Extension
+from jinja2.parser import Parser
+from jinja2.runtime import Context
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+from jinja2.utils import Namespace
+from jinja2.visitor import NodeTransformer
+
+MAX_STEPS = 250_000
+MAX_TEXT_CHARS = 64 * 2**20
+
+_CHARS_PER_STEP = 1024
+_MAX_POWER_BITS = 4096
+
+
+class TemplateEndless(TemplateError):
+    """A rendering took more steps, or made more text, than any conversation needs."""
+
+
+class Sandbox(ImmutableSandboxedEnvironment):
+    """Compiles templates and renders them, one at a time."""
+
+    intercepted_binops = frozenset(["+", "*", "**", "%"])
+
+    def __init__(self) -> None:
+        super().__init__(
+            trim_blocks=True,
+            lstrip_blocks=True,
+            extensions=[_Generation, "jinja2.ext.loopcontrols"],
+        )
+        self.code_generator_class = _CountingCode
+        self.filters["tojson"] = _to_json
+        self.globals["raise_exception"] = _raise_exception
+        # Jinja's own give a template a class, and names that Python keeps to itself.
+        self.globals["dict"] = _new_dict
+        self.globals["namespace"] = _Names
+        self._steps_left = 0
+
+    def compiled(self, source: str) -> Callable[..., str]:
+        """Return what renders a template with the variables that it is given."""
+        template = self.from_string(source)
+
+        def render(**variables: Any) -> str:
+            self._steps_left = MAX_STEPS
+            pieces, size = [], 0
+            for piece in template.generate(variables):
+                size += len(piece)
+                _check_size(size)
+                pieces.append(piece)
+            return "".join(pieces)
+
+        return render
+
+    def call(self, context: Context, callee: Any, /, *args: Any, **names: Any) -> Any:
+        """Call what a template calls; a step."""
+        self.spend(1)
+        return self.weighed(super().call(context, callee, *args, **names))
+
+    def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
+        """Compute an operator unless its result would be too large to be made."""
+        if operator == "*":
+            for many, times in ((left, right), (right, left)):
+                if isinstance(many, (str, list, tuple)) and isinstance(times, int):
+                    _check_size(len(many) * times)
+        if operator == "**" and isinstance(left, int) and isinstance(right, int):
+            _check_size(0 if left.bit_length() * right <= _MAX_POWER_BITS else None)
+        return self.weighed(super().call_binop(context, operator, left, right))
+
+    def spend(self, steps: int) -> None:
+        """Take steps from what the rendering has left."""
+        self._steps_left -= steps
+        if self._steps_left < 0:
+            raise TemplateEndless(f"it takes more than {MAX_STEPS:,} steps and may never end")
+
+    def weighed(self, value: Any) -> Any:
+        """Return a value that a template has made, once its size is paid for."""
+        if isinstance(value, (str, list, tuple)):
+            _check_size(len(value))
+            self.spend(len(value) // _CHARS_PER_STEP)
+        return value
+
+
+class _CountingCode(CodeGenerator):
+    """Compiles a template with the counting put in."""
+
+    def visit_Template(self, node: nodes.Template, frame: Frame | None = None) -> None:
+        super().visit_Template(_Counting().visit(node), frame)
+
+
+class _Counting(NodeTransformer):
+    """Puts a call into each loop, and around each expression that may make a text larger."""
+
+    def visit_For(self, node: nodes.For) -> nodes.Node:
+        self.generic_visit(node)
+        turn = nodes.Call(nodes.EnvironmentAttribute("spend"), [nodes.Const(0)], [], None, None)
+        node.body.insert(0, nodes.ExprStmt(turn).set_lineno(node.lineno))
+        return node
+
+    def visit_Concat(self, node: nodes.Concat) -> nodes.Node:
+        self.generic_visit(node)
+        return _weighed(node)
+
+    def visit_Filter(self, node: nodes.Filter) -> nodes.Node:
+        self.generic_visit(node)
+        return _weighed(node)
+
+    def visit_FilterBlock(self, node: nodes.FilterBlock) -> nodes.Node:
+        return self._visit_all_but_filter(node)
+
+    def visit_AssignBlock(self, node: nodes.AssignBlock) -> list[nodes.Node]:
+        target = node.target
+        value: nodes.Expr
+        if isinstance(target, nodes.NSRef):
+            value = nodes.Getattr(nodes.Name(target.name, "load"), target.attr, "load")
+        else:
+            assert isinstance(target, nodes.Name)
+            value = nodes.Name(target.name, "load")
+        paid = nodes.ExprStmt(_weighed(value)).set_lineno(node.lineno)
+        return [self._visit_all_but_filter(node), paid]
+
+    def _visit_all_but_filter(self, node: nodes.FilterBlock | nodes.AssignBlock) -> nodes.Node:
+        """A block's filter has no value of its own to weigh; what it gives is weighed later."""
+        kept, node.filter = node.filter, None
+        self.generic_visit(node)
+        node.filter = kept
+        return node
+
+
+class _Names(Namespace):
+    """A template's `namespace(…)`, whose names do not begin with an underscore."""
+
+    def __init__(*args: Any, **names: Any) -> None:  # a name may be `self`
+        self, *given = args
+        for name in (taken := dict(*given, **names)):
+            _check_name(name)
+        Namespace.__init__(self, taken)
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        _check_name(name)
+        super().__setitem__(name, value)
+
+
+class _Generation(Extension):
+    """`{% generation %}` marks what an assistant wrote, for training; here it is what it holds."""
+
+    tags = {"generation"}  # noqa: RUF012 - as Jinja declares it
+
+    def parse(self, parser: Parser) -> nodes.Node:
+        """Return the block's body in a scope of its own."""
+        line = next(parser.stream).lineno
+        body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+        return nodes.Scope(body).set_lineno(line)
+
+
+def dated(created: int) -> Callable[[str], str]:
+    """Return `strftime_now` of a rendering: the date is that of `created`, not of today."""
+    now = datetime.fromtimestamp(created, UTC)
+    return now.strftime
+
+
+def _weighed(value: nodes.Expr) -> nodes.Call:
+    return nodes.Call(nodes.EnvironmentAttribute("weighed"), [value], [], None, None)
+
+
+def _check_size(size: int | None) -> None:
+    if size is None or size > MAX_TEXT_CHARS:
+        raise TemplateEndless(f"it makes a value of more than {MAX_TEXT_CHARS:,} characters")
+
+
+def _check_name(name: object) -> None:
+    if isinstance(name, str) and name.startswith("_"):
+        raise SecurityError(f"a namespace takes no name like {name!r}")
+
+
+def _new_dict(*args: Any, **items: Any) -> dict[Any, Any]:
+    return dict(*args, **items)
+
+
+def _raise_exception(message: str) -> None:
+    raise TemplateError(message)
+
+
+def _to_json(
+    value: Any,
+    ensure_ascii: bool = False,  # noqa: FBT001, FBT002 - as templates call it
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,  # noqa: FBT001, FBT002
+) -> str:
+    """Print JSON as it is: Jinja's own filter escapes what HTML would read."""
+    return json.dumps(
+        value,
+        ensure_ascii=ensure_ascii,
+        indent=indent,
+        separators=separators,
+        sort_keys=sort_keys,
+    )

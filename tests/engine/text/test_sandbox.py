@@ -1,0 +1,159 @@
+"""What a template may ask of Jinja, and that none of it goes on without end."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from transformers import PreTrainedTokenizerBase
+
+from engine.text import sandbox
+from engine.text.sandbox import Sandbox, TemplateEndless
+from tests.engine.scripted_model import TEMPLATE, pretrained_tokenizer
+
+LOOP = "{% for i in range(99999) %}"
+DOUBLED = "{% set ns = namespace(x='ab') %}{% for i in range(99) %}HERE{% endfor %}{{ ns.x }}"
+
+
+def rendered(source: str, **variables: Any) -> str:
+    """Return what a template makes of variables."""
+    return Sandbox().compiled(source)(**variables)
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        pytest.param(f"{LOOP}{LOOP}{LOOP}x" + "{% endfor %}" * 3, id="loops in loops"),
+        pytest.param(f"{LOOP}{LOOP}" + "{% endfor %}" * 2, id="loops that print nothing"),
+        pytest.param(
+            "{% macro f(n) %}{% if n %}{{ f(n - 1) }}{{ f(n - 1) }}{% endif %}{% endmacro %}"
+            "{{ f(60) }}",
+            id="a macro that calls itself twice",
+        ),
+        pytest.param(
+            "{% for x in [[], []] recursive %}{% if loop.depth < 60 %}{{ loop([[], []]) }}"
+            "{% endif %}{% endfor %}",
+            id="a loop that calls itself twice",
+        ),
+        pytest.param("{{ 'x' * 10 ** 11 }}", id="a text times a number"),
+        pytest.param("{{ 10 ** 11 * [1] }}", id="a number times a list"),
+        pytest.param("{{ 9 ** 99999999 }}", id="a number of no end"),
+        pytest.param(DOUBLED.replace("HERE", "{% set ns.x = ns.x + ns.x %}"), id="doubled by +"),
+        pytest.param(DOUBLED.replace("HERE", "{% set ns.x = ns.x ~ ns.x %}"), id="doubled by ~"),
+        pytest.param(
+            DOUBLED.replace("HERE", "{% set ns.x %}{{ ns.x }}{{ ns.x }}{% endset %}"),
+            id="doubled by a block",
+        ),
+        pytest.param(
+            DOUBLED.replace("HERE", "{% set ns.x = [ns.x, ns.x] | join %}"), id="doubled by join"
+        ),
+        pytest.param(
+            DOUBLED.replace("HERE", "{% set ns.x = '%s%s' % (ns.x, ns.x) %}"), id="doubled by %"
+        ),
+        pytest.param(
+            DOUBLED.replace("HERE", "{% set ns.x = ns.x.replace('b', ns.x) %}"),
+            id="doubled by a method",
+        ),
+    ],
+)
+def test_no_template_goes_on_without_end(source: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever makes it long is counted: turns, calls, and the length of texts."""
+    monkeypatch.setattr(sandbox, "MAX_STEPS", 5_000)
+    monkeypatch.setattr(sandbox, "MAX_TEXT_CHARS", 2**20)
+    with pytest.raises(TemplateEndless):
+        rendered(source)
+
+
+def test_what_a_template_prints_has_an_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A text printed again and again is stopped when it is too long, not when it is done."""
+    monkeypatch.setattr(sandbox, "MAX_TEXT_CHARS", 1_000)
+    with pytest.raises(TemplateEndless, match="1,000 characters"):
+        rendered("{% for i in range(99) %}{{ x }}{% endfor %}", x="x" * 20)
+
+
+def test_each_rendering_has_all_of_its_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What one line took is not missing for the next."""
+    monkeypatch.setattr(sandbox, "MAX_STEPS", 60)
+    render = Sandbox().compiled("{% for i in range(50) %}x{% endfor %}")
+    assert [render() for _ in range(3)] == ["x" * 50] * 3
+
+
+def test_a_million_characters_are_no_matter() -> None:
+    """The longest contexts are far below the bounds."""
+    text = "word " * 200_000
+    source = "{% for m in messages %}{{ '<' ~ m.content + '>' }}{% endfor %}"
+    assert len(rendered(source, messages=[{"content": text}] * 4)) == 4 * (len(text) + 2)
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        TEMPLATE,
+        (
+            "{% for m in messages %}{{ m.role }}{% if not loop.last %},{% endif %}{{ loop.length }}"
+            "{{ loop.revindex }}{{ loop.previtem is defined }}{{ loop.nextitem is defined }}"
+            "{% else %}none{% endfor %}"
+        ),
+        "{% for m in messages if m.role == 'user' %}{{ loop.index }}{{ m.content }}{% endfor %}",
+        "{% set x | upper %} a {{ messages[0].role }} {% endset %}{{ x | trim }}",
+        (
+            "{% set x %}{% set y %}b{% endset %}{{ y }}{% endset %}{{ x }}{% filter upper %}"
+            "{% set z %}c{% endset %}{{ z }}{% endfilter %}"
+        ),
+        (
+            "{% for m in messages %}\n    {% if loop.first %}{% continue %}{% endif %}\n"
+            "{{ m.content }}"
+            "\n{% break %}{% endfor %}\n"
+        ),
+        "{% for m in messages %}{% generation %}{{ m.content }}{% endgeneration %}{% endfor %}",
+        "{{ messages | tojson }}{{ messages | tojson(indent=2) }}{{ '<é>' | tojson }}",
+        "{{ dict(a=1).items() | list }}{{ bos_token }}{{ tools }}{{ documents }}",
+        (
+            "{% macro f(x, y=2) %}{{ x }}{{ y }}{{ caller() }}{% endmacro %}"
+            "{% call f(1) %}c{% endcall %}"
+        ),
+        "{{ messages | map(attribute='role') | join('-') }}{{ '%s %d' % ('a', 3) }}{{ 2 ** 10 }}",
+        (
+            "{% set ns = namespace(found=false) %}{% for m in messages[::-1] %}"
+            "{% set ns.found = m.role"
+            " ~ ns.found %}{% endfor %}{{ ns.found }}{{ messages[0].nothing }}"
+        ),
+    ],
+)
+def test_what_comes_out_is_what_transformers_renders(source: str) -> None:
+    """The counting changes no letter of what a template means."""
+    pretrained: PreTrainedTokenizerBase = pretrained_tokenizer()
+    messages = [
+        {"role": "system", "content": "Be <kind>."},
+        {"role": "user", "content": " Hé\n"},
+        {"role": "assistant", "content": "x"},
+    ]
+    expected = pretrained.apply_chat_template(messages, chat_template=source, tokenize=False)
+    got = rendered(
+        source,
+        **pretrained.special_tokens_map,
+        messages=messages,
+        tools=None,
+        documents=None,
+        add_generation_prompt=False,
+    )
+    assert got == expected
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "{{ messages.append(1) }}",
+        "{{ ''.__class__ }}{{ ''.__class__.__mro__ }}",
+        "{{ namespace(_x=1) }}",
+        "{% set ns = namespace() %}{% set ns._x = 1 %}",
+        "{{ raise_exception('no') }}",
+        "{{ dict.__base__.__subclasses__() }}",
+    ],
+)
+def test_a_template_stays_in_its_sandbox(source: str) -> None:
+    """It changes nothing that it was given, and sees nothing of Python."""
+    from jinja2.exceptions import TemplateError
+
+    with pytest.raises(TemplateError):
+        rendered(source, messages=[])
