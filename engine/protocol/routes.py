@@ -57,8 +57,8 @@ def find_route(url: str) -> Route | None:
     return next((route for route in ROUTES if route.matches(url)), None)
 
 
-def served_route(url: str, endpoints: Collection[str] = ENDPOINTS) -> Route:
-    """Return the route of a url; raises `RequestError` unless it is that of one of `endpoints`."""
+def known_route(url: str, endpoints: Collection[str] = ENDPOINTS) -> Route:
+    """Return the route of a url; raises `RequestError` that offers `endpoints` where it has none."""
     route = find_route(url)
     if route is None:
         raise RequestError(
@@ -67,6 +67,12 @@ def served_route(url: str, endpoints: Collection[str] = ENDPOINTS) -> Route:
             param="url",
             code=UNKNOWN_URL,
         )
+    return route
+
+
+def served_route(url: str, endpoints: Collection[str] = ENDPOINTS) -> Route:
+    """Return the route of a url; raises `RequestError` unless it is that of one of `endpoints`."""
+    route = known_route(url, endpoints)
     if route.name not in endpoints:
         raise RequestError(
             f"Model does not support endpoint: {printable(url, _MAX_URL_CHARS)}",

@@ -19,7 +19,7 @@ from urllib.parse import urlsplit
 from pydantic import BaseModel, ConfigDict, Field
 
 from engine.protocol.errors import RequestError
-from engine.protocol.routes import ENDPOINTS, served_route
+from engine.protocol.routes import ENDPOINTS, known_route
 from handler.batch.model import OnInvalidLine, Options
 from handler.batch.window import DEFAULT_WINDOW, window_seconds
 from handler.errors import InvalidOption, shown
@@ -185,7 +185,7 @@ def _is_name(text: str) -> bool:
 
 def _check_endpoint(endpoint: object) -> str:
     try:
-        return served_route(endpoint if isinstance(endpoint, str) else "").name
+        return known_route(endpoint if isinstance(endpoint, str) else "").name
     except RequestError as exc:
         supported = ", ".join(ENDPOINTS)
         raise InvalidOption(f"`endpoint` must be one of {supported}.", param="endpoint") from exc

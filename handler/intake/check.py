@@ -13,7 +13,7 @@ from functools import lru_cache
 from engine.batchfile.duplicates import Duplicates
 from engine.batchfile.lines import Line, LineError, RawLine, parse_line
 from engine.protocol.errors import ModelNotFound, RequestError
-from engine.protocol.routes import UNKNOWN_URL, served_route
+from engine.protocol.routes import UNKNOWN_URL, known_route
 from engine.protocol.stream import STREAM_MODE, STREAM_NOT_SUPPORTED, is_stream
 from engine.protocol.validation import printable
 from handler.batch.model import BatchError, OnInvalidLine
@@ -24,7 +24,7 @@ NOT_JSON = "invalid_json_line"
 _MAX_SHOWN_CHARS = 100
 
 _MAX_CACHED_CHARS = 256
-_route_of_short = lru_cache(maxsize=64)(served_route)
+_route_of_short = lru_cache(maxsize=64)(known_route)
 
 
 @dataclass(slots=True)
@@ -85,7 +85,7 @@ class LineChecker:
         # What a cache holds stays: a url may be as long as a line.
         is_short = len(line.url) <= _MAX_CACHED_CHARS
         try:
-            route = _route_of_short(line.url) if is_short else served_route(line.url)
+            route = _route_of_short(line.url) if is_short else known_route(line.url)
         except RequestError as exc:
             raise _wrong(line, UNKNOWN_URL, "url", exc.message) from exc
         if self._findings.endpoint is None:
