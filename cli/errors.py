@@ -28,6 +28,12 @@ class BadInput(CliError):
     code = "bad_input"
 
 
+class InputChanged(BadInput):
+    """The input is not what it was when the command began to read it."""
+
+    code = "input_changed"
+
+
 class TransferFailed(CliError):
     """An http(s) server did not give the input or take the output."""
 

@@ -7,9 +7,12 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from typing import IO, Any
 
+from cli.kinds import Kinds
 from engine.batchfile.duplicates import DuplicateFinder
 from engine.batchfile.forms import HEAD_BYTES, Form, form_of, open_lines
 from engine.batchfile.lines import FormError, Line, read_lines, refuse_endless
+from engine.protocol.errors import RequestError
+from engine.protocol.requests import check_request
 from engine.protocol.routes import find_route
 from handler.batch.model import OnInvalidLine
 from handler.batch.wire import MAX_LISTED_ERRORS
@@ -32,6 +35,7 @@ _LIMITS = ("max_completion_tokens", "max_tokens")
 class Report:
     """What a file holds: `verdict` says what is wrong with it, if anything.
 
+    `failing` are lines that belong to a batch and will get an error row: the engine refuses them.
     Tokens are guesses: of the input a quarter of the bytes of what is asked; of the output what the
     requests allow at most, for the `num_unlimited` that name no limit nothing.
     """
@@ -40,6 +44,7 @@ class Report:
     num_lines: int = 0
     verdict: Verdict = field(default_factory=Verdict)
     form: Form = field(default_factory=Form)
+    failing: Kinds = field(default_factory=Kinds)
     endpoint: str | None = None
     models: Counter[str] = field(default_factory=Counter)
     endpoints: Counter[str] = field(default_factory=Counter)
@@ -47,8 +52,17 @@ class Report:
     output_tokens: int = 0
     num_unlimited: int = 0
 
+    @property
+    def is_hopeless(self) -> bool:
+        """Say whether there are lines and none of them could have a good row."""
+        return bool(self.failing.count) and self.failing.count == self.endpoints.total()
+
     def count(self, line: Line) -> None:
         """Take a good line in."""
+        try:
+            check_request(line.url, line.body, None)
+        except RequestError as exc:
+            self.failing.add(exc.message, line.number)
         route = find_route(line.url)
         self.endpoints[route.name if route else line.url] += 1
         self.models[str(line.body.get("model") or "")] += 1

@@ -18,7 +18,9 @@ from cli.carrying.bytes_bar import bytes_shown
 from cli.carrying.upload import upload_file
 from cli.errors import BadInput, OutputLost, Stopped
 from cli.files.source import Source
+from cli.kinds import told_by_line
 from cli.terminal import amount, plain, put, say
+from engine.batchfile.lines import EXAMPLE_LINE
 from handler.batch.model import OnInvalidLine
 
 
@@ -79,16 +81,29 @@ def checked(
     size = os.fstat(source.file.fileno()).st_size
     with bytes_shown(f"checking {source.name}", size) as show:
         report = check_file(source.file, models=models, on_invalid_line=on_invalid_line, show=show)
-    errors = report.verdict.errors
-    if not errors:
-        return report
-    if as_json:
-        print_json(_fields_of(report))
-    named = [
-        (f"  {report.form.unit} {error.line}: " if error.line else "  ") + plain(error.message)
-        for error in errors
-    ]
-    raise BadInput("\n".join((f"{source.name} cannot be a batch; nothing was uploaded:", *named)))
+    wrong = _wrong_with(report)
+    if wrong:
+        if as_json:
+            print_json(_fields_of(report))
+        told = (f"{source.name} cannot be a batch; nothing was uploaded:", *wrong)
+        raise BadInput("\n".join(told))
+    if report.failing.count:
+        failing = f"{report.failing.count:,} of {amount(report.num_lines, report.form.unit)}"
+        reasons = report.failing.told(report.form.unit)
+        say("\n".join((f"warning: {failing} will get an error row:", *reasons)))
+    return report
+
+
+def _wrong_with(report: Report) -> list[str]:
+    """Return why a file can be no batch, a sentence each; nothing when it can."""
+    errors, unit = report.verdict.errors, report.form.unit
+    named = told_by_line([(error.line, error.message) for error in errors], unit)
+    if any(error.code == "missing_required_parameter" for error in errors):
+        named.append(f"A line looks like this:\n{EXAMPLE_LINE}")
+    if not errors and report.is_hopeless:
+        lines = amount(report.num_lines, unit)
+        return [f"none of its {lines} can run:", *report.failing.told(unit)]
+    return named
 
 
 def _tell_of(batch: Batch, targets: Targets | None, *, as_json: bool) -> None:
@@ -128,6 +143,7 @@ def _fields_of(report: Report) -> dict[str, Any]:
         "estimated_input_tokens": report.input_tokens,
         "max_output_tokens": None if report.num_unlimited else report.output_tokens,
         "num_errors": report.verdict.num_errors,
+        "num_failing": report.failing.count,
         "errors": [
             {"code": error.code, "message": error.message, "param": error.param, "line": error.line}
             for error in report.verdict.errors
@@ -148,6 +164,6 @@ def _sentences(report: Report, *, is_asked: bool) -> list[str]:
             for name, count in sorted(report.models.items())
         ),
         tokens + unlimited,
-        "nothing is wrong with it"
+        ("nothing else is wrong with it" if report.failing.count else "nothing is wrong with it")
         + ("" if is_asked else ", as far as can be told without a server"),
     ]

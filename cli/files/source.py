@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import io
+import os
 import shutil
 import sys
 import tempfile
@@ -12,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
-from cli.errors import BadInput, Refused
+from cli.errors import BadInput, InputChanged, Refused
 from cli.files.paths import STANDARD_STREAM, display_name, is_regular_or_new, is_url
 from cli.files.transfer import RETRY_DELAYS_SECONDS, download
 from cli.terminal import say
@@ -25,11 +27,52 @@ class Source:
     """An input that can be read any number of times.
 
     `created` (Unix seconds) is the same at each run of the same local file, so that rows are too.
+    A file that is read where it lies raises InputChanged once it is not what was opened; what is
+    known at its end only, `changed` tells.
     """
 
     file: IO[bytes]
     name: str
     created: int
+    steady: SteadyFile | None = None
+
+    def changed(self) -> str | None:
+        """Return what has become of the file meanwhile; None when it is as it was, or is gone."""
+        return None if self.steady is None else self.steady.changed()
+
+
+class SteadyFile(io.FileIO):
+    """A file that can be read as long as nobody writes to it: looked at with each block."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path)
+        self._path = path
+        self.opened = os.fstat(self.fileno())
+
+    def readinto(self, buffer: memoryview) -> int | None:  # type: ignore[override]
+        """Read a block; raises InputChanged when the file is not what it was when it was opened."""
+        count = super().readinto(buffer)
+        if words := self._written_to():
+            raise InputChanged(f"{words} while it was read: run it when nothing writes to it")
+        return count
+
+    def changed(self) -> str | None:
+        """Return what has become of the file: written to, or another in its place."""
+        if words := self._written_to():
+            return f"{words} while it was run; the rows are of what it held before"
+        with suppress(OSError):
+            if not os.path.samestat(self._path.stat(), self.opened):
+                return (
+                    f"{self._path} was replaced while it was run; the rows are of the file that "
+                    "it was before"
+                )
+        return None
+
+    def _written_to(self) -> str | None:
+        now, then = os.fstat(self.fileno()), self.opened
+        if now.st_size != then.st_size:
+            return f"{self._path} has changed (from {then.st_size:,} to {now.st_size:,} bytes)"
+        return f"{self._path} has changed" if now.st_mtime_ns != then.st_mtime_ns else None
 
 
 @contextmanager
@@ -41,11 +84,11 @@ def open_source(
     path = Path(name)
     if name != STANDARD_STREAM and not is_url(name) and is_regular_or_new(path):
         try:
-            opened = path.open("rb", buffering=_BUFFER_BYTES)
+            steady = SteadyFile(path)
         except OSError as exc:
             raise Refused(f"the input {name} cannot be read: {exc.strerror}") from exc
-        with opened as file:
-            yield Source(file, shown, int(path.stat().st_mtime))
+        with io.BufferedReader(steady, _BUFFER_BYTES) as file:
+            yield Source(file, shown, int(steady.opened.st_mtime), steady)
         return
     say(f"reading {shown}")
     started = int(time.time())

@@ -136,16 +136,16 @@ class Feed:
             self._fatal = self._fatal or exc
             self._wake()
         else:
-            self._finish(slot, answered)
+            self._finish(slot, answered, raw.number)
 
-    def _finish(self, slot: _Slot, answered: Answer) -> None:
+    def _finish(self, slot: _Slot, answered: Answer, number: int) -> None:
         self._held_bytes += len(answered.row) - slot.held_bytes
         slot.held_bytes = len(answered.row)
         slot.row = answered.row
         slot.is_success = answered.is_success
         slot.task = None
         self._num_inflight -= 1
-        self._tally.count(is_success=answered.is_success, usage=answered.usage)
+        self._tally.count(answered.usage, failure=answered.failure, line=number)
         self._wake()
 
     def _wake(self) -> None:

@@ -8,10 +8,17 @@ from collections.abc import Iterator
 from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass
 
-from cli.errors import ROWS_FAILED, BadInput, EngineFailed, Refused, Stopped
-from cli.files.check import check_lines, refuse_bad_lines, warn_of_duplicates
+from cli.errors import ROWS_FAILED, BadInput, EngineFailed, InputChanged, Refused, Stopped
+from cli.files.check import (
+    check_lines,
+    refuse_bad_lines,
+    refuse_hopeless,
+    warn_of_duplicates,
+    warn_of_failing,
+)
 from cli.files.paths import check_folder, check_paths, check_resumable
-from cli.files.source import Source, open_source
+from cli.files.requests import Requests
+from cli.files.source import open_source
 from cli.files.transfer import RETRY_DELAYS_SECONDS
 from cli.files.writing import Writing
 from cli.running.feed import Feed, Window
@@ -22,8 +29,8 @@ from cli.running.progress import Reporter, make_reporter, summary
 from cli.running.tally import Tally
 from cli.serving.engine import Load, chat_template, engine_config, load_engine, served_names
 from cli.signals import StopSignals, interruptible
-from cli.terminal import amount, say
-from engine.batchfile.lines import MAX_LINE_BYTES, RawLine, read_lines
+from cli.terminal import say
+from engine.batchfile.lines import MAX_LINE_BYTES
 from engine.config import EngineConfig
 from engine.contract import Served
 from engine.errors import EngineError
@@ -55,10 +62,11 @@ def run_job(
         source = stack.enter_context(
             open_source(options.input_file, tmp_dir=options.output_tmp_dir, delays=retry_delays)
         )
-        tally.num_rows = _check(source, options)
-        writing = writing_of(options, files, lambda: _lines(source, options), stack)
+        requests = Requests.of(source, options.max_line_bytes or MAX_LINE_BYTES)
+        tally.num_rows = _check(requests, names, options)
+        writing = writing_of(options, files, requests.lines, stack)
         tally.kept, tally.kept_ok = writing.num_kept, writing.num_kept_ok
-        run = _Run(options, config, source, writing, live, signals)
+        run = _Run(options, config, requests, writing, live, signals)
         if tally.kept < tally.num_rows:
             with _loaded(load, config, names, template) as served:
                 live.served = served
@@ -69,7 +77,10 @@ def run_job(
             writing.begin()
         with run.telling_how_to_go_on():
             writing.finish()
+        changed = source.changed()
     say(summary(tally) if tally.answered else _nothing_to_run(tally))
+    if changed:
+        raise InputChanged(changed)
     return _exit_status(tally, options)
 
 
@@ -94,26 +105,15 @@ def _check_names(options: RunOptions) -> None:
         raise Refused("--retry-failed runs failed rows of an output again: give --resume too")
 
 
-def _check(source: Source, options: RunOptions) -> int:
-    """Return how many lines get a row; raises BadInput when bad ones do not."""
-    checked = check_lines(
-        source, max_line_bytes=_max_line_bytes(options), tmp_dir=options.output_tmp_dir
-    )
+def _check(requests: Requests, names: tuple[str, ...], options: RunOptions) -> int:
+    """Return how many lines get a row; raises BadInput when they cannot be run."""
+    checked = check_lines(requests, names, tmp_dir=options.output_tmp_dir)
     if options.on_invalid_line == "fail":
-        refuse_bad_lines(checked, source.name)
-    elif checked.num_bad:
-        say(f"warning: {amount(checked.num_bad, 'malformed line')} will get an error row")
+        refuse_bad_lines(checked)
+    refuse_hopeless(checked)
+    warn_of_failing(checked)
     warn_of_duplicates(checked.duplicates)
     return checked.num_rows
-
-
-def _lines(source: Source, options: RunOptions) -> Iterator[RawLine]:
-    source.file.seek(0)
-    return read_lines(source.file, max_line_bytes=_max_line_bytes(options))
-
-
-def _max_line_bytes(options: RunOptions) -> int:
-    return options.max_line_bytes or MAX_LINE_BYTES
 
 
 @contextmanager
@@ -137,7 +137,7 @@ class _Run:
 
     options: RunOptions
     config: EngineConfig
-    source: Source
+    requests: Requests
     writing: Writing
     live: Live
     signals: StopSignals
@@ -162,6 +162,8 @@ class _Run:
         except EngineError as exc:
             words = f"the engine cannot go on: {exc}. {self.writing.how_to_go_on()}"
             raise EngineFailed(words) from exc
+        except InputChanged as exc:
+            raise InputChanged(f"{exc}. {self.writing.how_to_go_on()}") from exc
         except OSError as exc:
             raise BadInput(f"failed: {exc}. {self.writing.how_to_go_on()}") from exc
         except Stopped as stop:
@@ -180,15 +182,16 @@ class _Run:
             served,
             self.writing,
             tally,
-            created=self.source.created if self.writing.created is None else self.writing.created,
+            created=self.requests.source.created
+            if self.writing.created is None
+            else self.writing.created,
             window=Window(max_inflight),
             dialect=self.options.dialect,
         )
         with self.signals.heard_by(feed.stop):
             reporting = asyncio.create_task(_report(reporter, tally, served))
             try:
-                lines = _lines(self.source, self.options)
-                return await feed.run(self.writing.lines(lines))
+                return await feed.run(self.writing.lines(self.requests.lines()))
             finally:
                 reporting.cancel()
                 with suppress(asyncio.CancelledError):

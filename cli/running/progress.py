@@ -119,7 +119,10 @@ def _rates(tally: Tally, stats: EngineStats) -> list[str]:
 
 
 def summary(tally: Tally) -> str:
-    """Return what a finished run did: rows ok and failed, tokens in and out, time and rate."""
+    """Return what a finished run did: rows ok and failed, tokens in and out, time and rate.
+
+    Why rows failed comes below, a line for each kind.
+    """
     seconds = tally.seconds
     rows = amount(tally.answered, "row")
     outcome = f"{tally.answered - tally.failed:,} ok, {tally.failed:,} failed"
@@ -132,4 +135,4 @@ def summary(tally: Tally) -> str:
         all_ok = tally.rows_done - tally.rows_failed
         kept = f"{amount(tally.kept, 'row')} kept from before"
         words += f"; with {kept}: {all_ok:,} ok, {tally.rows_failed:,} failed"
-    return words
+    return "\n".join((words, *tally.failures.told()))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass, field
 
+from cli.kinds import Kinds
 from engine.contract import Usage
 
 
@@ -24,12 +25,17 @@ class Tally:
     prompt_tokens: int = 0
     cached_tokens: int = 0
     output_tokens: int = 0
+    failures: Kinds = field(default_factory=Kinds)
     started: float = field(default_factory=time.monotonic)
 
-    def count(self, *, is_success: bool, usage: Usage | None = None) -> None:
-        """Count one more line that has its row."""
+    def count(
+        self, usage: Usage | None = None, *, failure: str | None = None, line: int | None = None
+    ) -> None:
+        """Count one more line that has its row; `failure` says why it is no success."""
         self.answered += 1
-        self.failed += not is_success
+        if failure is not None:
+            self.failed += 1
+            self.failures.add(failure, line)
         if usage is not None:
             self.prompt_tokens += usage.prompt_tokens
             self.cached_tokens += usage.cached_tokens

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from dataclasses import dataclass
 
-from engine.batchfile.lines import Line, LineError, RawLine, parse_line
+from engine.batchfile.lines import LineError, RawLine, parse_line
 from engine.batchfile.rows import Dialect, RowError, print_malformed, print_reply
 from engine.contract import Responder, Usage
 from engine.errors import EngineError
@@ -15,11 +15,15 @@ from engine.protocol.errors import InternalError
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """The printed row of one line, newline included; `usage` is None when no reply came."""
+    """The printed row of one line, newline included; `usage` is None when no reply came.
+
+    `failure` is the message of an error row.
+    """
 
     row: bytes
     is_success: bool
     usage: Usage | None = None
+    failure: str | None = None
 
 
 async def run_line(
@@ -40,7 +44,7 @@ async def run_line(
     try:
         line = parse_line(raw)
     except LineError as exc:
-        return Answer(print_malformed(raw.digest, exc), is_success=False)
+        return Answer(print_malformed(raw.digest, exc), is_success=False, failure=exc.message)
     try:
         reply = await responder.respond(line.url, line.body, line.request_id, created)
         row = print_reply(
@@ -56,8 +60,12 @@ async def run_line(
     except (Exception, asyncio.CancelledError) as exc:
         if isinstance(exc, asyncio.CancelledError) and _is_being_cancelled():
             raise
-        return Answer(_print_failure(line, exc, dialect), is_success=False)
-    return Answer(row, reply.status_code == 200, reply.usage)
+        error = _failure_of(exc)
+        row = print_reply(line, error.status_code, error_body(error), dialect=dialect)
+        return Answer(row, is_success=False, failure=error.message)
+    if reply.status_code == 200:
+        return Answer(row, is_success=True, usage=reply.usage)
+    return Answer(row, is_success=False, usage=reply.usage, failure=reply.body["error"]["message"])
 
 
 def _check_length(row: bytes, max_row_bytes: int | None) -> None:
@@ -70,9 +78,8 @@ def _is_being_cancelled() -> bool:
     return task is not None and task.cancelling() > 0
 
 
-def _print_failure(line: Line, exc: BaseException, dialect: Dialect) -> bytes:
+def _failure_of(exc: BaseException) -> InternalError:
     words = str(exc) if isinstance(exc, RowError) else f"{type(exc).__name__}: {exc}"
     # An exception may quote a lone surrogate, which no row can hold.
     words = words.encode("utf-8", "replace").decode()
-    error = InternalError(f"The engine failed on this request: {words}")
-    return print_reply(line, error.status_code, error_body(error), dialect=dialect)
+    return InternalError(f"The engine failed on this request: {words}")

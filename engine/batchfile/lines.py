@@ -19,6 +19,12 @@ MAX_LINE_BYTES = 32 * 2**20
 # A line above it is no request, and whoever skips one has to come to its end.
 MAX_SKIPPED_BYTES = 2**30
 METHOD = "POST"
+EXAMPLE_LINE = (
+    '{"custom_id": "1", "method": "POST", "url": "/v1/chat/completions", '
+    '"body": {"messages": [{"role": "user", "content": "Hello"}]}}'
+)
+"""A request that any chat model answers, for those whose file has none."""
+
 BOM = b"\xef\xbb\xbf"
 JSON_WHITE_SPACE = b" \t\r\n"
 

@@ -30,12 +30,14 @@ def check_body(endpoint: str, body: Mapping[str, Any]) -> None:
     parse(_REQUESTS[endpoint], body)
 
 
-def check_request(url: str, body: dict[str, Any], served_names: Sequence[str]) -> None:
+def check_request(url: str, body: dict[str, Any], served_names: Sequence[str] | None) -> None:
     """Raise the `RequestError` that an engine under these names would answer with, if any.
 
-    Looked at in an engine's order: the url, `stream`, `model`, the rest of the body.
+    Looked at in an engine's order: the url, `stream`, `model` unless nobody knows what is served,
+    the rest of the body.
     """
     route = served_route(url)
     refuse_stream(body)
-    name_of_model(body, served_names)
+    if served_names is not None:
+        name_of_model(body, served_names)
     check_body(route.name, body)

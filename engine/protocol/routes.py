@@ -58,7 +58,7 @@ def find_route(url: str) -> Route | None:
 
 
 def known_route(url: str, endpoints: Collection[str] = ENDPOINTS) -> Route:
-    """Return the route of a url; raises `RequestError` that offers `endpoints` where it has none."""
+    """Return the route of a url; raises a `RequestError` that offers `endpoints` if it has none."""
     route = find_route(url)
     if route is None:
         raise RequestError(

@@ -8,10 +8,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+CHAT = "/v1/chat/completions"
+HI = [{"role": "user", "content": "Hi"}]
+
 
 def line(custom_id: str, **body: Any) -> str:
     """Return one line of a batch file whose body is the script for the engine."""
-    return json.dumps({"custom_id": custom_id, "method": "POST", "url": "/v1/x", "body": body})
+    body = {"messages": HI, **body}
+    return json.dumps({"custom_id": custom_id, "method": "POST", "url": CHAT, "body": body})
 
 
 def rows(path: Path) -> list[dict[str, Any]]:

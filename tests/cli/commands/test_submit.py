@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from engine.batchfile.lines import EXAMPLE_LINE
 from tests.cli.api_rig import Shell, line
 from tests.cli.fake_api import PART_BYTES, Fault, row_of
 
@@ -120,10 +121,26 @@ def test_every_bad_line_is_named_and_nothing_is_uploaded(shell: Shell) -> None:
     bad = [{"custom_id": str(number)} for number in range(105)]
     said = shell.type("submit", shell.file(line("good"), *bad))
     assert (said.status, said.out) == (1, "")
-    assert "line 2: `url` is missing" in said.err
-    assert "line 101:" in said.err
-    assert "line 102:" not in said.err
+    words = "100 × `url` is missing: every line needs one, a string: lines 2, 3, 4, "
+    assert words in said.err
+    assert f"A line looks like this:\n{EXAMPLE_LINE}\n" in said.err
+    assert ", 100, 101\n" in said.err
     assert "There are 5 more errors." in said.err
+    assert shell.api.files == {}
+
+
+def test_lines_that_an_engine_will_refuse_are_told_before_the_upload(shell: Shell) -> None:
+    """In the words of their rows to come; the others go on."""
+    said = shell.type("submit", shell.file(line("a"), line("c", n=0)))
+    assert said.status == 0
+    assert "warning: 1 of 2 lines will get an error row:\n  1 × `n` must be " in said.err
+
+
+def test_a_file_of_which_no_line_can_run_is_not_uploaded(shell: Shell) -> None:
+    """As `run` refuses it."""
+    said = shell.type("submit", shell.file(line("a", max_tokens="8"), line("b", max_tokens="9")))
+    assert (said.status, said.out) == (1, "")
+    assert "none of its 2 lines can run:\n  2 × `max_tokens` must be " in said.err
     assert shell.api.files == {}
 
 

@@ -14,7 +14,7 @@ from cli.running import progress
 from cli.running.progress import progress_line, summary
 from cli.running.tally import Tally
 from engine.contract import EngineStats
-from tests.cli.given import line
+from tests.cli.given import CHAT, line
 
 Write = Callable[..., Path]
 
@@ -74,7 +74,8 @@ def test_lines_come_now_and_then_where_there_is_no_terminal(
     lines = said.err.splitlines()
     assert lines[0] == "tidemill: loading m"
     assert lines[1].startswith("tidemill: model loaded in ")
-    assert ": 1 ok, 1 failed; 10 tokens in (4 cached), 3 out, " in lines[-1]
+    assert ": 1 ok, 1 failed; 10 tokens in (4 cached), 3 out, " in lines[-2]
+    assert lines[-1] == f"  1 × No {CHAT}. (line 2)"
 
 
 def test_a_terminal_gets_a_bar(
