@@ -20,6 +20,7 @@ from cli.commands import (
     worker,
 )
 from cli.errors import CliError, Stopped
+from cli.flags import sort_out
 from cli.terminal import say
 
 
@@ -74,8 +75,14 @@ def exit_status_of(command: Callable[[], int]) -> int:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run what was typed and return the exit status."""
-    parsed = make_parser().parse_args(arguments)
-    return exit_status_of(lambda: int(parsed.command(parsed)))
+    parser, typed = make_parser(), sys.argv[1:] if arguments is None else arguments
+    parsed, unknown = parser.parse_known_args(typed)
+
+    def command() -> int:
+        sort_out(parser, typed, unknown)
+        return int(parsed.command(parsed))
+
+    return exit_status_of(command)
 
 
 if __name__ == "__main__":

@@ -49,7 +49,7 @@ def test_it_runs_as_a_module() -> None:
     assert done.stdout.startswith("usage: tidemill run")
 
 
-@pytest.mark.parametrize("arguments", [[], ["run"], ["run", "-i", "x"], ["walk"], ["run", "x"]])
+@pytest.mark.parametrize("arguments", [[], ["run"], ["run", "-i", "x"], ["walk"]])
 def test_what_is_missing_or_unknown_is_refused(
     arguments: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:

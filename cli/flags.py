@@ -1,0 +1,66 @@
+"""What was typed and no command knows: passed over with a word, or refused with a better one."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator, Sequence
+from difflib import get_close_matches
+
+from cli.errors import Refused
+from cli.terminal import say
+
+_TAKES_VLLM_FLAGS = "tidemill run"
+_LIKENESS = 0.7
+
+
+def sort_out(parser: argparse.ArgumentParser, typed: Sequence[str], unknown: list[str]) -> None:
+    """Say which of the unknown arguments are passed over; raises Refused for one that cannot be."""
+    if not unknown:
+        return
+    command = _command_of(parser, typed)
+    passed_over = []
+    for flag, value in _pairs(unknown, command.prog):
+        if command.prog != _TAKES_VLLM_FLAGS:
+            raise Refused(_nearest(flag, command))
+        from cli.serving.vllm_flags import instead_of, is_passed_over
+
+        if is_passed_over(flag, value):
+            passed_over.append(flag)
+        elif words := instead_of(flag):
+            raise Refused(f"{flag} is vLLM's, and not taken here: {words}")
+        else:
+            raise Refused(_nearest(flag, command))
+    if passed_over:
+        say(f"warning: {', '.join(passed_over)}: vLLM's, and without effect here")
+
+
+def _pairs(unknown: Sequence[str], prog: str) -> Iterator[tuple[str, str | None]]:
+    """Yield each flag with the value behind it, if there is one."""
+    tokens = list(unknown)
+    while tokens:
+        flag, separator, value = tokens.pop(0).partition("=")
+        if not flag.startswith("-"):
+            raise Refused(f"{flag!r} belongs to no flag: see `{prog} --help`")
+        if separator:
+            yield flag, value
+        else:
+            yield flag, tokens.pop(0) if tokens and not tokens[0].startswith("-") else None
+
+
+def _nearest(flag: str, command: argparse.ArgumentParser) -> str:
+    flags = [name for action in command._actions for name in action.option_strings]  # noqa: SLF001
+    there_is_none = f"`{command.prog}` has no {flag}"
+    near = get_close_matches(flag.replace("_", "-"), flags, n=1, cutoff=_LIKENESS)
+    if near:
+        return f"{there_is_none}: did you mean {near[0]}?"
+    return f"{there_is_none}: see `{command.prog} --help`"
+
+
+def _command_of(parser: argparse.ArgumentParser, typed: Sequence[str]) -> argparse.ArgumentParser:
+    """Return the parser of the command that was typed, and of its action where it has some."""
+    for word in typed:
+        for action in parser._actions:  # noqa: SLF001 - argparse tells it in no other way
+            if isinstance(action, argparse._SubParsersAction) and word in action.choices:  # noqa: SLF001
+                parser = action.choices[word]
+                break
+    return parser

@@ -1,0 +1,120 @@
+"""Flags of vLLM that `tidemill run` does not have: passed over where they change nothing here.
+
+Off vLLM's engine arguments and batch runner. A flag that would change rows is never passed over.
+"""
+
+from __future__ import annotations
+
+from types import MappingProxyType
+
+# How vLLM uses memory, compiles, schedules, logs; and what it does for requests that are refused
+# here one by one, with their own words.
+_PASSED_OVER = frozenset(
+    """
+    allowed-local-media-path allowed-media-domains async-scheduling attention-backend block-size
+    calculate-kv-scales chat-template-content-format code-revision collect-detailed-traces
+    compilation-config cpu-offload-gb cuda-graph-sizes cudagraph-capture-sizes
+    disable-cascade-attn disable-chunked-mm-input disable-custom-all-reduce
+    disable-frontend-multiprocessing disable-hybrid-kv-cache-manager disable-log-requests
+    disable-log-stats distributed-executor-backend enable-auto-tool-choice enable-chunked-prefill
+    enable-expert-parallel enable-log-outputs enable-log-requests enable-prefix-caching
+    enable-prompt-tokens-details enable-sleep-mode enforce-eager gpu-memory-utilization
+    guided-decoding-backend guided-decoding-disable-any-whitespace kv-cache-metrics
+    limit-mm-per-prompt long-prefill-token-threshold max-cudagraph-capture-size max-log-len
+    max-logprobs max-long-partial-prefills max-num-partial-prefills max-parallel-loading-workers
+    max-seq-len-to-capture media-io-kwargs mm-encoder-only mm-processor-cache-gb
+    mm-processor-kwargs num-gpu-blocks-override num-lookahead-slots num-scheduler-steps
+    optimization-level otlp-traces-endpoint preemption-mode prefix-caching-hash-algo
+    response-role safetensors-load-strategy scheduling-policy show-hidden-metrics-for-version
+    speculative-config stream-interval structured-outputs-config swap-space tokenizer-pool-size
+    tool-call-parser trust-remote-code use-v2-block-manager
+    """.split()
+)
+
+# Passed over with a value that asks for what is done here anyway.
+_NEUTRAL_VALUES = MappingProxyType(
+    {
+        "config-format": {"auto", "hf"},
+        "convert": {"auto", "none"},
+        "data-parallel-size": {"1"},
+        "generation-config": {"auto"},
+        "kv-cache-dtype": {"auto"},
+        "load-format": {"auto", "safetensors"},
+        "logprobs-mode": {"raw_logprobs"},
+        "model-impl": {"auto", "vllm", "transformers"},
+        "pipeline-parallel-size": {"1"},
+        "runner": {"auto", "generate"},
+        "task": {"auto", "generate"},
+        "tensor-parallel-size": {"1"},
+        "tokenizer-mode": {"auto", "hf"},
+    }
+)
+
+_ONE_GPU = "a model runs on one GPU here; leave it out"
+_ALL_TEXT = "rows hold all of the text; leave it out"
+_AS_STORED = "weights run as they are stored: name an unquantised model by --model"
+_IN_FOLDER = "what lies in the model's folder is used: change it there, and name it by --model"
+_INSTEAD = MappingProxyType(
+    {
+        "config": "write the flags themselves",
+        "config-format": _IN_FOLDER,
+        "convert": "only models that generate text run here",
+        "data-parallel-size": "start a run for each GPU, with a part of the file each",
+        "disable-sliding-window": "--max-model-len bounds the context",
+        "download-dir": "HF_HOME says where models from the hub are kept",
+        "enable-lora": "merge the adapter into its model, and name that by --model",
+        "generation-config": "write the parameters into the lines",
+        "hf-config-path": _IN_FOLDER,
+        "hf-overrides": _IN_FOLDER,
+        "hf-token": "HF_TOKEN in the environment holds it",
+        "kv-cache-dtype": "the cache has the type of the weights; --kv-cache-memory gives it room",
+        "kv-cache-memory-bytes": "here it is --kv-cache-memory",
+        "load-format": "only safetensors are read",
+        "logits-processors": "parameters of the lines are all that changes logits",
+        "logprobs-mode": "logprobs are those of the model, before temperature and penalties",
+        "lora-modules": "merge the adapter into its model, and name that by --model",
+        "model-impl": "the engine chooses",
+        "override-generation-config": "write the parameters into the lines",
+        "pipeline-parallel-size": _ONE_GPU,
+        "quantization": _AS_STORED,
+        "reasoning-parser": _ALL_TEXT,
+        "revision": "load the revision into a folder, and name that by --model",
+        "runner": "only models that generate text run here",
+        "skip-tokenizer-init": "rows hold text, which needs the tokenizer",
+        "task": "only models that generate text run here",
+        "tensor-parallel-size": _ONE_GPU,
+        "tokenizer": _IN_FOLDER,
+        "tokenizer-mode": _IN_FOLDER,
+        "tokenizer-revision": "load the revision into a folder, and name that by --model",
+    }
+)
+
+_SHORT = MappingProxyType(
+    {
+        "-tp": "tensor-parallel-size",
+        "-pp": "pipeline-parallel-size",
+        "-dp": "data-parallel-size",
+        "-q": "quantization",
+        "-O": "optimization-level",
+        "-cc": "compilation-config",
+    }
+)
+
+
+def is_passed_over(flag: str, value: str | None) -> bool:
+    """Say whether a flag is vLLM's and changes nothing here."""
+    name = _name_of(flag)
+    if name in _NEUTRAL_VALUES:
+        return value in _NEUTRAL_VALUES[name]
+    return name in _PASSED_OVER or name.removeprefix("no-") in _PASSED_OVER
+
+
+def instead_of(flag: str) -> str | None:
+    """Return what to do instead of giving a flag of vLLM's that would change rows, if it is one."""
+    return _INSTEAD.get(_name_of(flag))
+
+
+def _name_of(flag: str) -> str:
+    if flag.startswith("-O") and flag[2:].isdigit():  # -O3
+        flag = "-O"
+    return _SHORT.get(flag) or flag.removeprefix("--").replace("_", "-")

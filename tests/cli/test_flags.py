@@ -1,0 +1,89 @@
+"""Flags that no command has: vLLM's are passed over or explained, others told the nearest."""
+
+from __future__ import annotations
+
+import pytest
+
+from cli.errors import Refused
+from cli.flags import sort_out
+from cli.main import main, make_parser
+from cli.serving import vllm_flags
+
+RUN = ["run", "-i", "/no/such/file", "-o", "out"]
+
+
+def words_on(*typed: str) -> str:
+    """Return what is said of what was typed."""
+    parser = make_parser()
+    _, unknown = parser.parse_known_args(typed)
+    with pytest.raises(Refused) as refused:
+        sort_out(parser, typed, unknown)
+    return str(refused.value)
+
+
+def test_flags_of_vllm_that_change_nothing_are_taken_with_a_word(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """With or without a value, in whatever spelling; then the command does what it was told."""
+    flags = "--gpu-memory-utilization 0.9 --enforce-eager --no-enable-prefix-caching".split()
+    flags += "--swap_space=4 -tp 1 --seed 3 -O3 --disable-log-stats --kv-cache-dtype auto".split()
+    assert main([*RUN, *flags]) == 2
+    assert capsys.readouterr().err == (
+        "tidemill: warning: --gpu-memory-utilization, --enforce-eager, --no-enable-prefix-caching, "
+        "--swap_space, -tp, -O3, --disable-log-stats, --kv-cache-dtype: vLLM's, and without effect "
+        "here\ntidemill: the input /no/such/file does not exist\n"
+    )
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        ("--quantization awq", "--quantization is vLLM's, and not taken here: weights run as they"),
+        ("-tp 2", "-tp is vLLM's, and not taken here: a model runs on one GPU here"),
+        ("--tensor_parallel_size=2", "a model runs on one GPU here; leave it out"),
+        ("--kv-cache-dtype fp8", "--kv-cache-memory gives it room"),
+        ("--hf-token x", "HF_TOKEN in the environment holds it"),
+        ("--enforce-eager --lora-modules a=b", "merge the adapter into its model"),
+    ],
+)
+def test_flags_of_vllm_that_would_change_rows_are_told_what_to_use(flags: str, words: str) -> None:
+    """Nothing that would give another answer is passed over."""
+    assert words in words_on(*RUN, *flags.split())
+
+
+@pytest.mark.parametrize(
+    ("typed", "words"),
+    [
+        (
+            [*RUN, "--max-model-length", "9"],
+            "has no --max-model-length: did you mean --max-model-len?",
+        ),
+        ([*RUN, "--served_model_name", "x"], "did you mean --served-model-name?"),
+        ([*RUN, "--resumee"], "`tidemill run` has no --resumee: did you mean --resume?"),
+        ([*RUN, "--zzz"], "`tidemill run` has no --zzz: see `tidemill run --help`"),
+        ([*RUN, "x"], "'x' belongs to no flag: see `tidemill run --help`"),
+        (["status", "--watchh"], "`tidemill status` has no --watchh: did you mean --watch?"),
+        (
+            ["local", "up", "--worker", "2"],
+            "`tidemill local up` has no --worker: did you mean --work",
+        ),
+        (["submit", "f", "--enforce-eager"], "`tidemill submit` has no --enforce-eager: see "),
+    ],
+)
+def test_other_flags_are_told_the_nearest(typed: list[str], words: str) -> None:
+    """Of the command that was typed."""
+    assert words in words_on(*typed)
+
+
+def test_no_flag_of_ours_is_taken_for_one_of_vllms() -> None:
+    """Both tables are about flags that we do not have, and none is in both of them."""
+    parser = make_parser()
+    [commands] = [action for action in parser._actions if action.dest == "==SUPPRESS=="]
+    ours = {
+        name.removeprefix("--")
+        for action in commands.choices["run"]._actions  # type: ignore[union-attr, call-overload]
+        for name in action.option_strings
+    }
+    assert not ours & (vllm_flags._PASSED_OVER | vllm_flags._INSTEAD.keys())
+    assert not vllm_flags._PASSED_OVER & vllm_flags._INSTEAD.keys()
+    assert vllm_flags._NEUTRAL_VALUES.keys() <= vllm_flags._INSTEAD.keys()
