@@ -19,7 +19,7 @@ from pathlib import Path
 
 from infra.bundle import build, machine_here
 
-_HANDLERS = ("control", "reaper", "dead_letters", "api", "authorizer")
+_HANDLERS = ("control", "reaper", "dead_letters", "api")
 _PEER = "import boto3; boto3.client('dynamodb', region_name='us-east-1')"
 _TIMED = """\
 import sys, time

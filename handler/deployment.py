@@ -16,6 +16,7 @@ from handler.aws.stores.table import Table
 from handler.aws.stores.uploads import UploadStore
 from handler.aws.stores.usage import UsageStore
 from handler.settings import Settings, read_settings
+from handler.tenants.keys import KeyStore
 from handler.tenants.limits import TenantLimits
 from handler.tenants.tenants import TenantStore
 
@@ -26,6 +27,7 @@ class Deployment:
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
         self.table = Table(settings.table)
+        self.keys = KeyStore(settings.table)
         self.tenants = TenantStore(settings.table)
         self.usage = UsageStore(settings.table)
         self.limits = TenantLimits(self.tenants, self.usage, settings.limits)

@@ -74,7 +74,7 @@ def command_revoke(arguments: argparse.Namespace) -> int:
     key = run(keys.name, keys.revoke(key_id, now=int(time.time())))
     if key is None:
         raise Refused("there is no such key: `tidemill keys list` shows the ids")
-    say(f"key {key.id} ({key.name}) is revoked: the API refuses it within a minute")
+    say(f"key {key.id} ({key.name}) is revoked: the API refuses it from now on")
     return 0
 
 

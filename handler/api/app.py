@@ -7,39 +7,50 @@ from __future__ import annotations
 
 import time
 from http import HTTPStatus
-from typing import Any, Literal
+from typing import Literal, cast
 
-from aws_lambda_powertools.event_handler import APIGatewayHttpResolver, Response, content_types
+from aws_lambda_powertools.event_handler import (
+    APIGatewayHttpResolver,
+    ApiGatewayResolver,
+    Response,
+    content_types,
+)
 from aws_lambda_powertools.event_handler.exceptions import NotFoundError
-from aws_lambda_powertools.event_handler.middlewares import NextMiddleware
 from aws_lambda_powertools.event_handler.openapi.exceptions import RequestValidationError
+from aws_lambda_powertools.utilities.data_classes import APIGatewayProxyEventV2
 from pydantic import BaseModel
 from pydantic_core import to_json
 
 from handler.api.envelope import errors
 from handler.api.envelope.bodies import Bodies
-from handler.api.envelope.caller import tenant_of
+from handler.api.envelope.caller import Caller, identify
 from handler.api.envelope.means import aws
 from handler.api.public import DOCUMENT, HEALTH, is_public
 from handler.api.routers import batches, files, history, models, results, stats, uploads
 from handler.deployment import deployment
 from handler.errors import InvalidOption
+from handler.log import logger
 from handler.tenants.limits import LimitReached
 
 
-def let_in(app: APIGatewayHttpResolver, next_middleware: NextMiddleware) -> Response[Any]:
-    """Answer nobody whom no authorizer has seen, whatever the routes behind this forget.
+def let_in(app: ApiGatewayResolver) -> None:
+    """Answer nobody but who has a key, whatever the routes behind this forget.
 
     What needs a key is counted, where its tenant has a limit of requests.
     """
-    if not is_public(app.current_event.path):
-        admit(tenant_of(app.current_event))
-    return next_middleware(app)
+    event = cast("APIGatewayProxyEventV2", app.current_event)
+    if is_public(event.path):
+        return
+    caller = admitted(event)
+    logger.info("request", tenant=caller.tenant, key_id=caller.key_id)
+    app.append_context(caller=caller)
 
 
-def admit(tenant: str) -> None:
-    """Count a request of a tenant; raises LimitReached."""
-    aws().run(deployment().limits.admit_request(tenant, time.time()))
+def admitted(event: APIGatewayProxyEventV2) -> Caller:
+    """Return who calls, with the request counted; raises Unauthorized and LimitReached."""
+    caller = aws().run(identify(event, deployment().keys))
+    aws().run(deployment().limits.admit_request(caller.tenant, time.time()))
+    return caller
 
 
 def as_json(answer: object) -> str:
@@ -51,8 +62,7 @@ def as_json(answer: object) -> str:
 app = APIGatewayHttpResolver(
     enable_validation=True, response_validation_error_http_code=500, serializer=as_json
 )
-app._request_validation_middleware = Bodies()  # type: ignore[no-untyped-call]  # noqa: SLF001
-app.use([let_in])
+app._request_validation_middleware = Bodies(let_in)  # noqa: SLF001
 app.include_router(batches.router)
 app.include_router(history.router)
 app.include_router(results.router)

@@ -23,16 +23,13 @@ _ABOUT: Final = (
 )
 _ERRORS: Final = {
     HTTPStatus.BAD_REQUEST: "What was sent cannot be; `param` names what is wrong.",
+    HTTPStatus.UNAUTHORIZED: "There is no key, or it is wrong or was revoked.",
     HTTPStatus.NOT_FOUND: "There is no such thing for this tenant.",
     HTTPStatus.GONE: "It was there and is no longer kept.",
     HTTPStatus.REQUEST_ENTITY_TOO_LARGE: "The body is too large; larger files come by uploads.",
     HTTPStatus.TOO_MANY_REQUESTS: "The tenant's limit is reached; `Retry-After` says how long.",
     HTTPStatus.INTERNAL_SERVER_ERROR: "A fault of ours, logged under the answer's `x-request-id`.",
     HTTPStatus.SERVICE_UNAVAILABLE: "Not yet; ask again after `Retry-After` seconds.",
-}
-_GATEWAY: Final = {
-    HTTPStatus.UNAUTHORIZED: "The request carries no key.",
-    HTTPStatus.FORBIDDEN: "The key is wrong or was revoked.",
 }
 _ALWAYS: Final = {HTTPStatus.INTERNAL_SERVER_ERROR, HTTPStatus.BAD_REQUEST, HTTPStatus.NOT_FOUND}
 _WAITS: Final = {HTTPStatus.TOO_MANY_REQUESTS, HTTPStatus.SERVICE_UNAVAILABLE}
@@ -76,7 +73,7 @@ def document(app: APIGatewayHttpResolver) -> dict[str, Any]:
     for name in ("HTTPValidationError", "ValidationError", "ResponseValidationError"):
         schemas.pop(name)
     made["components"] |= {"responses": _responses(), "securitySchemes": _SECURITY}
-    schemas |= {"Error": _ERROR, "Refusal": _REFUSAL}
+    schemas |= {"Error": _ERROR}
     made["security"] = [{"key": []}]
     named: dict[str, Any] = json.loads(_with_plain_names(json.dumps(made)))
     return named
@@ -105,7 +102,7 @@ def _complete(operation: dict[str, Any], function: Any, path: str) -> None:
     if is_public(path):
         operation["security"] = []
     else:
-        statuses |= {HTTPStatus.TOO_MANY_REQUESTS, *_GATEWAY}
+        statuses |= {HTTPStatus.TOO_MANY_REQUESTS, HTTPStatus.UNAUTHORIZED}
     if "requestBody" in operation:
         statuses |= {HTTPStatus.REQUEST_ENTITY_TOO_LARGE}
     for status in statuses:
@@ -134,16 +131,14 @@ def _link(paths: dict[str, Any]) -> None:
 
 
 def _responses() -> dict[str, Any]:
-    def describe(words: str, schema: str) -> dict[str, Any]:
-        content = {"application/json": {"schema": {"$ref": f"#/components/schemas/{schema}"}}}
-        return {"description": words, "content": content}
-
-    found = {_name_of(status): describe(words, "Error") for status, words in _ERRORS.items()}
+    content = {"application/json": {"schema": {"$ref": "#/components/schemas/Error"}}}
+    found: dict[str, Any] = {
+        _name_of(status): {"description": words, "content": content}
+        for status, words in _ERRORS.items()
+    }
     for status in _WAITS:
         found[_name_of(status)]["headers"] = {"Retry-After": {"schema": {"type": "integer"}}}
-    return found | {
-        _name_of(status): describe(words, "Refusal") for status, words in _GATEWAY.items()
-    }
+    return found
 
 
 def _name_of(status: HTTPStatus) -> str:
@@ -181,10 +176,4 @@ _ERROR: Final = {
             },
         }
     },
-}
-_REFUSAL: Final = {
-    "type": "object",
-    "description": "What the gateway says before the API is asked.",
-    "required": ["message"],
-    "properties": {"message": {"type": "string"}},
 }

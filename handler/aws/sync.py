@@ -59,29 +59,52 @@ class Clients(Mapping[Service, Any]):
         return len(SERVICES)
 
 
+class Waiting:
+    """The time in which something is waited for: what several threads wait for at once counts once.
+
+    To be entered by whoever waits; `seconds` grows when the last one leaves.
+    """
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+        self._num_waiting = 0
+        self._since = 0.0
+        self._changing = Lock()
+
+    def __enter__(self) -> None:
+        with self._changing:
+            if not self._num_waiting:
+                self._since = time.perf_counter()
+            self._num_waiting += 1
+
+    def __exit__(self, *_: object) -> None:
+        with self._changing:
+            self._num_waiting -= 1
+            if not self._num_waiting:
+                self.seconds += time.perf_counter() - self._since
+
+
 class Aws:
     """Runs operations one call after another; may be used by several threads at once.
 
-    `waited_seconds` is what they have spent on calls so far, added up over threads.
+    `waiting` tells for how long at least one call has been under way.
     """
 
     def __init__(self, make_client: Callable[..., Any] = aws_client) -> None:
         self.clients: Mapping[Service, Any] = Clients(make_client)
-        self.waited_seconds = 0.0
+        self.waiting = Waiting()
 
     def run(self, operation: Operation[T]) -> T:
         """Return the operation's result; raises AwsError for what it does not handle itself."""
         try:
             call = next(operation)
             while True:
-                started = time.perf_counter()
                 try:
-                    response = self._send(call)
+                    with self.waiting:
+                        response = self._send(call)
                 except (ClientError, BotoCoreError) as exc:
-                    self.waited_seconds += time.perf_counter() - started
                     call = operation.throw(translate(exc, call))
                 else:
-                    self.waited_seconds += time.perf_counter() - started
                     call = operation.send(response)
         except StopIteration as stop:
             result: T = stop.value

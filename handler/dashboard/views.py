@@ -79,7 +79,7 @@ class Row:
 
 def session() -> Response[str]:
     """Return whose key the request carries."""
-    said = to_json({"tenant": tenant_of(router.current_event)}).decode()
+    said = to_json({"tenant": tenant_of(router.context)}).decode()
     return serve_text(said, "application/json")
 
 
@@ -100,7 +100,7 @@ def batch(batch_id: str) -> Response[str]:
 
 def errors(batch_id: str) -> Response[str]:
     """Return the first rows of a batch that went wrong."""
-    found = own_batch(router.current_event, batch_id)
+    found = own_batch(router.context, batch_id)
     progress = aws().run(progress_of(deployment(), found, time.time()))
     return html(
         "errors.html",
@@ -128,7 +128,7 @@ def link(file_id: str) -> Response[str]:
 
 def _rows(wires: Sequence[BatchObject]) -> list[Row]:
     """Return batches under the names of their files; one whose file is gone goes by its id."""
-    tenant, now = tenant_of(router.current_event), time.time()
+    tenant, now = tenant_of(router.context), time.time()
     files = deployment().files
     uploaded = [wire.input_file_id for wire in wires if not _is_drop(wire)]
     found = aws().run_all(files.get_file(file_id) for file_id in uploaded)

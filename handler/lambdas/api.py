@@ -29,6 +29,16 @@ def fit(answer: dict[str, Any]) -> dict[str, Any]:
 app.include_router(dashboard.router)
 
 
+def answered(event: dict[str, Any], context: LambdaContext) -> dict[str, Any]:
+    """Return the answer to one request; that to a HEAD is a GET's without its body."""
+    asked = event["requestContext"]["http"]
+    if asked["method"] != "HEAD":
+        return fit(app.resolve(event, context))
+    as_get = event["requestContext"] | {"http": asked | {"method": "GET"}}
+    answer = app.resolve(event | {"requestContext": as_get}, context)
+    return answer | {"body": "", "isBase64Encoded": False}
+
+
 # An event is never logged, whatever the environment says: it holds the caller's key.
 @logger.inject_lambda_context(log_event=False, correlation_id_path="requestContext.requestId")
 def handler(event: dict[str, Any], context: LambdaContext) -> dict[str, Any]:
@@ -36,9 +46,9 @@ def handler(event: dict[str, Any], context: LambdaContext) -> dict[str, Any]:
 
     `Server-Timing` tells the milliseconds that this took, and those of them spent waiting for AWS.
     """
-    started, waited = time.perf_counter(), aws().waited_seconds
-    answer = fit(app.resolve(event, context))
-    total, waited = time.perf_counter() - started, aws().waited_seconds - waited
+    started, waited = time.perf_counter(), aws().waiting.seconds
+    answer = answered(event, context)
+    total, waited = time.perf_counter() - started, aws().waiting.seconds - waited
     answer["headers"]["server-timing"] = f"total;dur={total * 1e3:.1f}, aws;dur={waited * 1e3:.1f}"
     answer["headers"]["x-request-id"] = event["requestContext"]["requestId"]
     return answer

@@ -1,10 +1,9 @@
-"""The HTTP API: one Lambda behind every route, and few of them that need no key."""
+"""The HTTP API: one Lambda behind every route, which itself looks at keys."""
 
 from __future__ import annotations
 
 import json
 
-from aws_cdk import Duration
 from aws_cdk import aws_apigatewayv2 as gateway
 from aws_cdk import aws_apigatewayv2_authorizers as authorizers
 from aws_cdk import aws_apigatewayv2_integrations as integrations
@@ -14,10 +13,11 @@ from constructs import Construct
 
 # One person with a runaway loop must not use up the account's Lambdas.
 _REQUESTS_PER_SECOND, _BURST = 100, 200
-# What needs no key; handler/api/public.py has the same list. None of it holds anything of a tenant.
+# What needs no signature; handler/api/public.py has the same list. None of it holds anything of a
+# tenant.
 _PUBLIC = ("/", "/health", "/openapi.json", "/dashboard", "/dashboard/assets/{proxy+}")
-_AUTHORIZER_CACHE = Duration.minutes(1)
-# What is logged of a request: never its headers or query, where keys and signatures may stand.
+# What is logged of a request: never its headers or query, where keys and signatures may stand. The
+# function's log has its tenant and the key's id under the same request's id.
 _LOGGED = {
     "request_id": "$context.requestId",
     "method": "$context.httpMethod",
@@ -25,14 +25,16 @@ _LOGGED = {
     "path": "$context.path",
     "status": "$context.status",
     "latency_ms": "$context.responseLatency",
-    "tenant": "$context.authorizer.tenant",
-    "key_id": "$context.authorizer.key_id",
     "error": "$context.error.message",
 }
 
 
 class HttpApi(Construct):
-    """Routes everything to `api`; `authorizer` knows keys, without one requests are signed."""
+    """Routes everything to `api`, which knows keys; `signed` lets in what is signed with IAM alone.
+
+    The gateway's own refusals have a form that no client of OpenAI's reads, and it cannot be
+    changed: so the gateway refuses for keys nothing.
+    """
 
     def __init__(
         self,
@@ -40,7 +42,7 @@ class HttpApi(Construct):
         construct_id: str,
         *,
         api: lambda_.IFunction,
-        authorizer: lambda_.IFunction | None,
+        signed: bool,
         access_logs: logs.ILogGroup,
     ) -> None:
         super().__init__(scope, construct_id)
@@ -61,27 +63,18 @@ class HttpApi(Construct):
         integration = integrations.HttpLambdaIntegration("Lambda", api)
         for path in _PUBLIC:
             self.api.add_routes(
-                path=path, methods=[gateway.HttpMethod.GET], integration=integration
+                path=path,
+                methods=[gateway.HttpMethod.GET, gateway.HttpMethod.HEAD],
+                integration=integration,
             )
         self.api.add_routes(
             path="/{proxy+}",
             methods=[gateway.HttpMethod.ANY],
             integration=integration,
-            authorizer=_keys(authorizer) if authorizer else authorizers.HttpIamAuthorizer(),
+            authorizer=authorizers.HttpIamAuthorizer() if signed else None,
         )
 
     @property
     def url(self) -> str:
         """The address of the API, as `base_url` of the OpenAI SDK wants it but for `/v1`."""
         return self.api.api_endpoint
-
-
-def _keys(authorizer: lambda_.IFunction) -> gateway.IHttpRouteAuthorizer:
-    return authorizers.HttpLambdaAuthorizer(
-        "Keys",
-        authorizer,
-        identity_source=["$request.header.Authorization"],
-        response_types=[authorizers.HttpLambdaResponseType.SIMPLE],
-        # A revoked key is refused after this at the latest.
-        results_cache_ttl=_AUTHORIZER_CACHE,
-    )

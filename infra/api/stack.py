@@ -47,29 +47,14 @@ class ApiStack(Stack):
         self.control = self._add_control()
         self.reaper = self._add_reaper()
         self.dead_letters = self._add_dead_letters()
-        self.api = self._add_function(
-            "Api",
-            "api",
-            memory_mib=512,
-            timeout=Duration.seconds(29),
-            statements=[
-                may.tenants(data),
-                may.batches(
-                    data, "BatchGetItem", "GetItem", "PutItem", "UpdateItem", "DeleteItem", "Query"
-                ),
-                may.listings(data),
-                may.ring_control(data),
-                may.announce(data),
-                # Files come in and go out; so do reports of batches cancelled before they ran.
-                may.find_objects(data),
-                may.read_objects(data, _INPUT, _WORK, *_RESULTS),
-                may.write_objects(data, *_RESULTS, _UPLOADS),
-                may.delete_objects(data, *_RESULTS, _UPLOADS),
-                may.resume_uploads(data, "files/"),
-                may.tag_objects(data, "files/"),
-            ],
+        self.api = self._add_api()
+        self.http_api = HttpApi(
+            self,
+            "Http",
+            api=self.api.function,
+            signed=data.config.auth == "iam",
+            access_logs=log_group(self, "AccessLogs", days=data.config.retention.log_days),
         )
-        self.http_api = self._add_http_api()
         self._add_alarms()
         CfnOutput(self, "ApiUrl", value=self.http_api.url)
 
@@ -157,23 +142,31 @@ class ApiStack(Stack):
         self._feed(dead_letters, self.data.doorbells.dead_letters, max_concurrency=5)
         return dead_letters
 
-    def _add_http_api(self) -> HttpApi:
-        authorizer = None
-        if self.data.config.auth == "keys":
-            authorizer = self._add_function(
-                "Authorizer",
-                "authorizer",
-                memory_mib=512,
-                timeout=Duration.seconds(10),
-                statements=[may.api_keys(self.data)],
-            ).function
-        days = self.data.config.retention.log_days
-        return HttpApi(
-            self,
-            "Http",
-            api=self.api.function,
-            authorizer=authorizer,
-            access_logs=log_group(self, "AccessLogs", days=days),
+    def _add_api(self) -> Function:
+        """Add the Lambda that answers people and programs."""
+        data = self.data
+        return self._add_function(
+            "Api",
+            "api",
+            memory_mib=512,
+            timeout=Duration.seconds(29),
+            statements=[
+                *([may.api_keys(data)] if data.config.auth == "keys" else []),
+                may.tenants(data),
+                may.batches(
+                    data, "BatchGetItem", "GetItem", "PutItem", "UpdateItem", "DeleteItem", "Query"
+                ),
+                may.listings(data),
+                may.ring_control(data),
+                may.announce(data),
+                # Files come in and go out; so do reports of batches cancelled before they ran.
+                may.find_objects(data),
+                may.read_objects(data, _INPUT, _WORK, *_RESULTS),
+                may.write_objects(data, *_RESULTS, _UPLOADS),
+                may.delete_objects(data, *_RESULTS, _UPLOADS),
+                may.resume_uploads(data, "files/"),
+                may.tag_objects(data, "files/"),
+            ],
         )
 
     def _to_end_batches(self) -> list[iam.PolicyStatement]:

@@ -156,7 +156,7 @@ class _Handler(BaseHTTPRequestHandler):
         if path.startswith("/storage/"):
             self._storage(path, fault)
         elif self.headers.get("Authorization") != f"Bearer {KEY}":
-            self._answer(403, b'{"message":"Forbidden"}')
+            self._answer(401, b'{"error":{"message":"The API key is wrong or was revoked."}}')
         else:
             with self.api.lock:
                 status, found = self._route(path, query, self._body())

@@ -62,7 +62,6 @@ ROLES = {
         FILES: f"{RESULT} PutObjectTagging",
         f"{BUCKET}/work/uploads/*": "s3:PutObject DeleteObject",
     },
-    "AuthorizerRole": {TABLE: "dynamodb:GetItem"},
     "ScheduleRole": {
         "ReaperFunction.Arn": "lambda:InvokeFunction",
         "DoorbellsUndeliverable.Arn": "sqs:SendMessage",
@@ -83,7 +82,6 @@ CODE = {
     "ReaperRole": "handler.lambdas.reaper",
     "DeadLettersRole": "handler.lambdas.dead_letters",
     "ApiRole": "handler.lambdas.api",
-    "AuthorizerRole": "handler.lambdas.authorizer",
     "WorkertidemilldemoRole": "handler.worker.worker",
 }
 FUNCTION_ROLES = {role for role, module in CODE.items() if module.startswith("handler.lambdas.")}
@@ -186,7 +184,7 @@ def test_only_the_api_lists_tenants() -> None:
 def test_keys_and_tenants_are_read_by_those_who_need_them(
     deployment: Deployment, role: str
 ) -> None:
-    """The authorizer sees keys only, everybody else none; secrets of webhooks are seen by two."""
+    """The API alone sees keys, and nobody changes them; secrets of webhooks are seen by two."""
     found = {
         (grant.condition, grant.action)
         for grant in deployment.grants(role)
@@ -195,10 +193,8 @@ def test_keys_and_tenants_are_read_by_those_who_need_them(
     only = '{"ForAllValues:StringLike": {"dynamodb:LeadingKeys": ["%s#*"]}}'
     others = '{"ForAllValues:StringNotLike": {"dynamodb:LeadingKeys": ["KEY*", "TENANT#*"]}}'
     get = "dynamodb:GetItem"
-    if role == "AuthorizerRole":
-        assert found == {(only % "KEY", get)}
-        return
     theirs = {(only % "TENANT", get)} if role in {"ApiRole", "ControlRole"} else set()
+    theirs |= {(only % "KEY", get)} if role == "ApiRole" else set()
     assert {pair for pair in found if pair[0] != others} == theirs
 
 

@@ -165,24 +165,36 @@ def test_the_commands_that_the_guide_prints_work(
 
 @pytest.mark.parametrize("authorization", [None, "Bearer tm_0", "Basic dXNlcjp4"])
 def test_nobody_calls_the_api_without_a_key(cloud: LocalCloud, authorization: str | None) -> None:
-    """A request without a key, or with what is none, does not reach the API."""
+    """A request without a key, or with what is none, is refused in OpenAI's form."""
     headers = {"Authorization": authorization} if authorization else {}
     response = httpx.get(f"{cloud.api_url}/v1/batches", headers=headers, timeout=60)
-    assert response.status_code in {401, 403}
+    assert response.status_code == 401
+    assert response.json()["error"]["code"] in {"missing_api_key", "invalid_api_key"}
+
+
+def test_the_openai_sdk_knows_a_wrong_key(cloud: LocalCloud) -> None:
+    """By the exception that it raises for one of OpenAI's."""
+    import openai
+
+    with (
+        openai.OpenAI(base_url=f"{cloud.api_url}/v1", api_key="sk-none") as client,
+        pytest.raises(openai.AuthenticationError, match="wrong or was revoked"),
+    ):
+        client.batches.list()
 
 
 def test_a_revoked_key_opens_nothing(cloud: LocalCloud, clients: dict[str, Any]) -> None:
-    """Of two keys the one that was revoked is refused; what is cached is forgotten in a minute."""
+    """Of two keys the one that was revoked is refused, though it was right a moment ago."""
     kept, revoked = (new_key(clients, cloud.outputs, name=name) for name in ("kept", "revoked"))
     aws = Aws(lambda service, **options: boto3.client(service, **clients, **options))
+
+    def status_with(token: str) -> int:
+        headers = {"Authorization": f"Bearer {token}"}
+        return httpx.get(f"{cloud.api_url}/v1/models", headers=headers, timeout=60).status_code
+
+    assert status_with(revoked) == 200
     aws.run(KeyStore(cloud.outputs.table).revoke(key_id_of(revoked), now=1))
-    codes = [
-        httpx.get(
-            f"{cloud.api_url}/v1/models", headers={"Authorization": f"Bearer {token}"}, timeout=60
-        ).status_code
-        for token in (kept, revoked)
-    ]
-    assert codes == [200, 403]
+    assert [status_with(token) for token in (kept, revoked)] == [200, 401]
 
 
 def test_the_quick_start_of_the_readme_runs_as_written(cloud: LocalCloud) -> None:

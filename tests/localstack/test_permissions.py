@@ -194,7 +194,7 @@ def put_policy(iam: Any, role: str, policy: dict[str, Any]) -> None:
 
 
 def test_a_file_becomes_rows_with_every_request_checked(guarded: Guarded) -> None:
-    """Intake, worker, finalize, authorizer and API have all the rights they need."""
+    """Intake, worker, finalize and API have all the rights they need."""
     told = guarded.outputs.environment | {"TIDEMILL_WAIT_SECONDS": "1"}
     with Processes({**guarded.worker, **told}, guarded.folder) as processes:
         processes.start("worker", sys.executable, "-m", "cli", "worker")
@@ -210,7 +210,7 @@ def test_a_file_becomes_rows_with_every_request_checked(guarded: Guarded) -> Non
 def test_the_api_answers_and_cancels_under_its_roles(
     guarded: Guarded, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The authorizer finds the key; the API finds the batch and ends it, with a report."""
+    """The API finds the key, then the batch, and ends it with a report."""
     monkeypatch.setenv("SSL_CERT_FILE", guarded.environment["SSL_CERT_FILE"])
     key = new_key(client_options(guarded.environment), guarded.outputs, name="test")
     url = guarded.drops.drop("cancelled", EXAMPLE)

@@ -1,13 +1,15 @@
-"""Bodies of requests, read before any route sees them: JSON or a form, whatever bytes come."""
+"""What comes before any route: who calls is let in, then the body is read, whatever bytes come."""
 
 from __future__ import annotations
 
 import base64
 import binascii
+from collections.abc import Callable
 from http import HTTPStatus
 from typing import Any, Final, cast
 
-from aws_lambda_powertools.event_handler import ApiGatewayResolver
+from aws_lambda_powertools.event_handler import ApiGatewayResolver, Response
+from aws_lambda_powertools.event_handler.middlewares import NextMiddleware
 from aws_lambda_powertools.event_handler.middlewares.openapi_validation import (
     OpenAPIRequestValidationMiddleware,
 )
@@ -15,7 +17,6 @@ from aws_lambda_powertools.event_handler.openapi.params import Form, UploadFile
 from aws_lambda_powertools.utilities.data_classes import APIGatewayProxyEventV2
 from pydantic_core import from_json
 
-from handler.api.envelope.caller import tenant_of
 from handler.api.envelope.errors import Refused
 from handler.api.envelope.forms import read_form
 
@@ -34,12 +35,20 @@ class Bodies(OpenAPIRequestValidationMiddleware):
     """Reads bodies in place of powertools, whose reader of forms loses bytes and names.
 
     It splits a file where the boundary stands inside a line, and fails at text that is no UTF-8.
+    Powertools looks at a request's parameters before any other middleware: `let_in`, which raises
+    for whom it does not let in, is called here, so that of strangers nothing is read.
     """
+
+    def __init__(self, let_in: Callable[[ApiGatewayResolver], None]) -> None:
+        self._let_in = let_in
+
+    def handler(self, app: Any, next_middleware: NextMiddleware) -> Response[Any]:
+        """Let the caller in, then check and hand on what was sent."""
+        self._let_in(app)
+        return super().handler(app, next_middleware)
 
     def _get_body(self, app: ApiGatewayResolver) -> Any:
         event = cast("APIGatewayProxyEventV2", app.current_event)
-        # Of those whom no authorizer has seen nothing is read.
-        tenant_of(event)
         body = body_of(event)
         content_type = (event.headers.get("content-type") or "").strip()
         fields = app.context["_route"].dependant.body_params

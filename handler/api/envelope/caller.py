@@ -1,21 +1,67 @@
-"""Who calls: a tenant, as the authorizer has found it; never what the request says itself."""
+"""Who calls: the tenant of a key that is right, or of requests that are signed with IAM."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import dataclass
+from http import HTTPStatus
+from typing import Any, Final
+
 from aws_lambda_powertools.utilities.data_classes import APIGatewayProxyEventV2
 
+from handler.api.envelope.errors import Refused
+from handler.aws.calls import Operation
 from handler.batch.keys import DROP_TENANT
+from handler.log import logger
+from handler.tenants.keys import KeyStore
+
+_MAKE_ONE: Final = "`tidemill keys create` makes one."
 
 
-def tenant_of(event: APIGatewayProxyEventV2) -> str:
-    """Return the caller's tenant; raises PermissionError for a request that nobody let in.
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """Whose a request is; a signed one has no key."""
 
-    Requests signed with IAM are all of the tenant that owns what is dropped into the bucket.
+    tenant: str
+    key_id: str | None = None
+
+
+class Unauthorized(Refused):
+    """A request without a key that is right, of which nothing was read and nothing done."""
+
+    status = HTTPStatus.UNAUTHORIZED
+
+
+def identify(event: APIGatewayProxyEventV2, keys: KeyStore) -> Operation[Caller]:
+    """Return who calls; raises Unauthorized for a request of nobody, AwsError if none can tell.
+
+    Nothing of it is kept: a key that is revoked is refused from the next request on. Requests
+    signed with IAM are all of the tenant that owns what is dropped into the bucket.
     """
     authorizer = event.request_context.authorizer
-    found = (authorizer.get_lambda or {}).get("tenant") if authorizer else None
-    if found:
-        return str(found)
     if authorizer and authorizer.iam and authorizer.iam.user_arn:
-        return DROP_TENANT
-    raise PermissionError("the request has passed no authorizer")
+        return Caller(DROP_TENANT)
+    scheme, _, token = (event.headers.get("authorization") or "").partition(" ")
+    if scheme.lower() != "bearer" or not token.strip():
+        raise Unauthorized(
+            f"The request has no API key: send one as `Authorization: Bearer tm_…`. {_MAKE_ONE}",
+            code="missing_api_key",
+        )
+    key = yield from keys.check(token.strip())
+    if key is None:
+        logger.info("key refused")
+        raise Unauthorized(
+            "The API key is wrong or was revoked. This deployment's keys begin with `tm_`; "
+            f"{_MAKE_ONE}",
+            code="invalid_api_key",
+        )
+    return Caller(key.tenant, key.id)
+
+
+def tenant_of(context: Mapping[str, Any]) -> str:
+    """Return the tenant of the request in hand, from the context of the app that let it in.
+
+    Raises KeyError for one that nobody let in.
+    """
+    caller: Caller = context["caller"]
+    return caller.tenant

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import re
 import time
-from typing import Annotated, Final
+from collections.abc import Mapping
+from typing import Annotated, Any, Final
 
 from aws_lambda_powertools.event_handler.openapi.params import Body, Header, Query
 from aws_lambda_powertools.event_handler.router import APIGatewayHttpRouter
-from aws_lambda_powertools.utilities.data_classes import APIGatewayProxyEventV2
 
 from handler.api.envelope.caller import tenant_of
 from handler.api.envelope.errors import NotFound, Refused
@@ -45,7 +45,7 @@ def make_batch(
             param="idempotency_key",
         )
     fields["idempotency_key"] = key if key is not None else fields["idempotency_key"]
-    tenant, asked = tenant_of(router.current_event), read_request(fields)
+    tenant, asked = tenant_of(router.context), read_request(fields)
     return _shown(aws().run(create_batch(deployment(), tenant, asked, int(time.time()))))
 
 
@@ -54,8 +54,8 @@ def list_batches(
     limit: Annotated[int, Query(ge=1, le=100)] = 20, after: Annotated[str | None, Query()] = None
 ) -> Page[BatchObject]:
     """List the tenant's batches, newest first."""
-    last = own_batch(router.current_event, after, param="after") if after is not None else None
-    tenant = tenant_of(router.current_event)
+    last = own_batch(router.context, after, param="after") if after is not None else None
+    tenant = tenant_of(router.context)
     batches, has_more = aws().run(deployment().table.list_batches(tenant, limit=limit, after=last))
     now = time.time()
     found = aws().run_all(
@@ -67,13 +67,13 @@ def list_batches(
 @router.get("/v1/batches/<batch_id>")
 def retrieve_batch(batch_id: str) -> BatchObject:
     """Return one batch."""
-    return _shown(own_batch(router.current_event, batch_id))
+    return _shown(own_batch(router.context, batch_id))
 
 
 @router.post("/v1/batches/<batch_id>/cancel")
 def cancel_batch(batch_id: str) -> BatchObject:
     """Cancel a batch; the rows that are finished by then are kept."""
-    own_batch(router.current_event, batch_id)
+    own_batch(router.context, batch_id)
     try:
         batch = aws().run(cancel(deployment(), batch_id, int(time.time())))
     except NotCancellable as exc:
@@ -83,11 +83,11 @@ def cancel_batch(batch_id: str) -> BatchObject:
     return _shown(batch)
 
 
-def own_batch(event: APIGatewayProxyEventV2, batch_id: str, param: str | None = None) -> Batch:
+def own_batch(context: Mapping[str, Any], batch_id: str, param: str | None = None) -> Batch:
     """Return a batch of the caller's tenant; raises NotFound for any other."""
     is_id = _ID.fullmatch(batch_id) is not None
     batch = aws().run(deployment().table.get_batch(batch_id)) if is_id else None
-    if batch is None or batch.tenant != tenant_of(event):
+    if batch is None or batch.tenant != tenant_of(context):
         raise _unknown(batch_id, param)
     return batch
 

@@ -58,7 +58,7 @@ def create_file(
         raise Refused("`expires_after` needs `anchor` and `seconds`.", param="expires_after")
     if not file.content:
         raise Refused("`file` is empty.", param="file", code="empty_file")
-    tenant, file_id, now = tenant_of(router.current_event), f"file-{uuid4().hex}", int(time.time())
+    tenant, file_id, now = tenant_of(router.context), f"file-{uuid4().hex}", int(time.time())
     key = file_key(tenant, file_id)
     aws().run(deployment().limits.admit_bytes(tenant, len(file.content), now))
     version_id = aws().run(
@@ -89,7 +89,7 @@ def list_files(
     purpose: Annotated[str | None, Query()] = None,
 ) -> Page[FileObject]:
     """List the tenant's files, the newest or the oldest first, a thousand at most."""
-    tenant = tenant_of(router.current_event)
+    tenant = tenant_of(router.context)
     found, has_more = aws().run(
         deployment().files.list_files(
             tenant,
@@ -139,7 +139,7 @@ def own_file(file_id: str, param: str | None = None) -> File:
     """Return a file of the caller's tenant; raises NotFound for any other."""
     is_id = _ID.fullmatch(file_id) is not None
     file = aws().run(deployment().files.get_file(file_id)) if is_id else None
-    if file is None or file.tenant != tenant_of(router.current_event):
+    if file is None or file.tenant != tenant_of(router.context):
         raise _unknown(file_id, param)
     return file
 

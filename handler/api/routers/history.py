@@ -25,5 +25,5 @@ class HistoryObject(BaseModel):
 @router.get("/v1/batches/<batch_id>/history")
 def list_history(batch_id: str) -> HistoryObject:
     """Return what a batch gained in each minute, of an older one in each quarter of an hour."""
-    batch = own_batch(router.current_event, batch_id)
+    batch = own_batch(router.context, batch_id)
     return HistoryObject(data=aws().run(deployment().ledger.list_history(batch.id)))

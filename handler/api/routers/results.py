@@ -63,7 +63,7 @@ def list_results(
     limit: Annotated[int, Query(ge=1, le=1000)] = 100,
 ) -> ResultsObject:
     """List the rows behind a line that are finished; they are here seconds after they were made."""
-    batch = own_batch(router.current_event, batch_id)
+    batch = own_batch(router.context, batch_id)
     try:
         found = read_results(
             aws(), deployment(), batch, part_cache(), after_line=after_line, limit=limit

@@ -19,7 +19,7 @@ router = APIGatewayHttpRouter()  # type: ignore[no-untyped-call]
 @router.get("/v1/stats")
 def show_stats() -> StatsObject:
     """Return what is under way, and what all that has ended came to."""
-    return stats_of(aws(), deployment(), tenant_of(router.current_event), time.time())
+    return stats_of(aws(), deployment(), tenant_of(router.context), time.time())
 
 
 @router.get("/metrics")

@@ -52,7 +52,7 @@ def create_upload(request: Annotated[UploadRequest, Body()]) -> UploadObject:
     now = int(time.time())
     upload = Upload(
         id=f"upload_{uuid4().hex}",
-        tenant=tenant_of(router.current_event),
+        tenant=tenant_of(router.context),
         num_bytes=request.bytes,
         filename=name_of(request.filename),
         purpose=request.purpose,
@@ -131,7 +131,7 @@ def own_upload(upload_id: str) -> Upload:
     """Return an upload of the caller's tenant; raises NotFound for any other."""
     is_id = _ID.fullmatch(upload_id) is not None
     upload = aws().run(deployment().uploads.get_upload(upload_id)) if is_id else None
-    if upload is None or upload.tenant != tenant_of(router.current_event):
+    if upload is None or upload.tenant != tenant_of(router.context):
         raise NotFound(f"There is no upload {upload_id[:100]}.", code="upload_not_found")
     return upload
 

@@ -26,7 +26,7 @@ def test_a_wrong_key_is_said_to_be_one(
     monkeypatch.setenv("TIDEMILL_API_KEY", "tm_wrong")
     said = shell.type(command, "batch_1")
     assert (said.status, said.out) == (8, "")
-    assert "does not accept the key in TIDEMILL_API_KEY (HTTP 403 Forbidden)" in said.err
+    assert "does not accept the key in TIDEMILL_API_KEY (HTTP 401 Unauthorized)" in said.err
     assert "tm_wrong" not in said.err
 
 

@@ -1,4 +1,4 @@
-"""An HTTP API in this process: events as API Gateway makes them, the real authorizer and Lambda."""
+"""An HTTP API in this process: events as API Gateway makes them, and the real Lambda."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from base64 import b64decode, b64encode
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import cache
+from hashlib import sha256
 from pathlib import Path
 from typing import Any, cast
 from urllib.parse import parse_qsl
@@ -18,9 +19,11 @@ import pytest
 from aws_lambda_powertools.utilities.typing import LambdaContext
 
 from handler.api.envelope.means import aws
-from handler.api.public import is_public
+from handler.aws.items import dump, to_item
+from handler.aws.stores.store import META
 from handler.deployment import deployment as cached_deployment
-from handler.lambdas import api, authorizer
+from handler.lambdas import api
+from handler.tenants.keys import ApiKey
 from localstack.pump import Context
 from tests.handler.intake.rig import Cloud
 
@@ -55,11 +58,6 @@ def request_of(
 def answer_to(event: dict[str, Any]) -> dict[str, Any]:
     """Return what the Lambda answers."""
     return api.handler(event, cast("LambdaContext", Context("api", 29)))
-
-
-def judged(event: dict[str, Any]) -> dict[str, Any]:
-    """Return what the authorizer says."""
-    return authorizer.handler(event, cast("LambdaContext", Context("authorizer", 10)))
 
 
 def refusal_in(answer: Mapping[str, Any]) -> tuple[int, dict[str, Any]]:
@@ -99,22 +97,12 @@ def headers_as_sent(request: httpx.Request) -> dict[str, Any]:
 
 
 def answered(request: httpx.Request) -> httpx.Response:
-    """Return what the gateway answers to a request: the authorizer is asked, then the API."""
+    """Return what the gateway answers to a request, which it hands on as it comes."""
     path, query = request.url.path, request.url.query.decode()
     event = request_of(path, request.method, query) | headers_as_sent(request)
     headers = event["headers"]
     event |= body_as_sent(request.read(), headers.get("content-type"))
     event["requestContext"]["requestId"] = uuid4().hex
-    event["requestContext"].pop("authorizer")
-    if not (request.method == "GET" and is_public(path)):
-        if "authorization" not in headers:
-            return httpx.Response(401, json={"message": "Unauthorized"})
-        asked = event_of("aws_http_authorizer")
-        asked |= {"headers": headers, "identitySource": [headers["authorization"]]}
-        verdict = judged(asked)
-        if not verdict["isAuthorized"]:
-            return httpx.Response(403, json={"message": "Forbidden"})
-        event["requestContext"]["authorizer"] = {"lambda": verdict["context"]}
     answer = answer_to(event)
     said = answer.get("body") or ""
     content = b64decode(said) if answer.get("isBase64Encoded") else said.encode()
@@ -130,7 +118,7 @@ def _trusted() -> ssl.SSLContext:
 
 
 class Gateway(httpx.BaseTransport):
-    """Hands requests to the authorizer, and those that may pass to the API's Lambda.
+    """Hands requests to the API's Lambda.
 
     Requests to other hosts go out: a redirect leads to the emulator.
     """
@@ -149,17 +137,29 @@ class Gateway(httpx.BaseTransport):
         return answered(request)
 
 
+def give_key(cloud: Cloud, authorization: str, tenant: str) -> None:
+    """Make a header that was recorded the key of a tenant."""
+    _, key_id, secret = authorization.removeprefix("Bearer ").split("_", 2)
+    key = ApiKey(key_id, tenant, "recorded", sha256(secret.encode()).hexdigest(), created_at=1)
+    item = to_item({"pk": f"KEY#{key_id}", "sk": META} | dump(key))
+    cloud.aws.clients["dynamodb"].put_item(TableName=cloud.deployment.table.name, Item=item)
+
+
 @contextmanager
 def serving(cloud: Cloud) -> Iterator[Cloud]:
-    """Let the Lambdas of this process belong to a deployment until the block is left."""
+    """Let the Lambdas of this process belong to a deployment until the block is left.
+
+    It knows the key of the recorded requests, which is of the tenant `default`.
+    """
 
     def forget() -> None:
-        for cached in (cached_deployment, aws, authorizer._aws):
+        for cached in (cached_deployment, aws):
             cached.cache_clear()
 
     with pytest.MonkeyPatch.context() as patch:
         for name, value in cloud.environment.items():
             patch.setenv(name, value)
         forget()
+        give_key(cloud, event_of("aws_http_request")["headers"]["authorization"], "default")
         yield cloud
         forget()

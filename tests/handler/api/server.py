@@ -1,4 +1,4 @@
-"""The API of this process behind a real port: authorizer and Lambda, as the gateway joins them."""
+"""The API of this process behind a real port, as the gateway serves it."""
 
 from __future__ import annotations
 

@@ -12,6 +12,7 @@ import pytest
 from openai import OpenAI
 
 from handler.api import app
+from handler.api.envelope.caller import Caller
 from handler.api.routers import batches, models
 from handler.errors import AwsError
 from handler.log import logger
@@ -23,7 +24,6 @@ ROUTES = [
     ("POST", "/v1/batches/batch_1/cancel"),
     ("GET", "/v1/models"),
     ("GET", "/v1/models/tidemill-demo"),
-    ("GET", "/v1/none"),
 ]
 
 
@@ -37,30 +37,42 @@ def no_cloud(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(batches, "deployment", fail)
     monkeypatch.setattr(batches, "aws", fail)
     monkeypatch.setattr(models, "deployment", fail)
-    monkeypatch.setattr(app, "admit", lambda _: None)
+    monkeypatch.setattr(app, "admitted", lambda _: Caller("default"))
 
 
 @pytest.mark.usefixtures("no_cloud")
 def test_health_needs_no_key_and_asks_nothing_of_aws() -> None:
     """It tells whether this Lambda answers, to anybody."""
     event = request_of("/health")
-    del event["requestContext"]["authorizer"]
+    del event["headers"]["authorization"]
     answer = answer_to(event)
     assert answer["statusCode"] == 200
     assert json.loads(answer["body"]) == {"status": "ok"}
 
 
-@pytest.mark.usefixtures("no_cloud")
-@pytest.mark.parametrize("authorizer", [None, {}, {"lambda": {}}, {"lambda": {"tenant": ""}}])
+@pytest.mark.usefixtures("cloud")
+@pytest.mark.parametrize("authorizer", [None, {}, {"iam": {}}, {"lambda": {"tenant": "lab"}}])
 @pytest.mark.parametrize(("method", "path"), ROUTES)
-def test_nobody_is_answered_whom_no_authorizer_has_let_in(
+def test_nobody_is_answered_who_has_no_key(
     method: str, path: str, authorizer: dict[str, Any] | None
 ) -> None:
-    """Should a route ever be deployed without one, it shows nothing and does nothing."""
+    """Whatever else is said of them."""
     event = request_of(path, method)
     event["requestContext"]["authorizer"] = authorizer
+    del event["headers"]["authorization"]
     status, error = refusal_in(answer_to(event))
-    assert (status, error["code"]) == (500, "internal_error")
+    assert (status, error["code"]) == (401, "missing_api_key")
+
+
+@pytest.mark.usefixtures("cloud")
+def test_a_head_is_answered_as_a_get_without_its_body() -> None:
+    """Of every path that can be had; of others it is a 404 like any method."""
+    for path in ("/v1/batches", "/v1/models/tidemill-demo", "/health", "/"):
+        head, get = (answer_to(request_of(path, method)) for method in ("HEAD", "GET"))
+        assert head["statusCode"] == get["statusCode"] < 400
+        assert head["body"] == ""
+        assert set(head["headers"]) == set(get["headers"])
+    assert answer_to(request_of("/v1/batches/batch_1/cancel", "HEAD"))["statusCode"] == 404
 
 
 @pytest.mark.usefixtures("no_cloud")
@@ -82,7 +94,6 @@ def test_nobody_is_answered_whom_no_authorizer_has_let_in(
         ("GET", "/dashboard/assets/../view/session"),
         ("GET", "/v1/batches\x00"),
         ("GET", "/v1/batches/\ud800"),
-        ("HEAD", "/v1/batches"),
         ("OPTIONS", "/v1/batches"),
         ("PATCH", "/health"),
     ],
@@ -103,7 +114,7 @@ def test_a_fault_of_ours_is_logged_and_not_shown(
     def fail() -> Any:
         raise fault
 
-    monkeypatch.setattr(app, "admit", lambda _: None)
+    monkeypatch.setattr(app, "admitted", lambda _: Caller("default"))
     monkeypatch.setattr(batches, "aws", fail)
     with caplog.at_level(logging.ERROR, logger="tidemill"):
         answer = answer_to(request_of("/v1/batches/batch_1"))
@@ -132,14 +143,16 @@ def test_a_body_that_nobody_asked_for_changes_nothing(
 
 
 def test_a_key_opens_the_api_and_another_word_does_not(client: OpenAI, token: str) -> None:
-    """Through the authorizer, as the SDK meets it."""
+    """As the SDK meets it: it asks once, and raises what it raises for OpenAI's own 401."""
     assert list(client.batches.list()) == []
     for wrong in (token[:-1], f"{token}x", "sk-1"):
-        with pytest.raises(openai.PermissionDeniedError):
-            client.with_options(api_key=wrong).batches.list()
+        with pytest.raises(openai.AuthenticationError) as caught:
+            client.with_options(api_key=wrong, max_retries=2).batches.list()
+        assert caught.value.code == "invalid_api_key"
+        assert caught.value.request_id
     with httpx.Client(transport=Gateway(), base_url=URL) as http:
         assert http.get("/health").status_code == 200
-        assert http.get("/v1/batches").status_code == 401
+        assert http.get("/v1/batches").json()["error"]["code"] == "missing_api_key"
 
 
 def test_an_error_is_what_the_sdk_knows(client: OpenAI) -> None:

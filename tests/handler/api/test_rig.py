@@ -34,25 +34,3 @@ def test_headers_come_joined_and_cookies_apart(events: list[dict[str, Any]]) -> 
     assert event["cookies"] == ["a=1", "b=2"]
     assert event["rawQueryString"] == "b=1&a=2&b="
     assert event["queryStringParameters"] == {"a": "2", "b": "1,"}
-    assert "authorizer" not in event["requestContext"]
-
-
-@pytest.mark.parametrize(
-    ("headers", "answer"),
-    [
-        ({}, (401, {"message": "Unauthorized"})),
-        ({"authorization": "Basic x"}, (403, {"message": "Forbidden"})),
-    ],
-)
-@pytest.mark.parametrize(("method", "path"), [("GET", "/v1/batches"), ("POST", "/health")])
-def test_who_has_no_key_is_answered_by_the_gateway(
-    events: list[dict[str, Any]],
-    method: str,
-    path: str,
-    headers: dict[str, str],
-    answer: tuple[int, dict[str, str]],
-) -> None:
-    """In its own words, and only a GET of what is public needs none."""
-    said = answered(httpx.Request(method, f"http://x{path}", headers=headers))
-    assert (said.status_code, said.json()) == answer
-    assert events == []

@@ -41,9 +41,9 @@ def no_cloud(monkeypatch: pytest.MonkeyPatch) -> Iterator[pytest.MonkeyPatch]:
 
 
 def asked(path: str, *, encoding: str = "") -> dict[str, Any]:
-    """Return the answer to a request that no authorizer has seen."""
+    """Return the answer to a request without a key."""
     event = request_of(path)
-    event["requestContext"].pop("authorizer")
+    del event["headers"]["authorization"]
     event["headers"]["accept-encoding"] = encoding
     return answer_to(event)
 
@@ -112,8 +112,8 @@ def test_a_file_that_is_not_there(path: str) -> None:
 
 @pytest.mark.parametrize("view", VIEWS)
 def test_nobody_sees_a_view_without_a_key(view: str) -> None:
-    """Even if a route were deployed without an authorizer."""
-    assert refusal_in(asked(f"/dashboard/view/{view}"))[0] == 500
+    """Its page asks for another one then."""
+    assert refusal_in(asked(f"/dashboard/view/{view}"))[0] == 401
 
 
 def test_a_deployment_of_signed_requests_says_so(no_cloud: pytest.MonkeyPatch) -> None:

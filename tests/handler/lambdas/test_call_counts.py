@@ -147,6 +147,7 @@ def test_a_batch_is_made_by_few_calls(ministack: Emulator) -> None:
         cloud.run(cloud.deployment.files.put_file(file))
         first, batch_id = posted()
         assert first == {
+            "GetItem KEY/META": 1,
             "GetItem TENANT/META": 2,  # its limits, then its webhook's secret
             "GetItem FILE/META": 1,
             "HeadObject": 1,
@@ -175,7 +176,7 @@ def posted() -> tuple[Counter[str], str]:
         "endpoint": "/v1/chat/completions",
         "completion_window": "24h",
     }
-    event["headers"] = {"content-type": "application/json"}
+    event["headers"]["content-type"] = "application/json"
     event |= {"body": json.dumps(fields), "isBase64Encoded": False}
     with counting(api_aws()) as counts:
         answered = answer_to(event)

@@ -39,7 +39,7 @@ def cloud(emulator: Emulator) -> Iterator[Cloud]:
 def event_of_body(body: str | bytes, **headers: str) -> dict[str, Any]:
     """Return the event of a request with a body, of the tenant `default`."""
     event = request_of("/v1/batches", "POST")
-    event["headers"] = {"content-type": "application/json"} | headers
+    event["headers"] |= {"content-type": "application/json"} | headers
     if isinstance(body, bytes):
         return event | {"body": base64.b64encode(body).decode(), "isBase64Encoded": True}
     return event | {"body": body, "isBase64Encoded": False}

@@ -272,7 +272,7 @@ def test_a_completion_out_of_time_goes_on_where_it_was(
     patience = iter([60.0, 0.0, 60.0, 0.0])
     monkeypatch.setattr("handler.api.routers.uploads._time_left", lambda: next(patience, 60.0))
     for _ in range(2):
-        answer = asked_of(upload_id, ids)
+        answer = asked_of(lab, upload_id, ids)
         assert answer["statusCode"] == 503
         assert answer["headers"]["Retry-After"] == "1"
     done = lab.uploads.complete(upload_id, part_ids=ids)
@@ -282,11 +282,11 @@ def test_a_completion_out_of_time_goes_on_where_it_was(
     assert sent == [1, 2]
 
 
-def asked_of(upload_id: str, ids: list[str]) -> dict[str, Any]:
+def asked_of(client: OpenAI, upload_id: str, ids: list[str]) -> dict[str, Any]:
     """Return the answer of one call to complete, which the SDK would repeat."""
     event = request_of(f"/v1/uploads/{upload_id}/complete", "POST")
-    event["headers"] |= {"content-type": "application/json"}
-    event["requestContext"]["authorizer"] = {"lambda": {"tenant": "lab"}}
+    key = f"Bearer {client.api_key}"
+    event["headers"] |= {"content-type": "application/json", "authorization": key}
     return answer_to(event | {"body": json.dumps({"part_ids": ids}), "isBase64Encoded": False})
 
 

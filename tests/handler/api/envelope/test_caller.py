@@ -1,0 +1,150 @@
+"""Who is let in, by the real table, and what everybody else is told."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from handler.api import app
+from handler.tenants.keys import KeyStore, key_id_of
+from tests.emulators import Emulator
+from tests.handler.api.rig import answer_to, refusal_in, request_of, serving
+from tests.handler.intake.rig import Cloud
+
+UNKNOWN = f"tm_{'0' * 16}_{'a' * 43}"
+
+
+@pytest.fixture
+def cloud(ministack: Emulator) -> Iterator[Cloud]:
+    """Return a deployment that the environment of this process names."""
+    with serving(Cloud.on(ministack)) as cloud:
+        yield cloud
+
+
+@pytest.fixture
+def token(cloud: Cloud) -> str:
+    """Return a key of the tenant `search`."""
+    return cloud.run(keys_of(cloud).create(tenant="search", name="x", now=1))
+
+
+@pytest.fixture
+def no_table(monkeypatch: pytest.MonkeyPatch, cloud: Cloud) -> None:
+    """Let any look at the table fail the test."""
+    del cloud
+
+    def fail(*_: Any) -> Any:
+        pytest.fail("AWS was asked")
+
+    monkeypatch.setattr(KeyStore, "get", fail)
+
+
+def keys_of(cloud: Cloud) -> KeyStore:
+    """Return the keys of the deployment."""
+    return cloud.deployment.keys
+
+
+def asked(authorization: str | None, path: str = "/dashboard/view/session") -> dict[str, Any]:
+    """Return a recorded event with another header, by default a question for one's own name."""
+    event = request_of(path)
+    del event["headers"]["authorization"]
+    if authorization is not None:
+        event["headers"]["authorization"] = authorization
+    return event
+
+
+def refused(authorization: str | None) -> str:
+    """Return the code with which a header is refused, once the answer is seen to be OpenAI's."""
+    status, error = refusal_in(answer_to(asked(authorization)))
+    assert (status, error["type"], error["param"]) == (401, "invalid_request_error", None)
+    assert "tidemill keys create" in error["message"]
+    code: str = error["code"]
+    return code
+
+
+@pytest.mark.parametrize("form", ["Bearer {}", "bearer {}", "BEARER {}", "Bearer  {} "])
+def test_a_key_lets_its_tenant_in(token: str, form: str, caplog: pytest.LogCaptureFixture) -> None:
+    """And the log says whose request it was, by which key."""
+    with caplog.at_level(logging.INFO, logger="tidemill"):
+        answer = answer_to(asked(form.format(token)))
+    assert answer["statusCode"] == 200
+    assert "search" in answer["body"] + str(answer["headers"])
+    (record,) = caplog.records
+    assert (record.getMessage(), vars(record)["tenant"]) == ("request", "search")
+    assert vars(record)["key_id"] == key_id_of(token)
+
+
+def test_a_header_is_found_however_it_is_written(token: str) -> None:
+    """API Gateway sends small letters, other gateways may not."""
+    event = asked(None)
+    event["headers"]["Authorization"] = f"Bearer {token}"
+    assert answer_to(event)["statusCode"] == 200
+
+
+def test_a_key_is_refused_that_is_unknown_or_wrong_or_revoked(cloud: Cloud, token: str) -> None:
+    """From the next request on, and the answer does not tell which."""
+    assert answer_to(asked(f"Bearer {token}"))["statusCode"] == 200
+    cloud.run(keys_of(cloud).revoke(key_id_of(token), now=2))
+    other = cloud.run(keys_of(cloud).create(tenant="search", name="x", now=1))
+    wrong = f"tm_{key_id_of(other)}_{token[-43:]}"
+    for each in (token, UNKNOWN, wrong):
+        assert refused(f"Bearer {each}") == "invalid_api_key"
+
+
+@pytest.mark.usefixtures("no_table")
+@pytest.mark.parametrize(
+    ("form", "code"),
+    [
+        (None, "missing_api_key"),
+        ("", "missing_api_key"),
+        ("Bearer", "missing_api_key"),
+        ("Bearer ", "missing_api_key"),
+        ("{}", "missing_api_key"),
+        ("Basic {}", "missing_api_key"),
+        ("Token {}", "missing_api_key"),
+        ("Bearer{}", "missing_api_key"),
+        ("Bearer x{}", "invalid_api_key"),
+        ("Bearer {}x", "invalid_api_key"),
+        ("Bearer {}, Bearer {}", "invalid_api_key"),
+    ],
+)
+def test_what_is_no_key_is_refused_before_the_table_is_asked(form: str | None, code: str) -> None:
+    """It costs nothing, however often it is tried."""
+    assert refused(form and form.format(UNKNOWN, UNKNOWN)) == code
+
+
+@pytest.mark.usefixtures("no_table")
+def test_a_very_long_header_is_refused_at_once() -> None:
+    """Nothing is computed over it but its form."""
+    assert refused(f"Bearer tm_{'0' * 1_000_000}") == "invalid_api_key"
+
+
+@pytest.mark.usefixtures("no_table")
+def test_of_strangers_nothing_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither a body nor a parameter: the answer to nonsense is that there is no key."""
+    monkeypatch.setattr(app.Bodies, "_get_body", lambda *_: pytest.fail("the body was read"))
+    event = request_of("/v1/batches", "POST", "limit=none") | {"body": "{" * 100}
+    del event["headers"]["authorization"]
+    assert refusal_in(answer_to(event))[1]["code"] == "missing_api_key"
+    event["requestContext"]["http"]["method"] = "GET"
+    assert refusal_in(answer_to(event))[1]["code"] == "missing_api_key"
+
+
+def test_a_table_that_fails_is_an_error_and_no_refusal(cloud: Cloud, token: str) -> None:
+    """A 500 comes again; a refusal would be believed."""
+    cloud.aws.clients["dynamodb"].delete_table(TableName=cloud.deployment.table.name)
+    answer = answer_to(asked(f"Bearer {token}"))
+    assert refusal_in(answer)[0] == 500
+    assert token[-43:] not in str(answer)
+
+
+def test_a_refusal_is_logged_without_the_key(
+    cloud: Cloud, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Who tries keys is seen; what was tried is not."""
+    del cloud
+    with caplog.at_level(logging.INFO, logger="tidemill"):
+        refused(f"Bearer {UNKNOWN}")
+    assert [record.getMessage() for record in caplog.records] == ["key refused"]
