@@ -136,6 +136,7 @@ class Config(_Table):
     compute: Literal["managed-instances", "asg"] = "managed-instances"
     spot: bool = False
     auth: Literal["keys", "iam"] = "keys"
+    strict_endpoint: bool = False
     windows: Windows = Field(default_factory=Windows)
     retention: Retention = Field(default_factory=Retention)
     limits: Limits = Field(default_factory=Limits)

@@ -71,9 +71,11 @@ def _predicate(fault: Mapping[str, Any]) -> str:
             return "is required"
         case "too_short" | "string_too_short":
             return "must not be empty"
-        case "too_long":
-            return f"must not hold more than {fault['ctx']['max_length']} items"
-        case "string_too_long":
-            return f"must not be longer than {fault['ctx']['max_length']} characters"
+        case "too_long" | "string_too_long":
+            # Behind a validator of ours pydantic no longer knows that it measures a string.
+            limit = f"{fault['ctx']['max_length']:,}"
+            if isinstance(fault["input"], str):
+                return f"must not be longer than {limit} characters"
+            return f"must not hold more than {limit} items"
     message = str(fault["msg"]).removeprefix("Value error, ")
     return message.replace("Input should ", "must ", 1)

@@ -43,7 +43,7 @@ def let_in(app: ApiGatewayResolver) -> None:
         return
     caller = admitted(event)
     logger.info("request", tenant=caller.tenant, key_id=caller.key_id)
-    app.append_context(caller=caller)
+    app.append_context(caller=caller)  # type: ignore[no-untyped-call]
 
 
 def admitted(event: APIGatewayProxyEventV2) -> Caller:

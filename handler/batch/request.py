@@ -20,6 +20,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from engine.protocol.errors import RequestError
 from engine.protocol.routes import ENDPOINTS, known_route
+from handler.batch.hosts import is_inside
 from handler.batch.model import OnInvalidLine, Options
 from handler.batch.window import DEFAULT_WINDOW, window_seconds
 from handler.errors import InvalidOption, shown
@@ -160,7 +161,7 @@ def options_of_request(fields: Mapping[str, Any]) -> Options:
 def check_url(value: object, param: str) -> str:
     """Return an https url; raises InvalidOption.
 
-    Only its words are looked at; whether its host may be dialled is seen when it is.
+    Only its words are looked at; whether a host's addresses may be dialled is seen when it is.
     """
     problem = _problem_of_url(value)
     if problem is not None or not isinstance(value, str):
@@ -244,6 +245,8 @@ def _problem_of_url(value: object) -> str | None:
         return "a user name or password in it is not accepted"
     if not host or port == 0:
         return "this one names no host"
+    if is_inside(host):
+        return "the host of this one is not public"
     return None
 
 

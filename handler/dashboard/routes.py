@@ -5,12 +5,13 @@ The page and its assets hold nothing of any tenant and need no key; every view d
 
 from __future__ import annotations
 
-from http import HTTPStatus
 from typing import Annotated, Any
 
 from aws_lambda_powertools.event_handler import Response
 from aws_lambda_powertools.event_handler.openapi.params import Query
 from aws_lambda_powertools.event_handler.router import APIGatewayHttpRouter
+
+from handler.api.envelope.redirect import redirect
 
 router = APIGatewayHttpRouter()  # type: ignore[no-untyped-call]
 
@@ -18,7 +19,7 @@ router = APIGatewayHttpRouter()  # type: ignore[no-untyped-call]
 @router.get("/", include_in_schema=False)
 def go_to_page() -> Response[Any]:
     """Send whoever opens the API's address in a browser to the dashboard."""
-    return Response(int(HTTPStatus.TEMPORARY_REDIRECT), headers={"Location": "/dashboard"})
+    return redirect("/dashboard", "The dashboard is at /dashboard, the API under /v1.")
 
 
 @router.get("/dashboard", compress=True, include_in_schema=False)

@@ -1,8 +1,4 @@
-"""Which hosts a client may make us speak to: public ones, found out once and dialled as found.
-
-`ipaddress.is_global` alone is not enough: it holds for the metadata address behind NAT64, for
-multicast and for site-local addresses.
-"""
+"""Where the hosts lie that a client makes us speak to: found out once and dialled as found."""
 
 from __future__ import annotations
 
@@ -10,28 +6,17 @@ import re
 import socket
 from collections.abc import Callable
 from concurrent.futures import Future
-from ipaddress import IPv6Address, ip_address, ip_network
 from threading import Thread
 from typing import Any, NamedTuple
 from urllib.parse import unquote, urlsplit
 
+from handler.batch.hosts import is_public
 from handler.errors import HandlerError
 
 Resolve = Callable[[str, int], list[str]]
 
-_DENIED = tuple(
-    ip_network(network)
-    for network in (
-        "0.0.0.0/8 10.0.0.0/8 100.64.0.0/10 127.0.0.0/8 169.254.0.0/16 172.16.0.0/12 192.0.0.0/24 "
-        "192.168.0.0/16 198.18.0.0/15 224.0.0.0/4 240.0.0.0/4 "
-        # The unspecified address, loopback and IPv4 in IPv6 are all in ::/96 and ::ffff:0:0/96.
-        "::/96 ::ffff:0:0/96 64:ff9b::/96 64:ff9b:1::/48 2002::/16 2001::/32 "
-        "fc00::/7 fe80::/10 fec0::/10 ff00::/8"
-    ).split()
-)
 _MIN_SECRET_CHARS = 12
 _RESOLVE_SECONDS = 10.0
-_UNICAST = ip_network("2000::/3")  # all that has been handed out of IPv6
 # No white space, no backslash, nothing beyond ASCII: what parsers disagree about.
 _URL = re.compile(r"[!-\[\]-~]+")
 _HOST = re.compile(r"[A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\]")
@@ -106,18 +91,3 @@ def without_secrets(text: str, url: str) -> str:
             if len(secret) >= _MIN_SECRET_CHARS:
                 text = text.replace(secret, "…")
     return text
-
-
-def is_public(address: str) -> bool:
-    """Say whether an address may be dialled on behalf of a client."""
-    try:
-        parsed = ip_address(address)
-    except ValueError:
-        return False
-    if isinstance(parsed, IPv6Address) and (
-        parsed.scope_id is not None or parsed not in _UNICAST  # ::ffff:0:0:0/96 and the like
-    ):
-        return False
-    return parsed.is_global and not any(
-        parsed in network for network in _DENIED if network.version == parsed.version
-    )

@@ -56,6 +56,7 @@ class DataStack(Stack):
             "TIDEMILL_WORK_QUEUES": self._work_queue_urls(),
             "TIDEMILL_EVENT_BUS": self.bus.event_bus_name,
             "TIDEMILL_AUTH": config.auth,
+            "TIDEMILL_STRICT_ENDPOINT": str(int(config.strict_endpoint)),
             "TIDEMILL_SERVICES": json.dumps(services),
             "TIDEMILL_GPU_HOUR_PRICES": json.dumps(
                 {name: price for name, price in prices.items() if price}

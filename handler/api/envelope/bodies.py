@@ -68,8 +68,9 @@ def body_of(event: APIGatewayProxyEventV2) -> bytes:
     if len(body) > MAX_BODY_BYTES:
         raise TooLarge(
             f"The body has {len(body):,} bytes; {MAX_BODY_BYTES:,} are taken. Larger files come in "
-            "parts by `POST /v1/uploads` (`client.uploads.upload_file_chunked`), or are put into "
-            "the deployment's bucket under input/."
+            "parts by `POST /v1/uploads` (`client.uploads.upload_file_chunked(..., "
+            "part_size=4_000_000)`; without `part_size` the SDK sends parts of 64 MB, which are "
+            "refused like this), or are put into the deployment's bucket under input/."
         )
     return body
 

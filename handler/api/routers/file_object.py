@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import unicodedata
 from typing import Annotated, Final, Literal
 from urllib.parse import quote
 
@@ -14,9 +15,14 @@ from handler.batch.request import MAX_EXPIRY_SECONDS, MIN_EXPIRY_SECONDS
 
 BATCH: Final = "batch"
 _MAX_NAME_LENGTH: Final = 255
-# What has no shape of its own, and what turns the line round in a listing.
+# Control, format (what turns a line round or joins letters), surrogate, private and unassigned
+# characters, and ends of lines and paragraphs.
+_UNSEEN_KINDS: Final = frozenset({"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"})
+# Letters and marks without a shape of their own (Unicode's Default_Ignorable_Code_Point),
+# and Braille's blank.
 _UNSEEN: Final = re.compile(
-    r"[\x00-\x1f\x7f-\x9f\u061c\u200b\u200e\u200f\u2028-\u202e\u2060-\u2069\ufeff]"
+    "[\u034f\u115f\u1160\u17b4\u17b5\u180b-\u180f\u2800\u3164\ufe00-\ufe0f\uffa0"
+    "\U000e0100-\U000e01ef]"
 )
 
 
@@ -56,7 +62,7 @@ def file_object(file: File) -> FileObject:
         bytes=file.num_bytes,
         created_at=file.created_at,
         expires_at=file.expires,
-        filename=file.filename,
+        filename=name_of(file.filename),
         purpose=file.purpose,
     )
 
@@ -74,11 +80,16 @@ def check_purpose(purpose: str) -> str:
 
 def name_of(filename: str | None) -> str:
     """Return a name that can be shown, of whatever a client has called its file."""
-    name = _UNSEEN.sub("", (filename or "").replace("\\", "/").rpartition("/")[2]).strip()
-    return name[:_MAX_NAME_LENGTH] or "upload"
+    name = (filename or "").replace("\\", "/").rpartition("/")[2]
+    seen = "".join(char for char in name if unicodedata.category(char) not in _UNSEEN_KINDS)
+    return _UNSEEN.sub("", seen).strip()[:_MAX_NAME_LENGTH].rstrip() or "upload"
 
 
 def disposition_of(filename: str) -> str:
-    """Return the header by which a browser keeps a file under its name (RFC 6266)."""
+    """Return the header by which a browser keeps a file under its name (RFC 6266).
+
+    What is dropped into the bucket has any name, and so have its results.
+    """
+    filename = name_of(filename)
     plain = re.sub(r"[^A-Za-z0-9._ -]", "_", filename)
     return f"attachment; filename=\"{plain}\"; filename*=UTF-8''{quote(filename, safe='')}"

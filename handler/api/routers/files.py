@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import time
-from http import HTTPStatus
 from typing import Annotated, Final, Literal
 from uuid import uuid4
 
@@ -17,6 +16,7 @@ from handler.api.envelope.caller import tenant_of
 from handler.api.envelope.errors import NotFound, Refused
 from handler.api.envelope.means import aws
 from handler.api.envelope.page import Page, page_of
+from handler.api.envelope.redirect import redirect
 from handler.api.routers.file_object import (
     BATCH,
     FileDeleted,
@@ -124,14 +124,12 @@ def file_content(file_id: str) -> Response[str]:
     call = deployment().bucket.download(
         file.key, file.version_id, disposition=disposition_of(file.filename)
     )
-    return Response(
-        status_code=int(HTTPStatus.TEMPORARY_REDIRECT),
-        body="",
-        headers={
-            "Location": aws().presign(call, MAX_PRESIGNED_SECONDS),
-            # Whoever has the url has the file.
-            "Cache-Control": "no-store",
-        },
+    return redirect(
+        aws().presign(call, MAX_PRESIGNED_SECONDS),
+        "The bytes are at the url in this answer's Location header, which is good for an hour and "
+        "is asked without the key: follow redirects, as `curl -L` does.",
+        # Whoever has the url has the file.
+        headers={"Cache-Control": "no-store"},
     )
 
 

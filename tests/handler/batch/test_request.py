@@ -35,6 +35,15 @@ BAD_URLS = [
     "https://exämple.com/",
     "https://[::1/",
     "https://example.com/" + "x" * 8192,
+    "https://127.0.0.1/",
+    "https://127.1:8443/",
+    "https://2130706433/",
+    "https://0x7f000001/",
+    "https://10.0.0.1/",
+    "https://169.254.169.254/latest/",
+    "https://localhost/",
+    "https://[::1]/",
+    "https://[::ffff:127.0.0.1]/",
 ]
 
 

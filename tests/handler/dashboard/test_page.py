@@ -52,6 +52,7 @@ def test_the_address_of_the_api_leads_to_the_page() -> None:
     """Who opens it in a browser need not know more."""
     answer = asked("/")
     assert (answer["statusCode"], answer["headers"]["Location"]) == (307, "/dashboard")
+    assert "/dashboard" in answer["body"]
 
 
 @pytest.mark.parametrize("path", PUBLIC)

@@ -20,6 +20,7 @@ from handler.batch.model import File
 from handler.batch.states import Status
 from tests.handler.api.rig import (
     URL,
+    Gateway,
     answer_to,
     body_as_sent,
     refusal_in,
@@ -49,6 +50,18 @@ def test_a_file_comes_back_as_it_was_sent(lab: OpenAI) -> None:
     for gone in (lab.files.retrieve, lab.files.content, lab.files.delete):
         with pytest.raises(openai.NotFoundError):
             gone(made.id)
+
+
+def test_a_client_that_does_not_follow_is_told_what_to_do(lab: OpenAI) -> None:
+    """By a sentence in the body, as many show nothing else."""
+    made = lab.files.create(file=("x", LINES), purpose="batch")
+    url, headers = f"{URL}/v1/files/{made.id}/content", {"Authorization": f"Bearer {lab.api_key}"}
+    with httpx.Client(transport=Gateway()) as http:
+        answer = http.get(url, headers=headers)
+    assert answer.status_code == 307
+    assert answer.headers["content-type"] == "text/plain; charset=utf-8"
+    assert "Location" in answer.text
+    assert answer.headers["location"] not in answer.text
 
 
 @pytest.mark.parametrize("is_chunked", [False, True])
@@ -196,7 +209,7 @@ def test_a_wrong_body_is_refused_in_words(
 
 def test_a_body_that_is_too_large_is_told_the_ways(lab: OpenAI) -> None:
     """In parts, or into the bucket."""
-    with pytest.raises(openai.APIStatusError, match=r"/v1/uploads.*input/") as caught:
+    with pytest.raises(openai.APIStatusError, match=r"/v1/uploads.*part_size.*input/") as caught:
         lab.files.create(file=bytes(4_400_000), purpose="batch")
     assert caught.value.status_code == 413
 
@@ -248,6 +261,11 @@ def test_a_file_goes_when_its_client_has_said(lab: OpenAI, any_cloud: Cloud) -> 
         ('a"; filename=b', 'a"; filename=b'),
         ("a\u200b\u061c\u2060\ufeffb", "ab"),
         ("\u200b", "upload"),
+        ("a\u00ad\u180e\u034f\u2800\u3164\ufe0f\U000e0041\u200db", "ab"),
+        (
+            "\u0627\u0628 \u0915\u093f \U0001f30a.jsonl",
+            "\u0627\u0628 \u0915\u093f \U0001f30a.jsonl",
+        ),
         ("", "upload"),
         ("x" * 300, "x" * 255),
     ],
@@ -256,7 +274,8 @@ def test_a_name_is_shown_and_quoted_safely(sent: str, shown: str) -> None:
     """No path, nothing that ends a line or the quotes of a header."""
     name = name_of(sent)
     assert name == shown
-    header = disposition_of(name)
+    header = disposition_of(sent)
+    assert header == disposition_of(name)
     assert header.isascii()
     assert header.isprintable()
     assert header.count('"') == 2
