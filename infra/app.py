@@ -54,7 +54,11 @@ def main() -> int:
         return 1
     is_local = app.node.try_get_context("local") == "true"
     bundle = make_bundle(machine_here() if is_local else "arm64")
-    add_stacks(app, config, bundle, None if is_local else worker_image())
+    try:
+        add_stacks(app, config, bundle, None if is_local else worker_image())
+    except ConfigRefused as exc:
+        sys.stderr.write(f"{path}: {exc}\n")
+        return 1
     add_checks(app)
     app.synth()
     return 0

@@ -50,7 +50,7 @@ class Function(Construct):
             role=role,
             log_group=self.logs,
             logging_format=lambda_.LoggingFormat.JSON,
-            environment={**environment, "POWERTOOLS_SERVICE_NAME": module},
+            environment=environment,
             memory_size=memory_mib,
             timeout=timeout,
             ephemeral_storage_size=scratch,

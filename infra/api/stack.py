@@ -16,6 +16,7 @@ from constructs import Construct
 from handler.metrics import Metric
 from infra import permissions as may
 from infra.alarms import add_alarm
+from infra.api.environment import check_size
 from infra.api.functions import Function
 from infra.api.http_api import HttpApi
 from infra.bundle import Bundle
@@ -192,13 +193,15 @@ class ApiStack(Stack):
         statements: Iterable[iam.PolicyStatement],
         scratch: Size | None = None,
     ) -> Function:
+        environment = {**self.data.settings(), "POWERTOOLS_SERVICE_NAME": module}
+        check_size(self.data, environment, len(self.data.config.models))
         return Function(
             self,
             construct_id,
             module=module,
             bundle=self._bundle,
             config=self.data.config,
-            environment=self.data.settings(),
+            environment=environment,
             may=statements,
             memory_mib=memory_mib,
             timeout=timeout,

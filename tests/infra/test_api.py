@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from importlib import import_module
+from pathlib import Path
 from typing import Any
 
 import pytest
+from aws_cdk import App
 from aws_cdk.assertions import Template
 
 from handler.api.public import PUBLIC
 from handler.deployment import Deployment as Resources
 from handler.deployment import deployment as cached_deployment
 from handler.settings import read_settings
+from infra import app as infra_app
+from infra.app import add_stacks
+from infra.bundle import Bundle
+from infra.config import make_config
 from localstack.pump import Context
 from tests.infra.conftest import Synth
 from tests.infra.reading import Deployment
@@ -135,6 +142,30 @@ def test_no_variable_goes_unread(functions: dict[str, dict[str, Any]]) -> None:
         variables = function["Environment"]["Variables"]
         known = {f"TIDEMILL_{name.upper()}" for name in type(read_settings(variables)).model_fields}
         assert set(variables) - known == {"POWERTOOLS_SERVICE_NAME"}
+
+
+def test_models_that_no_environment_holds_are_refused(
+    stub_bundle: Callable[[], Bundle],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """In a sentence, when the stacks are made: Lambda takes 4 KB, and each name stands thrice."""
+    models = [
+        {"name": f"Qwen/Qwen3-{number}B-Instruct", "gpu": "l4", "gpu_hour_price": 0.8}
+        for number in range(10, 24)
+    ]
+    add_stacks(App(outdir=str(tmp_path)), make_config({"models": models[:12]}, ""), stub_bundle())
+    path = tmp_path / "config.toml"
+    path.write_text(f"models = [{', '.join(json.dumps(it).replace(':', '=') for it in models)}]")
+    monkeypatch.setattr(infra_app, "make_bundle", lambda _: stub_bundle())
+    monkeypatch.setattr(infra_app, "worker_image", lambda: None)
+    monkeypatch.setattr(
+        infra_app, "App", lambda: App(outdir=str(tmp_path), context={"config": str(path)})
+    )
+    assert infra_app.main() == 1
+    said = capsys.readouterr().err
+    assert said.startswith(f"{path}: 14 models are too many for one deployment: what a Lambda is")
 
 
 def test_the_services_named_are_those_that_run(deployment: Deployment) -> None:

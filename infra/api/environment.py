@@ -1,0 +1,46 @@
+"""Whether a Lambda can be told all that it is to know: AWS says so when half is deployed."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any, Final
+
+from aws_cdk import Stack
+
+from infra.config import ConfigRefused
+
+# Of all variables of a function together, written as JSON.
+MAX_BYTES: Final = 4096
+# What CloudFormation puts in the place of a reference, at its longest: a name that it makes up ends
+# in thirteen characters of its own, and a queue is known by its url.
+_MADE_UP: Final = "-" * 13
+_MAX_NAME: Final = 80
+_QUEUE_URL: Final = "https://sqs.ap-southeast-2.amazonaws.com/111122223333/"
+
+
+def check_size(stack: Stack, variables: Mapping[str, str], num_models: int) -> None:
+    """Raise ConfigRefused for more variables than Lambda takes; `stack` has what they refer to."""
+    written = {
+        name: _written(value, _QUEUE_URL if "QUEUE" in name else "", stack.stack_name)
+        for name, value in stack.resolve(dict(variables)).items()
+    }
+    num_bytes = len(json.dumps(written, separators=(",", ":"), ensure_ascii=False).encode())
+    if num_bytes > MAX_BYTES:
+        raise ConfigRefused(
+            f"{num_models} models are too many for one deployment: what a Lambda is told of them "
+            f"takes about {num_bytes:,} bytes, and AWS takes {MAX_BYTES:,}. Give them shorter "
+            "names, or put some into another deployment, under another `name`."
+        )
+
+
+def _written(value: Any, before: str, stack_name: str) -> str:
+    """Return a text as long as what a resolved value will be once it is deployed."""
+    match value:
+        case str():
+            return value
+        case {"Fn::Join": [separator, parts]}:
+            return str(separator).join(_written(part, before, stack_name) for part in parts)
+        case {"Ref": logical_id}:
+            return before + f"{stack_name}-{logical_id}{_MADE_UP}"[:_MAX_NAME]
+    raise AssertionError(value)
