@@ -67,3 +67,12 @@ def test_every_parameter_of_a_new_batch_is_explained() -> None:
     fields = [*BatchRequest.model_fields, *TidemillObject.model_fields]
     assert "metadata" in fields
     assert [field for field in fields if f"`{field}`" not in page] == []
+
+
+def test_what_nobody_has_run_is_said_to_be_so() -> None:
+    """Wherever LocalStack, which needs Docker, is offered: no test of ours has been on it."""
+    pages = [*DOCS.glob("*.md"), ROOT / "README.md", ROOT / "localstack" / "compose.yaml"]
+    texts = {path.name: path.read_text(encoding="utf-8") for path in pages}
+    offering = {name: text for name, text in texts.items() if "LocalStack" in text}
+    assert "compose.yaml" in offering
+    assert [name for name, text in offering.items() if "obody has run it yet" not in text] == []
