@@ -33,7 +33,8 @@ class Reply:
 class EngineInfo:
     """What an engine runs, and on what; `revision` is None for a model without one.
 
-    `max_num_seqs` is how many sequences one step may hold. `num_gpus` is 0 on a CPU.
+    `max_num_seqs` is how many sequences one step may hold. `num_gpus` is 0 on a CPU. `notes` are
+    sentences that whoever runs it should read.
     """
 
     model: str
@@ -42,6 +43,7 @@ class EngineInfo:
     device: str
     num_gpus: int
     max_num_seqs: int
+    notes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

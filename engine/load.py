@@ -17,7 +17,7 @@ from engine.endpoints.served import ServedEngine
 from engine.model.cache import KVCache
 from engine.model.forward import LoadedModel
 from engine.model.loading import load_model
-from engine.model.memory import count_pages
+from engine.model.memory import Room, find_room
 from engine.scheduling.pages import PagePool
 from engine.scheduling.table import SequenceTable
 from engine.stepping.core import Core
@@ -40,39 +40,42 @@ def load_served(
     Raises `EngineError` for what cannot be loaded.
     """
     template = None if chat_template is None else read_chat_template(chat_template)
-    loaded: Future[LoadedModel] = Future()
+    loaded: Future[tuple[LoadedModel, Room]] = Future()
 
     def make() -> Core:
         model = load_model(config)
-        loaded.set_result(model)
-        return make_core(model, config)
+        room = find_room(model, config)
+        loaded.set_result((model, room))
+        return make_core(model, room, config)
 
     engine = Engine(make)
+    model, room = loaded.result()
     try:
-        text = load_text_model(config.model, loaded.result(), template)
+        text = load_text_model(config.model, model, template, room.max_model_len)
     except BaseException:
         engine.close()
         raise
     endpoints = text_endpoints(text, engine, seed=config.seed)
-    info = _info(loaded.result(), config)
+    info = _info(model, room, config)
     return ServedEngine(endpoints, engine, info, model_names=served_names or (config.model,))
 
 
-def make_core(model: LoadedModel, config: EngineConfig) -> Core:
+def make_core(model: LoadedModel, room: Room, config: EngineConfig) -> Core:
     """Give a loaded model its cache, table and scheduler."""
-    num_pages = count_pages(model, config)
-    cache = KVCache(model.shapes, num_pages, config.page_size, model.dtype, model.device)
-    table = SequenceTable(config.max_num_seqs, model.max_model_len, config.page_size)
+    cache = KVCache(model.shapes, room.num_pages, config.page_size, model.dtype, model.device)
+    table = SequenceTable(config.max_num_seqs, room.max_model_len, config.page_size)
     return Core(
         table,
-        PagePool(num_pages),
+        PagePool(room.num_pages),
         Runner(model, cache, table),
         config.max_num_batched_tokens,
         model.vocab_size,
     )
 
 
-def load_text_model(name: str, model: LoadedModel, template: str | None) -> TextModel:
+def load_text_model(
+    name: str, model: LoadedModel, template: str | None, max_model_len: int
+) -> TextModel:
     """Load what the endpoints know of a model: tokenizer, template, defaults, stop tokens."""
     pretrained = load_pretrained_tokenizer(name)
     tokenizer = Tokenizer(pretrained)
@@ -82,15 +85,21 @@ def load_text_model(name: str, model: LoadedModel, template: str | None) -> Text
     return TextModel(
         tokenizer=tokenizer,
         chat_template=ChatTemplate(pretrained, source=template) if has_template else None,
-        max_model_len=model.max_model_len,
+        max_model_len=max_model_len,
         vocab_size=model.vocab_size,
         eos_token_ids=eos_ids(generation, config.eos_token_id, tokenizer),
         defaults=SamplingDefaults.from_generation_config(generation),
     )
 
 
-def _info(model: LoadedModel, config: EngineConfig) -> EngineInfo:
+def _info(model: LoadedModel, room: Room, config: EngineConfig) -> EngineInfo:
     is_gpu = model.device.type == "cuda"
+    notes = []
+    if room.max_model_len < model.max_model_len:
+        notes.append(
+            f"the context is {room.max_model_len:,} tokens, not the model's "
+            f"{model.max_model_len:,}: the KV cache has no room for more (--kv-cache-memory)"
+        )
     return EngineInfo(
         model=config.model,
         revision=_revision(config.model),
@@ -98,6 +107,7 @@ def _info(model: LoadedModel, config: EngineConfig) -> EngineInfo:
         device=torch.cuda.get_device_name(model.device) if is_gpu else model.device.type,
         num_gpus=int(is_gpu),
         max_num_seqs=config.max_num_seqs,
+        notes=tuple(notes),
     )
 
 

@@ -128,6 +128,8 @@ def _loaded(
         raise EngineFailed(str(exc)) from exc
     with closing(served):
         say(f"model loaded in {time.monotonic() - started:.1f} s")
+        for note in served.info().notes:
+            say(f"note: {note}")
         yield served
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -15,6 +16,31 @@ from engine.model.forward import LoadedModel
 # A GPU is ours alone; on a CPU the machine's other programs and page cache want their share.
 SHARE_OF_FREE = {"cuda": 0.9, "cpu": 0.4}
 CGROUP = Path("/sys/fs/cgroup")
+
+
+@dataclass(frozen=True, slots=True)
+class Room:
+    """The pages of the KV cache, and the tokens that one sequence may have: never more than fit."""
+
+    num_pages: int
+    max_model_len: int
+
+
+def find_room(model: LoadedModel, settings: EngineConfig) -> Room:
+    """Return the room that there is: a context that does not fit is shortened to what does.
+
+    Raises `OutOfCacheMemory` when there is none at all, or less than `settings.max_model_len`.
+    """
+    num_pages = count_pages(model, settings)
+    room, wanted = num_pages * settings.page_size, model.max_model_len
+    if room < wanted and settings.max_model_len is not None:
+        size = page_bytes(model.shapes, settings.page_size, model.dtype)
+        raise OutOfCacheMemory(
+            f"--max-model-len {wanted} needs {-(-wanted // settings.page_size) * size:,} bytes of "
+            f"KV cache, but there is room for {room} tokens ({num_pages * size:,} bytes): lower "
+            "it, leave it out to serve what fits, free memory, or set --kv-cache-memory."
+        )
+    return Room(num_pages, min(room, wanted))
 
 
 def count_pages(model: LoadedModel, settings: EngineConfig) -> int:

@@ -111,7 +111,8 @@ class Ready:
     @classmethod
     def unpack(cls, payload: bytes) -> Self:
         """Return the frame of a payload."""
-        return cls(EngineInfo(**json.loads(payload)))
+        info = json.loads(payload)
+        return cls(EngineInfo(**info | {"notes": tuple(info["notes"])}))
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,7 +169,7 @@ def decode_frame(kind: int, payload: bytes) -> Frame:
         raise FrameError(f"a frame of the unknown kind {kind}")
     try:
         return frame_type.unpack(payload)
-    except (struct.error, ValueError, TypeError) as exc:
+    except (struct.error, ValueError, TypeError, KeyError) as exc:
         raise FrameError(f"a broken {frame_type.__name__} frame: {exc}") from exc
 
 

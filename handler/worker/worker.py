@@ -146,7 +146,7 @@ class Worker:
         finally:
             await _cancel(starting, stopped)
         self._num_failed_starts = 0
-        logger.info("engine ready", model=engine.model, device=engine.device)
+        logger.info("engine ready", model=engine.model, device=engine.device, notes=engine.notes)
         return await self._serve(link, engine, beating)
 
     async def _serve(self, link: Link, engine: LoadedEngine, beating: asyncio.Task[None]) -> bool:

@@ -10,7 +10,29 @@ import pytest
 
 from cli.main import main
 from demo import MODEL_PATH
-from tests.cli.given import line
+from tests.cli.given import line, rows
+
+
+def test_a_small_cache_shortens_the_context_and_says_so(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """A chat line without max_tokens asks for the rest of the context: it runs, alone or by eight.
+
+    The demo model of 2,048 positions takes 2,560 bytes a token in fp32.
+    """
+    body = {"messages": [{"role": "user", "content": "What is the capital of France?"}], "n": 8}
+    asked = {"custom_id": "a", "url": "/v1/chat/completions", "body": body}
+    (tmp_path / "in.jsonl").write_text(json.dumps(asked))
+    files = ["-i", f"{tmp_path}/in.jsonl", "-o", f"{tmp_path}/out.jsonl"]
+    small = ["--kv-cache-memory", str(100 * 2560), "--dtype", "float32", "--device", "cpu"]
+    assert main(["run", *files, *small]) == 0
+    choices = rows(tmp_path / "out.jsonl")[0]["response"]["body"]["choices"]
+    assert len(choices) == 8
+    said = capfd.readouterr().err
+    assert "the context is 96 tokens, not the model's 2,048" in said
+
+    assert main(["run", *files, *small, "--max-model-len", "2048", "--force"]) == 1
+    assert "tidemill: --max-model-len 2048 needs" in capfd.readouterr().err.splitlines()[-1]
 
 
 def test_a_checkpoint_without_its_weights_runs_no_line(

@@ -68,6 +68,25 @@ def test_no_more_pages_than_can_ever_be_in_use() -> None:
     assert memory.count_pages(model(max_model_len=96), settings(kv_cache_memory=10**12)) == 4 * 6
 
 
+def test_a_context_that_does_not_fit_is_shortened_to_whole_pages() -> None:
+    """Each line that asks for the rest of the context runs then; one that fits stays as it is."""
+    few = settings(kv_cache_memory=5 * PAGE_BYTES)
+    assert memory.find_room(model(max_model_len=1000), few) == memory.Room(5, 80)
+    assert memory.find_room(model(max_model_len=80), few) == memory.Room(5, 80)
+    assert memory.find_room(model(max_model_len=79), few) == memory.Room(5, 79)
+
+
+def test_a_context_that_was_asked_for_fits_or_is_refused() -> None:
+    """It is never shortened unasked: the message tells what it takes and what there is."""
+    few = settings(kv_cache_memory=5 * PAGE_BYTES, max_model_len=81)
+    with pytest.raises(OutOfCacheMemory, match="--max-model-len 81 needs") as refused:
+        memory.find_room(model(max_model_len=81), few)
+    assert f"{6 * PAGE_BYTES:,} bytes" in str(refused.value)
+    assert f"80 tokens ({5 * PAGE_BYTES:,} bytes)" in str(refused.value)
+    fits = settings(kv_cache_memory=5 * PAGE_BYTES, max_model_len=80)
+    assert memory.find_room(model(max_model_len=80), fits) == memory.Room(5, 80)
+
+
 def test_less_than_a_page_is_refused_with_the_way_out() -> None:
     """The message tells what is needed, what there is, and the option."""
     with pytest.raises(OutOfCacheMemory, match="--kv-cache-memory") as refused:

@@ -32,7 +32,19 @@ FRAMES: st.SearchStrategy[Frame] = st.one_of(
     st.builds(Run, COUNTS, COUNTS, TIMES, st.binary()),
     st.builds(Abort, COUNTS),
     st.builds(Row, COUNTS, st.booleans(), COUNTS, COUNTS, COUNTS, st.binary()),
-    st.builds(Ready, st.builds(EngineInfo, WORDS, st.none() | WORDS, WORDS, WORDS, COUNTS, COUNTS)),
+    st.builds(
+        Ready,
+        st.builds(
+            EngineInfo,
+            WORDS,
+            st.none() | WORDS,
+            WORDS,
+            WORDS,
+            COUNTS,
+            COUNTS,
+            st.lists(WORDS).map(tuple),
+        ),
+    ),
     st.builds(Stats, st.builds(EngineStats, COUNTS, COUNTS, st.floats(0, 1), *[COUNTS] * 5)),
     st.builds(Failed, WORDS, WORDS),
 )
