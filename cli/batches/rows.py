@@ -12,6 +12,8 @@ from cli.api.objects import Batch
 from cli.api.patience import LONG_SECONDS
 from cli.batches.follow import poll_delays
 from cli.batches.outcome import print_json
+from cli.kinds import Kinds
+from engine.batchfile.rows import failure_in
 
 # Rows behind a gap are asked for again and again: that may take this share of the time.
 _PAUSE_PER_SWEEP = 4.0
@@ -42,8 +44,11 @@ class RowFollower:
             after = page.rows[-1]["line"] if page.rows else after
 
 
-def print_rows(client: Client, batch: Batch) -> Batch:
-    """Print rows until a batch has ended and all of them are told; return it as it ended."""
+def print_rows(client: Client, batch: Batch, failures: Kinds) -> Batch:
+    """Print rows until a batch has ended and all of them are told; return it as it ended.
+
+    Why rows failed is counted in `failures`.
+    """
     follower = RowFollower(client, batch.id)
     delays = poll_delays()
     while True:
@@ -51,6 +56,8 @@ def print_rows(client: Client, batch: Batch) -> Batch:
         is_new = False
         for row in follower.sweep():
             print_json(row)
+            if (message := failure_in(row)) is not None:
+                failures.add(message, row["line"])
             is_new = True
         if batch.has_ended:
             return batch

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from cli.api.client import Client
 from cli.api.objects import Batch
+from cli.batches.failures import failures_in, tell_failures
 from cli.batches.follow import batch_shown, follow
 from cli.batches.outcome import exit_status_of, print_json, tell_end
 from cli.carrying.fetch import STANDARD_OUTPUT, check_target, fetch_results
@@ -113,6 +114,10 @@ def fetch_and_tell(client: Client, batch: Batch, targets: Targets, *, as_json: b
 
 
 def tell_of_errors(batch: Batch, targets: Targets) -> None:
-    """Say that there are rows of errors which nobody wanted."""
-    if batch.error_file_id is not None and targets.errors is None:
+    """Say why rows failed, or that there are rows of errors which nobody wanted."""
+    if batch.error_file_id is None:
+        return
+    if targets.errors is None:
         say(f"{amount(batch.failed, 'row')} failed: -e FILE fetches them")
+    elif Path(targets.errors).is_file():
+        tell_failures(failures_in(Path(targets.errors)), targets.errors)

@@ -58,11 +58,15 @@ def command(arguments: argparse.Namespace) -> int:
 
 
 def _follow(client: Client, batch: Batch) -> int:
+    from cli.batches.failures import tell_failures
     from cli.batches.rows import print_rows
+    from cli.kinds import Kinds
 
+    failures = Kinds()
     try:
-        batch = print_rows(client, batch)
+        batch = print_rows(client, batch, failures)
     except Stopped as exc:
         raise Stopped(exc.signum, f"the batch {batch.id} is not ended by that") from exc
     tell_end(batch)
+    tell_failures(failures)
     return exit_status_of(batch)

@@ -6,6 +6,7 @@ random and no clock enters it, so the same line and the same reply print the sam
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, Literal, NamedTuple
 
 from pydantic_core import PydanticSerializationError, from_json, to_json
@@ -99,3 +100,14 @@ def parse_row_head(data: bytes) -> RowHead:
     except (ValueError, KeyError, TypeError, AttributeError) as exc:
         raise RowError("this is no row of a batch output") from exc
     return head
+
+
+def failure_in(row: Mapping[str, Any]) -> str | None:
+    """Return the message of a row's error in either dialect, None when it is a success."""
+    response, told = row.get("response"), row.get("error")
+    if isinstance(response, dict) and isinstance(response.get("body"), dict):
+        told = told or response["body"].get("error")
+    if isinstance(told, dict):
+        inner = told.get("error")
+        told = (inner if isinstance(inner, dict) else told).get("message")
+    return None if told is None else str(told)

@@ -130,7 +130,10 @@ class FakeApi:
 
 def row_of(line: dict[str, Any]) -> bytes:
     """Return the row of a line."""
-    return json.dumps({"custom_id": line["custom_id"], "pad": "x" * 100}).encode() + b"\n"
+    fields = {"custom_id": line["custom_id"], "pad": "x" * 100}
+    if words := line["body"].get("fail"):
+        fields["error"] = {"message": words}
+    return json.dumps(fields).encode() + b"\n"
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -301,7 +304,7 @@ class _Handler(BaseHTTPRequestHandler):
         if batch["status"] in {"validating", "in_progress"}:
             # While it runs the odd ones are finished only, a gap behind each.
             lines = [(number, line) for number, line in lines if number % 2]
-        data = [{"line": n, "custom_id": line["custom_id"]} for n, line in lines if n > after]
+        data = [{"line": n, **json.loads(row_of(line))} for n, line in lines if n > after]
         page, through = data[:2], after
         for row in page:
             through += row["line"] == through + 1

@@ -31,3 +31,14 @@ def test_rows_are_printed_as_they_come(shell: Shell) -> None:
     assert said.status == 0
     assert [value["line"] for value in said.values] == [1, 3, 5, 7, 2, 4, 6]
     assert {value["custom_id"] for value in said.values} == set("abcdefg")
+
+
+def test_why_rows_failed_is_told_once_for_each_kind(shell: Shell) -> None:
+    """In files with the name of theirs, and below rows that are printed as they come."""
+    batch_id = submitted(shell, "a", "b", fail="`n` must be 1")
+    shell.type("resume", batch_id)
+    said = shell.type("results", batch_id, "-o", "out", "-e", "errors", "--force")
+    assert said.status == 3
+    assert "1 row failed, in errors:\n  1 × `n` must be 1\n" in said.err
+    said = shell.type("results", batch_id, "--follow")
+    assert "1 row failed:\n  1 × `n` must be 1 (line 2)\n" in said.err

@@ -14,6 +14,7 @@ from engine.batchfile.lines import Line, LineError
 from engine.batchfile.rows import (
     RowError,
     RowHead,
+    failure_in,
     parse_row_head,
     print_malformed,
     print_not_run,
@@ -161,3 +162,21 @@ def test_what_is_no_row_is_an_error(data: bytes) -> None:
     """Other people's files are told from ours."""
     with pytest.raises(RowError):
         parse_row_head(data)
+
+
+@pytest.mark.parametrize(
+    ("row", "message"),
+    [
+        ({"response": {"body": {"error": {"message": "a"}}}, "error": None}, "a"),
+        ({"response": None, "error": {"code": "batch_expired", "message": "b"}}, "b"),
+        ({"response": {"body": None}, "error": {"error": {"message": "c"}}}, "c"),
+        ({"response": {"body": None}, "error": "d"}, "d"),
+        ({"response": {"body": {"choices": []}}, "error": None}, None),
+        ({}, None),
+    ],
+)
+def test_why_a_row_failed_is_read_in_either_dialect(
+    row: dict[str, Any], message: str | None
+) -> None:
+    """A success has no reason."""
+    assert failure_in(row) == message
