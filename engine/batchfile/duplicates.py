@@ -2,6 +2,8 @@
 
 Each id costs 16 bytes of a temporary file: 10 of its hash and 6 of its line number. One more byte
 of the hash chooses the partition, so that 88 bits have to agree before two ids are taken for one.
+What several finders have saved, of one file after another, is searched share by share: ids of one
+share repeat in no other.
 """
 
 from __future__ import annotations
@@ -9,20 +11,25 @@ from __future__ import annotations
 import heapq
 import tempfile
 from array import array
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from hashlib import blake2b
-from itertools import islice
+from itertools import accumulate, chain, pairwise
 from pathlib import Path
+from struct import Struct
 from types import TracebackType
-from typing import IO, NamedTuple, Protocol, Self
+from typing import IO, NamedTuple, Self
 
-_NUM_PARTITIONS = 256
+NUM_PARTITIONS = 256
 _HASH_BYTES = 10
 _NUMBER_BYTES = 6
 _RECORD_BYTES = _HASH_BYTES + _NUMBER_BYTES
 _BLOCK_BYTES = 256 * _RECORD_BYTES
-_LENGTH_BYTES = 8
+_RECORD = Struct(f"{_HASH_BYTES}s{_NUMBER_BYTES}s")
+_LENGTHS = Struct(f"<{NUM_PARTITIONS}Q")
+HEADER_BYTES = _LENGTHS.size
+# Of one share; in memory an id takes 140 bytes.
+_MAX_SHARE_IDS = 2**22
 
 
 class Duplicate(NamedTuple):
@@ -36,15 +43,63 @@ class Duplicate(NamedTuple):
 class Duplicates:
     """How many lines repeat an id, and the first of them in the order of the file."""
 
-    count: int
-    first: tuple[Duplicate, ...]
+    count: int = 0
+    first: tuple[Duplicate, ...] = ()
+
+    def plus(self, found: Iterable[Duplicate], limit: int) -> Duplicates:
+        """Return these and others, of which the first `limit` are told."""
+        count = self.count
+
+        def counted() -> Iterator[Duplicate]:
+            nonlocal count
+            for duplicate in found:
+                count += 1
+                yield duplicate
+
+        first = tuple(heapq.nsmallest(limit, chain(self.first, counted())))
+        return Duplicates(count, first)
 
 
-class ByteReader(Protocol):
-    """A stream of bytes; an open file is one."""
+@dataclass(frozen=True, slots=True)
+class Share:
+    """Ids that are searched at once: of partitions `first` to `end`, or of one slice of one."""
 
-    def read(self, size: int, /) -> bytes:
-        """Return at most `size` bytes, none only at the end."""
+    first: int
+    end: int
+    slice_number: int = 0
+    num_slices: int = 1
+
+    @classmethod
+    def of(cls, number: int, num_shares: int) -> Share:
+        """Return the `number`th of so many shares, a power of two."""
+        if num_shares <= NUM_PARTITIONS:
+            step = NUM_PARTITIONS // num_shares
+            return cls(number * step, (number + 1) * step)
+        partition, slice_number = divmod(number, num_shares // NUM_PARTITIONS)
+        return cls(partition, partition + 1, slice_number, num_shares // NUM_PARTITIONS)
+
+
+def count_shares(num_ids: int) -> int:
+    """Return into how many shares so many ids are divided, that one fits in memory."""
+    num_full = max(0, num_ids - 1) // _MAX_SHARE_IDS
+    return 1 << num_full.bit_length()
+
+
+class SavedIds:
+    """Where each partition lies in what `DuplicateFinder.save` wrote, by its first HEADER_BYTES."""
+
+    def __init__(self, header: bytes) -> None:
+        lengths = _LENGTHS.unpack(header)
+        self._starts = list(accumulate(lengths, initial=HEADER_BYTES))
+
+    def range_of(self, share: Share) -> tuple[int, int]:
+        """Return the first byte of a share's partitions, and the one behind them."""
+        return self._starts[share.first], self._starts[share.end]
+
+    def split(self, data: bytes, share: Share) -> list[bytes]:
+        """Return the bytes of `range_of` partition by partition."""
+        starts = self._starts[share.first : share.end + 1]
+        return [data[start - starts[0] : end - starts[0]] for start, end in pairwise(starts)]
 
 
 class DuplicateFinder:
@@ -59,8 +114,8 @@ class DuplicateFinder:
         self._file: IO[bytes] | None = None
         self._num_blocks = 0
         # Of each partition: the block being filled, and the numbers of those in the file.
-        self._tails = [bytearray() for _ in range(_NUM_PARTITIONS)]
-        self._blocks = [array("Q") for _ in range(_NUM_PARTITIONS)]
+        self._tails = [bytearray() for _ in range(NUM_PARTITIONS)]
+        self._blocks = [array("Q") for _ in range(NUM_PARTITIONS)]
 
     def __enter__(self) -> Self:
         return self
@@ -94,53 +149,26 @@ class DuplicateFinder:
         self._num_blocks += 1
 
     def save(self, stream: IO[bytes]) -> None:
-        """Write all ids, for `load` of another finder: the bytes of each partition, then theirs."""
-        for partition in range(_NUM_PARTITIONS):
-            num_bytes = len(self._blocks[partition]) * _BLOCK_BYTES + len(self._tails[partition])
-            stream.write(num_bytes.to_bytes(_LENGTH_BYTES, "little"))
-        for partition in range(_NUM_PARTITIONS):
+        """Write all ids, for `SavedIds`: the bytes of each partition, then theirs."""
+        lengths = (
+            len(blocks) * _BLOCK_BYTES + len(tail)
+            for blocks, tail in zip(self._blocks, self._tails, strict=True)
+        )
+        stream.write(_LENGTHS.pack(*lengths))
+        for partition in range(NUM_PARTITIONS):
             for block in self._read_blocks(partition):
                 stream.write(block)
 
-    def load(self, stream: ByteReader) -> None:
-        """Take the ids that `save` wrote, all of lines after those that are here already.
+    def find(self, limit: int = 100, look: Callable[[], None] = lambda: None) -> Duplicates:
+        """Return the number of lines that repeat an id, and the first `limit` of them.
 
-        Raises ValueError when they are not complete.
+        `look` is called before each partition; what it raises passes through.
         """
-        lengths = _read_exactly(stream, _NUM_PARTITIONS * _LENGTH_BYTES)
-        for partition in range(_NUM_PARTITIONS):
-            start = partition * _LENGTH_BYTES
-            left = int.from_bytes(lengths[start : start + _LENGTH_BYTES], "little")
-            tail = self._tails[partition]
-            while left:
-                # What was a block there need not be one here: the tail may be begun.
-                piece = _read_exactly(stream, min(left, _BLOCK_BYTES - len(tail)))
-                tail += piece
-                left -= len(piece)
-                if len(tail) == _BLOCK_BYTES:
-                    self._spill(partition)
-
-    def find(self, limit: int = 100) -> Duplicates:
-        """Return the number of lines that repeat an id, and the first `limit` of them."""
-        count = 0
-        first: list[Duplicate] = []
-        for partition in range(_NUM_PARTITIONS):
-            # In the order of the file, so that those after the first `limit` need no keeping.
-            found = self._find_in(partition)
-            candidates = list(islice(found, limit))
-            count += len(candidates) + sum(1 for _ in found)
-            first = heapq.nsmallest(limit, [*first, *candidates])
-        return Duplicates(count, tuple(first))
-
-    def _find_in(self, partition: int) -> Iterator[Duplicate]:
-        first_lines: dict[bytes, int] = {}
-        for block in self._read_blocks(partition):
-            for start in range(0, len(block), _RECORD_BYTES):
-                middle = start + _HASH_BYTES
-                line = int.from_bytes(block[middle : start + _RECORD_BYTES], "little")
-                first_line = first_lines.setdefault(block[start:middle], line)
-                if first_line != line:
-                    yield Duplicate(line, first_line)
+        found = Duplicates()
+        for partition in range(NUM_PARTITIONS):
+            look()
+            found = found.plus(repeated_in(self._read_blocks(partition)), limit)
+        return found
 
     def _read_blocks(self, partition: int) -> Iterator[bytes]:
         if self._file is not None:
@@ -151,12 +179,20 @@ class DuplicateFinder:
         yield bytes(self._tails[partition])
 
 
-def _read_exactly(stream: ByteReader, num_bytes: int) -> bytes:
-    pieces = []
-    while num_bytes:
-        piece = stream.read(num_bytes)
-        if not piece:
-            raise ValueError(f"the saved ids end {num_bytes:,} bytes too early")
-        pieces.append(piece)
-        num_bytes -= len(piece)
-    return b"".join(pieces)
+def repeated_in(
+    pieces: Iterable[bytes], slice_number: int = 0, num_slices: int = 1
+) -> Iterator[Duplicate]:
+    """Yield the lines of one partition, or of a slice of it, that repeat an id.
+
+    `pieces` are its bytes in the order of the file.
+    """
+    first_lines: dict[bytes, bytes] = {}
+    for piece in pieces:
+        for digest, line in _RECORD.iter_unpack(piece):
+            if num_slices > 1 and digest[0] * num_slices >> 8 != slice_number:
+                continue
+            first_line = first_lines.setdefault(digest, line)
+            if first_line is not line:
+                yield Duplicate(
+                    int.from_bytes(line, "little"), int.from_bytes(first_line, "little")
+                )

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from contextlib import closing
 from dataclasses import dataclass, field, replace
 from tempfile import TemporaryFile
 
@@ -23,7 +22,7 @@ from handler.aws.queues import advance_message
 from handler.aws.sync import Aws
 from handler.batch.cutter import ShardCutter
 from handler.batch.keys import ids_key, outputs_of_drop
-from handler.batch.model import Batch, Shard, Source
+from handler.batch.model import Batch, Shard
 from handler.batch.states import Status
 from handler.batch.wire import MAX_LISTED_ERRORS
 from handler.deployment import Deployment
@@ -36,6 +35,7 @@ from handler.intake.check import (
     judge,
     refuse,
 )
+from handler.intake.repeated import Search, find_saved
 from handler.intake.shards import ShardWriter
 from handler.log import logger
 from handler.moves.announce import announce
@@ -45,9 +45,8 @@ from handler.objects.stream import CHUNK_BYTES, LineStream, ObjectStream
 
 _LOOK_SECONDS = 5.0
 _AFTER_SECONDS = TURN_SECONDS + 5
-# What the custom ids of so many lines take at the end of a run, and at the end of the file.
+# What the custom ids of so many lines take at the end of a run.
 _SAVED_PER_SECOND = 1_000_000
-_SEARCHED_PER_SECOND = 300_000
 
 
 class FileRefused(HandlerError):
@@ -66,6 +65,7 @@ class Checkpoint:
 
     The next line begins at byte `offset`, after `num_lines` lines, blank ones counted. The ids seen
     before are in the bucket, in one object for each of `ids`: the bytes at which a run stopped.
+    `search` is how far those of the whole file have been looked through for repeated ones.
     `mistake` is what the beginning of the file looks like if no line turns out to be a request.
     """
 
@@ -74,6 +74,7 @@ class Checkpoint:
     offset: int = 0
     num_lines: int = 0
     ids: list[int] = field(default_factory=list)
+    search: Search = field(default_factory=Search)
     mistake: str | None = None
 
 
@@ -176,8 +177,9 @@ def _unreadable(cause: HandlerError) -> FileRefused:
 
 def _look_at_file(run: Run, checkpoint: Checkpoint, chunk_bytes: int) -> Verdict:
     with DuplicateFinder() as finder:
-        _Reading(run, checkpoint, finder, chunk_bytes).read()
-        duplicates = _find_duplicates(run, checkpoint, finder)
+        reading = _Reading(run, checkpoint, finder, chunk_bytes)
+        reading.read()
+        duplicates = reading.find_repeated()
     return judge(
         checkpoint.findings,
         duplicates,
@@ -223,8 +225,6 @@ class _Reading:
             finally:
                 stream.close()
             writer.drain()
-        if checkpoint.offset < source.num_bytes:
-            self._end()
 
     def _read_lines(self, writer: ShardWriter) -> None:
         batch, lines = self.run.batch, self.lines
@@ -251,27 +251,54 @@ class _Reading:
         shard = replace(shard, expires=self.run.batch.expires)
         self.run.aws.run(self.run.deployment.table.put_shard(shard))
 
+    def find_repeated(self) -> Duplicates:
+        """Find repeated ids: among those at hand if they are all, else in what all runs have left.
+
+        Raises ComeBack, with a checkpoint.
+        """
+        checkpoint, end = self.checkpoint, self.run.batch.source.num_bytes
+        has_read = checkpoint.offset < end
+        if not checkpoint.ids:
+            try:
+                return self.finder.find(MAX_LISTED_ERRORS, self._look_while_searching)
+            except ComeBack:
+                self._stop_at(end)
+                raise
+        if has_read:
+            self._stop_at(end)
+        return find_saved(
+            self.run,
+            checkpoint.ids,
+            checkpoint.search,
+            num_ids=checkpoint.findings.num_rows,
+            has_progressed=has_read,
+            look=self._stay,
+            keep=self._keep,
+        )
+
     def _look(self) -> None:
         """See, before each chunk, whether to go on; every run gets at least one line further."""
-        run, lines = self.run, self.lines
-        if run.now() - self._looked_at >= _LOOK_SECONDS:
-            self._looked_at = run.now()
-            _check(run, run.keep_turn())
+        lines = self.lines
+        self._stay()
         refuse_endless(lines.num_lines + 1, lines.tell() - lines.end)
-        num_new = self.checkpoint.findings.num_rows - self._rows_before
-        is_late = run.time_left() < RESERVE_SECONDS + num_new / _SAVED_PER_SECOND
-        if is_late and lines.end > self.checkpoint.offset:
+        if self._is_late() and lines.end > self.checkpoint.offset:
             raise ComeBack
 
-    def _end(self) -> None:
-        """Decide whether this run may look for repeated ids, and has them all at hand."""
-        run, checkpoint = self.run, self.checkpoint
-        search_seconds = checkpoint.findings.num_rows / _SEARCHED_PER_SECOND
-        is_late = run.time_left() < RESERVE_SECONDS + search_seconds
-        if is_late or checkpoint.ids:
-            self._stop_at(run.batch.source.num_bytes)
-        if is_late:
+    def _look_while_searching(self) -> None:
+        self._stay()
+        if self._is_late():
             raise ComeBack
+
+    def _stay(self) -> None:
+        """Keep the turn if that is due; raises TurnLost, for a batch that is cancelled too."""
+        if self.run.now() - self._looked_at >= _LOOK_SECONDS:
+            self._looked_at = self.run.now()
+            _check(self.run, self.run.keep_turn())
+
+    def _is_late(self) -> bool:
+        """Say whether there is time only to save the ids that are at hand."""
+        num_new = self.checkpoint.findings.num_rows - self._rows_before
+        return self.run.time_left() < RESERVE_SECONDS + num_new / _SAVED_PER_SECOND
 
     def _stop_at(self, offset: int) -> None:
         """Record that all before a byte of the file has been looked at."""
@@ -284,7 +311,7 @@ class _Reading:
             run.aws.run(run.deployment.bucket.put(ids_key(run.batch.id, offset), saved))
         checkpoint.ids.append(offset)
         checkpoint.offset, checkpoint.num_lines = offset, self.lines.num_lines
-        run.change(checkpoint=dump_checkpoint(checkpoint), failing_since=None)
+        self._keep()
         logger.info(
             "intake has come so far",
             batch_id=run.batch.id,
@@ -292,6 +319,11 @@ class _Reading:
             offset=offset,
             num_bytes=run.batch.source.num_bytes,
         )
+
+    def _keep(self) -> None:
+        """Record how far this has come; raises TurnLost when another run goes on with it."""
+        self.run.keep_turn()
+        self.run.change(checkpoint=dump_checkpoint(self.checkpoint), failing_since=None)
 
 
 def _endpoint_of_all(run: Run) -> str | None:
@@ -307,26 +339,6 @@ def _check(run: Run, batch: Batch) -> None:
         raise TurnLost(f"{run.batch.id} is no longer validating")
     if batch.expires_at <= run.now():
         raise TurnLost(f"the window of {run.batch.id} has ended")
-
-
-def _find_duplicates(run: Run, checkpoint: Checkpoint, finder: DuplicateFinder) -> Duplicates:
-    """Look for repeated ids: in those of this run if it was the only one, else in all runs'."""
-    if not checkpoint.ids:
-        return finder.find(MAX_LISTED_ERRORS)
-    with DuplicateFinder() as finder_of_all:
-        for offset in checkpoint.ids:
-            with closing(_open_ids(run, offset)) as saved:
-                finder_of_all.load(saved)
-        return finder_of_all.find(MAX_LISTED_ERRORS)
-
-
-def _open_ids(run: Run, offset: int) -> ObjectStream:
-    key = ids_key(run.batch.id, offset)
-    found = run.aws.run(run.deployment.bucket.head(key))
-    if found is None:
-        raise HandlerError(f"{key} is gone")
-    bucket = run.deployment.bucket.name
-    return ObjectStream(run.aws, Source(bucket, key, found["ETag"], found["ContentLength"]))
 
 
 def _fail(run: Run, verdict: Verdict) -> None:

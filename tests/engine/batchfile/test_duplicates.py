@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from io import BytesIO
 from itertools import pairwise
 from pathlib import Path
@@ -10,7 +11,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.batchfile.duplicates import _BLOCK_BYTES, Duplicate, DuplicateFinder, Duplicates
+from engine.batchfile.duplicates import (
+    HEADER_BYTES,
+    Duplicate,
+    DuplicateFinder,
+    Duplicates,
+    SavedIds,
+    Share,
+    count_shares,
+    repeated_in,
+)
 
 
 @given(st.lists(st.sampled_from(["", "a", "b", "é", "\ud800", "a\0"])))
@@ -50,54 +60,73 @@ def test_a_file_of_one_repeated_id_keeps_only_what_it_names() -> None:
         assert finder.find(limit=2) == Duplicates(9_999, (Duplicate(2, 1), Duplicate(3, 1)))
 
 
+def saved_by(ids: Iterable[tuple[str, int]]) -> bytes:
+    """Return what a finder saves of these ids and lines."""
+    with DuplicateFinder() as finder:
+        for custom_id, line in ids:
+            finder.add(custom_id, line)
+        stream = BytesIO()
+        finder.save(stream)
+    return stream.getvalue()
+
+
+def search(saved: Sequence[bytes], num_shares: int, limit: int = 100) -> Duplicates:
+    """Look for repeated ids in what several finders have saved, share by share."""
+    found = Duplicates()
+    places = [SavedIds(data[:HEADER_BYTES]) for data in saved]
+    for number in range(num_shares):
+        share = Share.of(number, num_shares)
+        pieces = [
+            where.split(data[slice(*where.range_of(share))], share)
+            for where, data in zip(places, saved, strict=True)
+        ]
+        for partition in zip(*pieces, strict=True):
+            found = found.plus(repeated_in(partition, share.slice_number, share.num_slices), limit)
+    return found
+
+
 @given(
     st.lists(st.sampled_from([*"abcdefgh", "é", "\ud800"]), max_size=40),
     st.lists(st.integers(0, 40), max_size=4),
+    st.sampled_from([1, 2, 32, 256, 512, 1024]),
 )
-def test_saved_ids_are_found_as_if_they_had_never_left(ids: list[str], cuts: list[int]) -> None:
-    """Ids that several finders took in turn, saved and loaded in order, repeat as in one finder."""
-    with DuplicateFinder() as whole, DuplicateFinder() as joined:
-        for line, custom_id in enumerate(ids, start=1):
+def test_saved_ids_are_found_as_if_they_had_never_left(
+    ids: list[str], cuts: list[int], num_shares: int
+) -> None:
+    """Ids that several finders took in turn repeat as in one, whatever the shares."""
+    numbered = list(zip(ids, range(1, 100), strict=False))
+    places = [0, *sorted(min(cut, len(ids)) for cut in cuts), len(ids)]
+    saved = [saved_by(numbered[start:end]) for start, end in pairwise(places)]
+    with DuplicateFinder() as whole:
+        for custom_id, line in numbered:
             whole.add(custom_id, line)
-        places = [0, *sorted(min(cut, len(ids)) for cut in cuts), len(ids)]
-        for start, end in pairwise(places):
-            with DuplicateFinder() as part:
-                for line, custom_id in enumerate(ids[start:end], start=start + 1):
-                    part.add(custom_id, line)
-                saved = BytesIO()
-                part.save(saved)
-            saved.seek(0)
-            joined.load(saved)
-        assert joined.find() == whole.find()
+        assert search(saved, num_shares) == whole.find()
+        assert search(saved, num_shares, limit=2) == whole.find(limit=2)
 
 
-def test_saved_ids_may_fill_blocks_that_are_begun() -> None:
-    """100,000 ids in three unequal parts, some behind ids added by hand, are all there once."""
-    with DuplicateFinder() as joined:
-        line = 0
-        for num_ids in (33_333, 50_000, 16_667):
-            line += 1
-            joined.add(f"by hand {line}", line)
-            with DuplicateFinder() as part:
-                for _ in range(num_ids):
-                    line += 1
-                    part.add(f"id-{line}", line)
-                saved = BytesIO()
-                part.save(saved)
-            saved.seek(0)
-            joined.load(saved)
-        assert all(len(tail) < _BLOCK_BYTES for tail in joined._tails)
-        assert joined.find() == Duplicates(0, ())
-        joined.add("id-50000", line + 1)
-        assert joined.find().first == (Duplicate(line + 1, 50_000),)
+def test_shares_divide_all_ids_among_them() -> None:
+    """Each id is in one, whether a share is some partitions or a slice of one."""
+    ids = [(f"id-{line}", line) for line in range(1, 20_001)]
+    for num_shares in (1, 4, 256, 1024):
+        again = [(name, line + 20_000) for name, line in ids]
+        assert search([saved_by(ids), saved_by(again)], num_shares).count == 20_000
 
 
-def test_saved_ids_that_are_cut_off_are_refused() -> None:
-    """A file that is not complete would hide repeated ids."""
+@pytest.mark.parametrize(
+    ("num_ids", "num_shares"),
+    [(0, 1), (2**22, 1), (2**22 + 1, 2), (268_000_000, 64), (10**9, 256), (10**10, 4096)],
+)
+def test_no_share_is_too_much_for_memory(num_ids: int, num_shares: int) -> None:
+    """However many ids there are: a share has four million of them at most, on average."""
+    assert count_shares(num_ids) == num_shares
+    assert num_ids / num_shares <= 2**22
+
+
+def test_a_search_can_be_left_at_any_partition() -> None:
+    """Whoever looks for long is asked whether there is time for more."""
     with DuplicateFinder() as finder:
         finder.add("a", 1)
-        saved = BytesIO()
-        finder.save(saved)
-        for data in (saved.getvalue()[:-1], b"", b"\0" * 100):
-            with pytest.raises(ValueError, match="too early"):
-                finder.load(BytesIO(data))
+        looks = iter(range(100))
+        with pytest.raises(StopIteration):
+            finder.find(look=lambda: next(looks))
+        assert finder.find() == Duplicates()

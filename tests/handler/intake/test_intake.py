@@ -6,6 +6,7 @@ import gzip
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import count
 from uuid import uuid4
 
 import pytest
@@ -19,6 +20,7 @@ from handler.batch.states import Status
 from handler.errors import AwsError
 from handler.intake.intake import load_checkpoint
 from handler.moves.cancel import cancel
+from handler.moves.turn import Run
 from tests.emulators import MODEL, Emulator
 from tests.handler.intake.rig import Cloud, line_of, lines_of, time_for
 
@@ -200,6 +202,52 @@ def test_a_run_without_time_gets_a_line_further_and_rings_for_the_next(cloud: Cl
     )
     saved = cloud.run(cloud.deployment.bucket.list_keys(work_prefix(batch.id)))
     assert len(saved) == len(offsets)
+
+
+def test_the_search_for_repeated_ids_goes_on_in_the_next_run(
+    mini: Cloud, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Share by share, however little time a run has: no file is too long for it."""
+    monkeypatch.setattr("engine.batchfile.duplicates._MAX_SHARE_IDS", 10)
+    data = lines_of(40) + line_of(7) + b"\n" + line_of(3)
+    batch, places = mini.create(data), []
+    for _ in range(50):
+        batch = mini.take_in(batch, time_for(0), chunk_bytes=2000)
+        if batch.checkpoint is None:
+            break
+        checkpoint = load_checkpoint(batch.checkpoint)
+        places.append((checkpoint.offset, checkpoint.search.num_done))
+    assert places == sorted(set(places))
+    assert [place for place in places if place[0] == len(data)] == [
+        (len(data), num_done) for num_done in range(8)
+    ]
+    assert [(error.line, error.message) for error in batch.errors] == [
+        (41, "`custom_id` is that of line 8 too"),
+        (42, "`custom_id` is that of line 4 too"),
+    ]
+
+
+def test_a_long_search_keeps_its_turn_and_hears_of_a_cancel(
+    mini: Cloud, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It looks at the batch every few seconds, as reading does."""
+    batch = mini.take_in(mini.create(lines_of(40)), time_for(1), chunk_bytes=2000)
+    while load_checkpoint(batch.checkpoint or "").offset < batch.source.num_bytes:
+        batch = mini.take_in(batch, time_for(0), chunk_bytes=2000)
+    monkeypatch.setattr("engine.batchfile.duplicates._MAX_SHARE_IDS", 10)
+    clock, looks = count(time.time(), 1.0), 0
+    keep_turn = Run.keep_turn
+
+    def keep_turn_and_cancel(run: Run) -> Batch:
+        nonlocal looks
+        looks += 1
+        if looks == 3:
+            mini.run(cancel(mini.deployment, batch.id, int(time.time())))
+        return keep_turn(run)
+
+    monkeypatch.setattr(Run, "keep_turn", keep_turn_and_cancel)
+    assert mini.take_in(batch, now=lambda: next(clock)).status is Status.CANCELLED
+    assert looks == 3
 
 
 def test_a_run_that_comes_further_has_failed_no_more(mini: Cloud) -> None:
