@@ -2,6 +2,13 @@
 
 from __future__ import annotations
 
+import _signal  # type: ignore[import-not-found]
+import os
+
+# `signal` loads enum, re and more: Ctrl-C would show a traceback of those.
+if _signal.getsignal(_signal.SIGINT) is _signal.default_int_handler:
+    _signal.signal(_signal.SIGINT, lambda *_: os._exit(130))
+
 from cli.signals import hear_from_the_start
 
 # Before anything that takes time to load.

@@ -42,11 +42,12 @@ class Limits:
 class Settings(BaseModel):
     """The names of a deployment's resources, and its limits.
 
-    `work_queues` maps the name of each served model to the url of its queue, `services` to the ECS
-    service of its workers, as `cluster/service`, where they shall be woken; `gpu_hour_prices` to
-    the price of a GPU-hour, where the report shall tell prices. `default_window` is the completion
-    window of an upload that names none. The table forgets a batch `keep_days` after that window.
-    `limits` are those of tenants that have none of their own.
+    `work_queues` maps the name of each served model to the url of its queue, `model_aliases` other
+    names that lines may use to those (`*` stands for all others), `services` to the ECS service of
+    its workers, as `cluster/service`, where they shall be woken; `gpu_hour_prices` to the price of
+    a GPU-hour, where the report shall tell prices. `default_window` is the completion window of an
+    upload that names none. The table forgets a batch `keep_days` after that window. `limits` are
+    those of tenants that have none of their own.
     Files go `file_days` after they were made, never where that is 0.
     `auth` is how callers prove who they are: by keys, or by requests that AWS's credentials sign.
     """
@@ -57,6 +58,7 @@ class Settings(BaseModel):
     bucket: str
     control_queue: str
     work_queues: Json[dict[str, str]] = Field(default_factory=dict)
+    model_aliases: Json[dict[str, str]] = Field(default_factory=dict)
     services: Json[dict[str, _ServicePath]] = Field(default_factory=dict)
     event_bus: str = "default"
     auth: Literal["keys", "iam"] = "keys"

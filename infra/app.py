@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from pathlib import Path
 
@@ -12,7 +13,7 @@ from aws_cdk.aws_ecr_assets import Platform
 from infra.api.stack import ApiStack
 from infra.bundle import ROOT, Bundle, machine_here, make_bundle
 from infra.compute.stack import ComputeStack
-from infra.config import DEFAULT_PATH, Config, ConfigRefused, read_config
+from infra.config import DEFAULT_PATH, Config, ConfigRefused, read_config, with_aliases
 from infra.dashboard import Dashboard
 from infra.data.stack import DataStack
 from infra.nag import add_checks
@@ -49,6 +50,8 @@ def main() -> int:
     path = Path(app.node.try_get_context("config") or DEFAULT_PATH)
     try:
         config = read_config(path)
+        more = json.loads(app.node.try_get_context("aliases") or "[]")
+        config = with_aliases(config, more, "aliases")
     except ConfigRefused as exc:
         sys.stderr.write(f"{exc}\n")
         return 1

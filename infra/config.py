@@ -23,6 +23,7 @@ Count = Annotated[int, Field(ge=0, le=10**15)]
 # CloudWatch Logs keeps logs for one of these numbers of days only.
 LogDays = Literal[1, 3, 5, 7, 14, 30, 60, 90, 120, 150, 180, 365, 400, 545, 731]
 Zone = Annotated[str, StringConstraints(pattern=r"^[a-z]{2}-[a-z0-9-]+-[0-9]+[a-z]$")]
+Alias = Annotated[str, StringConstraints(pattern=r"^(\*|[A-Za-z0-9][A-Za-z0-9._/:-]{0,127})$")]
 # What a network gets that names no zones: CDK knows no more of an account it must not ask.
 DEFAULT_ZONES = 2
 _DAY_SECONDS = 24 * 3600
@@ -99,6 +100,7 @@ class Model(_Table):
     max_workers: Annotated[int, Field(ge=1, le=1000)] = 1
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     gpu_hour_price: Annotated[float, Field(ge=0, le=1000, allow_inf_nan=False)] = 0.0
+    aliases: Annotated[tuple[Alias, ...], Field(strict=False)] = ()
     args: tuple[str, ...] = Field(default=(), strict=False)
 
     @field_check("gpu")
@@ -153,8 +155,13 @@ class Config(_Table):
     @field_check("models")
     @classmethod
     def _check_models(cls, models: tuple[Model, ...]) -> tuple[Model, ...]:
+        own = {model.name for model in models}
+        aliases = [alias for model in models for alias in model.aliases]
+        if taken := own & set(aliases):
+            raise ValueError(f"has the alias {min(taken)}, which is the name of a model")
         for words, names in (
             ("has twice the name", [model.name for model in models]),
+            ("has twice the alias", aliases),
             ("has names that are the same in AWS:", [model.slug for model in models]),
         ):
             twice = {name for name in names if names.count(name) > 1}
@@ -193,6 +200,22 @@ def make_config(found: Mapping[str, Any], where: str) -> Config:
         raise ConfigRefused("\n".join(_sentences(exc.errors(), where))) from exc
 
 
+def with_aliases(config: Config, aliases: Sequence[str], where: str) -> Config:
+    """Return the configuration with more names for its only model; raises ConfigRefused."""
+    if not aliases:
+        return config
+    if len(config.models) > 1:
+        raise ConfigRefused(
+            f"{where}: there are {len(config.models)} models; `aliases` in the configuration say "
+            "which of them is meant."
+        )
+    [model] = config.models
+    names = dict.fromkeys((*model.aliases, *aliases))
+    names.pop(model.name, None)
+    renamed = model.model_dump() | {"aliases": tuple(names)}
+    return make_config(config.model_dump() | {"models": (renamed,)}, where)
+
+
 _WORDS = {
     "extra_forbidden": "is no key that Tidemill knows",
     "missing": "must be given",
@@ -211,6 +234,7 @@ _WORDS = {
 # What a text must look like, by its place in the file.
 _LOOKS = {
     "alarm_email": "an e-mail address",
+    "models.aliases": "a model's name, or * for any",
     "models.name": "a model's name, such as Qwen/Qwen3-0.6B",
     "models.weights": "s3://bucket/prefix",
     "name": "a short name of small letters, digits and dashes between them",

@@ -18,7 +18,7 @@ from handler.aws.sync import Aws
 from handler.batch.keys import DROP_TENANT
 from handler.tenants.keys import KeyStore
 from infra.client import Api
-from infra.config import Config, read_config
+from infra.config import Config, read_config, with_aliases
 from infra.drops import Drops
 from infra.outputs import Outputs
 from localstack.emulator import LocalEmulator
@@ -45,13 +45,15 @@ class CloudLost(Exception):
 class LocalOptions:
     """What a person may ask of a local cloud.
 
-    `workers` is how many each model has, `engine_flags` go to all of them. What the emulator holds
+    `workers` is how many each model has, `engine_flags` go to all of them, `aliases` are further
+    names of the only model. What the emulator holds
     is gone at the end unless `state` names a folder for it.
     """
 
     config: Path
     workers: int = 1
     engine_flags: Sequence[str] = ()
+    aliases: Sequence[str] = ()
     port: int | None = None
     state: Path | None = None
 
@@ -135,7 +137,7 @@ class LocalCloud:
 @contextmanager
 def running_cloud(options: LocalOptions, say: Callable[[str], None]) -> Iterator[LocalCloud]:
     """Run a whole cloud until the block is left, and end all of it then, or when we are killed."""
-    config = read_config(options.config)
+    config = with_aliases(read_config(options.config), options.aliases, "--served-model-name")
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="tidemill-")))
         guard = stack.enter_context(Guard(_GUARD_SECONDS))
@@ -148,7 +150,13 @@ def running_cloud(options: LocalOptions, say: Callable[[str], None]) -> Iterator
         environment = environment_for(endpoint_url)
         clients = client_options(environment)
         with nullcontext() if state is None else state.deploying():
-            outputs = deploy(environment, folder, config=options.config, name=config.name)
+            outputs = deploy(
+                environment,
+                folder,
+                config=options.config,
+                name=config.name,
+                aliases=options.aliases,
+            )
             key = new_key(clients, outputs, name="local")
         # A worker that looks at its queue for a second only is stopped as quickly.
         told = environment | outputs.environment | {"TIDEMILL_WAIT_SECONDS": "1"}
@@ -180,7 +188,7 @@ def new_key(clients: Mapping[str, Any], outputs: Outputs, *, name: str) -> str:
 def start_workers(processes: Processes, config: Config, options: LocalOptions) -> None:
     """Start the workers of every model; the demo model answers in its name unless told."""
     for model in config.models:
-        flags = ("--served-model-name", model.name, *options.engine_flags)
+        flags = ("--served-model-name", model.name, *model.aliases, *options.engine_flags)
         for number in range(1, options.workers + 1):
             name = f"worker-{model.slug}-{number}"
             processes.start(name, sys.executable, "-m", "cli", "worker", *flags)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -37,16 +38,23 @@ def synthesise(folder: Path, *, config: Path, **context: str) -> Path:
     return out
 
 
-def deploy(environment: Mapping[str, str], folder: Path, *, config: Path, name: str) -> Outputs:
+def deploy(
+    environment: Mapping[str, str],
+    folder: Path,
+    *,
+    config: Path,
+    name: str,
+    aliases: Sequence[str] = (),
+) -> Outputs:
     """Deploy Data and Api to an emulator, again or for the first time; return what they are.
 
-    `environment` is `environment_for` the emulator, `name` the configuration's. Raises
-    DeploymentFailed.
+    `environment` is `environment_for` the emulator, `name` the configuration's, `aliases` further
+    names of its only model. Raises DeploymentFailed.
     """
     # Named, and away from cdk.json, the account is set up without a synthesis.
     bootstrapping = _begin(["cdklocal", "bootstrap", _ACCOUNT], environment, cwd=folder)
     try:
-        out = synthesise(folder, config=config)
+        out = synthesise(folder, config=config, aliases=json.dumps(aliases))
     except BaseException:
         _kill(bootstrapping)
         raise

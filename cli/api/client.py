@@ -44,9 +44,9 @@ class Client:
         self.http.close()
         self.storage.close()
 
-    def models(self) -> list[str]:
-        """Return the names of the models that are served."""
-        return self.http.ask(_ids, "GET", "models")
+    def models(self) -> dict[str, str]:
+        """Return the model that each name means which lines may use; `*` stands for all others."""
+        return self.http.ask(_models, "GET", "models")
 
     def create_file(self, filename: str, content: bytes) -> str:
         """Send a small file and return its id."""
@@ -136,8 +136,13 @@ def _quoted(name: str) -> str:
     return quote(name, safe="")
 
 
-def _ids(found: Mapping[str, Any]) -> list[str]:
-    return [str(item["id"]) for item in found["data"]]
+def _models(found: Mapping[str, Any]) -> dict[str, str]:
+    # Loads pydantic, which the other calls do without.
+    from engine.protocol.names import ANY_MODEL
+
+    named = {str(item["id"]): str(item.get("root") or item["id"]) for item in found["data"]}
+    any_model = found.get("any_model")
+    return named if any_model is None else {**named, ANY_MODEL: str(any_model)}
 
 
 def _file(found: Mapping[str, Any]) -> File:

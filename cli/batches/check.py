@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import IO, Any
 
@@ -118,13 +118,14 @@ class _Watched:
 def check_file(
     file: IO[bytes],
     *,
-    models: Collection[str] | None,
+    models: Mapping[str, str] | None,
     on_invalid_line: OnInvalidLine,
     show: Callable[[int], object] = lambda _: None,
 ) -> Report:
     """Read a file once, from its start, and return what is in it; memory stays flat.
 
-    `models` are those that are served, None where nobody has said; `show` is told of bytes read.
+    `models` are those that are served, by each name that lines may use, None where nobody has said;
+    `show` is told of bytes read.
     """
     report = Report()
     findings = Findings()

@@ -75,7 +75,11 @@ def submit(
 
 
 def checked(
-    source: Source, models: list[str] | None, on_invalid_line: OnInvalidLine, *, as_json: bool
+    source: Source,
+    models: Mapping[str, str] | None,
+    on_invalid_line: OnInvalidLine,
+    *,
+    as_json: bool,
 ) -> Report:
     """Return what is in a file; raises BadInput that names every bad line, the first hundred."""
     size = os.fstat(source.file.fileno()).st_size

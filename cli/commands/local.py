@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -131,10 +132,13 @@ def _running(arguments: argparse.Namespace) -> Iterator[LocalCloud]:
             f"`tidemill local` needs {exc.name}, which is not here: "
             "run `make demo` in a checkout of the repository"
         ) from exc
+    engine = EngineOptions(**engine_fields(arguments))
+    any_model = ("*",) if engine.any_model else ()
     options = LocalOptions(
         config=arguments.config or DEFAULT_PATH,
         workers=arguments.workers,
-        engine_flags=engine_arguments(EngineOptions(**engine_fields(arguments))),
+        engine_flags=engine_arguments(replace(engine, served_model_names=(), any_model=False)),
+        aliases=(*engine.served_model_names, *any_model),
         port=arguments.port,
         state=arguments.state,
     )

@@ -29,6 +29,11 @@ def name_of_model(body: Mapping[str, Any], served_names: Sequence[str]) -> str:
     return name
 
 
+def model_of(name: str, models: Mapping[str, str]) -> str | None:
+    """Return the model that a name means, or None; `ANY_MODEL` among the names takes the rest."""
+    return models.get(name) or models.get(ANY_MODEL)
+
+
 def own_names(served_names: Sequence[str]) -> tuple[str, ...]:
     """Return the names that are names: all but `ANY_MODEL`."""
     return tuple(name for name in served_names if name != ANY_MODEL)

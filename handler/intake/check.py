@@ -6,13 +6,14 @@ on with it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
 
 from engine.batchfile.duplicates import Duplicates
 from engine.batchfile.lines import Line, LineError, RawLine, parse_line
 from engine.protocol.errors import ModelNotFound, RequestError
+from engine.protocol.names import model_of, own_names
 from engine.protocol.routes import UNKNOWN_URL, known_route
 from engine.protocol.stream import STREAM_MODE, STREAM_NOT_SUPPORTED, is_stream
 from engine.protocol.validation import printable
@@ -45,20 +46,23 @@ class Findings:
 class LineChecker:
     """Looks at the lines of a file one after another and writes down what it finds.
 
-    `models` are those that are served, None where nobody knows; `endpoint` is what every line must
-    be for, if that matters; `add_id` is told the custom id of each line that has one.
+    `models` are those that are served, by each name that lines may use, None where nobody knows;
+    `endpoint` is what every line must be for, if that matters; `add_id` is told the custom id of
+    each line that has one.
     """
 
     def __init__(
         self,
         findings: Findings,
         *,
-        models: Collection[str] | None,
+        models: Mapping[str, str] | None,
         endpoint: str | None,
         add_id: Callable[[str, int], None],
     ) -> None:
         self._findings = findings
-        self._models = None if models is None else frozenset(models)
+        self._models = models
+        all_models = set((models or {}).values())
+        self._only_model = all_models.pop() if len(all_models) == 1 else None
         self._endpoint = endpoint
         self._add_id = add_id
 
@@ -95,17 +99,18 @@ class LineChecker:
             raise _wrong(line, "url_mismatch", "url", message)
 
     def _check_model(self, line: Line) -> None:
-        model = line.body.get("model")
-        if model is None and self._models is None:
+        asked = line.body.get("model")
+        if asked is None and self._only_model is not None:
+            asked = self._only_model
+        elif asked is None and self._models is None:
             return  # right, if only one is served
-        if model is None and self._models and len(self._models) == 1:
-            model = next(iter(self._models))
-        elif not isinstance(model, str):
-            words = "is missing" if model is None else "must be a string"
+        elif not isinstance(asked, str):
+            words = "is missing" if asked is None else "must be a string"
             message = f"`model` {words}. {self._served()}"
             raise _wrong(line, "missing_required_parameter", "body.model", message)
-        if self._models is not None and model not in self._models:
-            error = ModelNotFound(printable(model, _MAX_SHOWN_CHARS), sorted(self._models))
+        model = asked if self._models is None else model_of(asked, self._models)
+        if model is None:
+            error = ModelNotFound(printable(asked, _MAX_SHOWN_CHARS), sorted(self._models or ()))
             raise _wrong(line, error.code, "body.model", error.message)
         if self._findings.model is None:
             self._findings.model = model
@@ -119,7 +124,7 @@ class LineChecker:
     def _served(self) -> str:
         if self._models is None:
             return "Name one that is served."
-        return f"Served: {', '.join(sorted(self._models)) or 'none'}."
+        return f"Served: {', '.join(own_names(sorted(self._models))) or 'none'}."
 
     def _note(self, error: LineError) -> None:
         self._findings.num_errors += 1

@@ -231,7 +231,7 @@ class _Reading:
         findings, cutter = self.checkpoint.findings, self.checkpoint.cutter
         checker = LineChecker(
             findings,
-            models=self.run.deployment.work,
+            models=self.run.deployment.models,
             endpoint=_endpoint_of_all(self.run),
             add_id=self.finder.add,
         )

@@ -144,7 +144,15 @@ class WorkerService(Construct):
 def worker_flags(model: Model) -> list[str]:
     """Return the flags of `tidemill worker` that serve a model as the configuration says."""
     # Without its GPU a worker must end: on the processor it would only hold shards up.
-    flags = ["--served-model-name", model.name, "--dtype", model.dtype, "--device", "cuda"]
+    flags = [
+        "--served-model-name",
+        model.name,
+        *model.aliases,
+        "--dtype",
+        model.dtype,
+        "--device",
+        "cuda",
+    ]
     if model.weights:
         flags += ["--model", model.weights]
     return [*flags, *model.args]

@@ -54,6 +54,9 @@ class DataStack(Stack):
             "TIDEMILL_TABLE": self.table.table_name,
             "TIDEMILL_CONTROL_QUEUE": self.doorbells.control.queue_url,
             "TIDEMILL_WORK_QUEUES": self._work_queue_urls(),
+            "TIDEMILL_MODEL_ALIASES": json.dumps(
+                {alias: model.name for model in config.models for alias in model.aliases}
+            ),
             "TIDEMILL_EVENT_BUS": self.bus.event_bus_name,
             "TIDEMILL_AUTH": config.auth,
             "TIDEMILL_STRICT_ENDPOINT": str(int(config.strict_endpoint)),

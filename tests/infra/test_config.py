@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from infra.config import DEFAULT_PATH, Config, ConfigRefused, make_config, read_config
+from infra.config import DEFAULT_PATH, Config, ConfigRefused, make_config, read_config, with_aliases
 
 ROOT = DEFAULT_PATH.parents[1]
 MODEL: dict[str, Any] = {"name": "small", "gpu": "l4"}
@@ -75,6 +75,18 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"models": ["small"]}, "models[1] must be a table."),
     ({"models": [MODEL, MODEL]}, "models has twice the name small."),
     (
+        {"models": [MODEL | {"aliases": ["gpt"]}, MODEL | {"name": "b", "aliases": ["gpt"]}]},
+        "models has twice the alias gpt.",
+    ),
+    (
+        {"models": [MODEL | {"aliases": ["*"]}, MODEL | {"name": "b", "aliases": ["*"]}]},
+        "models has twice the alias *.",
+    ),
+    (
+        {"models": [MODEL, MODEL | {"name": "b", "aliases": ["small"]}]},
+        "models has the alias small, which is the name of a model.",
+    ),
+    (
         {"models": [MODEL | {"name": "Qwen/3"}, MODEL | {"name": "qwen.3"}]},
         "models has names that are the same in AWS: qwen-3.",
     ),
@@ -112,6 +124,11 @@ WRONG_MODELS: list[tuple[dict[str, Any], str]] = [
     ({"gpu_hour_price": "0.80"}, "models[2].gpu_hour_price must be a number."),
     ({"gpu_hour_price": True}, "models[2].gpu_hour_price must be a number."),
     ({"gpu_hour_price": float("nan")}, "models[2].gpu_hour_price must be a number."),
+    ({"aliases": "gpt"}, "models[2].aliases must be a list in square brackets."),
+    (
+        {"aliases": ["gpt*"]},
+        'models[2].aliases[1] is "gpt*", which does not look like a model\'s name, or * for any.',
+    ),
     ({"args": "--quiet"}, "models[2].args must be a list in square brackets."),
     ({"args": [1]}, "models[2].args[1] must be a text in quotes."),
 ]
@@ -251,3 +268,17 @@ def test_the_app_ends_with_the_sentence(tmp_path: Path, content: str | None, sen
     assert done.stderr.startswith(sentence.format(path=path))
     assert len(done.stderr.splitlines()) == 1
     assert list((tmp_path / "out").iterdir()) == []
+
+
+def test_more_names_of_the_only_model_can_be_typed() -> None:
+    """Its own name among them changes nothing; of two models nobody could say which is meant."""
+    config = make_config({"models": [MODEL | {"aliases": ["gpt"]}]}, "mill.toml")
+    found = with_aliases(config, ("small", "*", "gpt"), "--served-model-name")
+    assert found.models[0].aliases == ("gpt", "*")
+    assert found.retention == config.retention
+    assert with_aliases(config, (), "") is config
+    two = make_config({"models": [MODEL, MODEL | {"name": "b"}]}, "mill.toml")
+    with pytest.raises(
+        ConfigRefused, match="--served-model-name: there are 2 models; `aliases` in"
+    ):
+        with_aliases(two, ("gpt",), "--served-model-name")

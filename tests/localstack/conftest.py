@@ -15,7 +15,8 @@ from localstack.local import LocalCloud, LocalOptions, running_cloud
 @pytest.fixture(scope="session")
 def cloud() -> Iterator[LocalCloud]:
     """Return a cloud as `tidemill local up` runs it."""
-    with running_cloud(LocalOptions(config=DEFAULT_PATH), lambda _: None) as found:
+    options = LocalOptions(config=DEFAULT_PATH, aliases=("gpt-4o-mini", "*"))
+    with running_cloud(options, lambda _: None) as found:
         yield found
 
 

@@ -76,6 +76,20 @@ def test_the_example_file_is_answered_line_by_line(cloud: LocalCloud) -> None:
     assert "19" in answers["sum"]["choices"][0]["message"]["content"]
 
 
+def test_a_file_for_another_service_runs_as_it_is(cloud: LocalCloud) -> None:
+    """Its lines ask for OpenAI's models, by a name and by `*`; each row shows its line's name."""
+    names = ["gpt-4o-mini", "gpt-5", MODEL]
+    lines = [
+        {"custom_id": name, "method": "POST", "url": "/v1/completions"}
+        | {"body": {"model": name, "prompt": "The", "max_tokens": 2}}
+        for name in names
+    ]
+    body = b"\n".join(json.dumps(line).encode() for line in lines)
+    batch, rows = cloud.run_file("openai", body, seconds=SECONDS, show=lambda _: None)
+    assert batch["model"] == MODEL
+    assert [row["response"]["body"]["model"] for row in rows] == names
+
+
 def test_a_file_that_cannot_be_a_batch_has_no_rows(cloud: LocalCloud) -> None:
     """Its report says why, even of a line that nobody can read."""
     batch, rows = cloud.run_file("bad", b"{not json\n", seconds=SECONDS, show=lambda _: None)
@@ -237,7 +251,7 @@ def test_the_openai_sdk_lists_and_cancels(cloud: LocalCloud) -> None:
         with pytest.raises(openai.NotFoundError) as refused:
             client.batches.cancel("batch_none")
         assert refused.value.body["code"] == "batch_not_found"
-        assert [model.id for model in client.models.list()] == [MODEL]
+        assert [model.id for model in client.models.list()] == [MODEL, "gpt-4o-mini"]
 
 
 @pytest.mark.long

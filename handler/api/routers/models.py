@@ -8,6 +8,7 @@ from urllib.parse import unquote
 from aws_lambda_powertools.event_handler.router import APIGatewayHttpRouter
 from pydantic import BaseModel
 
+from engine.protocol.names import ANY_MODEL, model_of
 from handler.api.envelope.errors import NotFound
 from handler.deployment import deployment
 
@@ -15,31 +16,40 @@ router = APIGatewayHttpRouter()  # type: ignore[no-untyped-call]
 
 
 class ModelObject(BaseModel):
-    """OpenAI's Model; nobody knows when one was made."""
+    """OpenAI's Model; nobody knows when one was made. `root` is what runs for this name."""
 
     id: str
     object: Literal["model"] = "model"
     created: int = 0
     owned_by: Literal["tidemill"] = "tidemill"
+    root: str
 
 
 class ModelList(BaseModel):
-    """All models; there are few, so that OpenAI's list has no pages."""
+    """All names of models; there are few, so that OpenAI's list has no pages.
+
+    `any_model` is what runs for every other name, None where those are refused.
+    """
 
     object: Literal["list"] = "list"
     data: list[ModelObject]
+    any_model: str | None = None
 
 
 @router.get("/v1/models")
 def list_models() -> ModelList:
-    """List the models that are served."""
-    return ModelList(data=[ModelObject(id=name) for name in deployment().work])
+    """List the models that are served, those first that are no other name of one."""
+    models = deployment().models
+    found = [ModelObject(id=name, root=root) for name, root in models.items() if name != ANY_MODEL]
+    found.sort(key=lambda model: model.id != model.root)
+    return ModelList(data=found, any_model=models.get(ANY_MODEL))
 
 
 @router.get("/v1/models/.+")
 def retrieve_model() -> ModelObject:
     """Return one model; its name may hold slashes, which clients may quote."""
     name = unquote(router.current_event.path.removeprefix("/v1/models/"))
-    if name not in deployment().work:
+    root = model_of(name, deployment().models)
+    if root is None:
         raise NotFound(f"There is no model {name[:100]}.", code="model_not_found")
-    return ModelObject(id=name)
+    return ModelObject(id=name, root=root)

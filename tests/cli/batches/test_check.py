@@ -19,7 +19,8 @@ def checked(*bodies: dict[str, Any], url: str = URL, models: list[str] | None = 
         json.dumps({"custom_id": str(number), "url": url, "body": body})
         for number, body in enumerate(bodies)
     ]
-    return check_file(io.BytesIO("\n".join(lines).encode()), models=models, on_invalid_line="fail")
+    named = None if models is None else {model: model for model in models}
+    return check_file(io.BytesIO("\n".join(lines).encode()), models=named, on_invalid_line="fail")
 
 
 @pytest.mark.parametrize(

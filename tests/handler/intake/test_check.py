@@ -28,13 +28,15 @@ def request(**changes: Any) -> dict[str, Any]:
 
 
 def check(
-    *lines: dict[str, Any] | bytes, models: tuple[str, ...] = ("m",), endpoint: str | None = None
+    *lines: dict[str, Any] | bytes,
+    models: tuple[str, ...] = ("m",),
+    aliases: dict[str, str] | None = None,
+    endpoint: str | None = None,
 ) -> Findings:
     """Return what is found in these lines."""
     findings = Findings()
-    checker = LineChecker(
-        findings, models=models, endpoint=endpoint, add_id=lambda _id, _line: None
-    )
+    named = {**(aliases or {}), **{model: model for model in models}}
+    checker = LineChecker(findings, models=named, endpoint=endpoint, add_id=lambda _id, _line: None)
     for number, line in enumerate(lines, start=1):
         data = line if isinstance(line, bytes) else json.dumps(line).encode()
         checker.check(RawLine(number, data))
@@ -109,6 +111,40 @@ def test_without_a_model_served_none_is_found() -> None:
     assert all("Served: none." in error.message for error in findings.errors)
 
 
+def asking(*models: str) -> list[dict[str, Any]]:
+    """Return a good line for each of these names."""
+    return [request(body={"model": model}) for model in models]
+
+
+def test_lines_may_mix_the_names_of_one_model() -> None:
+    """The file is for the model that they mean."""
+    findings = check(*asking("gpt", "m", "gpt-mini"), aliases={"gpt": "m", "gpt-mini": "m"})
+    assert (findings.model, findings.errors) == ("m", [])
+
+
+def test_names_of_two_models_do_not_mix() -> None:
+    """Even if neither line says the model's own name."""
+    aliases = {"a": "m", "b": "n"}
+    findings = check(*asking("a", "b"), models=("m", "n"), aliases=aliases)
+    assert codes(findings) == ["model_mismatch"]
+    assert "the model is 'n', but the file began with 'm'" in findings.errors[0].message
+
+
+def test_a_star_takes_every_name_that_is_no_models() -> None:
+    """Exact names win over it, and a line without a model cannot mean one of two."""
+    aliases = {"*": "n"}
+    assert (
+        check(*asking("gpt-4o", "n", "whatever"), models=("m", "n"), aliases=aliases).model == "n"
+    )
+    assert check(*asking("m"), models=("m", "n"), aliases=aliases).model == "m"
+    assert codes(check(*asking("m", "gpt-4o"), models=("m", "n"), aliases=aliases)) == [
+        "model_mismatch"
+    ]
+    nameless = check(request(body={}), models=("m", "n"), aliases=aliases)
+    assert nameless.errors[0].message == "`model` is missing. Served: m, n."
+    assert check(request(body={}), aliases={"gpt": "m", "*": "m"}).model == "m"
+
+
 def test_all_urls_must_agree_only_where_that_was_asked_for() -> None:
     """Any spelling of the endpoint does."""
     lines = [request(url="/chat/completions"), request(url="/v1/completions")]
@@ -120,7 +156,7 @@ def test_ids_of_bad_lines_count_too() -> None:
     """They get a row, and two rows of one id could not be told apart."""
     found: list[tuple[str, int]] = []
     checker = LineChecker(
-        Findings(), models=["m"], endpoint=None, add_id=lambda *each: found.append(each)
+        Findings(), models={"m": "m"}, endpoint=None, add_id=lambda *each: found.append(each)
     )
     lines = [request(url=None), request(custom_id=None), request(body={"stream": True})]
     for number, line in enumerate(lines, start=1):

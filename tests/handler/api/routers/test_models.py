@@ -7,6 +7,7 @@ import pytest
 from openai import OpenAI
 from openai.types import Model
 
+from handler.deployment import deployment
 from tests.handler.api.rig import answer_to, refusal_in, request_of
 
 
@@ -42,3 +43,20 @@ def test_the_sdk_knows_that_error(client: OpenAI) -> None:
     """As any model that is not there."""
     with pytest.raises(openai.NotFoundError, match="no model none"):
         client.models.retrieve("none")
+
+
+def test_other_names_of_a_model_are_listed_with_what_runs_for_them(
+    client: OpenAI, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After the models; the model that takes every other name is said beside the list."""
+    monkeypatch.setattr(
+        deployment(),
+        "models",
+        {"gpt-4o": "lab/large", "*": "tidemill-demo", "lab/large": "lab/large"},
+    )
+    page = client.models.list()
+    found = [(model.id, model.to_dict()["root"]) for model in page.data]
+    assert found == [("lab/large", "lab/large"), ("gpt-4o", "lab/large")]
+    assert page.to_dict()["any_model"] == "tidemill-demo"
+    for name, root in (("gpt-4o", "lab/large"), ("gpt-5", "tidemill-demo")):
+        assert client.models.retrieve(name).to_dict()["root"] == root
