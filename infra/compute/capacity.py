@@ -121,7 +121,9 @@ class Machines(Construct):
             "Machines",
             auto_scaling_group=group,
             enable_managed_scaling=True,
-            enable_managed_termination_protection=True,
+            # Nobody takes it off machines when the provider is deleted: their group, and with it
+            # the stack, could not be. A machine that goes is drained, which costs seconds of work.
+            enable_managed_termination_protection=False,
             enable_managed_draining=True,
             target_capacity_percent=100,
         )

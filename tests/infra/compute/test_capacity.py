@@ -107,14 +107,15 @@ def test_a_group_is_all_spot_or_not_at_all(
 
 
 def test_ecs_scales_a_group_by_its_tasks(compute: dict[str, Compute]) -> None:
-    """No machine more than there are tasks, and none is ended that runs one."""
+    """No machine more than there are tasks; one that goes is drained, and none is kept from it."""
     made = compute["groups"]
     groups = made.of("AWS::AutoScaling::AutoScalingGroup")
-    assert all(group["NewInstancesProtectedFromScaleIn"] for group in groups.values())
+    for group in groups.values():
+        assert not group.get("NewInstancesProtectedFromScaleIn", False)
     for provider in made.of("AWS::ECS::CapacityProvider").values():
         group = provider["AutoScalingGroupProvider"]
         assert group["ManagedScaling"] == {"Status": "ENABLED", "TargetCapacity": 100}
-        assert group["ManagedTerminationProtection"] == "ENABLED"
+        assert group["ManagedTerminationProtection"] == "DISABLED"
         assert group["ManagedDraining"] == "ENABLED"
         assert group["AutoScalingGroupArn"] in groups
 
