@@ -129,7 +129,7 @@ def _create_table(dynamodb: Any, name: str) -> None:
 
 
 def _notifications(queue_arn: str) -> dict[str, Any]:
-    rules = [{"Name": "prefix", "Value": "input/"}, {"Name": "suffix", "Value": ".jsonl"}]
+    rules = [{"Name": "prefix", "Value": "input/"}]
     return {
         "QueueConfigurations": [
             {

@@ -31,7 +31,8 @@ from cli.deployment.aws import client_of, told
 from cli.errors import Refused, Stopped, Unreachable
 from cli.files.source import Source
 from cli.terminal import put, say
-from handler.batch.keys import ERRORS_SUFFIX, INPUT_PREFIX, outputs_of_drop
+from engine.batchfile.forms import Form
+from handler.batch.keys import INPUT_PREFIX, outputs_of_drop, why_no_name
 from handler.batch.model import Outputs
 
 # Of which ten may be in memory.
@@ -40,6 +41,7 @@ _CHUNK_BYTES = 2**18
 _MAX_METADATA_BYTES = 2048  # S3's
 _NOT_THERE = frozenset({"404", "NoSuchKey", "NotFound"})
 _OPTIONS = frozenset(name.replace("_", "-") for name in NAMES)
+_ENDINGS = (".jsonl", ".ndjson", ".json", ".gz")
 # Of two clocks that agree.
 _SKEW_SECONDS = 2
 
@@ -54,18 +56,27 @@ class Drop:
     outputs: Outputs
 
     @classmethod
-    def of(cls, bucket: str, name: str, fields: Mapping[str, Any]) -> Self:
-        """Return the drop of a name with these options; raises Refused for what cannot be."""
-        key = f"{INPUT_PREFIX}{name.removesuffix('.jsonl')}.jsonl"
-        outputs = outputs_of_drop(key)
-        if outputs is None or not name.isprintable() or key.endswith(ERRORS_SUFFIX):
-            raise Refused(f"{name!r} cannot be the name of a drop: give another one by --name")
+    def of(cls, bucket: str, name: str, fields: Mapping[str, Any], form: Form) -> Self:
+        """Return the drop of a name with these options; raises Refused for what cannot be.
+
+        A name that says nothing of the file's form gets the ending that does.
+        """
+        says_its_form = name.lower().endswith(_ENDINGS)
+        key = f"{INPUT_PREFIX}{name}{'' if says_its_form else _ending_of(form)}"
+        outputs, reason = outputs_of_drop(key), why_no_name(key)
+        if outputs is None or reason or not name.strip("/") or not name.isprintable():
+            said = f"{name!r} cannot be the name of a drop: give another one by --name"
+            raise Refused(f"{said}. {reason}" if reason else said)
         return cls(bucket, key, _user_metadata(fields), outputs)
 
     @property
     def url(self) -> str:
         """Return its address."""
         return f"s3://{self.bucket}/{self.key}"
+
+
+def _ending_of(form: Form) -> str:
+    return (".json" if form.is_array else ".jsonl") + (".gz" if form.is_gzip else "")
 
 
 def _user_metadata(fields: Mapping[str, Any]) -> dict[str, str]:

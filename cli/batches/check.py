@@ -115,6 +115,19 @@ class _Watched:
             self._unshown = 0
 
 
+def form_in(file: IO[bytes]) -> Form:
+    """Return the form of a file; for one that cannot be taken, which is told later, a plain one."""
+    try:
+        return _form_in(file)
+    except FormError:
+        return Form()
+
+
+def _form_in(file: IO[bytes]) -> Form:
+    file.seek(0)
+    return form_of(file.read(HEAD_BYTES))
+
+
 def check_file(
     file: IO[bytes],
     *,
@@ -129,9 +142,8 @@ def check_file(
     """
     report = Report()
     findings = Findings()
-    file.seek(0)
     try:
-        report.form = form_of(file.read(HEAD_BYTES))
+        report.form = _form_in(file)
         with DuplicateFinder() as finder:
             checker = LineChecker(findings, models=models, endpoint=None, add_id=finder.add)
             for raw in read_lines(open_lines(report.form, _Watched(file, show))):

@@ -44,7 +44,7 @@ def names_for(file: str) -> tuple[str, str]:
     """Return where the rows of a file go unless told: beside it, or here for what is no file."""
     is_stream = file == "-" or "://" in file
     path = Path("batch" if is_stream else file)
-    stem = path.name.removesuffix(".jsonl")
+    stem = path.name.removesuffix(".gz").removesuffix(".jsonl")
     names = (f"{stem}.output.jsonl", f"{stem}.errors.jsonl")
     return (str(path.with_name(names[0])), str(path.with_name(names[1])))
 

@@ -11,18 +11,17 @@ from cli.deployment.place import add_place, need_cloud, part_of
 from cli.errors import Refused
 from cli.signals import StopSignals
 
-_SUFFIX = ".jsonl"
-
 
 def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Add `drop` to the command line."""
     parser = commands.add_parser(
         "drop",
         help="put a file into the bucket, and wait for it if asked",
-        description="Checks a file as the server will and puts it into a deployment's bucket at "
-        "input/NAME.jsonl, with the AWS credentials of whoever may write there. Its url is printed "
-        "on standard output. With --wait it stays until output/NAME.batch.json says how the batch "
-        "ended, and fetches its rows.",
+        description="Checks a file as the server will and puts it into a deployment's bucket under "
+        "input/, with the AWS credentials of whoever may write there: JSONL, a JSON array of "
+        "requests, or either of them compressed with gzip. Its url is printed on standard output. "
+        "With --wait it stays until NAME.batch.json under output/ says how the batch ended, and "
+        "fetches its rows.",
         epilog="A file of the same name that is being run is cancelled.\n\n" + EXIT_STATUSES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
@@ -46,17 +45,18 @@ def command(arguments: argparse.Namespace) -> int:
     file, fields = file_of(arguments), options_of(arguments)
     need_cloud("drops")
     from cli.batches.bucket import Drop, drop
+    from cli.batches.check import form_in
     from cli.batches.wait import targets_if_waited
     from cli.files.source import open_source
 
     targets = targets_if_waited(arguments, file)
     name = arguments.name or _name_of(file)
     with StopSignals(), open_source(file, tmp_dir=arguments.output_tmp_dir) as source:
-        place = Drop.of(part_of(arguments, "bucket"), name, fields)
+        place = Drop.of(part_of(arguments, "bucket"), name, fields, form_in(source.file))
         return drop(place, source, targets, as_json=arguments.json)
 
 
 def _name_of(file: str) -> str:
     if file == "-" or "://" in file:
         raise Refused("what is no file has no name: give one by --name")
-    return Path(file).name.removesuffix(_SUFFIX)
+    return Path(file).name

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import IO, Any
+from typing import IO, Any, NamedTuple
 
 from handler.aws.calls import Call, Operation
 from handler.batch.keys import part_key, part_prefix, segment_key
@@ -52,6 +52,15 @@ def read_range(source: Source, start: int, end: int) -> Operation[bytes]:
     body: bytes = response["Body"]
     # A server may answer with the whole object.
     return body if "ContentRange" in response else body[start:end]
+
+
+class Found(NamedTuple):
+    """An object as a list tells of it; `modified` is Unix seconds."""
+
+    key: str
+    etag: str
+    num_bytes: int
+    modified: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,6 +122,16 @@ class Bucket:
         """Return the bytes of every object whose key begins with `prefix`, by its key."""
         found = yield from self._list(prefix)
         return {each["Key"]: each["Size"] for each in found}
+
+    def list_page(self, prefix: str, after: str) -> Operation[tuple[list[Found], bool]]:
+        """Return the next objects behind a key, a thousand at most, and whether more follow."""
+        arguments = {"Bucket": self.name, "Prefix": prefix, "StartAfter": after}
+        response = yield Call("s3", "list_objects_v2", arguments)
+        listed = [
+            Found(each["Key"], each["ETag"], each["Size"], int(each["LastModified"].timestamp()))
+            for each in response.get("Contents", ())
+        ]
+        return listed, bool(response.get("IsTruncated"))
 
     def delete_all(self, keys: Sequence[str]) -> Operation[None]:
         """Take objects away, a thousand with one call."""

@@ -16,7 +16,7 @@ INPUT_PREFIX = "input/"
 _OUTPUT_PREFIX = "output/"
 _SUFFIX = ".jsonl"
 ERRORS_SUFFIX = ".errors.jsonl"
-_MAX_KEY_BYTES = 1024
+MAX_KEY_BYTES = 1024
 _TENANT: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@-]{0,63}", re.ASCII)
 
 
@@ -41,16 +41,51 @@ def batch_id_of_request(tenant: str, idempotency_key: str) -> str:
 
 
 def outputs_of_drop(key: str) -> Outputs | None:
-    """Return where the results of `input/<path>.jsonl` go, or None for a key that is no drop.
+    """Return where the results of `input/<name>` go, or None for a key that is under no `input/`.
 
-    A key whose results' names would be longer than S3's 1,024 bytes is no drop either.
+    Of `x.jsonl` they begin with `x`, of everything else with its whole name, such as `x.jsonl.gz`,
+    so that files that differ in their form alone have results of their own. Results whose names
+    would be longer than S3's 1,024 bytes have one made up: such a file is refused.
     """
-    if not (key.startswith(INPUT_PREFIX) and key.endswith(_SUFFIX)):
+    name = key.removeprefix(INPUT_PREFIX)
+    if name in {"", key}:
         return None
-    stem = key[len(INPUT_PREFIX) : -len(_SUFFIX)]
-    outputs = _outputs(f"{_OUTPUT_PREFIX}{stem}")
-    is_short = max(len(name.encode()) for name in _names(outputs)) <= _MAX_KEY_BYTES
-    return outputs if stem and is_short else None
+    outputs = _outputs_of_name(name)
+    if _is_too_long(outputs):
+        return _outputs(f"{_OUTPUT_PREFIX}name-too-long-{_digest('too long', key)}")
+    return outputs
+
+
+def is_folder(key: str, num_bytes: int) -> bool:
+    """Say whether an object is but the mark of a folder, as consoles make them."""
+    return key.endswith("/") and num_bytes == 0
+
+
+def why_no_name(key: str) -> str | None:
+    """Return why an upload cannot have this key, or None if it can."""
+    outputs = _outputs_of_name(key.removeprefix(INPUT_PREFIX))
+    if _is_too_long(outputs):
+        room = MAX_KEY_BYTES - len(f"{_OUTPUT_PREFIX}{ERRORS_SUFFIX}")
+        return f"The name is too long for those of its results: {room} bytes are the most."
+    if outputs.output_key.endswith(ERRORS_SUFFIX):
+        return (
+            f"The results would be named as the errors of another file, {ERRORS_SUFFIX}: give the "
+            "upload another name."
+        )
+    return None
+
+
+def name_of_results(outputs: Outputs) -> str:
+    """Return what uploads have in common whose results are the same objects: a key for the newest.
+
+    It is that of `input/<path>.jsonl`, the same that `input/<path>` has.
+    """
+    return f"{INPUT_PREFIX}{outputs.output_key.removeprefix(_OUTPUT_PREFIX)}"
+
+
+def is_drop(outputs: Outputs) -> bool:
+    """Say whether results are those of an upload to the bucket, and of no API request."""
+    return outputs.output_key.startswith(_OUTPUT_PREFIX)
 
 
 def outputs_of_request(tenant: str, batch_id: str) -> Outputs:
@@ -76,6 +111,11 @@ def upload_prefix(upload_id: str) -> str:
 def work_prefix(batch_id: str) -> str:
     """Return the prefix of everything in flight of a batch."""
     return f"work/{batch_id}/"
+
+
+def plain_key(batch_id: str) -> str:
+    """Return where the lines of a batch lie whose input is no plain JSONL."""
+    return f"{work_prefix(batch_id)}input.jsonl"
 
 
 def ids_key(batch_id: str, offset: int) -> str:
@@ -122,8 +162,13 @@ def _outputs(stem: str) -> Outputs:
     return Outputs(f"{stem}.jsonl", f"{stem}{ERRORS_SUFFIX}", f"{stem}.batch.json")
 
 
-def _names(outputs: Outputs) -> tuple[str, ...]:
-    return outputs.output_key, outputs.error_key, outputs.report_key
+def _outputs_of_name(name: str) -> Outputs:
+    return _outputs(f"{_OUTPUT_PREFIX}{name.removesuffix(_SUFFIX) or name}")
+
+
+def _is_too_long(outputs: Outputs) -> bool:
+    names = (outputs.output_key, outputs.error_key, outputs.report_key)
+    return max(len(name.encode("utf-8", "surrogatepass")) for name in names) > MAX_KEY_BYTES
 
 
 def _digest(*parts: str) -> str:

@@ -15,7 +15,7 @@ WebhookDelivery = Literal["pending", "delivered", "failed"]
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """The input object, pinned: `version_id` where the bucket keeps versions, the ETag always."""
+    """An object to read, pinned: `version_id` where the bucket keeps versions, the ETag always."""
 
     bucket: str
     key: str
@@ -134,8 +134,9 @@ class Batch:
 
     Times are Unix seconds. `outcome` is what `finalizing` ends in. `checkpoint` and `upload` are
     how far intake and finalize have come, so that another run can go on; `failing_since` is when
-    the first message died since the checkpoint moved. `predecessor` is the
-    batch of the same key that this one replaced: its output is published first. Deliveries to urls
+    the first message died since the checkpoint moved. `source` is the JSONL that shards are ranges
+    of: the input, or what was made of the input, which is then `original`. `predecessor` is the
+    batch of the same name that this one replaced: its output is published first. Deliveries to urls
     are `delivered` or `failed`, after so many tries. `queued_lines` count against the tenant's
     limit until the end, of which a webhook at `webhook_host` is told then: its next try is due at
     `webhook_due`. `turn` is the Lambda run that has the batch, `turn_until` when the newest one had
@@ -169,6 +170,7 @@ class Batch:
     num_shards: int = 0
     shards_left: int = 0
     shards_rung: int = 0
+    original: Source | None = None
     predecessor: str | None = None
     checkpoint: str | None = None
     failing_since: int | None = None
@@ -200,6 +202,11 @@ class Batch:
     def is_terminal(self) -> bool:
         """Say whether the batch has come to its end."""
         return self.status in TERMINAL
+
+    @property
+    def input(self) -> Source:
+        """Return what was uploaded."""
+        return self.original or self.source
 
     @property
     def winds_up_since(self) -> int | None:

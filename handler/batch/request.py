@@ -21,6 +21,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from engine.protocol.errors import RequestError
 from engine.protocol.routes import ENDPOINTS, known_route
 from handler.batch.hosts import is_inside
+from handler.batch.keys import MAX_KEY_BYTES
 from handler.batch.model import OnInvalidLine, Options
 from handler.batch.window import DEFAULT_WINDOW, window_seconds
 from handler.errors import InvalidOption, shown
@@ -32,7 +33,6 @@ MAX_URL_CHARS: Final = 8192
 MIN_EXPIRY_SECONDS: Final = 3600
 MAX_EXPIRY_SECONDS: Final = 30 * 24 * 3600
 MAX_IDEMPOTENCY_KEY_CHARS: Final = 255
-MAX_KEY_BYTES: Final = 1024
 S3: Final = "s3://"
 
 _MAX_NAME_BYTES = len(S3) + 63 + 1 + MAX_KEY_BYTES  # 63 of a bucket's name

@@ -2,26 +2,38 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from handler.aws.calls import Operation
 from handler.aws.queues import (
     MAX_CONTROL_RECEIVES,
+    MAX_DELAY_SECONDS,
     advance_message,
     again_seconds,
     parse_message,
     shard_message,
 )
-from handler.batch.keys import batch_id_of_drop
 from handler.batch.model import Batch, BatchError, ShardStatus
 from handler.batch.states import Status
 from handler.control.reap import give_up_shard, is_hopeless
+from handler.control.sweep import WINDOW_SECONDS
 from handler.deployment import Deployment
-from handler.intake.events import Advance, Drop, Ignored, parse_control
+from handler.intake.events import (
+    Advance,
+    Drop,
+    Ignored,
+    Sweep,
+    drop_message,
+    parse_control,
+)
 from handler.log import logger
 from handler.moves.end import end
 from handler.moves.wake import wake
 
 # An outage is no fault of the file: only what fails for longer than those last ends a batch.
 PATIENCE_SECONDS = 6 * 3600
+# An upload that has no batch cannot even fail. It is known to the sweep for so long, too.
+DROP_PATIENCE_SECONDS = WINDOW_SECONDS
 
 
 def bury(deployment: Deployment, body: str, now: int) -> Operation[None]:
@@ -35,11 +47,24 @@ def bury(deployment: Deployment, body: str, now: int) -> Operation[None]:
             case Advance(batch_id):
                 yield from _bury_batch(deployment, batch_id, now)
             case Drop():
-                batch_id = batch_id_of_drop(request.bucket, request.key, request.sequencer)
-                logger.error("upload not taken in", batch_id=batch_id, key=request.key)
-                yield from _bury_batch(deployment, batch_id, now)
+                batch_id = request.batch_id
+                if (yield from deployment.table.get_batch(batch_id)) is None:
+                    yield from _tell_again(deployment, request, now)
+                else:
+                    yield from _bury_batch(deployment, batch_id, now)
+            case Sweep():
+                logger.error("sweep not done", after=request.after)
             case Ignored():
                 logger.warning("dead message dropped", reason=request.reason)
+
+
+def _tell_again(deployment: Deployment, drop: Drop, now: int) -> Operation[None]:
+    """Send for an upload that has no batch yet and that nobody else knows of."""
+    since = drop.failing_since or now
+    logger.error("upload not taken in", batch_id=drop.batch_id, key=drop.key, since=since)
+    if now - since < DROP_PATIENCE_SECONDS:
+        message = drop_message(replace(drop, failing_since=since))
+        yield from deployment.control.send(message, delay_seconds=MAX_DELAY_SECONDS)
 
 
 def _bury_shard(deployment: Deployment, batch_id: str, number: int, now: int) -> Operation[None]:

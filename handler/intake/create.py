@@ -9,17 +9,19 @@ from uuid import uuid4
 
 from handler.aws.calls import Operation
 from handler.aws.queues import advance_message
+from handler.aws.stores.drops import Arrival
 from handler.batch.keys import (
     DROP_TENANT,
-    ERRORS_SUFFIX,
     INPUT_PREFIX,
-    batch_id_of_drop,
+    MAX_KEY_BYTES,
     batch_id_of_request,
+    is_folder,
     outputs_of_drop,
     outputs_of_request,
+    why_no_name,
 )
 from handler.batch.model import Batch, BatchError, Options, Source
-from handler.batch.request import MAX_KEY_BYTES, S3, Asked, bad_input, parse_options
+from handler.batch.request import S3, Asked, bad_input, parse_options
 from handler.batch.states import Status
 from handler.batch.window import window_seconds
 from handler.deployment import Deployment
@@ -29,31 +31,28 @@ from handler.log import logger
 from handler.moves.announce import announce
 from handler.moves.cancel import NotCancellable, cancel
 
-_NAME_TAKEN = BatchError(
-    InvalidOption.code,
-    f"Names that end in {ERRORS_SUFFIX} are those of error files: give the upload another one.",
-    "key",
-)
-
 
 def take_drop(deployment: Deployment, drop: Drop, now: int) -> Operation[Batch | None]:
     """Return the batch that an upload makes, or has made when its event comes again.
 
-    None for an upload that makes none: it is of another bucket or a key that is no drop, it has
-    been deleted, or a newer one of its key is known. The batch it replaces is cancelled. Nobody is
-    told of it yet: that is the first thing that the run does which goes on with it.
+    None for an upload that makes none: it is of another bucket or prefix, or a folder; it has been
+    deleted, or a newer one of its name is known. The batch it replaces is cancelled. Nobody is told
+    of it yet: that is the first thing that the run does which goes on with it.
     """
     outputs = outputs_of_drop(drop.key)
     if drop.bucket != deployment.bucket.name or outputs is None:
         logger.warning("upload left alone", bucket=drop.bucket, key=drop.key)
         return None
-    batch_id = batch_id_of_drop(drop.bucket, drop.key, drop.sequencer)
     found = yield from deployment.bucket.head(drop.key, drop.version_id)
     if found is None:
-        known = yield from deployment.table.get_batch(batch_id)
+        known = yield from deployment.table.get_batch(drop.batch_id)
         if known is None:
-            logger.warning("upload gone", batch_id=batch_id, key=drop.key)
+            logger.warning("upload gone", batch_id=drop.batch_id, key=drop.key)
         return known
+    if is_folder(drop.key, found["ContentLength"]):
+        logger.info("folder left alone", key=drop.key)
+        return None
+    batch_id = drop.batch_id
     default_window = deployment.settings.default_window
     options, errors = _options_of_drop(found.get("Metadata", {}), default_window)
     webhook: dict[str, Any] = {}
@@ -61,8 +60,8 @@ def take_drop(deployment: Deployment, drop: Drop, now: int) -> Operation[Batch |
         webhook = yield from _webhook_of(deployment, DROP_TENANT, options, "webhook-url")
     except InvalidOption as exc:
         errors = (*errors, _error_of(exc))
-    if drop.key.endswith(ERRORS_SUFFIX):
-        errors = (*errors, _NAME_TAKEN)
+    if (reason := why_no_name(drop.key)) is not None:
+        errors = (*errors, BatchError(InvalidOption.code, reason, "key"))
     expires_at = now + window_seconds(options.completion_window)
     batch = Batch(
         id=batch_id,
@@ -78,7 +77,8 @@ def take_drop(deployment: Deployment, drop: Drop, now: int) -> Operation[Batch |
         num_errors=len(errors),
         **webhook,
     )
-    made = yield from deployment.table.create_drop(batch, drop.sequencer)
+    arrival = Arrival(drop.sequencer, int(found["LastModified"].timestamp()))
+    made = yield from deployment.table.create_drop(batch, arrival)
     if made is None:
         # Overtaken: perhaps after a run that made it and died before it could cancel the older one.
         made = yield from deployment.table.get_batch(batch_id)

@@ -1,4 +1,4 @@
-"""What a message on the control queue asks for: uploads to take in, or a batch to look at.
+"""What a message on the control queue asks for: uploads to take in or find, a batch to look at.
 
 Read leniently, by a model of our own: emulators and older versions of S3's events leave fields out,
 and a message that nobody understands must end here, not in a crash loop.
@@ -6,13 +6,15 @@ and a message that nobody understands must end here, not in a crash loop.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
 from typing import Any
 from urllib.parse import unquote_plus
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
 from handler.aws.queues import parse_message
+from handler.batch.keys import batch_id_of_drop
 
 _CREATED = "ObjectCreated:"
 _TEST_EVENT = "s3:TestEvent"
@@ -20,12 +22,30 @@ _TEST_EVENT = "s3:TestEvent"
 
 @dataclass(frozen=True, slots=True)
 class Drop:
-    """One upload. `sequencer` orders the uploads of a key and tells a repeated event."""
+    """One upload. `sequencer` orders the uploads of a key and tells a repeated event.
+
+    None for one that was found without its event: of such a key the newest object is meant, and
+    `mark` tells it from others. `failing_since` is when a message about it died first.
+    """
 
     bucket: str
     key: str
-    sequencer: str
+    sequencer: str | None
     version_id: str | None = None
+    mark: str = ""
+    failing_since: int | None = None
+
+    @property
+    def batch_id(self) -> str:
+        """Return the id of the batch that it makes."""
+        return batch_id_of_drop(self.bucket, self.key, self.sequencer or f"found {self.mark}")
+
+
+@dataclass(frozen=True, slots=True)
+class Sweep:
+    """A look for uploads that nobody knows, among the keys behind one."""
+
+    after: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +63,7 @@ class Ignored:
     is_expected: bool = False
 
 
-Request = Drop | Advance | Ignored
+Request = Drop | Sweep | Advance | Ignored
 
 
 class _Model(BaseModel):
@@ -72,6 +92,22 @@ class _Record(_Model):
     s3: _Stored
 
 
+_OWN_KINDS: Mapping[str, TypeAdapter[Drop] | TypeAdapter[Sweep]] = {
+    "drop": TypeAdapter(Drop),
+    "sweep": TypeAdapter(Sweep),
+}
+
+
+def drop_message(drop: Drop) -> dict[str, object]:
+    """Return the message that tells of an upload as its event would."""
+    return {"kind": "drop", **asdict(drop)}
+
+
+def sweep_message(after: str = "") -> dict[str, object]:
+    """Return the message that asks for a sweep, or for the rest of one."""
+    return {"kind": "sweep", "after": after}
+
+
 def parse_control(body: str) -> list[Request]:
     """Return what a message asks for, in its order; what cannot be understood comes as Ignored."""
     fields = parse_message(body)
@@ -82,19 +118,32 @@ def parse_control(body: str) -> list[Request]:
     records = fields.get("Records")
     if isinstance(records, list):
         return [_parse_record(record) for record in records]
+    if (kind := _OWN_KINDS.get(str(fields.get("kind")))) is not None:
+        return [_parse_own(kind, fields)]
     batch_id = fields.get("batch_id")
     if fields.get("kind") == "advance" and isinstance(batch_id, str) and batch_id:
         return [Advance(batch_id)]
     return [Ignored("neither an event of S3 nor a message of ours")]
 
 
+def _parse_own(kind: TypeAdapter[Drop] | TypeAdapter[Sweep], fields: dict[str, Any]) -> Request:
+    try:
+        return kind.validate_python(fields)
+    except ValidationError as exc:
+        return Ignored(f"no message of ours: {_first_mistake(exc)}")
+
+
+def _first_mistake(exc: ValidationError) -> str:
+    first = exc.errors(include_input=False, include_url=False)[0]
+    where = ".".join(str(step) for step in first["loc"])
+    return f"{where}: {first['msg']}"
+
+
 def _parse_record(fields: Any) -> Request:
     try:
         record = _Record.model_validate(fields)
     except ValidationError as exc:
-        first = exc.errors(include_input=False, include_url=False)[0]
-        where = ".".join(str(step) for step in first["loc"])
-        return Ignored(f"no record of S3: {where}: {first['msg']}")
+        return Ignored(f"no record of S3: {_first_mistake(exc)}")
     if _CREATED not in record.name:
         return Ignored(f"a record of {record.name[:80]!r}", is_expected=True)
     stored = record.s3.object

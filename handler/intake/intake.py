@@ -15,13 +15,13 @@ from tempfile import TemporaryFile
 from pydantic import TypeAdapter
 
 from engine.batchfile.duplicates import DuplicateFinder, Duplicates
-from engine.batchfile.forms import HEAD_BYTES, form_of
+from engine.batchfile.forms import HEAD_BYTES, Form, form_of
 from engine.batchfile.lines import FormError, read_lines, refuse_endless
 from handler.aws.bucket import read_range
 from handler.aws.queues import advance_message
 from handler.aws.sync import Aws
 from handler.batch.cutter import ShardCutter
-from handler.batch.keys import ids_key, outputs_of_drop
+from handler.batch.keys import ids_key, is_drop, plain_key
 from handler.batch.model import Batch, Shard
 from handler.batch.states import Status
 from handler.batch.wire import MAX_LISTED_ERRORS
@@ -35,6 +35,7 @@ from handler.intake.check import (
     judge,
     refuse,
 )
+from handler.intake.convert import make_plain
 from handler.intake.repeated import Search, find_saved
 from handler.intake.shards import ShardWriter
 from handler.log import logger
@@ -66,7 +67,7 @@ class Checkpoint:
     The next line begins at byte `offset`, after `num_lines` lines, blank ones counted. The ids seen
     before are in the bucket, in one object for each of `ids`: the bytes at which a run stopped.
     `search` is how far those of the whole file have been looked through for repeated ones.
-    `mistake` is what the beginning of the file looks like if no line turns out to be a request.
+    `form` is that of the input; where it is not plain, `upload` is what it is made plain by.
     """
 
     cutter: ShardCutter
@@ -75,7 +76,8 @@ class Checkpoint:
     num_lines: int = 0
     ids: list[int] = field(default_factory=list)
     search: Search = field(default_factory=Search)
-    mistake: str | None = None
+    form: Form = field(default_factory=Form)
+    upload: str | None = None
 
 
 _adapter = TypeAdapter(Checkpoint)
@@ -140,22 +142,30 @@ def _go_on(run: Run, chunk_bytes: int) -> None:
 
 
 def _begin(run: Run) -> Checkpoint:
-    """Return where the run before stopped, or the beginning: limits hold for the whole file."""
-    batch = run.batch
-    if batch.checkpoint is not None:
-        return load_checkpoint(batch.checkpoint)
+    """Return where the run before stopped, or the beginning, of a source that is plain JSONL."""
+    text = run.batch.checkpoint
     try:
-        head = run.aws.run(read_range(batch.source, 0, min(HEAD_BYTES, batch.source.num_bytes)))
+        checkpoint = _first_look(run) if text is None else load_checkpoint(text)
+        if checkpoint.upload is not None and run.batch.original is None:
+            make_plain(run, checkpoint.form, checkpoint.upload)
     except (ObjectChanged, NotThere) as exc:
         raise _unreadable(exc) from exc
-    form = form_of(head)
-    if not form.is_plain:
-        raise FileRefused(refuse(NOT_JSON, "Neither gzip nor one JSON array is taken yet."))
-    first = Checkpoint(
-        ShardCutter(batch.id, run.deployment.settings.shard_limits), mistake=form.suspicion
+    return checkpoint
+
+
+def _first_look(run: Run) -> Checkpoint:
+    """Return the beginning, with the limits that hold for the whole file; raises FormError."""
+    batch, bucket = run.batch, run.deployment.bucket
+    form = form_of(
+        run.aws.run(read_range(batch.source, 0, min(HEAD_BYTES, batch.source.num_bytes)))
     )
+    first = Checkpoint(ShardCutter(batch.id, run.deployment.settings.shard_limits), form=form)
+    if not form.is_plain:
+        first.upload = run.aws.run(bucket.create_upload(plain_key(batch.id), {}))
     text = dump_checkpoint(first)
     chosen = run.aws.run(run.deployment.table.set_once(batch.id, "checkpoint", text))
+    if chosen != text and first.upload is not None:
+        run.aws.run(bucket.abort_upload(plain_key(batch.id), first.upload))
     return load_checkpoint(chosen)
 
 
@@ -183,8 +193,9 @@ def _look_at_file(run: Run, checkpoint: Checkpoint, chunk_bytes: int) -> Verdict
     return judge(
         checkpoint.findings,
         duplicates,
-        mistake=checkpoint.mistake,
+        mistake=checkpoint.form.suspicion,
         on_invalid_line=run.batch.options.on_invalid_line,
+        unit=checkpoint.form.unit,
     )
 
 
@@ -328,8 +339,7 @@ class _Reading:
 
 def _endpoint_of_all(run: Run) -> str | None:
     """Return what the urls of all lines must mean, if anything: an upload does not say."""
-    is_drop = outputs_of_drop(run.batch.source.key) == run.batch.outputs
-    is_strict = run.deployment.settings.strict_endpoint and not is_drop
+    is_strict = run.deployment.settings.strict_endpoint and not is_drop(run.batch.outputs)
     return run.batch.endpoint if is_strict else None
 
 
@@ -365,14 +375,13 @@ def _pass(run: Run, checkpoint: Checkpoint) -> None:
     if excess is not None:
         _fail(run, Verdict(1, (excess,)))
         return
-    is_drop = outputs_of_drop(batch.source.key) == batch.outputs
     moved = run.aws.run(
         run.deployment.table.move_batch(
             batch.id,
             Status.IN_PROGRESS,
             int(run.now()),
             model=findings.model,
-            endpoint=findings.endpoint if is_drop else batch.endpoint,
+            endpoint=findings.endpoint if is_drop(batch.outputs) else batch.endpoint,
             num_rows=findings.num_rows,
             num_shards=checkpoint.cutter.number,
             shards_left=checkpoint.cutter.number,

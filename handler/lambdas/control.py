@@ -13,10 +13,11 @@ from aws_lambda_powertools.utilities.typing import LambdaContext
 from handler.aws.queues import Message, again_seconds
 from handler.aws.sync import Aws
 from handler.control.advance import advance, go_on
+from handler.control.sweep import sweep
 from handler.deployment import Deployment, deployment
 from handler.errors import AwsError
 from handler.intake.create import take_drop
-from handler.intake.events import Advance, Drop, Ignored, parse_control
+from handler.intake.events import Advance, Drop, Ignored, Sweep, parse_control
 from handler.lambdas.messages import deal_with_each
 from handler.log import logger
 
@@ -57,6 +58,8 @@ def act_on(aws: Aws, deployment: Deployment, body: str, time_left: Callable[[], 
                 batch = aws.run(take_drop(deployment, request, int(time.time())))
                 if batch is not None:
                     go_on(aws, deployment, batch, time_left)
+            case Sweep(after):
+                aws.run(sweep(deployment, after, int(time.time()), time_left))
             case Advance():
                 advance(aws, deployment, request.batch_id, time_left)
             case Ignored():

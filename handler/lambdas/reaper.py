@@ -1,4 +1,4 @@
-"""The schedule: every few minutes all active batches are looked at."""
+"""The schedules: all active batches are looked at every few minutes, the bucket once a day."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from aws_lambda_powertools.utilities.typing import LambdaContext
 from handler.aws.sync import Aws
 from handler.control.reap import reap
 from handler.deployment import deployment
+from handler.intake.events import sweep_message
 from handler.log import logger
 
 _aws = cache(Aws)
@@ -18,5 +19,8 @@ _aws = cache(Aws)
 
 @logger.inject_lambda_context
 def handler(event: dict[str, Any], context: LambdaContext) -> None:  # noqa: ARG001 - Lambda's form
-    """Mend what is amiss with any batch."""
+    """Mend what is amiss with any batch, or ask for the sweep of a day."""
+    if event.get("sweep"):
+        _aws().run(deployment().control.send(sweep_message()))
+        return
     reap(_aws(), deployment(), int(time.time()))

@@ -74,7 +74,7 @@ def _detail_of(batch: Batch) -> dict[str, Any]:
         "batch_id": batch.id,
         "tenant": batch.tenant,
         "status": str(batch.status),
-        "input": f"s3://{batch.source.bucket}/{batch.source.key}",
+        "input": f"s3://{batch.input.bucket}/{batch.input.key}",
         "num_rows": batch.num_rows,
         "output_key": batch.outputs.output_key,
         "metadata": batch.options.metadata,

@@ -10,7 +10,7 @@ from pydantic_core import to_json
 from handler.aws.calls import Operation
 from handler.aws.items import dump
 from handler.aws.sync import Aws
-from handler.batch.keys import outputs_of_drop
+from handler.batch.keys import is_drop
 from handler.batch.model import Batch, Progress
 from handler.batch.states import MOVES, Status
 from handler.batch.wire import to_wire
@@ -66,8 +66,8 @@ def end_batch(
 
 def _write_report(deployment: Deployment, batch: Batch, ended_at: int) -> Operation[None]:
     """Write `batch.json`, unless a newer upload has made that key its own."""
-    if outputs_of_drop(batch.source.key) == batch.outputs:
-        newest = yield from deployment.table.newest_drop(batch.source)
+    if is_drop(batch.outputs):
+        newest = yield from deployment.table.newest_drop(batch.source.bucket, batch.outputs)
         if newest not in (None, batch.id):
             return
     progress = batch.final or Progress()

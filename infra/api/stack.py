@@ -73,11 +73,11 @@ class ApiStack(Stack):
             statements=[
                 *self._to_end_batches(),
                 may.tenants(data),
-                may.batches(data, "PutItem", "Query"),
+                may.batches(data, "BatchGetItem", "PutItem", "Query"),
                 may.find_objects(data),
                 may.read_objects(data, _INPUT, _WORK, *_RESULTS),
                 may.write_objects(data, _WORK),
-                may.resume_uploads(data, *_RESULTS),
+                may.resume_uploads(data, _WORK, *_RESULTS),
                 may.delete_objects(data, *_RESULTS),
                 may.tag_objects(data, "files/"),
             ],
@@ -99,21 +99,27 @@ class ApiStack(Stack):
             ],
         )
         undeliverable = self.data.doorbells.undeliverable
-        scheduler.Schedule(
-            self,
-            "Schedule",
-            schedule=scheduler.ScheduleExpression.rate(Duration.minutes(_REAPER_MINUTES)),
-            target=scheduler_targets.LambdaInvoke(
-                reaper.function,
-                # What the construct would add to it is the right to call any version.
-                role=self._schedule_role(reaper, undeliverable).without_policy_updates(),
-                dead_letter_queue=undeliverable,
-                # The next look sees what this one would have seen.
-                max_event_age=Duration.minutes(_REAPER_MINUTES),
-                retry_attempts=2,
-            ),
-            description="Looks at every active batch",
-        )
+        # What the construct would add to it is the right to call any version.
+        role = self._schedule_role(reaper, undeliverable).without_policy_updates()
+        for name, every, event, description in (
+            ("Schedule", Duration.minutes(_REAPER_MINUTES), {}, "Looks at every active batch"),
+            ("Sweep", Duration.days(1), {"sweep": True}, "Looks for uploads that nobody knows"),
+        ):
+            scheduler.Schedule(
+                self,
+                name,
+                schedule=scheduler.ScheduleExpression.rate(every),
+                target=scheduler_targets.LambdaInvoke(
+                    reaper.function,
+                    role=role,
+                    dead_letter_queue=undeliverable,
+                    # The next look sees what this one would have seen.
+                    max_event_age=every,
+                    retry_attempts=2,
+                    input=scheduler.ScheduleTargetInput.from_object(event) if event else None,
+                ),
+                description=description,
+            )
         return reaper
 
     def _schedule_role(self, called: Function, undeliverable: sqs.Queue) -> iam.Role:

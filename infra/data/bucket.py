@@ -10,7 +10,8 @@ from constructs import Construct
 
 from infra.config import Retention
 
-_DROPS = [("prefix", "input/"), ("suffix", ".jsonl")]
+# Whatever its name: what cannot be taken becomes a batch that says why.
+_DROPS = "input/"
 # Older versions are of use while a batch that reads one may still run.
 _ABANDONED_UPLOAD_DAYS = 7
 # What files may be given by `expires_after`, at most.
@@ -73,10 +74,7 @@ class DropBucket(Construct):
                     queue=control.queue_arn,
                     filter=s3.CfnBucket.NotificationFilterProperty(
                         s3_key=s3.CfnBucket.S3KeyFilterProperty(
-                            rules=[
-                                s3.CfnBucket.FilterRuleProperty(name=name, value=value)
-                                for name, value in _DROPS
-                            ]
+                            rules=[s3.CfnBucket.FilterRuleProperty(name="prefix", value=_DROPS)]
                         )
                     ),
                 )

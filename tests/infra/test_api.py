@@ -232,9 +232,12 @@ def test_a_message_is_hidden_while_its_function_may_run(
 
 
 def test_the_reaper_is_called_every_five_minutes(deployment: Deployment) -> None:
-    """The schedule is on; a call that cannot be made is told, and not made up for later."""
-    schedule = only(deployment.properties("AWS::Scheduler::Schedule"))
-    assert schedule["ScheduleExpression"] == "rate(5 minutes)"
+    """And once a day for a sweep. A call that cannot be made is told, and not made up for later."""
+    found = deployment.properties("AWS::Scheduler::Schedule").values()
+    schedules = {schedule["ScheduleExpression"]: schedule for schedule in found}
+    assert sorted(schedules) == ["rate(1 day)", "rate(5 minutes)"]
+    assert json.loads(schedules["rate(1 day)"]["Target"]["Input"]) == {"sweep": True}
+    schedule = schedules["rate(5 minutes)"]
     assert schedule["State"] == "ENABLED"
     assert schedule["FlexibleTimeWindow"] == {"Mode": "OFF"}
     assert schedule["Target"] == {

@@ -177,20 +177,13 @@ def test_an_uploaded_input_lasts_as_long_as_a_batch_that_reads_it(synth: Synth) 
 
 
 def test_uploads_are_announced(bucket: dict[str, Any]) -> None:
-    """S3 tells control of every new `input/….jsonl` however it was written, and of nothing else."""
+    """S3 tells control of everything new under `input/`, whatever its name, and of nothing else."""
     assert bucket["NotificationConfiguration"] == {
         "QueueConfigurations": [
             {
                 "Event": "s3:ObjectCreated:*",
                 "Queue": "DoorbellsControl.Arn",
-                "Filter": {
-                    "S3Key": {
-                        "Rules": [
-                            {"Name": "prefix", "Value": "input/"},
-                            {"Name": "suffix", "Value": ".jsonl"},
-                        ]
-                    }
-                },
+                "Filter": {"S3Key": {"Rules": [{"Name": "prefix", "Value": "input/"}]}},
             }
         ]
     }

@@ -30,16 +30,17 @@ TO_END_BATCHES = {
     FILES: "s3:PutObject",
 }
 OBJECT = "s3:GetObject GetObjectVersion PutObject"
-RESULT = f"{OBJECT} DeleteObject AbortMultipartUpload ListMultipartUploadParts"
+RESUMED = f"{OBJECT} AbortMultipartUpload ListMultipartUploadParts"
+RESULT = f"{RESUMED} DeleteObject"
 # What each role may do to which resource.
 ROLES = {
     "ControlRole": TO_END_BATCHES
     | {
-        TABLE: "dynamodb:GetItem PutItem UpdateItem DeleteItem Query",
+        TABLE: "dynamodb:BatchGetItem GetItem PutItem UpdateItem DeleteItem Query",
         CONTROL: f"{FED} SendMessage",
         BUCKET: "s3:ListBucket",
         INPUT: "s3:GetObject GetObjectVersion",
-        IN_FLIGHT: OBJECT,
+        IN_FLIGHT: RESUMED,
         OUTPUT: RESULT,
         FILES: f"{RESULT} PutObjectTagging",
     },

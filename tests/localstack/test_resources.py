@@ -63,10 +63,10 @@ def test_their_environment_is_what_handlers_read(resources: Resources) -> None:
 def test_uploads_of_input_files_ring_and_others_do_not(
     emulator: Emulator, resources: Resources
 ) -> None:
-    """By the prefix and the suffix, also when the upload has many parts."""
+    """By the prefix, whatever the name, also when the upload has many parts."""
     s3, sqs = emulator.client("s3"), emulator.client("sqs")
     drain(sqs, resources.control)
-    for key in ("other/a.jsonl", "input/a.txt", "input/a b+é.jsonl"):
+    for key in ("other/a.jsonl", "input/A.CSV", "input/a b+é.jsonl"):
         s3.put_object(Bucket=resources.bucket, Key=key, Body=b"{}")
     where = {"Bucket": resources.bucket, "Key": "input/parts.jsonl"}
     upload = where | {"UploadId": s3.create_multipart_upload(**where)["UploadId"]}
@@ -78,7 +78,7 @@ def test_uploads_of_input_files_ring_and_others_do_not(
         for body in drain(sqs, resources.control)
         for record in json.loads(body)["Records"]
     }
-    assert keys == {"input/a b+é.jsonl", "input/parts.jsonl"}
+    assert keys == {"input/A.CSV", "input/a b+é.jsonl", "input/parts.jsonl"}
 
 
 def test_messages_that_nobody_deletes_end_among_the_dead_letters(

@@ -12,9 +12,11 @@ from typing import Any, NamedTuple
 
 from handler.aws.calls import Call, Operation
 from handler.aws.items import dump, load, to_item
+from handler.aws.stores.drops import Arrival, drop_item, drop_key, is_overtaken, known_as
 from handler.aws.stores.shards import ShardStore, batch_key
-from handler.aws.stores.store import META, condition, nothing_there, present
-from handler.batch.model import Batch, Source
+from handler.aws.stores.store import condition, nothing_there, present
+from handler.batch.keys import name_of_results
+from handler.batch.model import Batch, Outputs
 from handler.batch.states import Status, sources_of
 from handler.errors import ConditionFailed
 
@@ -22,8 +24,6 @@ TENANT_INDEX = "by_tenant"
 ACTIVE = "ACTIVE"
 # Sorts behind all digits, with which the entries of batches begin, and before those of files.
 _LAST_BATCH = ":"
-# SQS keeps a message for 14 days at most: no event of an upload comes later than that.
-_EVENTS_END_SECONDS = 15 * 24 * 3600
 
 
 class Moved(NamedTuple):
@@ -61,18 +61,18 @@ class Table(ShardStore):
             return existing
         return batch
 
-    def create_drop(self, batch: Batch, sequencer: str) -> Operation[Batch | None]:
+    def create_drop(self, batch: Batch, arrival: Arrival) -> Operation[Batch | None]:
         """Record the batch of an upload, or return the one it made before.
 
-        `sequencer` orders the uploads of one key; None is returned for one that a newer upload has
-        overtaken. The batch that this one replaces becomes its `predecessor`.
+        None is returned for one that a newer upload has overtaken. The batch that this one replaces
+        becomes its `predecessor`.
         """
-        key = _drop_key(batch.source)
+        key = drop_key(batch.source.bucket, batch.outputs)
         while True:
             newest = yield from self.get(key)
-            if newest and newest["batch_id"] == batch.id:
-                return (yield from self.get_batch(batch.id))
-            if newest and _rank(newest["sequencer"]) >= _rank(sequencer):
+            if newest and (known_id := known_as(newest, batch, arrival)):
+                return (yield from self.get_batch(known_id))
+            if newest and is_overtaken(newest, batch, arrival):
                 return None
             older_id = newest["batch_id"] if newest else None
             older = (yield from self.get_batch(older_id)) if older_id else None
@@ -80,18 +80,21 @@ class Table(ShardStore):
                 # It has published nothing, so what counts is the one that it replaced.
                 older_id = older.predecessor
             follower = replace(batch, predecessor=older_id)
-            known = condition("batch_id = :known", {":known": newest["batch_id"]}) if newest else {}
-            fields = {"batch_id": batch.id, "sequencer": sequencer, "expires": _drop_expires(batch)}
+            still = condition("batch_id = :known", {":known": newest["batch_id"]}) if newest else {}
             newest_put = {
                 "Put": {
                     "TableName": self.name,
-                    "Item": to_item(key | fields),
-                    **(known or nothing_there()),
+                    "Item": to_item(drop_item(batch, arrival)),
+                    **(still or nothing_there()),
                 }
             }
             try:
                 yield self.transact(*self._creation(follower), newest_put)
             except ConditionFailed:
+                # Told of again, it may be neither the newest one nor overtaken by an order of S3's.
+                made = yield from self.get_batch(batch.id)
+                if made is not None:
+                    return made
                 continue
             return follower
 
@@ -235,10 +238,22 @@ class Table(ShardStore):
             return load(Batch, exc.item) if exc.item else None, False
         return load(Batch, found), True
 
-    def newest_drop(self, source: Source) -> Operation[str | None]:
-        """Return the id of the batch that the newest upload of a key made, or None."""
-        fields = yield from self.get(_drop_key(source))
+    def newest_drop(self, bucket: str, outputs: Outputs) -> Operation[str | None]:
+        """Return the id of the batch that the newest upload with such results made, or None."""
+        fields = yield from self.get(drop_key(bucket, outputs))
         return str(fields["batch_id"]) if fields else None
+
+    def newest_drops(
+        self, bucket: str, outputs: Iterable[Outputs]
+    ) -> Operation[dict[str, dict[str, Any]]]:
+        """Return what is known of the newest uploads with such results, by `name_of_results`.
+
+        It may be a moment behind.
+        """
+        keys = {name_of_results(each): drop_key(bucket, each) for each in outputs}
+        found = yield from self.get_many(list(keys.values()))
+        names = {str(key["pk"]): name for name, key in keys.items()}
+        return {names[fields["pk"]]: fields for fields in found}
 
     def list_batches(
         self, tenant: str, *, limit: int, after: Batch | None = None
@@ -300,21 +315,5 @@ def _created_id(batch: Batch) -> str:
     return f"{batch.created_at:012}#{batch.id}"
 
 
-def _drop_key(source: Source) -> dict[str, object]:
-    return {"pk": f"DROP#{source.bucket}/{source.key}", "sk": META}
-
-
-def _drop_expires(batch: Batch) -> int | None:
-    """The memory of an upload outlives every event of it, else a late one would run it again."""
-    if batch.expires is None:
-        return None
-    return max(batch.expires, batch.created_at + _EVENTS_END_SECONDS)
-
-
 def _active_key(batch_id: str) -> dict[str, object]:
     return {"pk": ACTIVE, "sk": f"BATCH#{batch_id}"}
-
-
-def _rank(sequencer: str) -> str:
-    """S3's sequencers are hexadecimal and of unequal length: padded on the right they compare."""
-    return sequencer.upper().ljust(64, "0")

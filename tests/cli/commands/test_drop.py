@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -252,3 +253,29 @@ def test_without_credentials_it_says_so(
     said = shell.type("drop", shell.file(*LINES), "--bucket", bucket)
     assert said.status == 8
     assert "needs AWS credentials" in said.err
+
+
+@pytest.mark.parametrize(
+    ("typed", "key"),
+    [
+        ("in.jsonl.gz", "in.jsonl.gz"),
+        ("in.JSON", "in.JSON"),
+        ("in.txt", "in.txt.json.gz"),
+        ("in.gz --name x", "x.json.gz"),
+    ],
+)
+def test_a_file_in_another_form_is_dropped_as_it_is(
+    typed: str, key: str, shell: Shell, bucket: str, s3: Any
+) -> None:
+    """Under a name that says its form; its elements are looked at before."""
+    content = gzip.compress(json.dumps(LINES).encode())
+    name, *asked = typed.split()
+    Path(name).write_bytes(content)
+    said = shell.type("drop", name, "--bucket", bucket, "--json", *asked)
+    report = {"report": f"output/{key}.batch.json"}
+    assert said.values == [{"object": "drop", "url": f"s3://{bucket}/input/{key}"} | report]
+    assert s3.get_object(Bucket=bucket, Key=f"input/{key}")["Body"].read() == content
+    Path(name).write_bytes(b"a,b\n1,2\n")
+    refused = shell.type("drop", name, "--bucket", bucket, *asked)
+    assert (refused.status, refused.out) == (1, "")
+    assert "This looks like CSV: write one JSON object a line." in refused.err

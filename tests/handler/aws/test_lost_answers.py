@@ -15,6 +15,7 @@ from uuid import uuid4
 import pytest
 
 from handler.aws.calls import Operation, T
+from handler.aws.stores.drops import Arrival
 from handler.batch.model import Batch, File, Progress, Shard, Upload
 from handler.batch.parts import FinishedRow, PartIndex, encode_part
 from handler.batch.states import Status
@@ -60,7 +61,9 @@ def all_of(deployment: Deployment, *batch_ids: str) -> Operation[list[Any]]:
     for batch_id in batch_ids:
         batch = yield from table.get_batch(batch_id)
         shards = yield from table.list_shards(batch_id)
-        newest = (yield from table.newest_drop(batch.source)) if batch else None
+        newest = (
+            (yield from table.newest_drop(batch.source.bucket, batch.outputs)) if batch else None
+        )
         found += [batch, shards, newest, batch_id in active]
     return found
 
@@ -76,9 +79,9 @@ def dropping(deployment: Deployment) -> Operation[Case]:
     """Return the batch of an upload that replaces an older one."""
     old = make_batch(deployment)
     new = make_batch(deployment, old.source.key)
-    yield from deployment.table.create_drop(old, "0A")
+    yield from deployment.table.create_drop(old, Arrival("0A", NOW))
     return Case(
-        lambda: deployment.table.create_drop(new, "0B"),
+        lambda: deployment.table.create_drop(new, Arrival("0B", NOW)),
         lambda: all_of(deployment, old.id, new.id),
     )
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from itertools import product
+from dataclasses import astuple
+from itertools import combinations, product
 
 import pytest
 from hypothesis import given
@@ -13,11 +14,15 @@ from handler.batch.keys import (
     batch_id_of_request,
     check_tenant,
     file_key,
+    is_drop,
+    is_folder,
+    name_of_results,
     outputs_of_drop,
     outputs_of_request,
     part_key,
     part_prefix,
     segment_key,
+    why_no_name,
     work_prefix,
 )
 from handler.errors import InvalidOption
@@ -35,21 +40,79 @@ def test_results_stand_beside_each_other_under_output(stem: str) -> None:
     assert outputs.report_key == f"output/{stem}.batch.json"
 
 
-@pytest.mark.parametrize(
-    "key",
-    ["x.jsonl", "output/x.jsonl", "input/x.json", "input/.jsonl", "input/", "", "inputx.jsonl"],
-)
+@pytest.mark.parametrize("key", ["x.jsonl", "output/x.jsonl", "input/", "", "inputx.jsonl"])
 def test_other_keys_are_no_uploads(key: str) -> None:
     """What the rules of the notification let through by mistake makes no batch."""
     assert outputs_of_drop(key) is None
 
 
+@pytest.mark.parametrize(
+    ("name", "stem"),
+    [
+        ("x.jsonl", "x"),
+        ("x.jsonl.gz", "x.jsonl.gz"),
+        ("X.JSONL", "X.JSONL"),
+        ("a/data.csv", "a/data.csv"),
+        ("x", "x"),
+        (".jsonl", ".jsonl"),
+        ("a/", "a/"),
+    ],
+)
+def test_results_of_any_name_are_named(name: str, stem: str) -> None:
+    """A file in another form keeps its whole name, so that it never shares its results."""
+    outputs = outputs_of_drop(f"input/{name}")
+    assert outputs is not None
+    assert outputs.output_key == f"output/{stem}.jsonl"
+    assert outputs.report_key == f"output/{stem}.batch.json"
+    assert name_of_results(outputs) == f"input/{stem}.jsonl"
+    assert is_drop(outputs)
+    assert why_no_name(f"input/{name}") is None
+
+
+NAMES = [
+    "x",
+    "x.jsonl",
+    "x.jsonl.gz",
+    "x.json",
+    "x.batch",
+    "x.jsonl.jsonl",
+    "X.JSONL",
+]
+
+
+@pytest.mark.parametrize(("one", "other"), list(combinations(NAMES, 2)))
+def test_two_uploads_share_all_their_results_or_none(one: str, other: str) -> None:
+    """And only those do that count as one name: `NAME` and `NAME.jsonl`."""
+    keys = [outputs_of_drop(f"input/{name}") for name in (one, other)]
+    first, second = ({*map(str, astuple(outputs))} for outputs in keys if outputs is not None)
+    is_one = (one, other) == ("x", "x.jsonl")
+    assert (first == second) == is_one
+    assert first.isdisjoint(second) != is_one
+
+
+@pytest.mark.parametrize("name", ["x.errors.jsonl", "x.errors", "a/.errors"])
+def test_no_upload_can_have_the_name_of_errors(name: str) -> None:
+    """Its rows would be written over the errors of another file."""
+    assert "give the upload another name" in (why_no_name(f"input/{name}") or "")
+
+
 def test_names_end_where_s3_says() -> None:
     """1,024 bytes for the longest of the results' names, counted in UTF-8."""
     room = 1024 - len("output/.errors.jsonl")
-    assert outputs_of_drop(f"input/{'x' * room}.jsonl") is not None
-    assert outputs_of_drop(f"input/{'x' * (room + 1)}.jsonl") is None
-    assert outputs_of_drop(f"input/{'é' * (room // 2 + 1)}.jsonl") is None
+    for short in (f"{'x' * room}.jsonl", "x" * room):
+        assert why_no_name(f"input/{short}") is None
+    for long in (f"{'x' * (room + 1)}.jsonl", f"{'é' * (room // 2 + 1)}.jsonl", "x" * 1018):
+        assert "The name is too long" in (why_no_name(f"input/{long}") or "")
+        outputs = outputs_of_drop(f"input/{long}")
+        assert outputs is not None
+        assert len(outputs.error_key) < 100
+
+
+def test_folders_are_marks_without_bytes() -> None:
+    """As consoles make them."""
+    assert is_folder("input/a/", 0)
+    assert not is_folder("input/a/", 1)
+    assert not is_folder("input/a", 0)
 
 
 def test_an_id_is_of_one_upload_alone() -> None:

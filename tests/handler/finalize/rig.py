@@ -11,6 +11,7 @@ from uuid import uuid4
 from pydantic_core import from_json, to_json
 
 from handler.aws.queues import parse_message
+from handler.aws.stores.drops import Arrival
 from handler.aws.sync import Aws
 from handler.batch.keys import batch_id_of_drop, outputs_of_drop
 from handler.batch.model import Batch, EngineInfo, Options, Outputs, Progress, Shard, Source
@@ -93,7 +94,7 @@ class Cloud:
             model=MODEL,
             engine=EngineInfo("revision", "1.2.3"),
         )
-        self.run(self.deployment.table.create_drop(batch, sequencer))
+        self.run(self.deployment.table.create_drop(batch, Arrival(sequencer, now)))
         starts = [sum(map(len, lines[:n])) for n in range(num_lines + 1)]
         firsts = range(0, num_lines, LINES_PER_SHARD)
         for number, first in enumerate(firsts):

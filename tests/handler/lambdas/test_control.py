@@ -16,7 +16,7 @@ from aws_lambda_powertools.utilities.typing import LambdaContext
 from handler.aws.calls import Operation
 from handler.aws.queues import MAX_CONTROL_RECEIVES, Message, Queue, advance_message
 from handler.aws.sync import Aws
-from handler.batch.model import Source
+from handler.batch.keys import outputs_of_drop
 from handler.batch.states import Status
 from handler.control.advance import advance
 from handler.deployment import Deployment
@@ -80,7 +80,9 @@ def event_of(cloud: Cloud, key: str, sequencer: str = "01") -> str:
 
 def newest(cloud: Cloud, key: str) -> str | None:
     """Return the id of the batch of a key."""
-    return cloud.run(cloud.deployment.table.newest_drop(Source(cloud.bucket, key, "", 0)))
+    outputs = outputs_of_drop(key)
+    assert outputs is not None
+    return cloud.run(cloud.deployment.table.newest_drop(cloud.bucket, outputs))
 
 
 def test_an_upload_becomes_shards_that_are_rung_for(cloud: Cloud) -> None:

@@ -10,6 +10,7 @@ import pytest
 
 from handler.aws.calls import Call, Operation
 from handler.aws.items import from_item, to_item
+from handler.aws.stores.drops import Arrival
 from handler.batch.model import Batch, File, Progress, Shard
 from handler.deployment import Deployment
 from tests.handler.aws.conftest import Run
@@ -121,8 +122,8 @@ def test_an_upload_is_remembered_longer_than_its_events_can_come(
     """A queue keeps one for 14 days: it must not run the file again when the batch is forgotten."""
     now = int(time.time()) - 3 * DAY_SECONDS
     batch = make_batch(deployment, created_at=now, expires=now + kept_days * DAY_SECONDS)
-    assert run(deployment.table.create_drop(batch, "0A")) == batch
-    again = run(deployment.table.create_drop(batch, "0A"))
+    assert run(deployment.table.create_drop(batch, Arrival("0A", now))) == batch
+    again = run(deployment.table.create_drop(batch, Arrival("0A", now)))
     assert again == (None if kept_days == 2 else batch)
     memory = run(stored(deployment, f"DROP#{batch.source.bucket}/{batch.source.key}"))
     assert memory["expires"] == now + remembered_days * DAY_SECONDS
@@ -134,7 +135,7 @@ def test_a_memory_that_has_expired_stops_no_upload(run: Run, deployment: Deploym
     old = make_batch(deployment, created_at=1_000_000, expires=PAST)
     new = make_batch(deployment, old.source.key, expires=FUTURE)
     create = deployment.table.create_drop
-    run(create(old, "0F"))
-    assert run(deployment.table.newest_drop(old.source)) is None
-    assert run(create(new, "0A")) == new
-    assert run(deployment.table.newest_drop(new.source)) == new.id
+    run(create(old, Arrival("0F", 0)))
+    assert run(deployment.table.newest_drop(old.source.bucket, old.outputs)) is None
+    assert run(create(new, Arrival("0A", 0))) == new
+    assert run(deployment.table.newest_drop(new.source.bucket, new.outputs)) == new.id

@@ -8,6 +8,7 @@ from itertools import count
 import pytest
 
 from handler.aws.calls import Call, Operation, T
+from handler.aws.stores.drops import Arrival
 from handler.batch.model import BatchError, EngineInfo, File, Progress, Shard, ShardStatus
 from handler.batch.states import MOVES, Status
 from handler.deployment import Deployment
@@ -67,7 +68,7 @@ def test_a_created_batch_whose_answer_was_lost_is_returned(
     batch = make_batch(deployment)
     assert run(sent_twice(deployment.table.create_batch(batch))) == batch
     drop = make_batch(deployment)
-    assert run(sent_twice(deployment.table.create_drop(drop, "0A"))) == drop
+    assert run(sent_twice(deployment.table.create_drop(drop, Arrival("0A", NOW)))) == drop
 
 
 def test_an_unknown_batch_is_none(run: Run, deployment: Deployment) -> None:
@@ -102,12 +103,12 @@ def test_uploads_of_one_key_are_put_in_order(run: Run, deployment: Deployment) -
     key = first.source.key
     second = make_batch(deployment, key)
     create = deployment.table.create_drop
-    assert run(create(first, "0055")) == first
-    assert run(create(first, "0055")) == first
-    assert run(create(make_batch(deployment, key), "0054FF")) is None
-    made = run(create(second, "0055A"))
+    assert run(create(first, Arrival("0055", NOW))) == first
+    assert run(create(first, Arrival("0055", NOW))) == first
+    assert run(create(make_batch(deployment, key), Arrival("0054FF", NOW + 1))) is None
+    made = run(create(second, Arrival("0055A", NOW)))
     assert made == replace(second, predecessor=first.id)
-    assert run(deployment.table.newest_drop(first.source)) == second.id
+    assert run(deployment.table.newest_drop(first.source.bucket, first.outputs)) == second.id
     assert run(deployment.table.get_batch(first.id)) == first
 
 

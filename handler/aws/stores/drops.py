@@ -1,0 +1,96 @@
+"""What the table remembers of uploads: for each name of results the newest one, and its batch.
+
+No I/O. It outlives every event of the upload, so that none is run twice, whichever way it is told.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from handler.aws.stores.store import META
+from handler.batch.keys import name_of_results
+from handler.batch.model import Batch, Outputs
+
+# SQS keeps a message for 14 days at most: no event of an upload comes later than that.
+EVENTS_END_SECONDS = 15 * 24 * 3600
+
+
+class Arrival(NamedTuple):
+    """When an upload came: S3's word for the order of a key's uploads, if its event has told it.
+
+    `modified` (Unix seconds) is S3's too: the beginning of the upload, which may have taken days.
+    """
+
+    sequencer: str | None
+    modified: int
+
+
+def drop_key(bucket: str, outputs: Outputs) -> dict[str, object]:
+    """Return the key of the item about uploads that have these results."""
+    return {"pk": f"DROP#{bucket}/{name_of_results(outputs)}", "sk": META}
+
+
+def drop_item(batch: Batch, arrival: Arrival) -> dict[str, object]:
+    """Return the item about an upload that is the newest with its results."""
+    source = batch.source
+    return drop_key(source.bucket, batch.outputs) | {
+        "batch_id": batch.id,
+        "key": source.key,
+        "etag": source.etag,
+        "version_id": source.version_id,
+        **arrival._asdict(),
+        "expires": _expires(batch),
+    }
+
+
+def known_as(newest: Mapping[str, Any], batch: Batch, arrival: Arrival) -> str | None:
+    """Return the batch that has been made of this very upload, if that is the newest one.
+
+    The event of an upload that was found without it comes late, or not at all.
+    """
+    source = batch.source
+    is_same = newest["batch_id"] == batch.id or (
+        None in {newest.get("sequencer"), arrival.sequencer}
+        and newest.get("key") == source.key
+        and newest.get("version_id") == source.version_id
+        and newest.get("etag") == source.etag
+        and (source.version_id is not None or newest.get("modified") == arrival.modified)
+    )
+    return str(newest["batch_id"]) if is_same else None
+
+
+def is_overtaken(newest: Mapping[str, Any], batch: Batch, arrival: Arrival) -> bool:
+    """Say whether an upload that is not known is older than the newest one.
+
+    Times decide where S3 has not told its order; an item of before they were kept is newer. Of two
+    keys with the same results that one is newer whose event comes last.
+    """
+    is_same_key = newest.get("key", batch.source.key) == batch.source.key
+    if arrival.sequencer is None:
+        return bool(newest.get("modified", math.inf) >= arrival.modified)
+    if newest.get("sequencer") is None:
+        return is_same_key and bool(newest["modified"] > arrival.modified)
+    return is_same_key and _rank(newest["sequencer"]) >= _rank(arrival.sequencer)
+
+
+def is_known(newest: Mapping[str, Any], key: str, etag: str, modified: int) -> bool:
+    """Say whether an object that lies in the bucket needs no batch, by the newest upload's item."""
+    # What was written before times were kept is no reason to run anything again.
+    known_until = newest.get("modified", math.inf)
+    if known_until != modified:
+        return bool(known_until > modified)
+    return bool(newest["key"] != key or newest["etag"] == etag)
+
+
+def _expires(batch: Batch) -> int | None:
+    """The memory of an upload outlives every event of it, else a late one would run it again."""
+    if batch.expires is None:
+        return None
+    return max(batch.expires, batch.created_at + EVENTS_END_SECONDS)
+
+
+def _rank(sequencer: str) -> str:
+    """S3's sequencers are hexadecimal and of unequal length: padded on the right they compare."""
+    return sequencer.upper().ljust(64, "0")

@@ -1,0 +1,225 @@
+"""Uploads whose events were lost, come late, or die: each is run, and once."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+
+import pytest
+from pydantic_core import to_json
+
+from handler.aws.bucket import Bucket
+from handler.aws.queues import parse_message
+from handler.aws.stores.drops import EVENTS_END_SECONDS
+from handler.batch.model import Batch
+from handler.batch.states import Status
+from handler.control.bury import DROP_PATIENCE_SECONDS, bury
+from handler.control.sweep import SETTLED_SECONDS, WINDOW_SECONDS, sweep
+from handler.deployment import deployment
+from handler.intake.create import take_drop
+from handler.intake.events import Drop, Ignored, Sweep, drop_message, parse_control, sweep_message
+from handler.lambdas import control, reaper
+from localstack.pump import Context
+from tests.emulators import Emulator
+from tests.handler.intake.rig import Cloud, lines_of, plenty
+
+LATER = SETTLED_SECONDS + 60
+
+
+@pytest.fixture
+def cloud(emulator: Emulator) -> Cloud:
+    """Return a deployment of its own, on each emulator in turn."""
+    return Cloud.on(emulator)
+
+
+@pytest.fixture
+def mini(ministack: Emulator) -> Cloud:
+    """Return such a deployment on one emulator."""
+    return Cloud.on(ministack)
+
+
+def asked(cloud: Cloud) -> list[Drop | Sweep]:
+    """Take our own messages about uploads and sweeps off the control queue."""
+    queue, found = cloud.deployment.control, list[Drop | Sweep]()
+    receive = queue.receive(max_messages=10, wait_seconds=0, visibility_seconds=60)
+    while received := cloud.run(receive):
+        for message in received:
+            cloud.run(queue.delete(message))
+            if "kind" in (parse_message(message.body) or {}):
+                found += [r for r in parse_control(message.body) if isinstance(r, Drop | Sweep)]
+        receive = queue.receive(max_messages=10, wait_seconds=0, visibility_seconds=60)
+    return sorted(found, key=lambda each: each.key if isinstance(each, Drop) else "")
+
+
+def swept(
+    cloud: Cloud, *, later: int = LATER, after: str = "", time_left: Callable[[], float] = plenty
+) -> list[Drop | Sweep]:
+    """Sweep as if so many seconds had passed, and return what was sent."""
+    cloud.run(sweep(cloud.deployment, after, int(time.time()) + later, time_left))
+    return asked(cloud)
+
+
+def take(cloud: Cloud, drop: Drop | Sweep) -> Batch | None:
+    """Return what an upload makes, if anything."""
+    assert isinstance(drop, Drop)
+    return cloud.run(take_drop(cloud.deployment, drop, int(time.time())))
+
+
+def test_an_upload_without_an_event_is_found_and_run_once(cloud: Cloud) -> None:
+    """By one sweep or more; its event, which comes after all, finds the batch that is there."""
+    known = cloud.create(lines_of(1), "input/known.jsonl")
+    event = cloud.put(lines_of(2), "input/a ü+.csv", {"completion-window": "2h"})
+    cloud.put(b"", "input/folder/")
+    [first] = swept(cloud)
+    [again] = swept(cloud)
+    assert first == again
+    batch = take(cloud, first)
+    assert batch is not None
+    assert (batch.source.key, batch.source.version_id) == (event.key, event.version_id)
+    assert batch.options.completion_window == "2h"
+    assert take(cloud, again) == batch
+    assert take(cloud, event) == batch
+    assert swept(cloud) == []
+    assert sorted(cloud.run(cloud.deployment.table.list_active())) == sorted([known.id, batch.id])
+
+
+def test_an_event_that_is_only_late_is_not_run_twice(cloud: Cloud) -> None:
+    """Its batch is made between the look and the message."""
+    event = cloud.put(lines_of(1))
+    [found] = swept(cloud)
+    batch = take(cloud, event)
+    assert batch is not None
+    assert take(cloud, found) == batch
+    assert take(cloud, replace(event, sequencer="0")) is None
+
+
+def test_only_what_is_recent_and_settled_is_found(mini: Cloud) -> None:
+    """An event may be on its way; a batch of long ago may have been forgotten."""
+    mini.put(lines_of(1))
+    assert swept(mini, later=SETTLED_SECONDS - 60) == []
+    assert len(swept(mini, later=WINDOW_SECONDS - 60)) == 1
+    assert swept(mini, later=WINDOW_SECONDS + 60) == []
+    assert WINDOW_SECONDS < EVENTS_END_SECONDS
+
+
+def test_a_newer_object_of_a_known_key_is_found(
+    mini: Cloud, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It replaces the older one; an older one that is back has had its batch."""
+    first = mini.put(lines_of(1))
+    older = mini.take(first)
+    _dated(monkeypatch, 2)
+    second = mini.put(lines_of(2))
+    [found] = swept(mini)
+    newer = take(mini, found)
+    assert newer is not None
+    assert newer.predecessor == older.id
+    assert mini.batch(older.id).status is Status.CANCELLED
+    assert take(mini, first) == mini.batch(older.id)
+    assert take(mini, second) == newer
+    _dated(monkeypatch, -9)
+    assert swept(mini) == []
+    assert take(mini, replace(found, mark="another sweep")) == newer
+
+
+def _dated(monkeypatch: pytest.MonkeyPatch, seconds: int) -> None:
+    """Let the bucket date its objects so much later: it knows whole seconds only."""
+    listing, head = Bucket.list_page, Bucket.head
+
+    def list_later(bucket: Bucket, prefix: str, after: str) -> Iterator[object]:
+        page, is_more = yield from listing(bucket, prefix, after)
+        return [each._replace(modified=each.modified + seconds) for each in page], is_more
+
+    def head_later(bucket: Bucket, key: str, version_id: str | None = None) -> Iterator[object]:
+        found = yield from head(bucket, key, version_id)
+        if found is None:
+            return None
+        at = type(found["LastModified"]).fromtimestamp(
+            found["LastModified"].timestamp() + seconds, found["LastModified"].tzinfo
+        )
+        return {**found, "LastModified": at}
+
+    monkeypatch.setattr(Bucket, "list_page", list_later)
+    monkeypatch.setattr(Bucket, "head", head_later)
+
+
+def test_two_names_with_the_same_results_are_one(mini: Cloud) -> None:
+    """The last one counts; neither a sweep nor a repeated event brings the other back."""
+    first = mini.put(lines_of(1), "input/x")
+    older = mini.take(first)
+    newer = mini.take(mini.put(lines_of(2), "input/x.jsonl"))
+    assert newer.predecessor == older.id
+    assert mini.batch(older.id).status is Status.CANCELLED
+    assert swept(mini) == []
+    assert take(mini, first) == mini.batch(older.id)
+    assert mini.run(mini.deployment.table.newest_drop(mini.bucket, newer.outputs)) == newer.id
+
+
+def test_a_sweep_goes_on_where_its_time_ended(mini: Cloud, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Page by page, and a message for the rest."""
+    for number in range(5):
+        mini.put(lines_of(1), f"input/{number}")
+    listing = Bucket.list_page
+
+    def two(bucket: Bucket, prefix: str, after: str) -> Iterator[object]:
+        page, is_more = yield from listing(bucket, prefix, after)
+        return page[:2], is_more or len(page) > 2
+
+    monkeypatch.setattr(Bucket, "list_page", two)
+    rest, *found = swept(mini, time_left=lambda: 0.0)
+    assert rest == Sweep("input/1")
+    assert [drop.key for drop in found if isinstance(drop, Drop)] == ["input/0", "input/1"]
+    found = swept(mini, after="input/1")
+    assert [drop.key for drop in found if isinstance(drop, Drop)] == [
+        f"input/{n}" for n in (2, 3, 4)
+    ]
+
+
+def test_an_event_that_died_before_its_batch_was_made_is_told_again(
+    mini: Cloud, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As it was, for as long as the sweep would find it, too."""
+    monkeypatch.setattr("handler.control.bury.MAX_DELAY_SECONDS", 0)
+    drop = mini.put(lines_of(1))
+    now = int(time.time())
+
+    def dead(message: Drop, later: int) -> list[Drop | Sweep]:
+        body = to_json(drop_message(message)).decode()
+        mini.run(bury(mini.deployment, body, now + later))
+        return asked(mini)
+
+    again = replace(drop, failing_since=now)
+    assert dead(drop, 0) == [again]
+    assert dead(again, DROP_PATIENCE_SECONDS - 1) == [again]
+    assert dead(again, DROP_PATIENCE_SECONDS) == []
+    assert take(mini, again) == mini.take(drop)
+
+
+@pytest.mark.parametrize(
+    "message", [{"kind": "drop"}, {"kind": "drop", "bucket": 5}, {"kind": "sweep", "after": 5}]
+)
+def test_a_message_that_nobody_sends_asks_for_nothing(message: dict[str, object]) -> None:
+    """It says what is wrong with it."""
+    [ignored] = parse_control(to_json(message).decode())
+    assert isinstance(ignored, Ignored)
+    assert "no message of ours: " in ignored.reason
+
+
+def test_the_schedule_of_a_day_has_the_control_lambda_sweep(
+    mini: Cloud, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The one Lambda asks, the other looks."""
+    for name, value in mini.environment.items():
+        monkeypatch.setenv(name, value)
+    deployment.cache_clear()
+    reaper._aws.cache_clear()
+    mini.put(lines_of(1))
+    reaper.handler({"sweep": True}, Context("reaper", 900))
+    deployment.cache_clear()
+    reaper._aws.cache_clear()
+    assert asked(mini) == [Sweep()]
+    monkeypatch.setattr("handler.control.sweep.SETTLED_SECONDS", -60)
+    body = to_json(sweep_message()).decode()
+    control.act_on(mini.aws, mini.deployment, body, plenty)
+    assert [drop.key for drop in asked(mini) if isinstance(drop, Drop)] == ["input/x.jsonl"]

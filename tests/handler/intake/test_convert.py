@@ -1,0 +1,162 @@
+"""Files that are no plain JSONL: made plain once, then read as all others are."""
+
+from __future__ import annotations
+
+import gzip
+import random
+from functools import partial
+from typing import Any
+
+import pytest
+
+from engine.batchfile.lines import read_lines
+from handler.batch.keys import plain_key
+from handler.batch.model import File, Shard
+from handler.batch.request import read_request
+from handler.batch.states import Status
+from handler.intake import convert
+from handler.intake.create import create_batch
+from tests.handler.intake.rig import Cloud, line_of, lines_of, time_for
+from tests.handler.killing import is_killed_after
+
+MIB = 2**20
+
+
+def array_of(lines: bytes) -> bytes:
+    """Return the same requests as one JSON array."""
+    return b"[" + b",\n ".join(lines.splitlines()) + b"]\n"
+
+
+def content_of(cloud: Cloud, key: str) -> bytes:
+    """Return an object of the bucket."""
+    return cloud.run(cloud.deployment.bucket.get(key))
+
+
+def uploads_of(cloud: Cloud) -> list[Any]:
+    """Return the multipart uploads that nobody has ended."""
+    listed = cloud.aws.clients["s3"].list_multipart_uploads(Bucket=cloud.bucket)
+    return list(listed.get("Uploads", ()))
+
+
+def places_of(shards: list[Shard]) -> list[tuple[int, int, int, int]]:
+    """Return where each shard stands in its file."""
+    return [(shard.first_line, shard.num_rows, shard.start, shard.end) for shard in shards]
+
+
+@pytest.mark.parametrize(
+    ("name", "data"),
+    [
+        ("x.jsonl.gz", gzip.compress(lines_of(25))),
+        ("x.json", array_of(lines_of(25))),
+        ("x.json.gz", gzip.compress(array_of(lines_of(25)))),
+        ("X.JSONL", lines_of(25)),
+        ("x.ndjson", lines_of(25)),
+        ("x", lines_of(25)),
+    ],
+)
+def test_every_form_of_a_file_becomes_the_same_shards(cloud: Cloud, name: str, data: bytes) -> None:
+    """Whatever its name says; results go beside it, and the input is told of as it was dropped."""
+    plain = cloud.create(lines_of(25))
+    cloud.take_in(plain)
+    batch = cloud.take_in(cloud.create(data, f"input/{name}"))
+    assert batch.status is Status.IN_PROGRESS
+    assert (batch.num_rows, batch.num_shards) == (25, 3)
+    assert places_of(cloud.shards(batch.id)) == places_of(cloud.shards(plain.id))
+    assert content_of(cloud, batch.source.key) == lines_of(25)
+    assert batch.source.num_bytes == len(lines_of(25))
+    assert batch.input.key == f"input/{name}"
+    assert batch.input_file_id == f"s3://{cloud.bucket}/input/{name}"
+    assert batch.outputs.output_key == f"output/{name}.jsonl"
+    assert uploads_of(cloud) == []
+
+
+def test_a_file_of_the_api_may_have_any_form_too(mini: Cloud) -> None:
+    """It goes the same way."""
+    drop = mini.put(gzip.compress(array_of(lines_of(3))), "files/tenant/file-1")
+    file = File("file-1", "tenant", drop.key, 10, 1, "lines.gz", "batch")
+    mini.run(mini.deployment.files.put_file(file))
+    asked = {"input_file_id": "file-1", "endpoint": "/v1/chat/completions"}
+    batch = mini.run(create_batch(mini.deployment, "tenant", read_request(asked), 1_900_000_000))
+    batch = mini.take_in(batch, now=lambda: 1_900_000_001)
+    assert (batch.status, batch.num_rows) == (Status.IN_PROGRESS, 3)
+    assert batch.source.key == plain_key(batch.id)
+    assert batch.input.key == drop.key
+
+
+def test_bad_elements_are_named_by_their_number(mini: Cloud) -> None:
+    """`line` counts elements, and so do the words."""
+    data = b"[" + b",".join([line_of("a"), b'{\n "custom_id": 1}', b"{]", line_of("a")]) + b"]"
+    batch = mini.take_in(mini.create(data))
+    assert [(error.code, error.line) for error in batch.errors] == [
+        ("missing_required_parameter", 2),
+        ("invalid_json_line", 3),
+        ("duplicate_custom_id", 4),
+    ]
+    assert batch.errors[-1].message == "`custom_id` is that of element 1 too"
+
+
+def test_a_damaged_file_leaves_nothing_behind(mini: Cloud) -> None:
+    """No upload that S3 would keep, and be paid for."""
+    batch = mini.take_in(mini.create(gzip.compress(lines_of(50))[:-1]))
+    assert "cut off after" in batch.errors[0].message
+    assert uploads_of(mini) == []
+    assert not mini.has_object(plain_key(batch.id))
+
+
+def test_a_long_file_is_made_plain_in_many_runs(
+    mini: Cloud, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What a run has sent the next one does not send again."""
+    monkeypatch.setattr(convert, "PART_BYTES", 5 * MIB)
+    noise = random.Random(1).randbytes(6 * MIB).hex()
+    data = b"".join(line_of(number, noise=noise) + b"\n" for number in range(2))
+    sent: list[int] = []
+    upload_part = type(mini.deployment.bucket).upload_part
+
+    def counted(bucket: Any, key: str, upload_id: str, number: int, body: Any) -> Any:
+        sent.append(number)
+        return upload_part(bucket, key, upload_id, number, body)
+
+    monkeypatch.setattr(type(mini.deployment.bucket), "upload_part", counted)
+    batch = mini.create(gzip.compress(data, 1), "input/x.jsonl.gz")
+    # A look at the clock when it begins, and one before each part.
+    batch = mini.take_in(batch, time_for(3))
+    assert (batch.status, sent) == (Status.VALIDATING, [1, 2])
+    assert mini.take_in(batch).status is Status.IN_PROGRESS
+    assert sorted(sent) == [1, 2, 3, 4, 5]
+    with mini.aws.open(Bucket=mini.bucket, Key=plain_key(batch.id)) as lines:
+        assert [line.data for line in read_lines(lines)] == data.splitlines()
+
+
+def test_a_file_that_no_run_can_come_further_with_is_refused(
+    mini: Cloud, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not tried for ever: the sentence says what to do."""
+    monkeypatch.setattr(convert, "PART_BYTES", 5 * MIB)
+    data = gzip.compress(line_of(1) + b"\n" + b" " * 11 * MIB)
+    batch = mini.take_in(mini.create(data), time_for(2))
+    assert batch.status is Status.VALIDATING
+    batch = mini.take_in(batch, time_for(1))
+    assert batch.status is Status.FAILED
+    assert batch.errors[0].message.startswith("The file is too long to be unpacked here: split it")
+    assert uploads_of(mini) == []
+
+
+def test_a_run_that_makes_a_file_plain_may_die_at_any_moment(mini: Cloud) -> None:
+    """Killed before any one of its requests, it is made good by the next."""
+    results: list[Any] = []
+    was_killed = True
+    while was_killed:
+        key = f"input/{len(results)}.gz"
+        batch = mini.create(gzip.compress(lines_of(25)), key)
+        run = partial(mini.take_in, batch)
+        was_killed = is_killed_after(len(results), mini.aws, run)
+        left = mini.batch(batch.id)
+        mini.run(mini.deployment.table.change_batch(left.id, left.status, turn_until=0))
+        made = mini.take_in(left)
+        assert made.status is Status.IN_PROGRESS
+        results.append(places_of(mini.shards(batch.id)))
+    assert len(results) > 10
+    # Of a run that died before it could write down which it had begun: S3 gives it up in a week.
+    assert len(uploads_of(mini)) <= 1
+    assert all(result == results[-1] for result in results)
