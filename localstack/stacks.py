@@ -103,7 +103,11 @@ def _begin(
         raise DeploymentFailed(
             f"{command[0]} is not installed: `make demo` installs it (it needs Node.js)"
         )
-    quiet = {"CI": "true", "JSII_SILENCE_WARNING_END_OF_LIFE_NODE_VERSION": "18,20,22"}
+    quiet = {
+        "CI": "true",
+        "CDK_DISABLE_CLI_TELEMETRY": "true",  # also where cdk.json is not read
+        "JSII_SILENCE_WARNING_END_OF_LIFE_NODE_VERSION": "18,20,22",
+    }
     return subprocess.Popen(  # noqa: S603 - our own command
         [found, *command[1:]],
         cwd=cwd,
