@@ -24,6 +24,11 @@ Count = Annotated[int, Field(ge=0, le=10**15)]
 LogDays = Literal[1, 3, 5, 7, 14, 30, 60, 90, 120, 150, 180, 365, 400, 545, 731]
 Zone = Annotated[str, StringConstraints(pattern=r"^[a-z]{2}-[a-z0-9-]+-[0-9]+[a-z]$")]
 Alias = Annotated[str, StringConstraints(pattern=r"^(\*|[A-Za-z0-9][A-Za-z0-9._/:-]{0,127})$")]
+# In ECR, which is all that workers reach; by its tag or its digest.
+_IMAGE = (
+    r"[0-9]{12}\.dkr\.ecr\.[a-z0-9-]+\.amazonaws\.com(\.cn)?/[a-z0-9][a-z0-9._/-]*"
+    r"(:[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}|@sha256:[0-9a-f]{64})"
+)
 # What a network gets that names no zones: CDK knows no more of an account it must not ask.
 DEFAULT_ZONES = 2
 _DAY_SECONDS = 24 * 3600
@@ -137,6 +142,7 @@ class Config(_Table):
     alarm_email: Annotated[str, StringConstraints(pattern=r"^([^@\s]+@[^@\s]+\.[^@\s]+)?$")] = ""
     compute: Literal["managed-instances", "asg"] = "managed-instances"
     spot: bool = False
+    image: Annotated[str, StringConstraints(pattern=rf"^({_IMAGE})?$")] = ""
     auth: Literal["keys", "iam"] = "keys"
     strict_endpoint: bool = False
     windows: Windows = Field(default_factory=Windows)
@@ -234,6 +240,7 @@ _WORDS = {
 # What a text must look like, by its place in the file.
 _LOOKS = {
     "alarm_email": "an e-mail address",
+    "image": "an image in ECR: 111122223333.dkr.ecr.eu-west-1.amazonaws.com/tidemill:1",
     "models.aliases": "a model's name, or * for any",
     "models.name": "a model's name, such as Qwen/Qwen3-0.6B",
     "models.weights": "s3://bucket/prefix",

@@ -37,13 +37,19 @@ class NotReady(Exception):
     """Something that a deployment needs is missing; the message says what, and where it is from."""
 
 
-def check_account() -> str:
-    """Return where a deployment would go to and as whom; raises NotReady."""
+def check_account(image: str = "") -> str:
+    """Return where a deployment would go to and as whom; raises NotReady.
+
+    An `image` that its workers are to have must be in the same region: they reach no other.
+    """
     missing = []
     try:
         sts = aws_client("sts", config=_QUICKLY)
-        if sts.meta.region_name == "aws-global":
+        region = sts.meta.region_name
+        if region == "aws-global":
             missing.append(_NO_REGION)
+        elif image and f".dkr.ecr.{region}." not in image:
+            missing.append(f"Workers in {region} cannot reach {image}: copy it to that region.")
         found = sts.get_caller_identity()
     except (ConnectionError, HTTPClientError) as exc:
         missing.append(f"AWS cannot be reached: {exc}")
@@ -54,7 +60,7 @@ def check_account() -> str:
         )
     if missing:
         raise NotReady("\n".join(missing))
-    return f"AWS account {found['Account']}, {sts.meta.region_name}, as {found['Arn']}"
+    return f"AWS account {found['Account']}, {region}, as {found['Arn']}"
 
 
 def check_builder(environment: Mapping[str, str]) -> None:
@@ -64,7 +70,8 @@ def check_builder(environment: Mapping[str, str]) -> None:
     if path is None:
         raise NotReady(
             f"The workers' image is built here, and there is no `{command}`: install Docker, or "
-            "another builder of its kind and name it (export CDK_DOCKER=finch)."
+            "another builder of its kind and name it (export CDK_DOCKER=finch), or give an `image` "
+            "that is built elsewhere (docs/deploy.md)."
         )
     try:
         said = subprocess.run(  # noqa: S603 - what the CDK is about to run
@@ -84,15 +91,16 @@ def check_builder(environment: Mapping[str, str]) -> None:
 
 def problems(config: Path, *, builds: bool) -> Iterator[str]:
     """Yield sentences for each thing that is missing; print what a deployment would go to."""
+    image = ""
     try:
-        read_config(config)
+        image = read_config(config).image
     except ConfigRefused as exc:
         yield str(exc)
     try:
-        sys.stdout.write(f"{check_account()}\n")
+        sys.stdout.write(f"{check_account(image)}\n")
     except NotReady as exc:
         yield str(exc)
-    if builds:
+    if builds and not image:
         try:
             check_builder(os.environ)
         except NotReady as exc:

@@ -6,6 +6,7 @@ from typing import Any
 
 from aws_cdk import Duration, Stack
 from aws_cdk import aws_cloudwatch as cloudwatch
+from aws_cdk import aws_ecr as ecr
 from aws_cdk import aws_ecs as ecs
 from constructs import Construct
 
@@ -23,7 +24,10 @@ _NO_WORKER_MINUTES = 20
 
 
 class ComputeStack(Stack):
-    """Workers on ECS, from none to as many as each model may have."""
+    """Workers on ECS, from none to as many as each model may have.
+
+    `image` is theirs unless the configuration names one.
+    """
 
     def __init__(
         self,
@@ -46,6 +50,8 @@ class ComputeStack(Stack):
             container_insights_v2=ecs.ContainerInsights.ENABLED,
         )
         machines = Machines(self, "Machines", cluster=cluster, network=network, config=config)
+        if config.image:
+            image = self._ready_image(config.image)
         self.workers = {
             model.name: WorkerService(
                 self,
@@ -63,6 +69,18 @@ class ComputeStack(Stack):
         BadEnds(self, "BadEnds", cluster=cluster, topic=data.topic)
         for worker in self.workers.values():
             self._add_alarms(data, worker)
+
+    def _ready_image(self, url: str) -> ecs.ContainerImage:
+        """Return an image that somebody has put into ECR; tasks get the right to pull it."""
+        registry, _, named = url.partition("/")
+        account, region = registry.split(".")[0], registry.split(".")[3]
+        name, _, digest = named.partition("@")
+        name, _, tag = name.partition(":")
+        arn = f"arn:{self.partition}:ecr:{region}:{account}:repository/{name}"
+        repository = ecr.Repository.from_repository_attributes(
+            self, "Image", repository_arn=arn, repository_name=name
+        )
+        return ecs.ContainerImage.from_ecr_repository(repository, tag or digest)
 
     def _add_alarms(self, data: DataStack, worker: WorkerService) -> None:
         queue = data.doorbells.work[worker.model.name]

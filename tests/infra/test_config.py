@@ -17,6 +17,7 @@ MODEL: dict[str, Any] = {"name": "small", "gpu": "l4"}
 LOG_DAYS = "1, 3, 5, 7, 14, 30, 60, 90, 120, 150, 180, 365, 400, 545 or 731"
 GPU_NAMES = "t4, a10g, l4, l40s, a100, h100, h200"
 A_MODEL_NAME = "a model's name, such as Qwen/Qwen3-0.6B"
+AN_IMAGE = "an image in ECR: 111122223333.dkr.ecr.eu-west-1.amazonaws.com/tidemill:1"
 A_NAME = "a short name of small letters, digits and dashes between them"
 
 # A table of the file with one thing wrong in it, and what is said of that.
@@ -35,6 +36,15 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"alarm_email": "ops"}, 'alarm_email is "ops", which does not look like an e-mail address.'),
     ({"alarm_email": ["ops@example.com"]}, "alarm_email must be a text in quotes."),
     ({"compute": "fargate"}, "compute is 'fargate'; it can be 'managed-instances' or 'asg'."),
+    *(
+        ({"image": image}, f'image is "{image}", which does not look like {AN_IMAGE}.')
+        for image in (
+            "tidemill:1",
+            "docker.io/tidemill:1",
+            "111122223333.dkr.ecr.eu-west-1.amazonaws.com/tidemill",
+            "111122223333.dkr.ecr.eu-west-1.amazonaws.com/tidemill@sha256:0",
+        )
+    ),
     ({"spot": "yes"}, "spot must be true or false."),
     ({"spot": 1}, "spot must be true or false."),
     ({"auth": "none"}, "auth is 'none'; it can be 'keys' or 'iam'."),

@@ -96,6 +96,25 @@ def test_settings_that_cannot_work_are_a_sentence(
     assert capsys.readouterr().err.startswith(words)
 
 
+@pytest.mark.usefixtures("account")
+@pytest.mark.parametrize(("region", "status"), [("us-east-1", 0), ("eu-west-1", 1)])
+def test_an_image_that_is_there_needs_no_builder_but_its_region(
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    region: str,
+    status: int,
+) -> None:
+    """Workers have no way to another region's registry."""
+    monkeypatch.setenv("PATH", "")
+    image = f"111122223333.dkr.ecr.{region}.amazonaws.com/tidemill:1"
+    path = tmp_path / "config.toml"
+    path.write_text(f'image = "{image}"\n[[models]]\nname = "m"\ngpu = "l4"\n')
+    assert preflight.main(["--build", "--config", str(path)]) == status
+    words = f"Workers in us-east-1 cannot reach {image}: copy it to that region.\n"
+    assert capsys.readouterr().err == (words if status else "")
+
+
 def test_a_builder_that_is_not_started_is_told(tmp_path: Path) -> None:
     """In its own last words."""
     with pytest.raises(NotReady) as refused:

@@ -114,6 +114,21 @@ def test_a_container_can_do_no_more_than_its_work(any_kind: Compute) -> None:
         assert not container["User"].startswith(("0", "root"))
 
 
+@pytest.mark.parametrize("named", [":v1.2", f"@sha256:{'0' * 64}"])
+def test_an_image_that_is_there_is_pulled_and_none_is_built(synth: Synth, named: str) -> None:
+    """By its tag or its digest; the role that pulls may pull that repository's alone."""
+    registry = "444455556666.dkr.ecr.eu-west-1.amazonaws.com"
+    made = Compute(synth({"image": f"{registry}/team/tidemill{named}"}))
+    image = made.container("tidemilldemo")["Image"]
+    assert image == f"{registry}/team/tidemill{named}"
+    pulled = made.grants("WorkertidemilldemoTaskExecutionRole")
+    repository = "arn:aws:ecr:eu-west-1:444455556666:repository/team/tidemill"
+    assert Grant("ecr:BatchGetImage", repository) in pulled
+    assert {grant.resource for grant in pulled if grant.action.startswith("ecr:Batch")} == {
+        repository
+    }
+
+
 def test_a_worker_has_two_minutes_to_stop(any_kind: Compute) -> None:
     """SIGTERM reaches it through an init process that reaps what its engine leaves behind."""
     for task in any_kind.of("AWS::ECS::TaskDefinition").values():
