@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 
 from cli.terminal import plain
+from engine.batchfile.kinds import kind_of
 
 _MAX_KINDS = 100
 _MAX_SHOWN = 10
 _MAX_CHARS = 300
-# Names of parameters and models make a kind; other quoted text and numbers do not.
-_VALUE = re.compile(r"(`[^`]*`)|'[^']*'|\"[^\"]*\"|\d[\d,.]*\d|\d")
 
 
 @dataclass(slots=True)
@@ -38,7 +36,7 @@ class Kinds:
         """Count one more; `line` is where it is, as the file counts."""
         self.count += 1
         message = message[:_MAX_CHARS]
-        key = _VALUE.sub(lambda match: match[1] or "…", message)
+        key = kind_of(message)
         kind = self._kinds.get(key)
         if kind is None:
             if len(self._kinds) == _MAX_KINDS:

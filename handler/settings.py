@@ -65,6 +65,7 @@ class Settings(BaseModel):
     shard_lines: PositiveInt = MAX_SHARD_LINES
     shard_bytes: PositiveInt = MAX_SHARD_BYTES
     gpu_hour_prices: Json[dict[str, PositiveFloat]] = Field(default_factory=dict)
+    currency: str = "USD"
     strict_endpoint: bool = False
     limits: Json[Limits] = Limits()
     max_attempts: PositiveInt = 5

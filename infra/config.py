@@ -145,6 +145,7 @@ class Config(_Table):
     image: Annotated[str, StringConstraints(pattern=rf"^({_IMAGE})?$")] = ""
     auth: Literal["keys", "iam"] = "keys"
     strict_endpoint: bool = False
+    currency: Annotated[str, StringConstraints(pattern=r"^[A-Z]{3}$")] = "USD"
     windows: Windows = Field(default_factory=Windows)
     retention: Retention = Field(default_factory=Retention)
     limits: Limits = Field(default_factory=Limits)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any, Final
 
 from pydantic_core import from_json
@@ -10,26 +9,18 @@ from pydantic_core import from_json
 from handler.aws.calls import Operation
 from handler.batch.keys import part_prefix
 from handler.batch.model import Batch
+from handler.dashboard.error_kinds import Failure
 from handler.deployment import Deployment
 from handler.errors import BadPart, NotThere
 
-MAX_SHOWN: Final = 10
+# Each row of a part is a request to S3; those of an error file come with one.
+_MAX_READ: Final = 10
 _MAX_BYTES: Final = 2**18
 _MAX_CHARS: Final = 600
 _MAX_SHARDS, _MAX_PARTS = 3, 10
 
 
-@dataclass(frozen=True, slots=True)
-class ErrorRow:
-    """What a row tells of its failure; `status` is None for a line that was never run."""
-
-    custom_id: str
-    status: int | None
-    code: str
-    message: str
-
-
-def first_errors(deployment: Deployment, batch: Batch) -> Operation[list[ErrorRow] | None]:
+def first_errors(deployment: Deployment, batch: Batch) -> Operation[list[Failure] | None]:
     """Return the first rows that went wrong, of a batch that runs some of them.
 
     None when they cannot be had (any more).
@@ -39,22 +30,22 @@ def first_errors(deployment: Deployment, batch: Batch) -> Operation[list[ErrorRo
     return (yield from _of_file(deployment, batch.error_file_id))
 
 
-def _of_parts(deployment: Deployment, batch: Batch) -> Operation[list[ErrorRow]]:
+def _of_parts(deployment: Deployment, batch: Batch) -> Operation[list[Failure]]:
     """Look into a few parts of a few shards that are known to have such rows."""
-    found: list[ErrorRow] = []
+    found: list[Failure] = []
     shards = yield from deployment.table.list_shards(batch.id)
     failing = [shard for shard in shards if shard.progress.failed]
     for shard in failing[:_MAX_SHARDS]:
         keys = yield from deployment.bucket.list_keys(part_prefix(batch.id, shard.number))
         for key in keys[:_MAX_PARTS]:
-            found += yield from _of_part(deployment, key, MAX_SHOWN - len(found))
-            if len(found) == MAX_SHOWN:
+            found += yield from _of_part(deployment, key, _MAX_READ - len(found))
+            if len(found) == _MAX_READ:
                 return found
     return found
 
 
-def _of_part(deployment: Deployment, key: str, limit: int) -> Operation[list[ErrorRow]]:
-    found: list[ErrorRow] = []
+def _of_part(deployment: Deployment, key: str, limit: int) -> Operation[list[Failure]]:
+    found: list[Failure] = []
     try:
         places = yield from deployment.bucket.read_head(key)
         failed = [place for place in places if not place.is_success]
@@ -67,7 +58,7 @@ def _of_part(deployment: Deployment, key: str, limit: int) -> Operation[list[Err
     return found
 
 
-def _of_file(deployment: Deployment, file_id: str | None) -> Operation[list[ErrorRow] | None]:
+def _of_file(deployment: Deployment, file_id: str | None) -> Operation[list[Failure] | None]:
     file = (yield from deployment.files.get_file(file_id)) if file_id else None
     if file is None:
         return None
@@ -77,10 +68,10 @@ def _of_file(deployment: Deployment, file_id: str | None) -> Operation[list[Erro
         return None
     # What lies behind the last newline may be the beginning of a row.
     *rows, _ = head.split(b"\n")
-    return [row for row in map(read_row, rows[:MAX_SHOWN]) if row is not None]
+    return [row for row in map(read_row, rows) if row is not None]
 
 
-def read_row(data: bytes) -> ErrorRow | None:
+def read_row(data: bytes) -> Failure | None:
     """Return what a row tells of its failure, None of one that is none."""
     try:
         row = from_json(data)
@@ -91,8 +82,8 @@ def read_row(data: bytes) -> ErrorRow | None:
     # In vLLM's form of rows the error has an error in it.
     told = _fields(told, "error") or told
     status = response.get("status_code")
-    return ErrorRow(
-        custom_id=_text(_fields({"row": row}, "row").get("custom_id")),
+    return Failure(
+        place=_text(_fields({"row": row}, "row").get("custom_id")),
         status=status if isinstance(status, int) else None,
         code=_text(told.get("code") or told.get("type")),
         message=_text(told.get("message")),

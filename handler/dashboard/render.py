@@ -50,11 +50,11 @@ def rate(number: float) -> str:
 
 
 def money(cost: float | None) -> str:
-    """Return a cost in the currency of the configured price, or a dash where there is no price."""
-    if cost is None:
+    """Return a cost as a number, or a dash where there is none or no price."""
+    if not cost:
         return _NONE
     if cost < 0.0001:
-        return "< 0.0001" if cost else "0"
+        return "< 0.0001"
     return f"{cost:,.2f}" if cost >= 1 else f"{cost:.4f}"
 
 

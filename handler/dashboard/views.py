@@ -9,14 +9,15 @@ from dataclasses import dataclass
 from aws_lambda_powertools.event_handler import Response
 from pydantic_core import to_json
 
-from engine.protocol.routes import ROUTES
+from engine.protocol.routes import ENDPOINTS
 from handler.api.envelope.caller import tenant_of
 from handler.api.envelope.means import aws
 from handler.api.routers.batches import list_batches, own_batch, retrieve_batch, router
 from handler.api.routers.files import file_content
-from handler.batch.keys import INPUT_PREFIX
+from handler.batch.keys import DROP_TENANT, INPUT_PREFIX
 from handler.batch.states import TERMINAL, Status
 from handler.batch.wire import BatchObject
+from handler.dashboard.error_kinds import Failure, kinds_of
 from handler.dashboard.first_errors import first_errors
 from handler.dashboard.page import html, serve_text
 from handler.deployment import deployment
@@ -89,22 +90,44 @@ def batches(after: str | None) -> Response[str]:
     rows = _rows(page.data)
     older = page.last_id if page.has_more else None
     is_live = not all(row.has_ended for row in rows)
-    return html("batches.html", rows=rows, after=after, older=older, is_live=is_live)
+    owns_drops = tenant_of(router.context) == DROP_TENANT
+    return html(
+        "batches.html",
+        rows=rows,
+        after=after,
+        older=older,
+        is_live=is_live,
+        owns_drops=owns_drops,
+        currency=_currency(),
+    )
 
 
 def batch(batch_id: str) -> Response[str]:
     """Return one batch."""
     (row,) = _rows([retrieve_batch(batch_id)])
-    return html("batch.html", row=row, batch=row.wire, is_live=not row.has_ended)
+    errors = row.wire.errors.data if row.wire.errors else []
+    problems = kinds_of(
+        Failure(str(error.line or ""), error.code, error.message) for error in errors
+    )
+    return html(
+        "batch.html",
+        row=row,
+        batch=row.wire,
+        problems=problems,
+        is_live=not row.has_ended,
+        currency=_currency(),
+    )
 
 
 def errors(batch_id: str) -> Response[str]:
     """Return the first rows of a batch that went wrong."""
     found = own_batch(router.context, batch_id)
     progress = aws().run(progress_of(deployment(), found, time.time()))
+    failures = aws().run(first_errors(deployment(), found)) or []
     return html(
         "errors.html",
-        errors=aws().run(first_errors(deployment(), found)),
+        kinds=kinds_of(failures),
+        num_read=len(failures),
         num_failed=progress.failed,
         has_ended=found.is_terminal,
     )
@@ -114,7 +137,7 @@ def form() -> Response[str]:
     """Return the form of a new batch."""
     return html(
         "new.html",
-        endpoints=[route.name for route in ROUTES],
+        endpoints=ENDPOINTS,
         windows=_WINDOWS,
         models=list(deployment().work),
     )
@@ -124,6 +147,12 @@ def link(file_id: str) -> Response[str]:
     """Return a url for a file, made at this moment: a redirect would take the key along."""
     said = to_json({"url": file_content(file_id).headers["Location"]}).decode()
     return serve_text(said, "application/json")
+
+
+def _currency() -> str:
+    """Return what costs are in, nothing where the deployment has no price."""
+    settings = deployment().settings
+    return settings.currency if settings.gpu_hour_prices else ""
 
 
 def _rows(wires: Sequence[BatchObject]) -> list[Row]:

@@ -64,6 +64,7 @@ class DataStack(Stack):
             "TIDEMILL_GPU_HOUR_PRICES": json.dumps(
                 {name: price for name, price in prices.items() if price}
             ),
+            "TIDEMILL_CURRENCY": config.currency,
             "TIDEMILL_LIMITS": config.limits.model_dump_json(),
             "TIDEMILL_DEFAULT_WINDOW": config.windows.default,
             "TIDEMILL_FILE_DAYS": str(config.retention.file_days),

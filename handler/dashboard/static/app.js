@@ -110,12 +110,21 @@ function wireRequests() {
 /** Say what went wrong; a piece that is refreshed is tried again, ever more rarely. */
 function fail(event, words) {
   if (event.detail.target?.id === "content") {
-    notice(words);
+    showMissing(words);
     return;
   }
   pause = Math.min(2 * pause, MAX_REFRESH_SECONDS);
   notice(`${words} What you see may be old; trying again.`, true);
   plan();
+}
+
+/** Put words in the place of a view that did not come: what was there before is another address's. */
+function showMissing(words) {
+  const missing = find("#missing").content.cloneNode(true);
+  missing.querySelector(".words").textContent = words;
+  find("#content").replaceChildren(missing);
+  drawPlot();
+  enterView();
 }
 
 /** Have the browser fetch a file from where it lies; that url is good for a while only. */
@@ -149,6 +158,7 @@ const CLICKS = {
   "cancel-yes": cancel,
   "get-output": download,
   "get-errors": download,
+  "open-again": open,
 };
 
 function wireClicks() {

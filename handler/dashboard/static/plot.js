@@ -7,6 +7,9 @@ const HEIGHT = 220;
 const STALE_SECONDS = 15;
 const DAY_SECONDS = 24 * 3600;
 const TICKS = [1, 2, 5, 10, 15, 30, 60, 120, 240, 360, 720, 1440, 2880, 10080].map((minutes) => 60 * minutes);
+const upTo = (share) => ({ range: (self, low, high) => [0, high / share || 1] });
+/** Tokens go up with rows: on a scale of the same height one curve would hide the other. */
+export const SCALES = { y: upTo(0.9), tokens: upTo(0.5) };
 let drawn = null;
 let drawnAt = 0;
 
@@ -63,7 +66,7 @@ function paint(place, found) {
     width: place.clientWidth,
     height: HEIGHT,
     cursor: { drag: { x: false, y: false } },
-    scales: { y: { range: (self, low, high) => [0, high * 1.1 || 1] }, tokens: { range: (self, low, high) => [0, high * 1.1 || 1] } },
+    scales: SCALES,
     axes: [
       { ...axis, space: 80, incrs: TICKS, values: (self, splits) => splits.map((at) => time.format(at * 1000)) },
       { ...axis, label: "rows/s", labelSize: 20, size: 50 },

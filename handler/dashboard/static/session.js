@@ -96,8 +96,11 @@ async function tryKey(tried) {
 
 function accept(accepted, its) {
   sessionStorage.setItem(KEY, accepted);
-  // What another tenant has left on the page is nothing for this one.
-  if (find("#tenant").textContent && find("#tenant").textContent !== its) location.reload();
+  // What another tenant has left on the page, its address too, is nothing for this one.
+  if (find("#tenant").textContent && find("#tenant").textContent !== its) {
+    location.replace(location.pathname);
+    return false;
+  }
   tenant = its;
   find("#tenant").textContent = its;
   show(true);

@@ -36,9 +36,9 @@ export function wireForm() {
     event.preventDefault();
     start(form);
   });
-  show();
   // The browser may have let somebody choose before this ran.
-  choose(input.files[0]);
+  if (input.files[0]) choose(input.files[0]);
+  else show();
 }
 
 function choose(file) {
@@ -50,7 +50,11 @@ function choose(file) {
 }
 
 function show() {
-  find("#chosen").textContent = chosen ? `${chosen.name}, ${bytes(chosen.size)}` : "No file chosen.";
+  find("#chosen").textContent = chosen ? `${chosen.name}, ${bytes(chosen.size)}` : "";
+  // The field names its file itself: of one that was dropped, or chosen before, it is told.
+  const files = new DataTransfer();
+  if (chosen) files.items.add(chosen);
+  find("#file").files = files.files;
   find("#start").disabled = running !== null;
 }
 

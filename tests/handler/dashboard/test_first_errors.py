@@ -11,6 +11,7 @@ from handler.aws.calls import Call
 from handler.aws.sync import Aws
 from handler.batch.model import Batch, File, Progress
 from handler.batch.states import Status
+from handler.dashboard.error_kinds import Failure, kinds_of
 from tests.handler.api.rig import answer_to, request_of
 from tests.handler.aws.given import make_batch
 from tests.handler.intake.rig import Cloud
@@ -50,6 +51,26 @@ def test_errors_are_those_of_the_batch_itself(cloud: Cloud) -> None:
         said = errors_of(batch)
         assert own in said
         assert others not in said
+
+
+def test_errors_of_one_kind_are_told_once() -> None:
+    """With how many there are, and the first of them; another status or code is another kind."""
+    failures = [
+        Failure(
+            f"row-{number}", "invalid_request", f"`top_k` must be -1 or more; got -{number}.", 400
+        )
+        for number in range(1, 31)
+    ]
+    failures.insert(5, Failure("odd", "server_error", "The engine failed.", 500))
+    often, once = kinds_of(failures)
+    assert (often.count, often.first.place) == (30, "row-1")
+    assert often.message == "`top_k` must be -1 or more; got -1, and the like"
+    assert often.places.endswith("row-10 and 20 more")
+    assert (once.count, once.message, once.places) == (1, "The engine failed.", "odd")
+    same = [Failure("7", "x", "`url` is missing."), Failure("9", "x", "`url` is missing.")]
+    assert [(kind.message, kind.places) for kind in kinds_of(same)] == [
+        ("`url` is missing.", "7, 9")
+    ]
 
 
 def test_a_batch_is_read_once_for_its_errors(cloud: Cloud, monkeypatch: pytest.MonkeyPatch) -> None:

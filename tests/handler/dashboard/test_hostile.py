@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import Page, expect
 
+from handler.dashboard.error_kinds import kinds_of
 from handler.dashboard.first_errors import read_row
 from handler.dashboard.render import render
 from tests.handler.api.rig import answer_to, request_of
@@ -92,10 +93,15 @@ def test_why_a_file_was_refused_is_escaped(page: Page, cloud: Cloud, new_key: Ne
 @pytest.mark.parametrize("template", ["batches.html", "errors.html"])
 def test_every_template_escapes(template: str) -> None:
     """Whatever is put into one comes out as text."""
-    errors = [read_row(json.dumps({"custom_id": HOSTILE, "error": {"message": HOSTILE}}).encode())]
+    row = json.dumps({"custom_id": HOSTILE, "error": {"message": HOSTILE, "code": HOSTILE}})
+    failure = read_row(row.encode())
+    assert failure is not None
     said = render(
         template,
-        errors=errors,
+        kinds=kinds_of([failure]),
+        num_read=1,
+        owns_drops=True,
+        currency=HOSTILE,
         num_failed=2,
         has_ended=True,
         rows=[],
@@ -122,7 +128,7 @@ def test_every_template_escapes(template: str) -> None:
 def test_a_row_may_hold_anything(row: bytes) -> None:
     """The object may have been written by somebody else: what cannot be read is left out."""
     found = read_row(row)
-    assert found is None or found.custom_id in {"", "7"}
+    assert found is None or found.place in {"", "7"}
 
 
 @pytest.mark.parametrize("path", ["batches/batch_1", "batches/..", "files/file-1/link"])
@@ -140,4 +146,4 @@ def test_long_names_are_cut_in_errors() -> None:
     """An error may be as long as a request."""
     found = read_row(json.dumps({"custom_id": "x" * 10_000}).encode())
     assert found is not None
-    assert len(found.custom_id) == 601
+    assert len(found.place) == 601

@@ -43,10 +43,10 @@ def test_time_spans_have_two_units(seconds: float, said: str) -> None:
 
 @pytest.mark.parametrize(
     ("cost", "said"),
-    [(None, "–"), (0, "0"), (0.00001, "< 0.0001"), (0.0123, "0.0123"), (1234.5, "1,234.50")],
+    [(None, "–"), (0, "–"), (0.00001, "< 0.0001"), (0.0123, "0.0123"), (1234.5, "1,234.50")],
 )
 def test_costs(cost: float | None, said: str) -> None:
-    """Without a price there is none; what is hardly anything is not called nothing."""
+    """Without a price or GPU time there is none; what is hardly anything is not called nothing."""
     assert render.money(cost) == said
 
 

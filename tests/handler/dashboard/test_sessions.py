@@ -55,13 +55,30 @@ def test_a_tenant_sees_nothing_of_another(page: Page, cloud: Cloud, new_key: New
     expect(page.locator("#sign-in-error")).to_have_text(GONE, timeout=20_000)
     page.get_by_label("API key").fill(new_key("other"))
     page.get_by_role("button", name="Sign in").click()
-    expect(
-        page.get_by_role("alert").filter(has_text=f"There is no batch {batch.id}")
-    ).to_be_visible()
+    expect(page.get_by_text("No batches yet.")).to_contain_text("belong to another tenant")
     expect(page.locator("#tenant")).to_have_text("other")
     assert page.get_by_text("x.jsonl").count() == 0
-    page.get_by_role("link", name="Batches").click()
-    expect(page.get_by_text("No batches yet.")).to_be_visible()
+    page.goto(f"/dashboard#/batches/{batch.id}")
+    told = page.get_by_role("alert").filter(has_text=f"There is no batch {batch.id}")
+    expect(told).to_be_visible()
+
+
+def test_a_batch_that_is_not_there_takes_the_place_of_the_one_before(
+    page: Page, cloud: Cloud, new_key: NewKey
+) -> None:
+    """Under its address nothing of another's is shown, and there is a way back."""
+    batch = cloud.take_in(cloud.create(lines_of(25)))
+    sign_in(page, new_key("default"), f"#/batches/{batch.id}")
+    expect(page.get_by_role("heading", name="x.jsonl")).to_be_visible()
+    page.evaluate("location.hash = '#/batches/batch_none'")
+    expect(page.get_by_role("heading", level=1)).to_have_text("This cannot be shown")
+    expect(page.get_by_role("heading", level=1)).to_be_focused()
+    expect(page.get_by_role("alert").filter(has_text="There is no batch")).to_be_visible()
+    assert page.get_by_text("x.jsonl").count() == 0
+    assert page.get_by_role("button", name="Cancel…").count() == 0
+    assert obstacles(page) == []
+    page.get_by_role("link", name="All batches").click()
+    expect(page.get_by_role("link", name="x.jsonl")).to_be_visible()
 
 
 def test_signing_out_leaves_nothing(page: Page, cloud: Cloud, new_key: NewKey) -> None:

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import Page, Route, expect
 
+from engine.protocol.routes import ENDPOINTS
 from handler.tenants.keys import KeyStore, key_id_of
 from tests.handler.dashboard.mill import control_running, file_of, worker_running
 from tests.handler.dashboard.steps import sign_in
@@ -180,10 +181,20 @@ def test_a_file_is_dropped_on_the_page(page: Page, cloud: Cloud, new_key: NewKey
         " data.items.add(new File(['{}'], 'dropped.jsonl')); return data }"
     )
     expect(page.locator("#drop-zone")).to_be_visible()
+    # The field of the browser says itself that nothing is chosen.
+    expect(page.locator("#chosen")).to_have_text("")
     page.dispatch_event("#drop-zone", "dragover", {"dataTransfer": dropped})
     page.dispatch_event("#drop-zone", "drop", {"dataTransfer": dropped})
     expect(page.locator("#chosen")).to_have_text("dropped.jsonl, 0 kB")
     expect(page.get_by_role("status")).to_have_text("dropped.jsonl is chosen, 0 kB")
+    assert page.locator("#file").evaluate("field => field.files[0].name") == "dropped.jsonl"
+
+
+def test_only_endpoints_that_run_are_offered(page: Page, cloud: Cloud, new_key: NewKey) -> None:
+    """Those that an engine here answers, and no others that the protocol knows."""
+    del cloud
+    sign_in(page, new_key("lab"), "#/new")
+    expect(page.get_by_label("Endpoint").locator("option")).to_have_text(list(ENDPOINTS))
 
 
 def test_what_cannot_be_a_batch_is_said(
