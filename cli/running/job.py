@@ -31,6 +31,7 @@ from cli.serving.engine import Load, chat_template, engine_config, load_engine, 
 from cli.signals import StopSignals, interruptible
 from cli.terminal import say
 from engine.batchfile.lines import MAX_LINE_BYTES
+from engine.batchfile.pace import Pace
 from engine.config import EngineConfig
 from engine.contract import Served
 from engine.errors import EngineError
@@ -201,6 +202,12 @@ class _Run:
 
 
 async def _report(reporter: Reporter, tally: Tally, served: Served) -> None:
+    """Show finished rows, and tokens as they are generated, at the rates of the last minute."""
+    pace = Pace(time.monotonic)
+    num_rows = num_tokens = 0
     while True:
         await asyncio.sleep(reporter.seconds)
-        reporter.show(tally, served.stats())
+        now_rows, now_tokens = tally.answered, served.stats().output_tokens
+        pace.add(now_rows - num_rows, now_tokens - num_tokens)
+        num_rows, num_tokens = now_rows, now_tokens
+        reporter.show(tally, pace.rates)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Protocol, Self
 
 from cli.running.tally import Tally
 from cli.terminal import amount, duration, say
-from engine.contract import EngineStats
+from engine.batchfile.pace import Rates, seconds_left
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -32,7 +32,7 @@ class Reporter(Protocol):
         traceback: TracebackType | None,
     ) -> None: ...
 
-    def show(self, tally: Tally, stats: EngineStats) -> None:
+    def show(self, tally: Tally, rates: Rates) -> None:
         """Show where the run is."""
 
 
@@ -59,9 +59,9 @@ class LineReporter:
     ) -> None:
         """Leave nothing behind."""
 
-    def show(self, tally: Tally, stats: EngineStats) -> None:
+    def show(self, tally: Tally, rates: Rates) -> None:
         """Print the line."""
-        say(progress_line(tally, stats))
+        say(progress_line(tally, rates))
 
 
 class BarReporter:
@@ -95,27 +95,24 @@ class BarReporter:
     ) -> None:
         self._progress.stop()
 
-    def show(self, tally: Tally, stats: EngineStats) -> None:
+    def show(self, tally: Tally, rates: Rates) -> None:
         """Move the bar."""
-        words = ", ".join(_rates(tally, stats))
+        words = ", ".join(_words(tally, rates))
         self._progress.update(self._task, completed=tally.rows_done, words=words)
 
 
-def progress_line(tally: Tally, stats: EngineStats) -> str:
+def progress_line(tally: Tally, rates: Rates) -> str:
     """Return `120 of 1,000 rows, 3 failed, 40.1 rows/s, 5,120 tokens/s, 22 s left`."""
-    return ", ".join([f"{tally.rows_done:,} of {tally.num_rows:,} rows", *_rates(tally, stats)])
+    return ", ".join([f"{tally.rows_done:,} of {tally.num_rows:,} rows", *_words(tally, rates)])
 
 
-def _rates(tally: Tally, stats: EngineStats) -> list[str]:
-    rows_per_second = tally.answered / tally.seconds
-    output_tokens = max(tally.output_tokens, stats.output_tokens)
-    words = [f"{rows_per_second:,.1f} rows/s", f"{output_tokens / tally.seconds:,.0f} tokens/s"]
+def _words(tally: Tally, rates: Rates) -> list[str]:
+    words = [f"{rates.rows_per_second:,.1f} rows/s", f"{rates.tokens_per_second:,.0f} tokens/s"]
     if tally.rows_failed:
         words.insert(0, f"{tally.rows_failed:,} failed")
-    if tally.answered:
-        left = (tally.num_rows - tally.rows_done) / rows_per_second
-        words.append(f"{duration(left)} left")
-    return words
+    num_rows = tally.num_rows - tally.kept
+    left = seconds_left(tally.answered, num_rows, tally.seconds, rates.rows_per_second)
+    return words if left is None else [*words, f"{duration(left)} left"]
 
 
 def summary(tally: Tally) -> str:

@@ -132,8 +132,11 @@ class Scheduler:
             decodes, tuple(chunks), frozenset([*single, *(chunk.slot for chunk in more)])
         )
 
-    def advance(self, plan: StepPlan, token_ids: NDArray[np.int64]) -> None:
-        """Record a run step: `token_ids` are the new tokens of `plan.sampled`, in order."""
+    def advance(self, plan: StepPlan, token_ids: NDArray[np.int64]) -> int:
+        """Record a run step: `token_ids` are the new tokens of `plan.sampled`, in order.
+
+        Returns how many there was room for.
+        """
         table = self.table
         table.num_computed[plan.decodes] += 1
         for chunk in plan.chunks:
@@ -143,6 +146,7 @@ class Scheduler:
         slots = sampled[growing]
         table.tokens[slots, table.num_tokens[slots]] = token_ids[growing]
         table.num_tokens[slots] += 1
+        return len(slots)
 
     def drop(self, unwanted: set[Sequence]) -> None:
         """Take sequences out for good, wherever they are."""

@@ -91,7 +91,7 @@ class Core:
             self._runner.free_memory()
             culprit = self._failures.make_room(plan)
             return [] if culprit is None else [_failed(culprit, NO_ROOM, code="out_of_memory")]
-        self._scheduler.advance(plan, sampled.token_ids)
+        self._output_tokens += self._scheduler.advance(plan, sampled.token_ids)
         finished = self._collect(plan.sampled, sampled)
         self._failures.note_success(plan)
         return finished
@@ -166,7 +166,6 @@ class Core:
     def _count(self, sequence: Sequence) -> None:
         self._prompt_tokens += len(sequence.request.prompt_ids)
         self._cached_tokens += sequence.num_cached_tokens
-        self._output_tokens += len(sequence.generated)
 
 
 def _failed(culprit: Sequence, words: str, *, code: str = "internal_error") -> Sequence:

@@ -7,6 +7,7 @@ from typing import Literal
 
 from pydantic import BaseModel
 
+from engine.batchfile.pace import seconds_left
 from handler.batch.model import Batch, Progress
 from handler.batch.states import Status
 
@@ -180,11 +181,12 @@ def cost_of(progress: Progress, price_per_gpu_hour: float | None) -> float | Non
 
 
 def eta_of(batch: Batch, progress: Progress, now: float) -> int | None:
-    """Return when all rows would be there at the present rate; None while there is none."""
-    left = batch.num_rows - progress.num_rows
-    if batch.status is not Status.IN_PROGRESS or left <= 0 or progress.rows_per_second <= 0:
+    """Return when all rows would be there at the present rate; None while nobody can know."""
+    if batch.status is not Status.IN_PROGRESS or batch.in_progress_at is None:
         return None
-    return math.ceil(now + left / progress.rows_per_second)
+    seconds = now - batch.in_progress_at
+    left = seconds_left(progress.num_rows, batch.num_rows, seconds, progress.rows_per_second)
+    return None if left is None else math.ceil(now + left)
 
 
 def _beyond(

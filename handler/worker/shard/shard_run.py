@@ -12,6 +12,7 @@ from tempfile import SpooledTemporaryFile
 from typing import Any, NamedTuple
 
 from engine.batchfile.lines import RawLine, read_lines
+from engine.batchfile.pace import Pace
 from engine.process.frames import Row
 from handler.aws.bucket import read_range
 from handler.aws.calls import Operation, T
@@ -26,7 +27,6 @@ from handler.metrics import Metric
 from handler.worker.shard.agenda import Agenda, Verdict
 from handler.worker.shard.claim import Claim, ring_if_last
 from handler.worker.shard.lease import Lease, guarded
-from handler.worker.shard.pace import Pace
 from handler.worker.shard.rows import Unflushed, compact, print_unrun
 from handler.worker.site.site import Site
 

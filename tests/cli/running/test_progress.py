@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import time
 from collections.abc import Callable
@@ -10,11 +11,13 @@ from typing import Any
 
 import pytest
 
-from cli.running import progress
+from cli.running import job, progress
 from cli.running.progress import progress_line, summary
 from cli.running.tally import Tally
+from engine.batchfile.pace import Rates
 from engine.contract import EngineStats
 from tests.cli.given import CHAT, line
+from tests.cli.scripted import ScriptedEngine
 
 Write = Callable[..., Path]
 
@@ -37,16 +40,49 @@ def tally(monkeypatch: pytest.MonkeyPatch) -> Tally:
 
 
 def test_a_line_tells_rows_rates_and_the_time_that_is_left(tally: Tally) -> None:
-    """Tokens are those generated so far, of unfinished requests too; kept rows are not a rate."""
-    assert progress_line(tally, EngineStats(output_tokens=51_200)) == (
+    """Kept rows are neither a rate nor what is left."""
+    assert progress_line(tally, Rates(40.0, 5_120.0)) == (
         "500 of 1,500 rows, 13 failed, 40.0 rows/s, 5,120 tokens/s, 25 s left"
     )
 
 
 def test_no_time_is_left_to_tell_before_the_first_row() -> None:
     """Nothing is divided by nothing."""
-    line = progress_line(Tally(num_rows=3), EngineStats())
+    line = progress_line(Tally(num_rows=3), Rates(0.0, 0.0))
     assert line == "0 of 3 rows, 0.0 rows/s, 0 tokens/s"
+
+
+def test_no_time_is_told_that_nobody_can_know(tally: Tally) -> None:
+    """At the beginning, until there are enough rows or seconds."""
+    tally.num_rows = 10**6
+    assert "left" not in progress_line(tally, Rates(40.0, 1.0))
+    tally.started = 90.0
+    assert progress_line(tally, Rates(40.0, 1.0)).endswith(", 6 h 56 min left")
+
+
+async def test_tokens_are_shown_as_they_are_generated_and_rows_as_they_finish(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Not only when their rows are written: a first long answer is no standstill."""
+    served, tally, seen = ScriptedEngine(), Tally(num_rows=100), asyncio.Event()
+    tokens = iter([40, *[100] * 1_000])
+    monkeypatch.setattr(served, "stats", lambda: EngineStats(output_tokens=next(tokens)))
+    shown: list[Rates] = []
+
+    class Watching(progress.LineReporter):
+        seconds = 0.0
+
+        def show(self, tally: Tally, rates: Rates) -> None:
+            shown.append(rates)
+            if len(shown) == 1:
+                tally.count()
+            else:
+                seen.set()
+
+    reporting = asyncio.create_task(job._report(Watching(), tally, served))
+    await seen.wait()
+    reporting.cancel()
+    assert shown[:2] == [Rates(0.0, 40.0), Rates(1.0, 100.0)]
 
 
 def test_a_summary_tells_rows_tokens_and_time(tally: Tally) -> None:

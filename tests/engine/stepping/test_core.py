@@ -197,13 +197,14 @@ def test_dropping_what_is_finished_or_unknown_is_nothing() -> None:
 
 
 def test_stats_count_what_was_done() -> None:
-    """Prompts, hits and outputs, of finished sequences; and what runs now."""
+    """Prompts and hits of finished sequences, outputs as they come; and what runs now."""
     rig = Rig(logits_of, num_pages=10, max_num_seqs=1)
     rig.core.add(request(list(range(9)), 4))
     rig.core.add(request(list(range(9)), 4))
     rig.core.step()
     now = rig.core.stats()
     assert (now.running, now.waiting, now.kv_cache_usage, now.steps) == (1, 1, 0.3, 1)
+    assert now.output_tokens == 1
     rig.finish()
     done = rig.core.stats()
     assert (done.running, done.waiting, done.kv_cache_usage) == (0, 0, 0)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from handler.worker.shard.pace import WINDOW_SECONDS, Pace
+import pytest
+
+from engine.batchfile.pace import WINDOW_SECONDS, Pace, seconds_left
 
 
 class Clock:
@@ -55,3 +57,20 @@ def test_a_rate_forgets_what_was_a_minute_ago() -> None:
     assert pace.rates == (2.0, 60.0)
     clock.now += WINDOW_SECONDS
     assert pace.rates == (0.0, 0.0)
+
+
+@pytest.mark.parametrize(
+    ("num_done", "seconds", "rate", "left"),
+    [
+        (10, 5.0, 2.0, None),
+        (20, 5.0, 2.0, 490.0),
+        (1, 20.0, 2.0, 499.5),
+        (20, 60.0, 0.0, None),
+        (1_000, 60.0, 2.0, None),
+    ],
+)
+def test_the_end_is_told_from_a_share_of_the_rows_or_some_seconds_on(
+    num_done: int, seconds: float, rate: float, left: float | None
+) -> None:
+    """Of a thousand rows: before, any number would be a guess."""
+    assert seconds_left(num_done, 1_000, seconds, rate) == left
