@@ -22,6 +22,11 @@ _FIRST_SECONDS = 1.0
 _MOST_SECONDS = 10.0
 _GROWTH = 1.5
 _LINE_SECONDS = 30.0
+_WAITS_FOR = {
+    "validating": "its file is being read",
+    "finalizing": "its rows are being put together",
+    "cancelling": "its workers are stopping",
+}
 
 
 def poll_delays() -> Iterator[float]:
@@ -80,7 +85,7 @@ def batch_shown() -> Iterator[Show]:
                 description=batch.status,
                 total=batch.total or None,
                 completed=batch.completed + batch.failed,
-                words=", ".join(rates(batch.fields)),
+                words=", ".join(_words(batch)),
             )
 
         yield show
@@ -96,9 +101,16 @@ def _lines() -> Show:
             return
         said_at, said_status = now, batch.status
         done = f"{batch.completed + batch.failed:,} of {amount(batch.total, 'row')}"
-        say(", ".join([batch.status, *([done] if batch.total else []), *rates(batch.fields)]))
+        say(", ".join([batch.status, *([done] if batch.total else []), *_words(batch)]))
 
     return show
+
+
+def _words(batch: Batch) -> list[str]:
+    waits_for = _WAITS_FOR.get(batch.status)
+    if batch.status == "in_progress" and not batch.completed + batch.failed:
+        waits_for = "no rows yet: a worker starts and loads the model"
+    return [*([waits_for] if waits_for else []), *rates(batch.fields)]
 
 
 def rates(fields: Any) -> list[str]:

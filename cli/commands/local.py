@@ -107,8 +107,16 @@ def command_run(arguments: argparse.Namespace) -> int:
         body = arguments.input_file.read_bytes()
     except OSError as exc:
         raise Refused(f"{arguments.input_file} cannot be read: {exc.strerror}") from exc
-    with StopSignals(_DOWN), _running(arguments) as cloud:
-        batch, rows = cloud.run_file(_DROP_NAME, body, seconds=_RUN_SECONDS, show=_show)
+    from cli.api.objects import Batch
+    from cli.batches.follow import batch_shown
+
+    with StopSignals(_DOWN), _running(arguments) as cloud, batch_shown() as show:
+
+        def tell(fields: dict[str, Any]) -> None:
+            show(Batch(fields))
+
+        say(f"dropped {arguments.input_file}: waiting for its batch")
+        batch, rows = cloud.run_file(_DROP_NAME, body, seconds=_RUN_SECONDS, show=tell)
     if batch["status"] != "completed":
         raise BadInput("\n".join([f"the batch is {batch['status']}", *_errors(batch)]))
     with arguments.output_file.open("w", encoding="utf-8") as output:
@@ -175,12 +183,6 @@ aws s3 sync s3://{bucket}/output out
 
 Ctrl-C ends everything.
 """
-
-
-def _show(batch: dict[str, Any]) -> None:
-    counts = batch["request_counts"]
-    done = counts["completed"] + counts["failed"]
-    say(f"{batch['status']}, {done:,} of {amount(counts['total'], 'row')}")
 
 
 def _errors(batch: dict[str, Any]) -> list[str]:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from cli.batches.follow import poll_delays
+import pytest
+
+from cli.api.objects import Batch
+from cli.batches.follow import batch_shown, poll_delays
 
 
 def test_looks_become_rarer() -> None:
@@ -12,3 +15,28 @@ def test_looks_become_rarer() -> None:
     assert found[0] == 1.0
     assert found == sorted(found)
     assert found[-1] == 10.0
+
+
+def test_what_a_batch_waits_for_is_said(capsys: pytest.CaptureFixture[str]) -> None:
+    """A model may take minutes to load: nobody shall think that it hangs."""
+    counts = {"total": 4, "completed": 0, "failed": 0}
+    with batch_shown() as show:
+        show(Batch({"status": "validating", "request_counts": dict.fromkeys(counts, 0)}))
+        show(Batch({"status": "in_progress", "request_counts": counts}))
+        show(Batch({"status": "finalizing", "request_counts": counts | {"completed": 4}}))
+    assert capsys.readouterr().err.splitlines() == [
+        "tidemill: validating, its file is being read",
+        "tidemill: in_progress, 0 of 4 rows, no rows yet: a worker starts and loads the model",
+        "tidemill: finalizing, 4 of 4 rows, its rows are being put together",
+    ]
+
+
+def test_a_batch_with_rows_tells_its_rate_only(capsys: pytest.CaptureFixture[str]) -> None:
+    """The same as `status` does."""
+    counts = {"total": 4, "completed": 1, "failed": 1}
+    with batch_shown() as show:
+        fields = {"rows_per_second": 2.0, "tokens_per_second": 30.0}
+        show(Batch({"status": "in_progress", "request_counts": counts, "tidemill": fields}))
+    assert capsys.readouterr().err == (
+        "tidemill: in_progress, 2 of 4 rows, 1 failed, 2.0 rows/s, 30 tokens/s\n"
+    )
