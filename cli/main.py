@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 
 from cli.commands import (
     cancel,
+    completion,
     drop,
     keys,
     local,
@@ -49,7 +50,7 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action=_Version, nargs=0, help="print the version and exit")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
     to_batches = (submit, resume, status, results, cancel, drop)
-    for command in (run, *to_batches, worker, local, keys, tenants):
+    for command in (run, *to_batches, worker, local, keys, tenants, completion):
         command.add_command(commands)
     return parser
 

@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import sys
+from typing import Literal
 
 from cli.errors import OutputLost
+
+Colour = Literal["red", "green", "yellow", "blue"]
+
+_CODES: dict[Colour, int] = {"red": 31, "green": 32, "yellow": 33, "blue": 34}
 
 
 def say(text: str) -> None:
@@ -25,6 +31,14 @@ def put(text: str) -> None:
         raise OutputLost("the reader of standard output went away") from exc
     except OSError as exc:
         raise OutputLost(f"standard output cannot be written ({exc.strerror})") from exc
+
+
+def painted(text: str, colour: Colour | None) -> str:
+    """Return text in a colour where standard output is a terminal that wants colours."""
+    is_wanted = not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+    if colour is None or not is_wanted or not sys.stdout.isatty():
+        return text
+    return f"\x1b[{_CODES[colour]}m{text}\x1b[0m"
 
 
 def amount(count: int, singular: str, plural: str | None = None) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from types import TracebackType
 from typing import Any, Self
@@ -19,6 +19,7 @@ from cli.errors import ServerRefused
 _MIME_TYPE = "application/jsonl"
 _PURPOSE = "batch"
 _MAX_PAGE = 100
+_MAX_LISTED = 1000
 
 
 class Client:
@@ -57,6 +58,18 @@ class Client:
     def file(self, file_id: str) -> File:
         """Return what is known of a file."""
         return self.http.ask(_file, "GET", f"files/{_quoted(file_id)}")
+
+    def input_names(self, wanted: Collection[str]) -> dict[str, str]:
+        """Return what these files of batches are called, as far as they are still there."""
+        names: dict[str, str] = {}
+        params: dict[str, Any] = {"purpose": _PURPOSE, "limit": _MAX_LISTED}
+        while not names.keys() >= set(wanted):
+            found, has_more = self.http.ask(_names, "GET", "files", params=params)
+            names |= found
+            if not has_more or not found:
+                break
+            params["after"] = list(found)[-1]
+        return names
 
     def content_url(self, file_id: str) -> str:
         """Return where a file's bytes can be had for some minutes, without the key."""
@@ -143,6 +156,11 @@ def _models(found: Mapping[str, Any]) -> dict[str, str]:
     named = {str(item["id"]): str(item.get("root") or item["id"]) for item in found["data"]}
     any_model = found.get("any_model")
     return named if any_model is None else {**named, ANY_MODEL: str(any_model)}
+
+
+def _names(found: Mapping[str, Any]) -> tuple[dict[str, str], bool]:
+    names = {str(item["id"]): str(item["filename"]) for item in found["data"]}
+    return names, bool(found.get("has_more"))
 
 
 def _file(found: Mapping[str, Any]) -> File:

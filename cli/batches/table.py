@@ -4,20 +4,33 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, NoReturn
 
 from cli.api import patience
 from cli.batches.follow import rates
 from cli.batches.outcome import errors_of
-from cli.terminal import duration, plain, put, say
+from cli.terminal import Colour, duration, painted, plain, put, say
 
 if TYPE_CHECKING:
+    from cli.api.client import Client
     from cli.api.objects import Batch
 
-_HEADS = ("ID", "STATUS", "ROWS", "FAILED", "MODEL", "AGE", "")
+_HEADS = ("ID", "FILE", "STATUS", "ROWS", "FAILED", "MODEL", "AGE", "")
 _WATCH_SECONDS = 5.0
+_DROPPED = "s3://"
+_MOST_NAME_CHARS = 40
+_COLOURS: Mapping[str, Colour] = {
+    "completed": "green",
+    "failed": "red",
+    "expired": "red",
+    "cancelling": "yellow",
+    "cancelled": "yellow",
+    "validating": "blue",
+    "in_progress": "blue",
+    "finalizing": "blue",
+}
 _DAY_SECONDS = 24 * 3600
 _TIMES = (
     ("created", "created_at"),
@@ -29,15 +42,37 @@ _TIMES = (
 )
 
 
-def print_table(batches: Sequence[Batch]) -> None:
+Named = tuple["Batch", str]
+"""A batch and what its file is called."""
+
+
+def named(client: Client, batches: Sequence[Batch]) -> list[Named]:
+    """Return batches with the names of their files; one whose file is gone goes by its id."""
+    inputs = [str(batch.fields.get("input_file_id") or "") for batch in batches]
+    uploaded = [name for name in inputs if name and not name.startswith(_DROPPED)]
+    names = client.input_names(uploaded) if uploaded else {}
+    return [
+        (batch, names.get(name) or _dropped_name(name))
+        for batch, name in zip(batches, inputs, strict=True)
+    ]
+
+
+def _dropped_name(name: str) -> str:
+    """Return a drop's key without what all have in common, and any other id as it is."""
+    if not name.startswith(_DROPPED):
+        return name
+    return name.removeprefix(_DROPPED).partition("/")[2].removeprefix("input/")
+
+
+def print_table(batches: Sequence[Named]) -> None:
     """Print a line for each batch on standard output, in columns."""
     if not batches:
         say("there are no batches: `tidemill submit FILE` makes one")
         return
-    put("\n".join(_columns([_HEADS, *(_cells(batch) for batch in batches)])))
+    put("\n".join(_columns([_HEADS, *(_cells(batch, file) for batch, file in batches)])))
 
 
-def watch_table(look: Callable[[], Sequence[Batch]]) -> NoReturn:
+def watch_table(look: Callable[[], Sequence[Named]]) -> NoReturn:
     """Print the table again and again, until a signal ends it; on a terminal in its place."""
     while True:
         batches = look()
@@ -70,7 +105,11 @@ def details(batch: Batch) -> list[str]:
         *((f"  {name}", value) for name, value in (fields.get("metadata") or {}).items()),
     ]
     width = max(len(name) for name, value in pairs if value)
-    lines = [f"{name:<{width}}  {plain(str(value))}" for name, value in pairs if value]
+    lines = [
+        f"{name:<{width}}  {painted(plain(str(value)), _COLOURS.get(str(value)))}"
+        for name, value in pairs
+        if value
+    ]
     return [*lines, *(f"error: {words}" for words in errors_of(batch))]
 
 
@@ -78,10 +117,11 @@ def _webhook(webhook: dict[str, str] | None) -> str | None:
     return f"{webhook['status']} at {webhook['host']}" if webhook else None
 
 
-def _cells(batch: Batch) -> tuple[str, ...]:
+def _cells(batch: Batch, file: str) -> tuple[str, ...]:
     done = f"{batch.completed + batch.failed:,}"
     return (
         batch.id,
+        _shortened(file),
         batch.status,
         f"{done}/{batch.total:,}" if batch.total else "",
         f"{batch.failed:,}" if batch.failed else "",
@@ -95,9 +135,20 @@ def _columns(rows: Sequence[tuple[str, ...]]) -> list[str]:
     cells = [[plain(cell) for cell in row] for row in rows]
     widths = [max(len(row[column]) for row in cells) for column in range(len(_HEADS))]
     return [
-        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+        "  ".join(
+            painted(cell.ljust(width), _COLOURS.get(cell))
+            for cell, width in zip(row, widths, strict=True)
+        ).rstrip()
         for row in cells
     ]
+
+
+def _shortened(name: str) -> str:
+    """Return a long name without its middle: folders tell little, endings tell much."""
+    if len(name) <= _MOST_NAME_CHARS:
+        return name
+    half = (_MOST_NAME_CHARS - 1) // 2
+    return f"{name[:half]}…{name[-half:]}"
 
 
 def _age(created_at: int | None) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 
 from cli.api.server import add_server_flags, server_of
+from cli.batches.named import ID_HELP
 from cli.batches.outcome import EXIT_STATUSES, exit_status_of, print_json, tell_end
 from cli.errors import Stopped
 from cli.signals import StopSignals
@@ -22,7 +23,7 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
-    parser.add_argument("id", metavar="ID", help="the batch")
+    parser.add_argument("id", metavar="ID", help=ID_HELP)
     parser.add_argument("--wait", action="store_true", help="wait until it has ended")
     add_server_flags(parser)
     parser.set_defaults(command=command)
@@ -32,9 +33,10 @@ def command(arguments: argparse.Namespace) -> int:
     """Ask for the cancellation and return the exit status."""
     from cli.api.client import Client
     from cli.batches.follow import batch_shown, follow
+    from cli.batches.named import cancel_batch
 
     with StopSignals(), Client(server_of(arguments.base_url)) as client:
-        batch = client.cancel(arguments.id)
+        batch = cancel_batch(client, arguments.id)
         if arguments.wait:
             try:
                 with batch_shown() as show:

@@ -6,6 +6,7 @@ import argparse
 from typing import TYPE_CHECKING
 
 from cli.api.server import add_server_flags, server_of
+from cli.batches.named import ID_HELP
 from cli.batches.options import add_file_flags
 from cli.batches.outcome import EXIT_STATUSES, exit_status_of, tell_end
 from cli.errors import CliError, Refused, Stopped
@@ -28,7 +29,7 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
-    parser.add_argument("id", metavar="ID", help="the batch")
+    parser.add_argument("id", metavar="ID", help=ID_HELP)
     parser.add_argument(
         "--follow", action="store_true", help="print rows while it runs, until it has ended"
     )
@@ -42,10 +43,11 @@ def command(arguments: argparse.Namespace) -> int:
     if arguments.follow and (arguments.output_file or arguments.error_file):
         raise Refused("--follow prints rows on standard output: leave -o and -e away")
     from cli.api.client import Client
+    from cli.batches.named import find_batch
     from cli.batches.wait import fetch_and_tell, targets_of
 
     with StopSignals(), Client(server_of(arguments.base_url)) as client:
-        batch = client.batch(arguments.id)
+        batch = find_batch(client, arguments.id)
         if arguments.follow:
             return _follow(client, batch)
         if not batch.has_ended:

@@ -6,6 +6,7 @@ import argparse
 from typing import TYPE_CHECKING
 
 from cli.api.server import add_server_flags, server_of
+from cli.batches.named import ID_HELP
 from cli.batches.outcome import EXIT_STATUSES, exit_status_of, print_json, tell_end
 from cli.errors import Refused
 from cli.signals import StopSignals
@@ -29,7 +30,9 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
-    parser.add_argument("id", metavar="ID", nargs="?", help="a batch; the newest ones without it")
+    parser.add_argument(
+        "id", metavar="ID", nargs="?", help=f"{ID_HELP}; the newest ones without it"
+    )
     which = parser.add_mutually_exclusive_group()
     which.add_argument(
         "--limit", type=positive_int, metavar="N", help=f"how many batches ({_LIMIT})"
@@ -58,9 +61,10 @@ def command(arguments: argparse.Namespace) -> int:
 
 def _show_one(client: Client, arguments: argparse.Namespace) -> int:
     from cli.batches.follow import batch_shown, follow
+    from cli.batches.named import find_batch
     from cli.batches.table import details
 
-    batch = client.batch(arguments.id)
+    batch = find_batch(client, arguments.id)
     if not arguments.watch:
         if arguments.json:
             print_json(batch.fields)
@@ -80,14 +84,14 @@ def _show_one(client: Client, arguments: argparse.Namespace) -> int:
 
 
 def _show_many(client: Client, arguments: argparse.Namespace) -> int:
-    from cli.batches.table import print_table, watch_table
+    from cli.batches.table import named, print_table, watch_table
 
     limit = None if arguments.all else arguments.limit or _LIMIT
     if arguments.watch:
-        watch_table(lambda: list(client.batches(limit)))
+        watch_table(lambda: named(client, list(client.batches(limit))))
     if arguments.json:
         for batch in client.batches(limit):
             print_json(batch.fields)
     else:
-        print_table(list(client.batches(limit)))
+        print_table(named(client, list(client.batches(limit))))
     return 0

@@ -66,6 +66,7 @@ def engine_config(options: EngineOptions) -> EngineConfig:
 
         model = str(demo.MODEL_PATH)
         say(f"no --model given: running the embedded demo model, served as {demo.NAME}")
+    _check_model(model)
     names = ("max_model_len", "max_num_seqs", "max_num_batched_tokens", "kv_cache_memory")
     given = {name: value for name in names if (value := getattr(options, name)) is not None}
     try:
@@ -74,6 +75,23 @@ def engine_config(options: EngineOptions) -> EngineConfig:
         )
     except EngineError as exc:
         raise Refused(str(exc)) from exc
+
+
+def _check_model(model: str) -> None:
+    """Raise Refused for what can be no model, before any library of models is loaded."""
+    path = Path(model)
+    holds_gguf = not (path / "config.json").exists() and any(path.glob("*.gguf"))
+    if model.lower().endswith(".gguf") or holds_gguf:
+        raise Refused(
+            f"--model {model}: GGUF is not read; name the folder, or the hub id, of the model in "
+            "transformers' format (config.json and *.safetensors)"
+        )
+    if path.is_file():
+        raise Refused(f"--model {model} is a file: name the folder that it lies in")
+    # Ids of the hub are `name` or `owner/name`.
+    is_path = model.startswith((".", "/", "~")) or model.endswith("/") or model.count("/") > 1
+    if is_path and "://" not in model and not path.exists():
+        raise Refused(f"--model {model}: there is no such folder")
 
 
 def served_names(options: EngineOptions) -> tuple[str, ...]:

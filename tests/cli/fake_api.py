@@ -228,6 +228,9 @@ class _Handler(BaseHTTPRequestHandler):
         return 200, {"data": [{"id": name} for name in self.api.models]}
 
     def _files(self, words: list[str], _: dict[str, str], body: bytes) -> tuple[int, Any]:
+        if not words and not body:
+            named = [{"id": name, "filename": f"{name}.jsonl"} for name in self.api.files]
+            return 200, {"data": named, "has_more": False}
         if not words:
             return 200, self._put_file(body)
         data = self.api.files[words[0]]

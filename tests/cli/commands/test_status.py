@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import io
 import os
+import sys
 
 import pytest
 
+from cli.api.objects import Batch
+from cli.batches.table import print_table
 from tests.cli.api_rig import Shell, line, submitted
 
 
@@ -70,3 +74,75 @@ def test_a_watched_table_is_for_people(shell: Shell, monkeypatch: pytest.MonkeyP
 
     monkeypatch.setattr("cli.api.patience.pause", stop)
     assert shell.type("status", "--watch").status == 130
+
+
+def test_the_table_names_the_files(shell: Shell) -> None:
+    """An upload by its name, a drop by its key, and a file that is gone by its id."""
+    for number in range(3):
+        submitted(shell, str(number))
+    first, dropped, gone = shell.api.batches.values()
+    dropped["input_file_id"] = "s3://bucket/input/nightly/a-b.jsonl"
+    gone["input_file_id"] = "file-gone"
+    heads, *rows = (row.split() for row in shell.type("status").out.splitlines())
+    assert heads[:3] == ["ID", "FILE", "STATUS"]
+    names = [row[1] for row in rows]
+    assert names == ["file-gone", "nightly/a-b.jsonl", f"{first['input_file_id']}.jsonl"]
+
+
+def test_a_batch_is_found_by_the_beginning_of_its_id_or_as_the_last(shell: Shell) -> None:
+    """With and without what all ids begin with; what several begin with is a question."""
+    for number in range(2):
+        submitted(shell, str(number))
+    batch = shell.api.batches.popitem()[1]
+    shell.api.batches["batch_abc1"] = batch | {"id": "batch_abc1"}
+    shell.api.batches["batch_abc2"] = batch | {"id": "batch_abc2"}
+    for name, found in (
+        ("@last", "batch_abc2"),
+        ("batch_abc1", "batch_abc1"),
+        ("abc2", "batch_abc2"),
+    ):
+        assert shell.type("status", name, "--json").values[0]["id"] == found
+    said = shell.type("status", "abc")
+    assert said.status == 1
+    assert "2 batches begin with batch_abc: batch_abc2, batch_abc1; say more of it" in said.err
+    assert shell.type("status", "xyz").status == 1
+    assert shell.type("cancel", "@last", "--json").values[0]["id"] == "batch_abc2"
+    assert shell.type("cancel", "abc1", "--json").values[0]["id"] == "batch_abc1"
+
+
+def test_there_is_no_last_batch_of_none(shell: Shell) -> None:
+    """A sentence, for each command that takes an id."""
+    for command in ("status", "results", "resume", "cancel"):
+        said = shell.type(command, "@last")
+        assert (said.status, said.out) == (1, "")
+        assert "there are no batches" in said.err
+
+
+@pytest.mark.parametrize(
+    ("is_terminal", "variables", "is_coloured"),
+    [
+        (True, {}, True),
+        (False, {}, False),
+        (True, {"NO_COLOR": "1"}, False),
+        (True, {"TERM": "dumb"}, False),
+    ],
+)
+def test_a_status_has_its_colour_on_a_terminal_only(
+    monkeypatch: pytest.MonkeyPatch,
+    *,
+    is_terminal: bool,
+    variables: dict[str, str],
+    is_coloured: bool,
+) -> None:
+    """No program reads escapes, and who wants no colours gets none."""
+    for name in ("NO_COLOR", "TERM"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr("sys.stdout", io.StringIO())
+    monkeypatch.setattr("sys.stdout.isatty", lambda: is_terminal)
+    fields = {"id": "batch_1", "status": "completed", "request_counts": {"total": 1}}
+    print_table([(Batch(fields), "a.jsonl")])
+    said = sys.stdout.getvalue()
+    assert ("\x1b[32mcompleted" in said) is is_coloured
+    assert ("\x1b" in said) is is_coloured
