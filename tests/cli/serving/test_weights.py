@@ -31,6 +31,7 @@ LISTING = b"""<?xml version="1.0"?>
 <Contents><Key>m/model.safetensors</Key><Size>9</Size><ETag>"w"</ETag></Contents>
 </ListBucketResult>"""
 WORKER = ("worker", "--queue", "http://q", "--table", "t", "--bucket", "b")
+RUN = ("run", "--any-model", "-i", "examples/demo.jsonl", "-o")
 WORKER_FLAGS = (*WORKER, "--control-queue", "http://c")
 
 _MAIN = "import sys; from cli.main import main; sys.exit(main())"
@@ -121,7 +122,7 @@ class CannotBeHad(NamedTuple):
         CannotBeHad("s3:///m", 2, "s3:///m names no bucket: weights are at s3://bucket/prefix"),
     ],
 )
-@pytest.mark.parametrize("command", [WORKER_FLAGS, ("run", "-i", "examples/demo.jsonl", "-o")])
+@pytest.mark.parametrize("command", [WORKER_FLAGS, RUN])
 def test_weights_that_cannot_be_had_end_it_with_a_sentence(
     ministack: Emulator, start: Start, tmp_path: Path, case: CannotBeHad, command: Sequence[str]
 ) -> None:
@@ -137,8 +138,8 @@ def test_weights_that_cannot_be_had_end_it_with_a_sentence(
 
 def test_a_missing_library_is_named_with_what_installs_it(start: Start, tmp_path: Path) -> None:
     """A run needs the cloud's only for a model from there."""
-    flags = ("-i", "examples/demo.jsonl", "-o", tmp_path / "out", "--model", "s3://b/m")
-    status, err = ended(start("run", *flags, code="import sys; sys.modules['boto3'] = None"))
+    flags = (tmp_path / "out", "--model", "s3://b/m")
+    status, err = ended(start(*RUN, *flags, code="import sys; sys.modules['boto3'] = None"))
     assert status == 1
     assert "tidemill: s3://b/m needs boto3, which is not installed" in err
     assert err.endswith(": pip install 'tidemill[cloud]'\n")
@@ -179,7 +180,7 @@ def test_a_run_that_is_stopped_while_it_fetches_leaves_the_output_alone(
     """Its status is the signal's, as always."""
     server.will(Answer(body=LISTING), Answer(hang=True))
     process = start(
-        *("run", "-i", "examples/demo.jsonl", "-o", tmp_path / "out", "--model", "s3://b/m"),
+        *(*RUN, tmp_path / "out", "--model", "s3://b/m"),
         TIDEMILL_WEIGHTS_CACHE=str(tmp_path / "cache"),
         **environment_for(server.url),
     )
