@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from aws_cdk import Duration
 from aws_cdk import aws_applicationautoscaling as scaling
@@ -15,6 +15,8 @@ from constructs import Construct
 _MINUTE = Duration.minutes(1)
 # A worker that goes and comes again costs minutes of loading; so long it waits for more.
 IDLE_MINUTES = 15
+# Of one policy of Application Auto Scaling.
+_MAX_STEPS = 20
 
 
 def backlog(
@@ -43,14 +45,17 @@ def backlog(
 def steps(max_workers: int) -> Iterator[tuple[int, int | None, int]]:
     """Yield (from, below, workers): of a backlog in that range so many workers are wanted.
 
-    A worker for each shard, in powers of two: every step of a scaling policy must be listed.
+    A worker for each shard. Where AWS takes no step for each of them, steps grow by equal factors:
+    with few and large ones the last shards of a batch would lose half of their workers at once.
     """
-    workers = 1
-    while workers < max_workers:
-        above = min(workers * 2, max_workers)
+    last = _MAX_STEPS - 1
+    ends: Sequence[int] = (
+        range(1, max_workers + 1)
+        if max_workers <= _MAX_STEPS
+        else sorted({round(max_workers ** (number / last)) for number in range(_MAX_STEPS)})
+    )
+    for workers, above in zip(ends, [*ends[1:], None], strict=True):
         yield workers, above, workers
-        workers = above
-    yield workers, None, workers
 
 
 def running_tasks(*, cluster: str, service: str, label: str) -> cloudwatch.Metric:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -45,6 +46,14 @@ def test_no_step_wants_a_worker_that_has_no_shard(most: int) -> None:
         largest = min(above - 1 if above else most, most)
         assert workers <= min(lower, most)
         assert workers * 2 >= largest
+
+
+@pytest.mark.parametrize("most", SIZES)
+def test_a_shard_that_is_done_costs_few_workers(most: int) -> None:
+    """Those that go may be at work: one at a time, of many no more than a third."""
+    wanted = [workers for _, _, workers in steps(most)]
+    for fewer, more in pairwise(wanted):
+        assert more - fewer <= max(1, more / 3)
 
 
 # What Application Auto Scaling is told
