@@ -22,7 +22,11 @@ class Drops:
 
     def drop(self, name: str, body: bytes, **metadata: str) -> str:
         """Upload `input/<name>.jsonl`, return its url; `_` in an option's name stands for `-`."""
-        key = f"input/{name}.jsonl"
+        return self.put(f"{name}.jsonl", body, **metadata)
+
+    def put(self, name: str, body: bytes, **metadata: str) -> str:
+        """Upload `input/<name>`, return its url."""
+        key = f"input/{name}"
         self.s3.put_object(
             Bucket=self.bucket,
             Key=key,

@@ -77,7 +77,7 @@ def _send(run: Run, form: Form, upload_id: str) -> dict[int, str]:
     pieces = iter(lambda: stream.read(CHUNK_BYTES), b"")
     with closing(stream), ThreadPoolExecutor(_NUM_THREADS) as pool:
         for number, part in enumerate(_parts(as_lines(form, pieces)), 1):
-            _check(run, is_hopeless=number <= len(there) and seconds > _FAIR_SECONDS)
+            _check(run, is_hopeless=number <= len(there) + 1 and seconds > _FAIR_SECONDS)
             etag, num_bytes = there.get(number, ("", -1))
             if num_bytes == len(part):
                 etags[number] = etag

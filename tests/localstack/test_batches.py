@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import sys
 import time
@@ -345,13 +346,36 @@ def test_an_input_that_goes_while_it_runs_fails_the_batch(
     assert 0 < len(cloud.rows("gone")) < 400
 
 
-def test_a_deleted_upload_and_a_foreign_key_make_no_batch(cloud: Cloud) -> None:
-    """An object that is gone before its event is read, and keys beside `input/`, leave nothing."""
+@pytest.mark.parametrize("form", ["json", "jsonl.gz", "json.gz", "JSONL"])
+def test_a_file_in_another_form_gets_the_same_rows(form: str, cloud: Cloud) -> None:
+    """Through shards, a worker and the end: those of the lines, in their order."""
+    body = lines(100)
+    data = json.dumps([json.loads(line) for line in body.splitlines()], indent=1).encode()
+    data = data if "json" in form.split(".") else body
+    cloud.put(f"form.{form}", gzip.compress(data) if form.endswith("gz") else data)
+    report = cloud.wait(f"form.{form}")
+    assert report["status"] == "completed"
+    assert report["input_file_id"] == f"s3://{cloud.resources.bucket}/input/form.{form}"
+    asked = [f"line-{number}" for number in range(1, 101)]
+    assert [row["custom_id"] for row in cloud.rows(f"form.{form}")] == asked
+
+
+def test_a_file_that_is_no_requests_says_so(cloud: Cloud) -> None:
+    """Beside where its results would be."""
+    cloud.put("data.csv", b"custom_id,prompt\n1,hello\n")
+    report = cloud.wait("data.csv")
+    assert report["status"] == "failed"
+    [error] = report["errors"]["data"]
+    assert error["message"] == "This looks like CSV: write one JSON object a line."
+
+
+def test_a_folder_and_a_foreign_key_make_no_batch(cloud: Cloud) -> None:
+    """Marks of folders, and keys beside `input/`, leave nothing."""
     body = lines(1)
     cloud.s3.put_object(Bucket=cloud.resources.bucket, Key="other/x.jsonl", Body=body)
-    cloud.s3.put_object(Bucket=cloud.resources.bucket, Key="input/x.txt", Body=body)
+    cloud.s3.put_object(Bucket=cloud.resources.bucket, Key="input/x/", Body=b"")
     cloud.drop("marker", body)
     assert cloud.wait("marker")["status"] == "completed"
-    for key in ("output/x.batch.json", "output/other/x.batch.json"):
+    for key in ("output/x/.batch.json", "output/other/x.batch.json"):
         with pytest.raises(ClientError):
             cloud.s3.head_object(Bucket=cloud.resources.bucket, Key=key)
