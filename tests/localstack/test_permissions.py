@@ -5,6 +5,7 @@ The emulator serves TLS here, because the stacks' policies refuse everything els
 
 from __future__ import annotations
 
+import gzip
 import json
 import sys
 import time
@@ -199,11 +200,14 @@ def test_a_file_becomes_rows_with_every_request_checked(guarded: Guarded) -> Non
     with Processes({**guarded.worker, **told}, guarded.folder) as processes:
         processes.start("worker", sys.executable, "-m", "cli", "worker")
         guarded.drops.drop("example", EXAMPLE)
+        guarded.drops.put("example.jsonl.gz", gzip.compress(EXAMPLE))
         report = guarded.drops.wait("example", seconds=120)
+        packed = guarded.drops.wait("example.jsonl.gz", seconds=120)
         log = processes.log_of("worker")
     assert report["status"] == "completed"
     assert report["request_counts"]["total"] == len(EXAMPLE.splitlines())
     assert len(guarded.drops.rows("example")) == report["request_counts"]["completed"]
+    assert packed["request_counts"] == report["request_counts"]
     assert "AccessDenied" not in log
 
 
