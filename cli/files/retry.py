@@ -18,7 +18,7 @@ from cli.files.writing import Files, Row
 from engine.batchfile.lines import RawLine
 from engine.batchfile.rows import parse_row_head
 
-_SUFFIX = ".retry"
+_GROWING, _COMPLETE = ".retry", ".retried"
 _MAX_HELD_BYTES = 2**20
 _BUFFER_BYTES = 2**20
 
@@ -29,14 +29,19 @@ def is_retry_begun(output: Path) -> bool:
 
 
 def settle_retry(output: Path, errors: Path | None) -> None:
-    """Let the second file take its place too, where a retry ended between the two."""
-    if errors is not None and not is_retry_begun(output) and _beside(errors).exists():
-        _take_place(errors, only_if_rows=True)
+    """Let the error file take its place too, where a retry ended when only the output had."""
+    if errors is None or not (complete := _beside(errors, _COMPLETE)).exists():
+        return
+    if is_retry_begun(output):
+        complete.replace(_beside(errors))
+    else:
+        _take_place(complete, errors, only_if_rows=True)
 
 
 def retry_files(output: Path, errors: Path | None) -> list[Path]:
     """Return where a retry would lie: nothing that a run which starts over leaves there."""
-    return [_beside(path) for path in (output, errors) if path is not None]
+    paths = [path for path in (output, errors) if path is not None]
+    return [_beside(path, suffix) for path in paths for suffix in (_GROWING, _COMPLETE)]
 
 
 class Retrying:
@@ -91,11 +96,13 @@ class Retrying:
         self._copy()
         self._flush()
         self._files.finish()
-        # In this order, which `settle_retry` knows.
         output, *errors = self._paths
-        _take_place(output)
+        # In this order, which `settle_retry` knows: all is written where the last name says so.
         for path in errors:
-            _take_place(path, only_if_rows=True)
+            _beside(path).replace(_beside(path, _COMPLETE))
+        _take_place(_beside(output), output)
+        for path in errors:
+            _take_place(_beside(path, _COMPLETE), path, only_if_rows=True)
 
     def how_to_go_on(self) -> str:
         """Say that nothing of what was there is lost."""
@@ -155,14 +162,14 @@ class _RetryFile(LocalFile):
         )
 
 
-def _beside(path: Path) -> Path:
+def _beside(path: Path, suffix: str = _GROWING) -> Path:
     target = Path(os.path.realpath(path))
-    return target.with_name(target.name + _SUFFIX)
+    return target.with_name(target.name + suffix)
 
 
-def _take_place(path: Path, *, only_if_rows: bool = False) -> None:
+def _take_place(new: Path, old: Path, *, only_if_rows: bool = False) -> None:
     """Put the new file in the place of the old one; with `only_if_rows` an empty one is removed."""
-    target, new = Path(os.path.realpath(path)), _beside(path)
+    target = Path(os.path.realpath(old))
     if target.exists():
         shutil.copymode(target, new)
     new.replace(target)

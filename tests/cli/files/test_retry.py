@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 
 from cli.errors import EngineFailed, Refused
-from cli.files import retry
 from tests.cli.given import line, rows, wait_for_rows
 
 Write = Callable[..., Path]
@@ -128,25 +127,39 @@ def test_new_files_torn_anywhere_are_gone_on_with(scene: Scene) -> None:
         assert scene.is_whole()
 
 
+@pytest.mark.parametrize("num_renames", [0, 1, 2])
 def test_a_kill_between_the_two_files_is_settled(
-    run: Any, write_input: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    run: Any, write_input: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, num_renames: int
 ) -> None:
-    """The first has taken its place, the second does at the next resume, without a model."""
+    """Whichever has its new name, the next resume gives them theirs, without a model."""
     scene = Scene(run, write_input, tmp_path, has_errors=True)
-    take_place = retry._take_place
+    replace, renamed = Path.replace, []
 
-    def killed(path: Path, **given: bool) -> None:
-        if path == scene.errors:
+    def killed(path: Path, target: Path) -> Path:
+        if len(renamed) == num_renames:
             raise KeyboardInterrupt
-        take_place(path, **given)
+        renamed.append(path)
+        return replace(path, target)
 
-    monkeypatch.setattr(retry, "_take_place", killed)
+    monkeypatch.setattr(Path, "replace", killed)
     with pytest.raises(KeyboardInterrupt):
         scene.retry("--retry-failed")
     monkeypatch.undo()
     assert scene.errors.read_bytes() == scene.old[1]
     assert scene.retry() == 0
     assert scene.run.engine is None
+    assert scene.is_whole()
+
+
+def test_a_retry_that_somebody_threw_away_takes_no_rows_with_it(
+    run: Any, write_input: Write, tmp_path: Path
+) -> None:
+    """New rows of one file alone say nothing."""
+    scene = Scene(run, write_input, tmp_path, has_errors=True)
+    scene.errors.with_name("errors.retry").write_bytes(b"")
+    assert scene.retry() == 0
+    assert [path.read_bytes() for path in scene.paths] == scene.old
+    assert scene.retry("--retry-failed") == 0
     assert scene.is_whole()
 
 
