@@ -15,7 +15,6 @@ from botocore.exceptions import BotoCoreError, ClientError
 from handler.aws.sync import aws_client
 
 SERVICES: Final = ("ecs.amazonaws.com", "spot.amazonaws.com", "autoscaling.amazonaws.com")
-_DENIED = frozenset({"AccessDenied", "AccessDeniedException"})
 
 
 class RolesRefused(Exception):
@@ -32,7 +31,7 @@ def make_roles(iam: Any) -> list[str]:
         try:
             iam.create_service_linked_role(AWSServiceName=service)
         except ClientError as exc:
-            if exc.response["Error"]["Code"] in _DENIED:
+            if exc.response["Error"]["Code"] == "AccessDenied":
                 denied.append(service)
             elif not _is_there(exc):
                 raise
