@@ -23,7 +23,7 @@ from infra.drops import Drops
 from infra.outputs import Outputs
 from localstack.emulator import LocalEmulator
 from localstack.guard import Guard
-from localstack.ministack import PortTaken, ServerEnded, environment_for
+from localstack.ministack import PortTaken, ServerEnded, ServerSilent, environment_for
 from localstack.processes import Processes
 from localstack.stacks import client_options, deploy, local_api_url, local_page_url
 from localstack.state import State, held_state
@@ -126,7 +126,7 @@ class LocalCloud:
             self.tries.is_due(time.monotonic())
             try:
                 self.emulator.restart()
-            except (PortTaken, ServerEnded, RuntimeError) as exc:
+            except (PortTaken, ServerEnded, ServerSilent) as exc:
                 reason = str(exc)
             else:
                 self.say("the emulator is back")

@@ -42,6 +42,10 @@ class ServerEnded(Exception):
     """A server was no more before it answered."""
 
 
+class ServerSilent(Exception):
+    """A server runs and does not answer."""
+
+
 def find_ministack() -> Path:
     """Return the executable: `MINISTACK` names it, or the checkout's own environment has it."""
     found = os.environ.get("MINISTACK") or shutil.which(
@@ -118,7 +122,7 @@ def running_server(
     """Run a server until the block is left; it is killed `stop_seconds` after it was told to end.
 
     It ends with us if a `guard` is given, and holds the file that is open as `lock` while it lives.
-    Raises ServerEnded when it ends before it answers, RuntimeError when it does not answer.
+    Raises ServerEnded when it ends before it answers, ServerSilent when it does not answer.
     """
     with (folder / "server.log").open("ab") as log:
         process = subprocess.Popen(  # noqa: S603 - our own command
@@ -234,4 +238,4 @@ def _wait_for(endpoint_url: str, process: subprocess.Popen[bytes], log: Path) ->
         except (ConnectionError, TimeoutError):
             pass
         time.sleep(0.05)
-    raise RuntimeError(f"the emulator did not answer within {_START_SECONDS} s")
+    raise ServerSilent(f"the emulator did not answer within {_START_SECONDS} s")

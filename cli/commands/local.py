@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from cli.errors import BadInput, CliError, Refused
+from cli.serving.engine import check_model
 from cli.serving.options import EngineOptions, add_engine_flags, engine_arguments, engine_fields
 from cli.signals import StopSignals
 from cli.sizes import positive_int
@@ -126,13 +127,33 @@ def command_run(arguments: argparse.Namespace) -> int:
     return 0
 
 
+def _seen_from_anywhere(engine: EngineOptions) -> EngineOptions:
+    """Return the options for workers, which run in the checkout; raises Refused for no model."""
+    if engine.model is not None:
+        check_model(engine.model)
+    paths = {
+        name: str(Path(given).resolve())
+        for name in ("model", "chat_template", "weights_cache")
+        if (given := getattr(engine, name)) is not None
+        and (name == "weights_cache" or _is_there(given))
+    }
+    return replace(engine, **paths)
+
+
+def _is_there(name: str) -> bool:
+    try:
+        return Path(name).exists()
+    except OSError:  # a template that was typed may be too long for a name
+        return False
+
+
 @contextmanager
 def _running(arguments: argparse.Namespace) -> Iterator[LocalCloud]:
     try:
         from infra.client import ApiFailed
         from infra.config import DEFAULT_PATH, ConfigRefused
         from localstack.local import CloudLost, LocalOptions, WorkerEnded, running_cloud
-        from localstack.ministack import EmulatorMissing, PortTaken, ServerEnded
+        from localstack.ministack import EmulatorMissing, PortTaken, ServerEnded, ServerSilent
         from localstack.stacks import DeploymentFailed
         from localstack.state import StateRefused
     except ModuleNotFoundError as exc:
@@ -140,7 +161,7 @@ def _running(arguments: argparse.Namespace) -> Iterator[LocalCloud]:
             f"`tidemill local` needs {exc.name}, which is not here: "
             "run `make demo` in a checkout of the repository"
         ) from exc
-    engine = EngineOptions(**engine_fields(arguments))
+    engine = _seen_from_anywhere(EngineOptions(**engine_fields(arguments)))
     any_model = ("*",) if engine.any_model else ()
     options = LocalOptions(
         config=arguments.config or DEFAULT_PATH,
@@ -155,7 +176,7 @@ def _running(arguments: argparse.Namespace) -> Iterator[LocalCloud]:
             yield cloud
     except (ConfigRefused, EmulatorMissing, PortTaken, ServerEnded, StateRefused) as exc:
         raise Refused(str(exc)) from exc
-    except (ApiFailed, DeploymentFailed, WorkerEnded) as exc:
+    except (ApiFailed, DeploymentFailed, ServerSilent, WorkerEnded) as exc:
         raise CliError(str(exc)) from exc
     except CloudLost as exc:
         raise Lost(str(exc)) from exc

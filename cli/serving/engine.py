@@ -66,7 +66,7 @@ def engine_config(options: EngineOptions) -> EngineConfig:
 
         model = str(demo.MODEL_PATH)
         say(f"no --model given: running the embedded demo model, served as {demo.NAME}")
-    _check_model(model)
+    check_model(model)
     names = ("max_model_len", "max_num_seqs", "max_num_batched_tokens", "kv_cache_memory")
     given = {name: value for name in names if (value := getattr(options, name)) is not None}
     try:
@@ -77,7 +77,7 @@ def engine_config(options: EngineOptions) -> EngineConfig:
         raise Refused(str(exc)) from exc
 
 
-def _check_model(model: str) -> None:
+def check_model(model: str) -> None:
     """Raise Refused for what can be no model, before any library of models is loaded."""
     path = Path(model)
     holds_gguf = not (path / "config.json").exists() and any(path.glob("*.gguf"))

@@ -7,7 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from cli.commands.local import _seen_from_anywhere
 from cli.main import main
+from cli.serving.options import EngineOptions
 
 
 def test_an_input_that_is_not_there_is_refused_before_anything_starts(
@@ -54,3 +56,33 @@ def test_the_deploying_command_that_is_not_installed_is_named(
     monkeypatch.setattr("localstack.stacks._NODE_BIN", tmp_path)
     assert main(["local", "up"]) == 1
     assert "cdklocal is not installed: `make demo` installs it" in capsys.readouterr().err
+
+
+def test_a_model_that_is_not_there_is_refused_before_anything_starts(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Not by a worker, after minutes."""
+    assert main(["local", "up", "--model", "./nothere"]) == 2
+    assert capsys.readouterr().err == "tidemill: --model ./nothere: there is no such folder\n"
+
+
+def test_workers_find_what_was_named_from_another_folder(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """They run in the checkout; a template that was typed stays what it is."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "m").mkdir()
+    typed = "{{ messages }}" * 500
+    seen = _seen_from_anywhere(EngineOptions(model="./m", chat_template=typed))
+    assert (seen.model, seen.chat_template) == (str(tmp_path / "m"), typed)
+    assert _seen_from_anywhere(EngineOptions(model="org/name")).model == "org/name"
+
+
+def test_more_names_need_one_model_that_they_can_mean(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """Of two models the configuration says which."""
+    config = tmp_path / "config.toml"
+    config.write_text("".join(f'[[models]]\nname = "{name}"\ngpu = "l4"\n' for name in "ab"))
+    assert main(["local", "up", "--config", str(config), "--any-model"]) == 2
+    assert "there are 2 models; `aliases` in the configuration say which" in capsys.readouterr().err
