@@ -131,7 +131,7 @@ def _seen_from_anywhere(engine: EngineOptions) -> EngineOptions:
     """Return the options for workers, which run in the checkout; raises Refused for no model."""
     if engine.model is not None:
         check_model(engine.model)
-    paths = {
+    paths: dict[str, Any] = {
         name: str(Path(given).resolve())
         for name in ("model", "chat_template", "weights_cache")
         if (given := getattr(engine, name)) is not None
