@@ -32,15 +32,17 @@ _SECONDS_PER_WORD = 5.0
 class Checked:
     """What the pass found: `num_rows` lines get a row, and of some it is known that it is an error.
 
-    `num_bad` are no requests, the first of them in `bad`. `failing` are requests that the engine
-    will refuse; `models` counts, of the names that those ask for, the ones that are not served.
+    `num_bad` are no requests, the first of them in `bad`, by number and message. `failing` are
+    requests that the engine will refuse; `models` counts, of the names that those ask for, the ones
+    that are not served.
     """
 
     requests: Requests
     served_names: tuple[str, ...]
     num_rows: int = 0
     num_bad: int = 0
-    bad: list[LineError] = field(default_factory=list)
+    bad: list[tuple[int, str]] = field(default_factory=list)
+    lacks_parts: bool = False
     failing: Kinds = field(default_factory=Kinds)
     models: Counter[str] = field(default_factory=Counter)
     duplicates: Duplicates = field(default_factory=lambda: Duplicates(0, ()))
@@ -69,8 +71,10 @@ def check_lines(
                 line = parse_line(raw)
             except LineError as exc:
                 checked.num_bad += 1
+                checked.lacks_parts |= exc.code == "missing_required_parameter"
                 if len(checked.bad) < MAX_NAMED:
-                    checked.bad.append(exc)
+                    # Not the exception, which holds its line.
+                    checked.bad.append((exc.line, exc.message))
                 continue
             finder.add(line.custom_id, line.number)
             try:
@@ -96,10 +100,10 @@ def refuse_bad_lines(checked: Checked) -> None:
     suspicion = checked.requests.form.suspicion
     if checked.num_bad == checked.num_rows and suspicion is not None:
         raise BadInput(f"{checked.name} cannot be run. {suspicion}\n{_example()}")
-    named = told_by_line([(error.line, error.message) for error in checked.bad], checked.unit)
+    named = told_by_line(checked.bad, checked.unit)
     if num_more := checked.num_bad - len(checked.bad):
         named.append(f"  and {amount(num_more, f'more {checked.unit}')}")
-    if any(error.code == "missing_required_parameter" for error in checked.bad):
+    if checked.lacks_parts:
         named.append(_example())
     bad = amount(checked.num_bad, f"malformed {checked.unit}")
     raise BadInput(

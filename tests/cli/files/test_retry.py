@@ -117,14 +117,18 @@ def test_a_retry_that_is_cut_off_loses_no_row(
 
 
 def test_new_files_torn_anywhere_are_gone_on_with(scene: Scene) -> None:
-    """A kill may come within a row."""
-    for cut in (0, 1, len(scene.whole) // 3, len(scene.whole) // 2, len(scene.whole)):
+    """A kill may come within a row, and tear each file at another one."""
+    scene.run.fails_at = {"2", "7"}
+    assert scene.retry("--retry-failed") == 0
+    ends = [path.read_bytes() for path in scene.paths]
+    rng = random.Random(4)
+    for _ in range(12):
         scene.fail()
-        for path in scene.paths:
-            path.with_name(f"{path.name}.retry").write_bytes(b"")
-        scene.out.with_name("out.retry").write_bytes(scene.whole[:cut])
-        assert scene.retry("--retry-failed") == 0
-        assert scene.is_whole()
+        scene.run.fails_at = {"2", "7"}
+        for path, end in zip(scene.paths, ends, strict=True):
+            path.with_name(f"{path.name}.retry").write_bytes(end[: rng.randint(0, len(end))])
+        assert scene.retry() == 0
+        assert [path.read_bytes() for path in scene.paths] == ends
 
 
 @pytest.mark.parametrize("num_renames", [0, 1, 2])
