@@ -125,7 +125,7 @@ class _Reader:
         if mark == b"]":
             if self._is_after_comma:
                 raise self._error("is the last one, but a comma follows it: remove it", before=True)
-            self._is_over = True
+            self._is_over, self._is_after_element = True, False
         elif self._is_after_element:
             if mark != b",":
                 raise self._error("has no comma behind it", before=True)

@@ -134,6 +134,29 @@ def test_an_array_gives_its_elements_back(
     assert found == "".join(f"{line}\n" for line in lines).encode()
 
 
+@given(st.text('[]{}",\\ a\n:1', max_size=30), st.integers(1, 9))
+def test_what_becomes_of_an_array_does_not_depend_on_its_pieces(
+    text: str, piece_bytes: int
+) -> None:
+    """Neither its lines nor what is wrong with it; and what is JSON comes out."""
+    data = f"[{{{text}]".encode()
+
+    def result(size: int) -> bytes | str:
+        try:
+            return lines_of(data, size)
+        except FormError as exc:
+            return exc.message
+
+    whole = result(2**20)
+    assert result(piece_bytes) == whole
+    try:
+        requests = json.loads(data)
+    except ValueError:
+        return
+    assert isinstance(whole, bytes)
+    assert [json.loads(line) for line in whole.split(b"\n")[:-1]] == requests
+
+
 @given(REQUESTS, st.integers(1, 40), st.sampled_from([1, 2, "\t"]))
 def test_elements_over_many_lines_become_one_each(
     requests: list[dict[str, Any]], piece_bytes: int, indent: int | str
@@ -195,6 +218,7 @@ def test_what_follows_gzip_is_no_gzip() -> None:
         (b'[{},{"a":"\\', "Element 2 of the array does not end"),
         (b'[{"a":"b\nc"}]', "Element 1 of the array has a line break in a string"),
         (b"[{}]\n[{}]", "Element 1 of the array is the array's last, but there is more"),
+        (b"[{}],{}", "Element 1 of the array is the array's last, but there is more"),
     ],
 )
 @pytest.mark.parametrize("piece_bytes", [1, 100])
