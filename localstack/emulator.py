@@ -11,6 +11,7 @@ from typing import Self
 
 from localstack.guard import Guard
 from localstack.ministack import (
+    STOP_SECONDS,
     check_free,
     find_ministack,
     ministack_environment,
@@ -20,9 +21,6 @@ from localstack.ministack import (
 from localstack.state import State
 
 _KEEPER = Path(__file__).with_name("keeper.py")
-# A server that keeps nothing has nothing to end in order: it would wait for its clients' idle
-# connections.
-_STOP_SECONDS = 1
 _KEEP_STATE_SECONDS = 30
 
 
@@ -72,7 +70,7 @@ class LocalEmulator:
         check_free(port)
         endpoint_url = f"http://127.0.0.1:{port}"
         environment = ministack_environment(endpoint_url, self._folder)
-        command, stop_seconds, lock = [str(find_ministack())], _STOP_SECONDS, None
+        command, stop_seconds, lock = [str(find_ministack())], STOP_SECONDS, None
         if self._state is not None:
             kept = self._state.folder
             environment |= {

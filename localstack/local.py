@@ -17,7 +17,7 @@ import boto3
 from handler.aws.sync import Aws
 from handler.batch.keys import DROP_TENANT
 from handler.tenants.keys import KeyStore
-from infra.client import Api
+from infra.client import ENDED, Api, ApiFailed
 from infra.config import Config, read_config, with_aliases
 from infra.drops import Drops
 from infra.outputs import Outputs
@@ -84,13 +84,17 @@ class LocalCloud:
     ) -> tuple[dict[str, Any], list[dict[str, Any]]]:
         """Drop a file; return its Batch, and its rows, good and bad, in the order of its lines."""
 
-        def look(batch: dict[str, Any]) -> None:
+        def has_ended(batch: dict[str, Any]) -> bool:
             self.check()
-            show(batch)
+            return batch["status"] in ENDED
 
         url = self.drops.drop(name, body)
         with self.api() as api:
-            batch = api.follow(url, seconds=seconds, show=look)
+            try:
+                batch = api.follow(url, seconds=seconds, until=has_ended, show=show)
+            except ApiFailed:
+                self.check()  # which may know why
+                raise
         rows = self.drops.rows(name) + self.drops.rows(name, ".errors")
         if not rows:
             return batch, []

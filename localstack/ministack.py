@@ -24,7 +24,7 @@ _ROOT = Path(__file__).parent.parent
 _START_SECONDS = 60
 # A server that keeps nothing has nothing to end in order: it would wait for its clients' idle
 # connections.
-_STOP_SECONDS = 1
+STOP_SECONDS = 1
 _PORT_TRIES = 3
 
 _Entered = TypeVar("_Entered")
@@ -115,7 +115,7 @@ def running_server(
     environment: Mapping[str, str],
     folder: Path,
     *,
-    stop_seconds: float = _STOP_SECONDS,
+    stop_seconds: float = STOP_SECONDS,
     guard: Guard | None = None,
     lock: int | None = None,
 ) -> Iterator[subprocess.Popen[bytes]]:

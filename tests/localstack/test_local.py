@@ -90,6 +90,16 @@ def test_a_file_for_another_service_runs_as_it_is(cloud: LocalCloud) -> None:
     assert [row["response"]["body"]["model"] for row in rows] == names
 
 
+def test_a_cloud_outlives_its_worker(cloud: LocalCloud) -> None:
+    """Killed before there is work, it comes back and does it."""
+    [(name, process)] = cloud.processes.processes.items()
+    process.kill()
+    process.wait()
+    batch, rows = cloud.run_file("outlived", EXAMPLE, seconds=SECONDS, show=lambda _: None)
+    assert (batch["status"], len(rows)) == ("completed", len(EXAMPLE.splitlines()))
+    assert cloud.processes.processes[name] is not process
+
+
 def test_a_file_that_cannot_be_a_batch_has_no_rows(cloud: LocalCloud) -> None:
     """Its report says why, even of a line that nobody can read."""
     batch, rows = cloud.run_file("bad", b"{not json\n", seconds=SECONDS, show=lambda _: None)
