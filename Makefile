@@ -134,7 +134,7 @@ bootstrap: $(INSTALLED_LOCAL) $(INSTALLED_NODE)
 	@$(BIN)/python -m infra.linked_roles
 
 deploy: $(INSTALLED_LOCAL) $(INSTALLED_NODE)
-	$(PREFLIGHT) $(CONFIG) --build
+	$(PREFLIGHT) $(CONFIG) --deploy
 	$(CDK) deploy --all -c config=$(CONFIG) --require-approval broadening
 
 destroy: $(INSTALLED_LOCAL) $(INSTALLED_NODE)

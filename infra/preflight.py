@@ -1,7 +1,7 @@
 """`python -m infra.preflight`: says at once what would stop a deployment after minutes of work.
 
-What it looks at: the configuration, the region and the credentials; with `--build` also whether an
-image can be built here. It changes nothing.
+What it looks at: the configuration, the region and the credentials; with `--deploy` also whether an
+image can be built here, and whether the region has the machines. It changes nothing.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from botocore.config import Config as ClientConfig
@@ -23,14 +24,13 @@ from botocore.exceptions import (
 )
 
 from handler.aws.sync import aws_client
-from infra.config import DEFAULT_PATH, ConfigRefused, read_config
+from infra.config import DEFAULT_PATH, Config, ConfigRefused, read_config
+from infra.gpus import GPUS
 
 _QUICKLY = ClientConfig(connect_timeout=3, read_timeout=5, retries={"total_max_attempts": 2})
 _BUILDER_SECONDS = 30
 # Without one the CDK would go to us-east-1 and say so to nobody.
-_NO_REGION = (
-    "No AWS region is set: export AWS_REGION=eu-west-1 (or yours), or set one in your AWS profile."
-)
+_NO_REGION = "No AWS region is set: export AWS_REGION=…, or set one in your AWS profile."
 
 
 class NotReady(Exception):
@@ -89,18 +89,38 @@ def check_builder(environment: Mapping[str, str]) -> None:
         raise NotReady(f"`{command} info` fails: {' '.join(words)} Is it started?")
 
 
-def problems(config: Path, *, builds: bool) -> Iterator[str]:
+def check_machines(config: Config) -> None:
+    """Raise NotReady for a GPU that no machine of the region has; who may not ask is not told."""
+    ec2 = aws_client("ec2", config=_QUICKLY)
+    for gpu in dict.fromkeys(model.gpu for model in config.models):
+        families = GPUS[gpu].families
+        types = [*families, *GPUS[gpu].instances.values()]
+        offered = ec2.describe_instance_type_offerings(
+            Filters=[{"Name": "instance-type", "Values": types}]
+        )
+        if not offered["InstanceTypeOfferings"]:
+            raise NotReady(
+                f"No machine in {ec2.meta.region_name} has the GPU {gpu} ({', '.join(families)}): "
+                "take another region, or another `gpu` (docs/deploy.md)."
+            )
+
+
+def problems(path: Path, *, deploys: bool) -> Iterator[str]:
     """Yield sentences for each thing that is missing; print what a deployment would go to."""
-    image = ""
+    config = None
     try:
-        image = read_config(config).image
+        config = read_config(path)
     except ConfigRefused as exc:
         yield str(exc)
+    image = config.image if config else ""
     try:
         sys.stdout.write(f"{check_account(image)}\n")
+        if deploys and config:
+            with suppress(BotoCoreError, ClientError):
+                check_machines(config)
     except NotReady as exc:
         yield str(exc)
-    if builds and not image:
+    if deploys and not image:
         try:
             check_builder(os.environ)
         except NotReady as exc:
@@ -111,9 +131,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Look at what there is; 0 when nothing is missing."""
     parser = argparse.ArgumentParser(prog="python -m infra.preflight", description=__doc__)
     parser.add_argument("--config", type=Path, default=DEFAULT_PATH)
-    parser.add_argument("--build", action="store_true", help="an image is to be built, too")
+    parser.add_argument("--deploy", action="store_true", help="look at all that is to be made")
     parsed = parser.parse_args(arguments)
-    found = list(problems(parsed.config, builds=parsed.build))
+    found = list(problems(parsed.config, deploys=parsed.deploy))
     sys.stderr.write("".join(f"{words}\n" for words in found))
     return 1 if found else 0
 

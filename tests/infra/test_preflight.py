@@ -5,12 +5,16 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections.abc import Callable
+from fnmatch import fnmatchcase
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from infra import kept, preflight, smoke
-from infra.preflight import NotReady, check_builder
+from infra.config import make_config
+from infra.preflight import NotReady, check_builder, check_machines
 from tests.emulators import Emulator
 
 ROOT = Path(__file__).parents[2]
@@ -36,7 +40,7 @@ def script(folder: Path, name: str, *lines: str) -> dict[str, str]:
 def test_an_empty_environment_lacks_everything(tmp_path: Path) -> None:
     """Each thing is said at once, in a sentence, and the libraries of the stacks are not loaded."""
     code = (
-        "import sys; from infra.preflight import main; status = main(['--build']);"
+        "import sys; from infra.preflight import main; status = main(['--deploy']);"
         "print('aws_cdk' in sys.modules); sys.exit(status)"
     )
     said = subprocess.run(
@@ -110,9 +114,38 @@ def test_an_image_that_is_there_needs_no_builder_but_its_region(
     image = f"111122223333.dkr.ecr.{region}.amazonaws.com/tidemill:1"
     path = tmp_path / "config.toml"
     path.write_text(f'image = "{image}"\n[[models]]\nname = "m"\ngpu = "l4"\n')
-    assert preflight.main(["--build", "--config", str(path)]) == status
+    assert preflight.main(["--deploy", "--config", str(path)]) == status
     words = f"Workers in us-east-1 cannot reach {image}: copy it to that region.\n"
     assert capsys.readouterr().err == (words if status else "")
+
+
+class Ec2:
+    """EC2 of a region that offers some types of machines; what it is asked may use one `*`."""
+
+    def __init__(self, *offered: str) -> None:
+        self._offered = offered
+        self.meta = SimpleNamespace(region_name="eu-west-9")
+
+    def describe_instance_type_offerings(self, **arguments: Any) -> dict[str, Any]:
+        """Return those of the types that the filter names."""
+        [wanted] = arguments["Filters"]
+        found = [
+            {"InstanceType": name}
+            for name in self._offered
+            if any(fnmatchcase(name, pattern) for pattern in wanted["Values"])
+        ]
+        return {"InstanceTypeOfferings": found}
+
+
+def test_a_region_without_the_gpu_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A deployment would go well there, and its shards would wait for ever."""
+    models = [{"name": name, "gpu": gpu} for name, gpu in (("a", "t4"), ("b", "l4"))]
+    config = make_config({"models": models}, "")
+    monkeypatch.setattr(preflight, "aws_client", lambda *_, **__: Ec2("g4dn.xlarge", "g6.xlarge"))
+    check_machines(config)
+    monkeypatch.setattr(preflight, "aws_client", lambda *_, **__: Ec2("g4dn.xlarge", "g6e.xlarge"))
+    with pytest.raises(NotReady, match=r"No machine in eu-west-9 has the GPU l4 \(g6\.\*\)"):
+        check_machines(config)
 
 
 def test_a_builder_that_is_not_started_is_told(tmp_path: Path) -> None:
@@ -143,7 +176,7 @@ def test_make_looks_first(target: str) -> None:
     asking = [line for line in lines if "-m infra." in line or ".bin/cdk" in line]
     assert "-m infra.preflight --config my.toml" in asking[0]
     assert len(asking) > 1
-    assert ("--build" in asking[0]) is (target == "deploy")
+    assert ("--deploy" in asking[0]) is (target == "deploy")
 
 
 @pytest.mark.usefixtures("account")
