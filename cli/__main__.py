@@ -9,7 +9,7 @@ import os
 if _signal.getsignal(_signal.SIGINT) is _signal.default_int_handler:
     _signal.signal(_signal.SIGINT, lambda *_: os._exit(130))
 
-from cli.signals import hear_from_the_start
+from cli.signals import hear_from_the_start, leave
 
 # Before anything that takes time to load.
 hear_from_the_start()
@@ -18,7 +18,6 @@ hear_from_the_start()
 def main() -> None:
     """Run what was typed and end the process with its exit status."""
     from cli.main import main as run
-    from cli.signals import leave
 
     try:
         status = run()

@@ -23,7 +23,6 @@ class _Place:
     """What may be typed after some commands: `path` is `keys create`, and empty before any."""
 
     path: str
-    help: str
     commands: Mapping[str, str]
     flags: tuple[argparse.Action, ...]
     values: tuple[str, ...]
@@ -51,8 +50,8 @@ def add_command(commands: Commands[argparse.ArgumentParser]) -> None:
 def command(commands: Commands[argparse.ArgumentParser], arguments: argparse.Namespace) -> int:
     """Print the script."""
     names = _names(commands)
-    top = _Place("", "", names, (), ("--help", "--version"))
-    places = [top, *(place for name in names for place in _places(name, commands, names[name]))]
+    top = _Place("", names, (), ("--help", "--version"))
+    places = [top, *(place for name in names for place in _places(name, commands))]
     put("\n".join(_SCRIPTS[arguments.shell](places)))
     return 0
 
@@ -62,7 +61,7 @@ def _names(commands: Commands[argparse.ArgumentParser]) -> dict[str, str]:
 
 
 def _places(
-    name: str, commands: Commands[argparse.ArgumentParser], words: str, path: str = ""
+    name: str, commands: Commands[argparse.ArgumentParser], path: str = ""
 ) -> Iterator[_Place]:
     here = f"{path} {name}".strip()
     actions = commands.choices[name]._actions  # noqa: SLF001 - nor a way to ask for those
@@ -72,9 +71,9 @@ def _places(
     )
     values = [str(value) for action in actions for value in _values_of(action)]
     inner = _names(below[0]) if below else {}
-    yield _Place(here, words, inner, flags, tuple(values))
-    for each, its_words in inner.items():
-        yield from _places(each, below[0], its_words, here)
+    yield _Place(here, inner, flags, tuple(values))
+    for each in inner:
+        yield from _places(each, below[0], here)
 
 
 def _values_of(action: argparse.Action) -> tuple[str, ...]:
