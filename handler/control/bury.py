@@ -47,11 +47,10 @@ def bury(deployment: Deployment, body: str, now: int) -> Operation[None]:
             case Advance(batch_id):
                 yield from _bury_batch(deployment, batch_id, now)
             case Drop():
-                batch_id = request.batch_id
-                if (yield from deployment.table.get_batch(batch_id)) is None:
+                if (yield from deployment.table.get_batch(request.batch_id)) is None:
                     yield from _tell_again(deployment, request, now)
                 else:
-                    yield from _bury_batch(deployment, batch_id, now)
+                    yield from _bury_batch(deployment, request.batch_id, now)
             case Sweep():
                 logger.error("sweep not done", after=request.after)
             case Ignored():
