@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+MAX_WORDS_CHARS = 300
+
 
 class EngineError(Exception):
     """The engine cannot be built or cannot go on; the message is for the user."""
@@ -25,3 +27,13 @@ class EngineClosed(EngineError):
     """The engine was closed while a request waited or ran."""
 
     code = "engine_closed"
+
+
+def first_line_of(exc: BaseException) -> str:
+    """Return what an exception of another library says, in one line."""
+    lines = [line.strip() for line in str(exc).splitlines() if line.strip()]
+    said = lines[0] if lines else type(exc).__name__
+    # "Validation error for field 'hidden_size':" goes on in the next line.
+    if said.endswith(":") and len(lines) > 1:
+        said = f"{said} {lines[1]}"
+    return said if len(said) <= MAX_WORDS_CHARS else f"{said[:MAX_WORDS_CHARS]}…"

@@ -14,6 +14,7 @@ from engine.config import EngineConfig
 from engine.contract import EngineInfo
 from engine.endpoints import text_endpoints
 from engine.endpoints.served import ServedEngine
+from engine.errors import EngineError
 from engine.model.cache import KVCache
 from engine.model.forward import LoadedModel
 from engine.model.loading import load_model
@@ -24,8 +25,8 @@ from engine.stepping.core import Core
 from engine.stepping.engine import Engine
 from engine.stepping.runner import Runner
 from engine.text.chat_template import ChatTemplate, read_chat_template
-from engine.text.text_model import SamplingDefaults, TextModel, eos_ids, read_generation_config
-from engine.text.tokenizer import Tokenizer, load_pretrained_tokenizer
+from engine.text.text_model import TextModel, eos_ids, read_generation_config
+from engine.text.tokenizer import load_tokenizer
 
 
 def load_served(
@@ -43,6 +44,7 @@ def load_served(
     loaded: Future[tuple[LoadedModel, Room]] = Future()
 
     def make() -> Core:
+        read_generation_config(config.model)  # transformers reads it too, and says less clearly
         model = load_model(config)
         room = find_room(model, config)
         loaded.set_result((model, room))
@@ -77,19 +79,31 @@ def load_text_model(
     name: str, model: LoadedModel, template: str | None, max_model_len: int
 ) -> TextModel:
     """Load what the endpoints know of a model: tokenizer, template, defaults, stop tokens."""
-    pretrained = load_pretrained_tokenizer(name)
-    tokenizer = Tokenizer(pretrained)
+    tokenizer = load_tokenizer(name, model.vocab_size)
+    pretrained = tokenizer.pretrained
     generation = read_generation_config(name)
-    has_template = template is not None or bool(getattr(pretrained, "chat_template", None))
+    chat_template = None
+    if template is not None or bool(getattr(pretrained, "chat_template", None)):
+        chat_template = _chat_template(name, pretrained, template)
     config: Any = model.network.config
     return TextModel(
         tokenizer=tokenizer,
-        chat_template=ChatTemplate(pretrained, source=template) if has_template else None,
+        chat_template=chat_template,
         max_model_len=max_model_len,
         vocab_size=model.vocab_size,
-        eos_token_ids=eos_ids(generation, config.eos_token_id, tokenizer),
-        defaults=SamplingDefaults.from_generation_config(generation),
+        eos_token_ids=eos_ids(name, generation, config.eos_token_id, tokenizer),
+        defaults=generation.defaults,
     )
+
+
+def _chat_template(name: str, pretrained: Any, source: str | None) -> ChatTemplate:
+    try:
+        template = ChatTemplate(pretrained, source=source)
+    except EngineError as exc:
+        raise EngineError(f"{name}: {exc}") from exc
+    if template.leaves_messages_out:
+        raise EngineError(f"{name}: the chat template leaves out what a user's message says")
+    return template
 
 
 def _info(model: LoadedModel, room: Room, config: EngineConfig) -> EngineInfo:

@@ -11,11 +11,12 @@ import torch
 from torch import nn
 
 from engine.config import EngineConfig
-from engine.errors import ModelRefused
+from engine.errors import EngineError, ModelRefused, first_line_of
 from engine.model import swaps
 from engine.model.checkpoint import check_tensors, find_checkpoint
+from engine.model.description import check_description, read_description
 from engine.model.forward import ATTENTION, LoadedModel
-from engine.model.proof import first_line_of, probe, prove, run_eagerly
+from engine.model.proof import probe, prove, run_eagerly
 
 ATTENTION_LAYERS = {"full_attention", "sliding_attention"}
 # Where a model of text and images keeps the text model that is served by itself.
@@ -28,7 +29,16 @@ POSITION_DEPENDENT_ROPE = {"dynamic", "longrope"}
 
 def load_model(settings: EngineConfig) -> LoadedModel:
     """Load, probe and prove the model; `ModelRefused` says by name why one cannot be served."""
-    whole = _read_config(settings.model)
+    try:
+        return _loaded(settings)
+    except EngineError:
+        raise
+    except Exception as exc:  # a broken folder may fail anywhere in transformers
+        raise ModelRefused(f"{settings.model}: cannot be loaded: {first_line_of(exc)}") from exc
+
+
+def _loaded(settings: EngineConfig) -> LoadedModel:
+    whole = read_description(settings.model)
     config = whole.get_text_config(decoder=True)
     refuse_by_config(settings.model, config)
     device = _device(settings.device)
@@ -84,15 +94,6 @@ def refuse_by_config(name: str, config: Any) -> None:
         )
 
 
-def _read_config(name: str) -> Any:
-    from transformers import AutoConfig
-
-    try:
-        return AutoConfig.from_pretrained(name, trust_remote_code=False)
-    except (OSError, ValueError, KeyError) as exc:
-        raise ModelRefused(f"{name}: cannot be read as a model: {first_line_of(exc)}") from exc
-
-
 def _read_network(name: str, config: Any, dtype: torch.dtype, *, is_part: bool) -> nn.Module:
     """Return the network with its own weights, all of them; `is_part` as in `check_tensors`."""
     from transformers import AutoModelForCausalLM
@@ -101,9 +102,11 @@ def _read_network(name: str, config: Any, dtype: torch.dtype, *, is_part: bool) 
     logging.disable_progress_bar()
     logging.set_verbosity_error()  # its tables of what does not fit: `check_tensors` says it
     config.transformers_weights = None  # the name of a file, which no config decides
+    checkpoint = find_checkpoint(name)
     try:
+        check_description(name, config, checkpoint.num_bytes)
         network, found = AutoModelForCausalLM.from_pretrained(
-            find_checkpoint(name).folder,
+            checkpoint.folder,
             config=config,
             dtype=dtype,
             attn_implementation=ATTENTION,

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from engine.config import EngineConfig
-from engine.errors import ModelRefused
+from engine.errors import ModelRefused, first_line_of
 from engine.kernels.packed import AttentionShape, Chunk, PackedStep
 from engine.model.cache import KVCache
 from engine.model.forward import ATTENTION, LoadedModel, PagedAttention, RecordingAttention, forward
@@ -86,11 +86,6 @@ def prove(settings: EngineConfig, loaded: LoadedModel, token_ids: Tensor, expect
                 "that is not in keys and values, or masks in a way that its attention call does "
                 "not tell."
             )
-
-
-def first_line_of(exc: Exception) -> str:
-    """Return the first line of what an exception of another library says."""
-    return (str(exc).strip() or type(exc).__name__).splitlines()[0]
 
 
 def _proof_step(

@@ -49,6 +49,9 @@ Count = Annotated[Whole, Field(ge=0)]
 Finite = Annotated[float, Field(allow_inf_nan=False)]
 Penalty = Annotated[Finite, Field(ge=-2, le=2)]
 Share = Annotated[Finite, Field(ge=0, le=1)]
+Temperature = Annotated[Finite, Field(ge=0)]
+TopK = Annotated[Whole, Field(ge=-1)]
+RepetitionPenalty = Annotated[Finite, Field(ge=0.01, le=100)]
 Text = Annotated[str, AfterValidator(encodable)]
 StopString = Annotated[Text, Field(min_length=1, max_length=_MAX_STOP_CHARS)]
 StopStrings = Annotated[
@@ -68,13 +71,13 @@ class GenerationRequest(BaseModel):
 
     n: Annotated[Whole, Field(ge=1, le=MAX_CHOICES)] | None = None
     seed: Annotated[Whole, Field(ge=_INT64_MIN, le=_INT64_MAX)] | None = None
-    temperature: Annotated[Finite, Field(ge=0)] | None = None
+    temperature: Temperature | None = None
     top_p: Share | None = None
-    top_k: Annotated[Whole, Field(ge=-1)] | None = None
+    top_k: TopK | None = None
     min_p: Share | None = None
     presence_penalty: Penalty | None = None
     frequency_penalty: Penalty | None = None
-    repetition_penalty: Annotated[Finite, Field(ge=0.01, le=100)] | None = None
+    repetition_penalty: RepetitionPenalty | None = None
     logit_bias: dict[Annotated[int, BeforeValidator(_token_id)], Bias] | None = None
 
     max_tokens: Count | None = None

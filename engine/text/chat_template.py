@@ -41,7 +41,7 @@ class ChatTemplate:
 
     `pretrained` is transformers' tokenizer; `source` replaces its own template. Raises
     `EngineError` when there is none, when it is no Jinja, and when one short message is enough to
-    keep it from coming to an end.
+    keep it from coming to an end. One that `leaves_messages_out` makes one prompt of all messages.
     """
 
     def __init__(self, pretrained: Any, *, source: str | None = None) -> None:
@@ -58,7 +58,7 @@ class ChatTemplate:
             raise EngineError(
                 f"the chat template cannot be compiled: {type(exc).__name__}: {exc}"
             ) from exc
-        self._takes_parts = self._needs_parts()
+        self._takes_parts, self.leaves_messages_out = self._tried_out()
 
     def render(
         self,
@@ -114,9 +114,10 @@ class ChatTemplate:
             others = {"thinking": thought, **others, "reasoning_content": thought}
         return {**others, "role": role, "content": content}
 
-    def _needs_parts(self) -> bool:
-        """Find out by trying whether the template reads content as parts only."""
+    def _tried_out(self) -> tuple[bool, bool]:
+        """Find out whether the template reads content as parts only, and whether it reads any."""
         as_parts = [{"type": "text", "text": _PROBE}]
+        leaves_messages_out = True
         for content, takes_parts in ((_PROBE, False), (as_parts, True)):
             try:
                 text = self._rendered(
@@ -127,10 +128,11 @@ class ChatTemplate:
                     raise EngineError(
                         f"the chat template cannot be used: for one short message {exc.__cause__}"
                     ) from exc
-                continue  # it may want other messages than one; what it says is for a row
+                leaves_messages_out = False  # it may want others than one; its words are for a row
+                continue
             if _PROBE in text:
-                return takes_parts
-        return False
+                return takes_parts, False
+        return False, leaves_messages_out
 
 
 def _source(pretrained: Any, given: str | None) -> str:

@@ -3,14 +3,23 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, TypeVar
 
-from engine.errors import EngineError
+from pydantic import BaseModel, ConfigDict
+
+from engine.errors import EngineError, first_line_of
+from engine.protocol.errors import RequestError
+from engine.protocol.fields import Count, RepetitionPenalty, Share, Temperature, TopK
+from engine.protocol.validation import parse, shown
 from engine.text.chat_template import ChatTemplate
 from engine.text.tokenizer import Tokenizer
+
+_GENERATION = "generation_config.json"
+
+Ids = Count | list[Count] | None
+_Config = TypeVar("_Config", bound=BaseModel)
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,12 +35,6 @@ class SamplingDefaults:
     top_k: int = 0
     min_p: float = 0.0
     repetition_penalty: float = 1.0
-
-    @classmethod
-    def from_generation_config(cls, config: Mapping[str, Any]) -> Self:
-        """Return the defaults of a generation config; what it leaves out or nulls stays ours."""
-        names = cls.__dataclass_fields__
-        return cls(**{name: config[name] for name in names if config.get(name) is not None})
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,44 +53,82 @@ class TextModel:
     defaults: SamplingDefaults = SamplingDefaults()
 
 
-def read_generation_config(model: str) -> dict[str, Any]:
-    """Return the `generation_config.json` of a local folder or hub id; empty if it has none."""
+class GenerationConfig(BaseModel):
+    """What is read of a `generation_config.json`, held to what a request may say."""
+
+    model_config = ConfigDict(extra="ignore", strict=True)
+
+    temperature: Temperature | None = None
+    top_p: Share | None = None
+    top_k: TopK | None = None
+    min_p: Share | None = None
+    repetition_penalty: RepetitionPenalty | None = None
+    eos_token_id: Ids = None
+
+    @property
+    def defaults(self) -> SamplingDefaults:
+        """Return the defaults of a request; what the config leaves out or nulls stays ours."""
+        said = self.model_dump(exclude_none=True, exclude={"eos_token_id"})
+        return SamplingDefaults(**said)
+
+
+class _ModelEnds(BaseModel):
+    """What a `config.json` says of the end of a sequence."""
+
+    model_config = ConfigDict(strict=True)
+
+    eos_token_id: Ids = None
+
+
+def read_generation_config(model: str) -> GenerationConfig:
+    """Return the `generation_config.json` of a local folder or hub id, empty if it has none.
+
+    `EngineError` names the file and the key that no request could set so.
+    """
     from transformers.utils import cached_file
 
-    path = cached_file(
-        model,
-        "generation_config.json",
-        _raise_exceptions_for_missing_entries=False,
-        _raise_exceptions_for_connection_errors=False,
-    )
-    if path is None:
-        return {}
     try:
-        config = json.loads(Path(path).read_text(encoding="utf-8"))
-    except ValueError as exc:
-        raise EngineError(f"{path} is no JSON: {exc}") from exc
+        path = cached_file(
+            model,
+            _GENERATION,
+            _raise_exceptions_for_missing_entries=False,
+            _raise_exceptions_for_connection_errors=False,
+        )
+    except (OSError, ValueError) as exc:
+        raise EngineError(f"{model}: cannot be read as a model: {first_line_of(exc)}") from exc
+    # transformers takes a folder of that name for no file, and later opens it.
+    if path is None and not (Path(model) / _GENERATION).exists():
+        return GenerationConfig()
+    try:
+        config = json.loads(Path(path or Path(model) / _GENERATION).read_bytes())
+    except (OSError, ValueError, RecursionError) as exc:
+        raise EngineError(f"{model}: {_GENERATION} is no JSON: {first_line_of(exc)}") from exc
     if not isinstance(config, dict):
-        raise EngineError(f"{path} holds no JSON object")
-    return config
+        raise EngineError(f"{model}: {_GENERATION} holds no JSON object but {shown(config)}")
+    return _checked(GenerationConfig, config, f"{model}: {_GENERATION}")
 
 
 def eos_ids(
-    generation_config: Mapping[str, Any], model_eos: object, tokenizer: Tokenizer
+    model: str, generation_config: GenerationConfig, model_eos: object, tokenizer: Tokenizer
 ) -> frozenset[int]:
     """Return the tokens that end a sequence: the tokenizer's, and those of the model's configs.
 
     `model_eos` is `config.eos_token_id`, read when the generation config names none. Each may be
     an id, a list of ids or None.
     """
-    configured = generation_config.get("eos_token_id")
+    configured = generation_config.eos_token_id
     if configured is None:
-        configured = model_eos
-    return frozenset(
-        [*_ids(configured), *_ids(getattr(tokenizer.pretrained, "eos_token_id", None))]
-    )
+        configured = _checked(
+            _ModelEnds, {"eos_token_id": model_eos}, f"{model}: config.json"
+        ).eos_token_id
+    if not isinstance(configured, list):
+        configured = [] if configured is None else [configured]
+    own = getattr(tokenizer.pretrained, "eos_token_id", None)
+    return frozenset([*configured, *([] if own is None else [own])])
 
 
-def _ids(value: object) -> Iterable[int]:
-    if value is None:
-        return []
-    return [int(item) for item in value] if isinstance(value, (list, tuple)) else [int(str(value))]
+def _checked(kind: type[_Config], said: dict[str, Any], where: str) -> _Config:
+    try:
+        return parse(kind, said)
+    except RequestError as exc:
+        raise EngineError(f"{where}: {exc.message}") from exc

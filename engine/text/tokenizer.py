@@ -16,11 +16,12 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import cached_property
 from typing import Any
 
-from engine.errors import EngineError
+from engine.errors import EngineError, first_line_of
 from engine.protocol.errors import RequestError
 from engine.text.pieces import BYTE_OF_CHAR, METASPACE
 from engine.text.token_bound import TokenBound, token_bound
 
+_TRIAL = "A text, 1 line.\n"
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
 
@@ -30,8 +31,39 @@ def load_pretrained_tokenizer(model: str) -> Any:
 
     try:
         return AutoTokenizer.from_pretrained(model, trust_remote_code=False)
-    except (OSError, ValueError, KeyError, ImportError) as exc:
-        raise EngineError(f"{model} has no tokenizer that can be loaded: {exc}") from exc
+    except BaseException as exc:
+        _reraise_unless_broken(exc)
+        raise EngineError(
+            f"{model} has no tokenizer that can be loaded: {first_line_of(exc)}"
+        ) from exc
+
+
+def load_tokenizer(model: str, vocab_size: int) -> Tokenizer:
+    """Return the tokenizer of a folder or hub id, tried out; `EngineError` when it is none.
+
+    Its vocabulary must be that of a model of `vocab_size` tokens. Tokens added later may lie
+    beyond it: a prompt that holds one is refused by name.
+    """
+    pretrained = load_pretrained_tokenizer(model)
+    try:
+        tokenizer = Tokenizer(pretrained)
+        highest = tokenizer.highest_id()
+        tokenizer.text(tokenizer.encode(_TRIAL, add_special_tokens=True))
+    except BaseException as exc:
+        _reraise_unless_broken(exc)
+        raise EngineError(f"{model}: its tokenizer does not work: {first_line_of(exc)}") from exc
+    if highest >= vocab_size:
+        raise EngineError(
+            f"{model}: its tokenizer is another model's: it has a token {highest:,}, but the model "
+            f"has tokens 0 to {vocab_size - 1:,}."
+        )
+    return tokenizer
+
+
+def _reraise_unless_broken(exc: BaseException) -> None:
+    """Let pass what no broken file raises; a panic of the tokenizers library is no `Exception`."""
+    if not isinstance(exc, Exception) and type(exc).__name__ != "PanicException":
+        raise exc
 
 
 class Tokenizer:
@@ -72,6 +104,12 @@ class Tokenizer:
         It is 0 where this vocabulary allows no such bound.
         """
         return 0 if self._bound is None else self._bound.least_tokens(text)
+
+    def highest_id(self) -> int:
+        """Return the highest id of the vocabulary, without what was added to it later."""
+        if self._backend is None:
+            return -1
+        return max(self._backend.get_vocab(with_added_tokens=False).values(), default=-1)
 
     @cached_property
     def _bound(self) -> TokenBound | None:

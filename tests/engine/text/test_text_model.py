@@ -4,11 +4,17 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from engine.errors import EngineError
-from engine.text.text_model import SamplingDefaults, eos_ids, read_generation_config
+from engine.text.text_model import (
+    GenerationConfig,
+    SamplingDefaults,
+    eos_ids,
+    read_generation_config,
+)
 from engine.text.tokenizer import Tokenizer
 from tests.engine.scripted_model import pretrained_tokenizer
 
@@ -16,13 +22,20 @@ TOKENIZER = Tokenizer(pretrained_tokenizer())
 END_OF_TURN = TOKENIZER.pretrained.eos_token_id
 
 
-def test_a_generation_config_replaces_the_defaults_one_by_one() -> None:
+def config_in(folder: Path, text: str | bytes) -> GenerationConfig:
+    """Return what is read of a folder whose generation config is this."""
+    data = text.encode() if isinstance(text, str) else text
+    (folder / "generation_config.json").write_bytes(data)
+    return read_generation_config(str(folder))
+
+
+def test_a_generation_config_replaces_the_defaults_one_by_one(tmp_path: Path) -> None:
     """What it leaves out or nulls, and what we do not know, changes nothing."""
     config = {"temperature": 0.6, "top_k": 20, "top_p": None, "do_sample": True}
-    assert SamplingDefaults.from_generation_config(config) == SamplingDefaults(
+    assert config_in(tmp_path, json.dumps(config)).defaults == SamplingDefaults(
         temperature=0.6, top_k=20
     )
-    assert SamplingDefaults.from_generation_config({}) == SamplingDefaults()
+    assert config_in(tmp_path, "{}").defaults == SamplingDefaults()
 
 
 @pytest.mark.parametrize(
@@ -36,20 +49,61 @@ def test_a_generation_config_replaces_the_defaults_one_by_one() -> None:
     ],
 )
 def test_the_ends_of_a_sequence_are_gathered(
-    config: dict[str, object], model_eos: object, expected: set[int]
+    config: dict[str, Any], model_eos: object, expected: set[int]
 ) -> None:
     """The generation config comes before the model's; the tokenizer's end always counts."""
-    assert eos_ids(config, model_eos, TOKENIZER) == expected | {END_OF_TURN}
+    said = GenerationConfig(**config)
+    assert eos_ids("m", said, model_eos, TOKENIZER) == expected | {END_OF_TURN}
 
 
-def test_a_generation_config_is_read_from_the_models_folder(tmp_path: Path) -> None:
-    """A folder without one says nothing; one that is broken is named."""
+@pytest.mark.parametrize("model_eos", ["x", 1.5, -1, [1, "x"], True])
+def test_an_end_that_is_no_token_is_refused(model_eos: object) -> None:
+    """With the name of the file that says so."""
+    with pytest.raises(EngineError, match=r"m: config\.json: `eos_token_id"):
+        eos_ids("m", GenerationConfig(), model_eos, TOKENIZER)
+
+
+def test_a_folder_without_a_generation_config_says_nothing(tmp_path: Path) -> None:
+    """Base models have none."""
     (tmp_path / "config.json").write_text("{}", encoding="utf-8")
-    assert read_generation_config(str(tmp_path)) == {}
-    path = tmp_path / "generation_config.json"
-    path.write_text(json.dumps({"temperature": 0.6}), encoding="utf-8")
-    assert read_generation_config(str(tmp_path)) == {"temperature": 0.6}
-    for broken in ("{", "[]"):
-        path.write_text(broken, encoding="utf-8")
-        with pytest.raises(EngineError, match=r"generation_config\.json"):
-            read_generation_config(str(tmp_path))
+    assert read_generation_config(str(tmp_path)) == GenerationConfig()
+
+
+@pytest.mark.parametrize("text", ["{", "[]", "null", "3", "", b"\xff\xfe{}", "[" * 100_000])
+def test_a_generation_config_that_is_no_object_is_named(tmp_path: Path, text: str | bytes) -> None:
+    """The file's name leads to what is to be mended."""
+    with pytest.raises(EngineError, match=r"generation_config\.json"):
+        config_in(tmp_path, text)
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("temperature", "NaN"),
+        ("temperature", "-0.5"),
+        ("temperature", '"0.6"'),
+        ("temperature", "1e999"),
+        ("top_p", "Infinity"),
+        ("top_p", "1.5"),
+        ("top_p", "[0.9]"),
+        ("top_k", "-2"),
+        ("top_k", "2.5"),
+        ("top_k", "true"),
+        ("min_p", "{}"),
+        ("min_p", "-1"),
+        ("repetition_penalty", "0"),
+        ("repetition_penalty", "NaN"),
+        ("repetition_penalty", "-1.1"),
+        ("eos_token_id", '"796"'),
+        ("eos_token_id", "[796, -1]"),
+    ],
+)
+def test_what_no_request_may_say_no_generation_config_may(
+    tmp_path: Path, key: str, value: str
+) -> None:
+    """Each row would be garbage or a failure: one sentence names the file and the key."""
+    with pytest.raises(
+        EngineError, match=rf"generation_config\.json: `{key}.* must .*got "
+    ) as caught:
+        config_in(tmp_path, f'{{"{key}": {value}}}')
+    assert "\n" not in str(caught.value)
