@@ -22,6 +22,7 @@ from handler.batch.wire import MAX_LISTED_ERRORS
 
 NOT_JSON = "invalid_json_line"
 
+_MORE_NAMES = "`aliases` in the deployment's configuration give a model more names."
 _MAX_SHOWN_CHARS = 100
 
 _MAX_CACHED_CHARS = 256
@@ -111,7 +112,7 @@ class LineChecker:
         model = asked if self._models is None else model_of(asked, self._models)
         if model is None:
             error = ModelNotFound(printable(asked, _MAX_SHOWN_CHARS), sorted(self._models or ()))
-            raise _wrong(line, error.code, "body.model", error.message)
+            raise _wrong(line, error.code, "body.model", f"{error.message} {_MORE_NAMES}")
         if self._findings.model is None:
             self._findings.model = model
         if model != self._findings.model:

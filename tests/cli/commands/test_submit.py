@@ -169,7 +169,7 @@ def test_a_model_that_is_not_served_is_found_here(shell: Shell) -> None:
     """The server is asked for its models first."""
     said = shell.type("submit", shell.file(line("a", model="other")))
     assert said.status == 1
-    assert "The model `other` does not exist. Served: tidemill-demo." in said.err
+    assert "The model `other` does not exist. Served: tidemill-demo. `aliases` in" in said.err
 
 
 def test_windows_line_ends_are_no_mistake(shell: Shell) -> None:
