@@ -101,11 +101,22 @@ class TextGeneration:
         sampling = self._sampling(request, terms)
         choices = request.n or 1
         sequences = [
-            self._sequence(ids, request, terms, sampling=replace(sampling, seed=seed))
+            self._sequence(
+                ids,
+                request,
+                # The choices of a prompt share its scores: the first one asks for them.
+                terms if choice == 0 else replace(terms, prompt_logprobs=None),
+                sampling=replace(sampling, seed=seed),
+            )
             for number, ids in enumerate(prompts)
-            for seed in self._seeds(request, choices, number, request_id)
+            for choice, seed in enumerate(self._seeds(request, choices, number, request_id))
         ]
         results = await self._generator.generate(sequences)
+        if terms.prompt_logprobs is not None:
+            results = [
+                replace(result, prompt_logprobs=results[i - i % choices].prompt_logprobs)
+                for i, result in enumerate(results)
+            ]
         generated = [
             self._generated(sequence, result, request)
             for sequence, result in zip(sequences, results, strict=True)

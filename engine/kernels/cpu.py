@@ -35,6 +35,9 @@ EXP_COEFFICIENTS = (
     5.0000001201e-1,
 )
 LOWEST = np.float32(-1e30)
+# What reorders and fuses, but not the leave to take that there are no NaN and no infinity (`nnan`,
+# `ninf`): a row that holds one must come out as one, and become an error.
+FAST_MATH = {"reassoc", "contract", "arcp", "nsz"}
 UNROLL = 4
 PAGE_SIZE = 16  # one fp32 vector of AVX-512; a constant, so that loops over a page unroll
 
@@ -126,7 +129,7 @@ def prefetch(_typing: Any, array: Any, page: Any, head: Any, row: Any, column: A
     return types.void(array, page, head, row, column), generate
 
 
-@numba.njit(fastmath=True, inline="always", error_model="numpy")  # type: ignore[untyped-decorator]
+@numba.njit(fastmath=FAST_MATH, inline="always", error_model="numpy")  # type: ignore[untyped-decorator]
 def tanh(x: Any) -> Any:
     """Give the hyperbolic tangent in fp32, from `exp`."""
     e = exp(np.float32(-2.0) * abs(x))
@@ -134,7 +137,7 @@ def tanh(x: Any) -> Any:
     return y if x >= 0 else -y
 
 
-@numba.njit(fastmath=True, inline="always", error_model="numpy")  # type: ignore[untyped-decorator]
+@numba.njit(fastmath=FAST_MATH, inline="always", error_model="numpy")  # type: ignore[untyped-decorator]
 def sigmoid(x: Any) -> Any:
     """Give 1 / (1 + e**-x) in fp32, from `exp`."""
     e = exp(-abs(x))
@@ -142,7 +145,7 @@ def sigmoid(x: Any) -> Any:
 
 
 @numba.njit(  # type: ignore[untyped-decorator]
-    fastmath=True, nogil=True, cache=True, error_model="numpy"
+    fastmath=FAST_MATH, nogil=True, cache=True, error_model="numpy"
 )
 def _decode_item(
     row: Any,
@@ -265,7 +268,7 @@ def _decode_item(
 
 # The parallel loop only calls: numba's analysis of a long parallel body takes many seconds.
 @numba.njit(  # type: ignore[untyped-decorator]
-    parallel=True, fastmath=True, nogil=True, cache=True, error_model="numpy"
+    parallel=True, fastmath=FAST_MATH, nogil=True, cache=True, error_model="numpy"
 )
 def _decode_items(
     query: Any,
@@ -338,7 +341,7 @@ def decode(
 
 
 @numba.njit(  # type: ignore[untyped-decorator]
-    parallel=True, fastmath=True, nogil=True, cache=True, error_model="numpy"
+    parallel=True, fastmath=FAST_MATH, nogil=True, cache=True, error_model="numpy"
 )
 def _norm_rows(x: Any, weight: Any, eps: Any, out: Any) -> None:
     width = x.shape[1]
@@ -353,7 +356,7 @@ def _norm_rows(x: Any, weight: Any, eps: Any, out: Any) -> None:
 
 
 @numba.njit(  # type: ignore[untyped-decorator]
-    parallel=True, fastmath=True, nogil=True, cache=True, error_model="numpy"
+    parallel=True, fastmath=FAST_MATH, nogil=True, cache=True, error_model="numpy"
 )
 def _gate_rows(both: Any, out: Any) -> None:
     width = out.shape[1]
@@ -364,7 +367,7 @@ def _gate_rows(both: Any, out: Any) -> None:
 
 
 @numba.njit(  # type: ignore[untyped-decorator]
-    parallel=True, fastmath=True, nogil=True, cache=True, error_model="numpy"
+    parallel=True, fastmath=FAST_MATH, nogil=True, cache=True, error_model="numpy"
 )
 def _store_tokens(keys: Any, values: Any, key: Any, value: Any, pages: Any, offsets: Any) -> None:
     for token in numba.prange(pages.shape[0]):

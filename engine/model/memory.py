@@ -12,6 +12,7 @@ from engine.config import EngineConfig
 from engine.errors import OutOfCacheMemory
 from engine.model.cache import page_bytes
 from engine.model.forward import LoadedModel
+from engine.scheduling.scheduler import MAX_SCORED_ROWS
 
 # A GPU is ours alone; on a CPU the machine's other programs and page cache want their share.
 SHARE_OF_FREE = {"cuda": 0.9, "cpu": 0.4}
@@ -76,7 +77,8 @@ def _activation_bytes(model: LoadedModel, settings: EngineConfig) -> int:
     inner = getattr(config, "intermediate_size", None) or 4 * hidden
     widths = 8 * hidden + 3 * (inner if isinstance(inner, int) else max(inner))
     per_step = settings.max_num_batched_tokens * widths * model.dtype.itemsize
-    return per_step + settings.max_num_seqs * model.vocab_size * (model.dtype.itemsize + 4)
+    rows = settings.max_num_seqs + MAX_SCORED_ROWS
+    return per_step + rows * model.vocab_size * (model.dtype.itemsize + 4)
 
 
 def _meminfo_available() -> int:

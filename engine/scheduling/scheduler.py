@@ -19,8 +19,8 @@ from engine.scheduling.pages import ROOT, PagePool, page_digest
 from engine.scheduling.sequence import Sequence
 from engine.scheduling.table import SequenceTable
 
-# Scoring a prompt takes the logits of all its tokens: [chunk, vocabulary] must stay small.
-MAX_SCORED_CHUNK = 256
+# Scoring a prompt takes the logits of all its tokens: [rows, vocabulary] of a step must stay small.
+MAX_SCORED_ROWS = 256
 # How soon, and by how much, steps grow again after one that did not fit into memory.
 GROW_AFTER_STEPS = 64
 GROWTH = 1 / 8
@@ -108,6 +108,7 @@ class Scheduler:
         self.num_preemptions = 0
         self.bound = StepBound(max_num_batched_tokens)
         self._page_size = table.page_size
+        self._scored_rows_left = 0  # of the step that is being planned
 
     def can_ever_fit(self, num_tokens: int) -> bool:
         """Say whether a sequence that grows to `num_tokens` fits the pool when it is alone."""
@@ -119,6 +120,7 @@ class Scheduler:
 
     def plan(self) -> StepPlan | None:
         """Return the next step, or None when nothing runs and nothing waits."""
+        self._scored_rows_left = MAX_SCORED_ROWS
         decodes = self._plan_decodes()
         budget = self.bound.tokens - len(decodes)
         chunks = self._continue_prompts(budget)
@@ -197,6 +199,8 @@ class Scheduler:
         for slot in running[pending > 1].tolist():
             if budget <= 0:
                 break
+            if not self._has_rows_for(table.sequence(slot)):
+                continue
             chunks.append(self._chunk(slot, budget))
             budget -= chunks[-1].stop - chunks[-1].start
         return chunks
@@ -206,6 +210,8 @@ class Scheduler:
         single: list[int] = []
         chunks: list[PromptChunk] = []
         while self.waiting and budget > 0 and self.table.free_slots and self._may_join():
+            if not self._has_rows_for(self.waiting[0]):
+                break
             slot = self._try_place(self.waiting[0])
             if slot is None:
                 break
@@ -254,12 +260,17 @@ class Scheduler:
             return []
         return self.pool.lookup(digests[: (len(tokens) - 1) // size])
 
+    def _has_rows_for(self, sequence: Sequence) -> bool:
+        """Say whether the step may compute more of a prompt: all of it, or a few scored rows."""
+        return sequence.request.prompt_logprobs is None or self._scored_rows_left > 0
+
     def _chunk(self, slot: int, budget: int) -> PromptChunk:
         table = self.table
         start, total = int(table.num_computed[slot]), int(table.num_tokens[slot])
-        if table.sequence(slot).request.prompt_logprobs is not None:
-            budget = min(budget, MAX_SCORED_CHUNK)
-        stop = min(total, start + budget)
+        is_scored = table.sequence(slot).request.prompt_logprobs is not None
+        stop = min(total, start + (min(budget, self._scored_rows_left) if is_scored else budget))
+        if is_scored:
+            self._scored_rows_left -= stop - start
         self._register(slot, stop)
         return PromptChunk(slot, start, stop, is_last=stop == total)
 

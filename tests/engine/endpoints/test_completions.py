@@ -168,6 +168,17 @@ async def test_prompt_log_probabilities_go_with_each_choice() -> None:
     assert choice["token_ids"] == scene.generator.token_ids
 
 
+async def test_the_choices_of_a_prompt_share_one_scoring() -> None:
+    """Each shows the scores; only the first asks for them."""
+    scene = Scene()
+    body = await scene.complete([PROMPT, "the"], n=3, prompt_logprobs=1)
+    asked = [request.prompt_logprobs for request in scene.generator.requests]
+    assert asked == [1, None, None] * 2
+    shown = [choice["prompt_logprobs"] for choice in body["choices"]]
+    assert shown[0] == shown[1] == shown[2] != shown[3]
+    assert shown[3] == shown[4] == shown[5]
+
+
 async def test_a_token_inside_a_character_is_written_by_its_bytes() -> None:
     """Both halves of a character have the character's offset; their keys do not collide."""
     scene = Scene("aé!")

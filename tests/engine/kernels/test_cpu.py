@@ -245,3 +245,23 @@ def test_bfloat16_is_rounded_as_torch_rounds_it() -> None:
     assert torch.equal(normed[0], weight.bfloat16())
     both = torch.cat([torch.full_like(normed, 64.0), normed], dim=-1)
     assert not cpu.silu_mul(both)[0, 4].isfinite()
+
+
+def test_no_kernel_may_take_it_that_there_is_no_nan() -> None:
+    """What is not finite must come out: a compiler that may assume otherwise need not keep it."""
+    kernels = [kernel for kernel in vars(cpu).values() if hasattr(kernel, "targetoptions")]
+    assert len(kernels) >= 5
+    for kernel in kernels:
+        assert isinstance(kernel.targetoptions["fastmath"], set)
+        assert not kernel.targetoptions["fastmath"] & {"fast", "nnan", "ninf"}
+
+
+@pytest.mark.parametrize("dtype", cpu.DTYPES, ids=str)
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_what_is_not_finite_goes_through_norm_and_gate(dtype: torch.dtype, value: float) -> None:
+    """In its own row, and in no other."""
+    x = torch.ones(3, 64, dtype=dtype)
+    x[1, 5] = value
+    for out in (cpu.rms_norm(x, torch.ones(64), 1e-6), cpu.silu_mul(x)):
+        assert not out[1].isfinite().all()
+        assert out[[0, 2]].isfinite().all()

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.scheduling.pages import PagePool
-from engine.scheduling.scheduler import MAX_SCORED_CHUNK, Scheduler, StepPlan
+from engine.scheduling.scheduler import MAX_SCORED_ROWS, Scheduler, StepPlan
 from engine.scheduling.sequence import Sequence, SequenceRequest
 from engine.scheduling.table import SequenceTable
 from tests.engine.paged_model import PageMemory, Tokens, mixed, spans_of
@@ -337,16 +337,29 @@ def test_pages_are_shared_only_behind_the_same_beginning() -> None:
 
 def test_a_scored_prompt_is_computed_whole_in_small_chunks() -> None:
     """Its logits are needed at every token, a few at a time; others may still use its pages."""
-    length = MAX_SCORED_CHUNK + 9
+    length = MAX_SCORED_ROWS + 9
     yard = Yard(num_pages=300, max_model_len=2 * length, budget=2 * length)
     prompt = long(length)
     yard.add(prompt)
     yard.run_all()
     scored = yard.add(prompt, prompt_logprobs=0)
     plan = yard.step()
-    assert [(chunk.start, chunk.stop) for chunk in plan.chunks] == [(0, MAX_SCORED_CHUNK)]
+    assert [(chunk.start, chunk.stop) for chunk in plan.chunks] == [(0, MAX_SCORED_ROWS)]
     yard.run_all()
     assert scored.num_cached_tokens == 0
+
+
+def test_scored_prompts_of_one_step_share_its_rows() -> None:
+    """Eight of them hand no more rows to the head than one does, and each is computed whole."""
+    yard = Yard(num_pages=400, max_num_seqs=8, max_model_len=100, budget=2048)
+    for seed in range(8):
+        yard.add(long(60, seed), prompt_logprobs=0)
+    num_rows = 0
+    while yard.scheduler.waiting or yard.table.is_running.any():
+        rows = sum(chunk.stop - chunk.start for chunk in yard.step().chunks)
+        assert rows <= MAX_SCORED_ROWS
+        num_rows += rows
+    assert 8 * 59 <= num_rows <= 8 * 60
 
 
 def test_the_youngest_gives_its_pages_to_the_oldest_and_recovers() -> None:

@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from engine.scheduling.scheduler import MAX_SCORED_CHUNK
+from engine.scheduling.scheduler import MAX_SCORED_ROWS
 from engine.scheduling.sequence import Sampling, SequenceResult, TokenLogprob
 from tests.engine.stepping.core_rig import (
     GREEDY,
@@ -78,7 +78,7 @@ def test_prompt_logprobs_cover_the_prompt_across_chunks(length: int, top: int) -
 
 def test_prompt_logprobs_of_a_long_prompt_come_in_small_chunks() -> None:
     """However large the budget."""
-    length = 2 * MAX_SCORED_CHUNK + 3
+    length = 2 * MAX_SCORED_ROWS + 3
     rig = Rig(logits_of, num_pages=300, max_model_len=2 * length, budget=4 * length)
     prompt = np.random.default_rng(0).integers(0, VOCABULARY, length).tolist()
     answer = only(rig, request(prompt, 1, prompt_logprobs=0))
