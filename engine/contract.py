@@ -48,7 +48,10 @@ class EngineInfo:
 
 @dataclass(frozen=True, slots=True)
 class EngineStats:
-    """Sequences now running and waiting, share of KV pages in use, and totals since the start."""
+    """Sequences now running and waiting, share of KV pages in use, and totals since the start.
+
+    `layers` moves within a step, which may take minutes on a CPU.
+    """
 
     running: int = 0
     waiting: int = 0
@@ -58,6 +61,7 @@ class EngineStats:
     output_tokens: int = 0
     preemptions: int = 0
     steps: int = 0
+    layers: int = 0
 
 
 class Responder(Protocol):

@@ -77,6 +77,7 @@ class PagedAttention:
         self._shapes = shapes
         self._cache = cache
         self._step: PackedStep | None = None
+        self.num_calls = 0
 
     def over(self, step: PackedStep) -> PagedAttention:
         """Set the step that the coming forward pass runs, and return self."""
@@ -89,6 +90,7 @@ class PagedAttention:
         """Store the step's keys and values and attend: `[1, H, T, D]` each → `[1, T, Hq, Dv]`."""
         step = self._step
         assert step is not None, "over() names the step before the model runs"
+        self.num_calls += 1
         layer = self._layer_of[id(module)]
         shape = self._shapes[layer]
         keys, values = self._cache.keys[layer], self._cache.values[layer]

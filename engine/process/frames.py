@@ -117,7 +117,7 @@ class Ready:
 
 @dataclass(frozen=True, slots=True)
 class Stats:
-    """From the engine, every second: what it is doing; its `steps` stand still when it hangs."""
+    """From the engine, every second: what it does; `steps` and `layers` stand still in a hang."""
 
     stats: EngineStats
 

@@ -113,6 +113,7 @@ class Core:
             output_tokens=self._output_tokens,
             preemptions=self._scheduler.num_preemptions,
             steps=self._num_steps,
+            layers=self._runner.num_layers,
         )
 
     def _compute(self, plan: StepPlan) -> Sampled:

@@ -31,6 +31,11 @@ class Runner:
         self._table = table
         self._paged = PagedAttention(model.layers, model.shapes, cache)
 
+    @property
+    def num_layers(self) -> int:
+        """Return how many layers were begun since the start; readable from another thread."""
+        return self._paged.num_calls
+
     @torch.inference_mode()
     def run(self, plan: StepPlan) -> StepLogits:
         """Compute the plan's tokens, writing their keys and values to the cache."""

@@ -207,7 +207,8 @@ class EngineLink:
                 if answered is not None and not answered.done():
                     answered.set_result(frame)
             case Stats():
-                self._progress += frame.stats.steps != self._stats.steps
+                said, before = frame.stats, self._stats
+                self._progress += (said.steps, said.layers) != (before.steps, before.layers)
                 self._stats = frame.stats
             case Ready():
                 if not self._ready.done():

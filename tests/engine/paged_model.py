@@ -69,6 +69,7 @@ class PagedModel:
         self.fails = fails
         self.plans: list[StepPlan] = []
         self.num_memory_freed = 0
+        self.num_layers = 0
         self._table = table
         self._logits_of = logits_of
         self._memory = PageMemory(table)

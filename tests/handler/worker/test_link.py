@@ -17,9 +17,9 @@ import pytest_asyncio
 
 from engine.batchfile.answer import run_line
 from engine.batchfile.lines import RawLine
-from engine.contract import EngineInfo
+from engine.contract import EngineInfo, EngineStats
 from engine.process import frames
-from engine.process.frames import FrameError, Row
+from engine.process.frames import FrameError, Row, Stats
 from handler.worker import link as link_module
 from handler.worker.link import EngineDied, EngineFailed, EngineLink
 from tests.handler.worker.scripted_engine import ScriptedEngine
@@ -291,6 +291,16 @@ async def test_an_engine_that_makes_no_step_is_killed(make_link: MakeLink, how: 
             await task
         assert caught.value.reason == "stalled"
     assert not is_alive(link._process.pid)
+
+
+async def test_a_layer_within_a_long_step_is_a_sign_of_work() -> None:
+    """A step may take longer than a stall on a CPU; one that stands still is still found."""
+    link = EngineLink(["unused"], stall_seconds=1, start_seconds=1)
+    seen = []
+    for layers in (0, 1, 1, 2):
+        link._take(Stats(EngineStats(running=1, steps=7, layers=layers)))
+        seen.append(link._progress)
+    assert seen == [1, 2, 2, 3]
 
 
 async def test_an_engine_that_works_is_not_stalled(make_link: MakeLink) -> None:
