@@ -17,6 +17,17 @@ from engine.scheduling.scheduler import MAX_SCORED_ROWS
 # A GPU is ours alone; on a CPU the machine's other programs and page cache want their share.
 SHARE_OF_FREE = {"cuda": 0.9, "cpu": 0.4}
 CGROUP = Path("/sys/fs/cgroup")
+# Of either version: its folder, the limit, what is used, and of that the names in memory.stat of
+# idle and of mapped files.
+CGROUP_FILES = (
+    ("", "memory.max", "memory.current", ("inactive_file", "file_mapped")),
+    (
+        "memory",
+        "memory.limit_in_bytes",
+        "memory.usage_in_bytes",
+        ("total_inactive_file", "total_mapped_file"),
+    ),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,9 +103,23 @@ def _meminfo_available() -> int:
 
 
 def _cgroup_left() -> int | None:
-    try:
-        most = (CGROUP / "memory.max").read_text(encoding="ascii").strip()
-        used = (CGROUP / "memory.current").read_text(encoding="ascii")
-        return None if most == "max" else int(most) - int(used)
-    except (OSError, ValueError):
-        return None
+    """Return what the container's limit leaves, by version 2 or 1 of control groups.
+
+    Files that were read stay in memory and count as used until somebody needs it: what is of no
+    use now is free. Files that are mapped are in use: the weights may be among them.
+    """
+    for folder, most, used, stats in CGROUP_FILES:
+        try:
+            limit = int(_cgroup_text(folder, most))
+            in_use = int(_cgroup_text(folder, used))
+            words = _cgroup_text(folder, "memory.stat").split()
+        except (OSError, ValueError):
+            continue
+        numbers = dict(zip(words[::2], map(int, words[1::2]), strict=False))
+        idle, mapped = (numbers.get(name, 0) for name in stats)
+        return limit - in_use + max(idle - mapped, 0)
+    return None
+
+
+def _cgroup_text(folder: str, name: str) -> str:
+    return (CGROUP / folder / name).read_text(encoding="ascii")

@@ -27,6 +27,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "Qwen2Config": {},
     "Qwen3Config": {},
     "MistralConfig": {"sliding_window": 12},
+    "GemmaConfig": {},
     "Gemma2Config": {
         "sliding_window": 12,
         "attn_logit_softcapping": 5.0,

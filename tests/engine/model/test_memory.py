@@ -104,11 +104,40 @@ def test_without_a_wish_it_is_a_share_of_what_is_free(machine: Path) -> None:
     assert 0.8 * share * 10**10 < pages * PAGE_BYTES < share * 10**10
 
 
-def test_a_control_group_with_little_left_decides(machine: Path) -> None:
-    """A container's limit counts, less what it already uses."""
-    (machine / "memory.max").write_text("3000000000\n")
-    (machine / "memory.current").write_text("1000000000\n")
-    assert memory.free_bytes(CPU) == 2 * 10**9
+VERSIONS = {
+    2: ("", "memory.max", "memory.current", "inactive_file", "file_mapped"),
+    1: (
+        "memory",
+        "memory.limit_in_bytes",
+        "memory.usage_in_bytes",
+        "total_inactive_file",
+        "total_mapped_file",
+    ),
+}
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+@pytest.mark.parametrize(
+    ("stats", "free"),
+    [
+        ("anon 500\n{0} 0\n{1} 0\n", 2 * 10**9),
+        ("anon 500\n{0} 700000000\n{1} 0\n", 27 * 10**8),
+        ("anon 500\n{0} 700000000\n{1} 600000000\n", 21 * 10**8),
+        ("anon 500\n{0} 700000000\n{1} 900000000\n", 2 * 10**9),
+        ("", 2 * 10**9),
+    ],
+    ids=["none", "page-cache", "weights", "mapped", "nothing-said"],
+)
+def test_a_control_group_with_little_left_decides(
+    machine: Path, version: int, stats: str, free: int
+) -> None:
+    """A container's limit counts, less what it uses; files that lie idle in memory are no use."""
+    folder, limit, used, idle, mapped = VERSIONS[version]
+    (machine / folder).mkdir(exist_ok=True)
+    (machine / folder / limit).write_text("3000000000\n")
+    (machine / folder / used).write_text("1000000000\n")
+    (machine / folder / "memory.stat").write_text(stats.format(idle, mapped))
+    assert memory.free_bytes(CPU) == free
 
 
 @pytest.mark.parametrize("limit", ["max\n", "", "many\n"])
@@ -122,6 +151,7 @@ def test_a_machine_that_is_full_is_out_of_cache_memory(machine: Path) -> None:
     """A group may use more than its limit: there is nothing left then, and no negative bytes."""
     (machine / "memory.max").write_text("1000")
     (machine / "memory.current").write_text("2000000000")
+    (machine / "memory.stat").write_text("inactive_file 5000\n")
     with pytest.raises(OutOfCacheMemory, match="has 0:"):
         memory.count_pages(model(), settings())
 
