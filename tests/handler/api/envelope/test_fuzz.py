@@ -11,6 +11,8 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
+from handler.api import app
+from handler.api.envelope.caller import Caller
 from handler.api.routers import files
 from handler.aws.calls import Operation
 from handler.deployment import Deployment
@@ -50,7 +52,7 @@ def kept(monkeypatch: pytest.MonkeyPatch) -> Kept:
     kept = Kept()
     monkeypatch.setattr(files, "aws", lambda: kept)
     monkeypatch.setattr(files, "deployment", lambda: deployment)
-    monkeypatch.setattr("handler.api.app.admit", lambda _: None)
+    monkeypatch.setattr(app, "admitted", lambda _: Caller("default"))
     monkeypatch.setattr(deployment.limits, "admit_bytes", nothing)
     return kept
 
