@@ -15,6 +15,7 @@ from handler.batch.states import Status
 from handler.deployment import Deployment
 from handler.finalize.close import close_abandoned
 from handler.finalize.finalize import finalize
+from handler.intake.convert import give_up
 from handler.intake.intake import take_in
 from handler.intake.shards import ring_shards
 from handler.log import logger
@@ -65,6 +66,7 @@ def go_on(
     if batch is not None and batch.status in {Status.FINALIZING, Status.CANCELLING}:
         finalize(aws, deployment, batch, time_left, now=now)
     elif batch is not None and batch.is_terminal:
+        give_up(aws, deployment, batch)
         tell(aws, deployment, batch, time_left, now=now)
 
 

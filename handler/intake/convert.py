@@ -12,56 +12,73 @@ from collections.abc import Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing
 
-from engine.batchfile.forms import Form, as_lines
+from engine.batchfile.forms import as_lines
 from engine.batchfile.lines import FormError
 from handler.aws.items import dump
+from handler.aws.sync import Aws
 from handler.batch.keys import plain_key
-from handler.batch.model import Source
-from handler.errors import HandlerError, NotThere
+from handler.batch.model import Batch, Source
+from handler.deployment import Deployment
+from handler.errors import NotThere
+from handler.intake.checkpoint import Checkpoint, dump_checkpoint, load_checkpoint
 from handler.log import logger
-from handler.moves.turn import ComeBack, Run
+from handler.moves.turn import RESERVE_SECONDS, ComeBack, Run
 from handler.objects.stream import CHUNK_BYTES, ObjectStream
 from handler.objects.upload_plan import MAX_PARTS
 
 PART_BYTES = 16 * 2**20
 
 _NUM_THREADS = 2
-# A run that had so long for nothing but what was there before will never come further.
+# A run that had so long for nothing but what was there before has come no further in vain: so has
+# one that S3 was slow for, but not so many one after another.
 _FAIR_SECONDS = 300
+_MAX_VAIN = 3
 _NO_UPLOAD = "NoSuchUpload"
 
 
-def make_plain(run: Run, form: Form, upload_id: str) -> None:
+def make_plain(run: Run, checkpoint: Checkpoint, upload_id: str) -> None:
     """Convert the input of a batch to JSONL and make that its source.
 
     Raises FormError for an input that is damaged or too long, ComeBack when the time is nearly
-    over, TurnLost, ObjectChanged and NotThere.
+    over, TurnLost, ObjectChanged and NotThere. The upload stays, for the batch has not ended yet.
     """
     bucket, original, key = run.deployment.bucket, run.batch.source, plain_key(run.batch.id)
     try:
-        etags = _send(run, form, upload_id)
+        etags = _send(run, checkpoint, upload_id)
         run.keep_turn()
         run.aws.run(bucket.complete_upload(key, upload_id, etags))
-    except FormError:
-        run.aws.run(bucket.abort_upload(key, upload_id))
-        raise
     except NotThere as exc:
         if exc.aws_code != _NO_UPLOAD:
             raise
-        # A run before this one has completed it, and died.
+        # A run before this one has completed it, and died; or somebody has aborted it.
     found = run.aws.run(bucket.head(key))
     if found is None:
-        raise HandlerError(f"{key} is gone")
+        logger.warning("upload gone", batch_id=run.batch.id, key=key)
+        run.keep_turn()
+        run.change(checkpoint=None)
+        raise ComeBack
     plain = Source(bucket.name, key, found["ETag"], found["ContentLength"])
-    run.change(source=dump(plain), original=dump(original))
+    run.change(source=dump(plain), original=dump(original), failing_since=None)
     logger.info("made plain", batch_id=run.batch.id, key=original.key, num_bytes=plain.num_bytes)
 
 
-def _send(run: Run, form: Form, upload_id: str) -> dict[int, str]:
+def give_up(aws: Aws, deployment: Deployment, batch: Batch) -> None:
+    """Abort the upload of a batch that has ended before it was plain, by what it was before.
+
+    Not earlier: another run would find no upload, and not what is wrong with the file.
+    """
+    if batch.checkpoint is None or batch.original is not None:
+        return
+    upload_id = load_checkpoint(batch.checkpoint).upload
+    if upload_id is not None:
+        aws.run(deployment.bucket.abort_upload(plain_key(batch.id), upload_id))
+
+
+def _send(run: Run, checkpoint: Checkpoint, upload_id: str) -> dict[int, str]:
     """Send what is not there yet and return the ETags of all parts."""
     bucket, key = run.deployment.bucket, plain_key(run.batch.id)
     there = run.aws.run(bucket.list_uploaded(key, upload_id))
-    seconds = run.time_left()
+    has_time = run.time_left() > _FAIR_SECONDS
     etags: dict[int, str] = {}
     pending: deque[tuple[int, Future[str]]] = deque()
 
@@ -72,32 +89,48 @@ def _send(run: Run, form: Form, upload_id: str) -> dict[int, str]:
         while len(pending) > limit:
             number, sent = pending.popleft()
             etags[number] = sent.result()
+            if run.batch.failing_since is not None:
+                run.change(failing_since=None)
 
     stream = ObjectStream(run.aws, run.batch.source)
     pieces = iter(lambda: stream.read(CHUNK_BYTES), b"")
     with closing(stream), ThreadPoolExecutor(_NUM_THREADS) as pool:
-        for number, part in enumerate(_parts(as_lines(form, pieces)), 1):
-            _check(run, is_hopeless=number <= len(there) + 1 and seconds > _FAIR_SECONDS)
-            etag, num_bytes = there.get(number, ("", -1))
-            if num_bytes == len(part):
-                etags[number] = etag
-            elif number > MAX_PARTS:
-                raise _too_long()
-            else:
-                pending.append((number, pool.submit(send, number, part)))
-                collect(_NUM_THREADS - 1)
+        try:
+            for number, part in enumerate(_parts(as_lines(checkpoint.form, pieces)), 1):
+                _look(run)
+                etag, num_bytes = there.get(number, ("", -1))
+                if num_bytes == len(part):
+                    etags[number] = etag
+                elif number > MAX_PARTS:
+                    raise _too_long()
+                else:
+                    pending.append((number, pool.submit(send, number, part)))
+                    collect(_NUM_THREADS - 1)
+        except ComeBack:
+            collect(0)
+            has_come_further = bool(etags.keys() - there.keys())
+            if has_time or has_come_further:
+                _keep(run, checkpoint, 0 if has_come_further else checkpoint.num_vain + 1)
+            raise
         collect(0)
     return etags
 
 
-def _check(run: Run, *, is_hopeless: bool) -> None:
-    """Keep the turn; raises ComeBack when the time is nearly over, but not again and again."""
-    try:
-        run.check()
-    except ComeBack:
-        if is_hopeless:
-            raise _too_long() from None
-        raise
+def _look(run: Run) -> None:
+    """Keep the turn; raises ComeBack when the time is nearly over, TurnLost."""
+    run.stay()
+    if run.time_left() < RESERVE_SECONDS:
+        raise ComeBack
+
+
+def _keep(run: Run, checkpoint: Checkpoint, num_vain: int) -> None:
+    """Record how many runs have come no further; raises FormError where they are too many."""
+    run.keep_turn()
+    if num_vain == _MAX_VAIN:
+        raise _too_long()
+    if num_vain != checkpoint.num_vain:
+        checkpoint.num_vain = num_vain
+        run.change(checkpoint=dump_checkpoint(checkpoint))
 
 
 def _parts(pieces: Iterable[bytes]) -> Iterator[bytes]:

@@ -12,10 +12,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from tempfile import TemporaryFile
 
-from pydantic import TypeAdapter
-
 from engine.batchfile.duplicates import DuplicateFinder, Duplicates
-from engine.batchfile.forms import HEAD_BYTES, Form, form_of
+from engine.batchfile.forms import HEAD_BYTES, form_of
 from engine.batchfile.lines import FormError, read_lines, refuse_endless
 from handler.aws.bucket import read_range
 from handler.aws.queues import advance_message
@@ -29,14 +27,14 @@ from handler.deployment import Deployment
 from handler.errors import HandlerError, NotThere, ObjectChanged
 from handler.intake.check import (
     NOT_JSON,
-    Findings,
     LineChecker,
     Verdict,
     judge,
     refuse,
 )
-from handler.intake.convert import make_plain
-from handler.intake.repeated import Search, find_saved
+from handler.intake.checkpoint import Checkpoint, dump_checkpoint, load_checkpoint
+from handler.intake.convert import give_up, make_plain
+from handler.intake.repeated import find_saved
 from handler.intake.shards import ShardWriter
 from handler.log import logger
 from handler.moves.announce import announce
@@ -44,7 +42,6 @@ from handler.moves.end import end_batch
 from handler.moves.turn import RESERVE_SECONDS, TURN_SECONDS, ComeBack, Run, TurnLost
 from handler.objects.stream import CHUNK_BYTES, LineStream, ObjectStream
 
-_LOOK_SECONDS = 5.0
 _AFTER_SECONDS = TURN_SECONDS + 5
 # What the custom ids of so many lines take at the end of a run.
 _SAVED_PER_SECOND = 1_000_000
@@ -58,29 +55,6 @@ class FileRefused(HandlerError):
     def __init__(self, verdict: Verdict) -> None:
         super().__init__(verdict.errors[0].message)
         self.verdict = verdict
-
-
-@dataclass(slots=True)
-class Checkpoint:
-    """All that is kept between two runs.
-
-    The next line begins at byte `offset`, after `num_lines` lines, blank ones counted. The ids seen
-    before are in the bucket, in one object for each of `ids`: the bytes at which a run stopped.
-    `search` is how far those of the whole file have been looked through for repeated ones.
-    `form` is that of the input; where it is not plain, `upload` is what it is made plain by.
-    """
-
-    cutter: ShardCutter
-    findings: Findings = field(default_factory=Findings)
-    offset: int = 0
-    num_lines: int = 0
-    ids: list[int] = field(default_factory=list)
-    search: Search = field(default_factory=Search)
-    form: Form = field(default_factory=Form)
-    upload: str | None = None
-
-
-_adapter = TypeAdapter(Checkpoint)
 
 
 def take_in(
@@ -112,7 +86,10 @@ def take_in(
         logger.info("intake stops", batch_id=batch.id, reason=str(exc))
         is_unfinished = True
     finally:
+        begun = run.batch
         run.give_turn()
+    if run.batch.status is not Status.VALIDATING:
+        give_up(aws, deployment, begun)
     # Only now: whoever hears it must find the turn free.
     if is_unfinished:
         aws.run(deployment.control.send(advance_message(batch.id)))
@@ -147,7 +124,7 @@ def _begin(run: Run) -> Checkpoint:
     try:
         checkpoint = _first_look(run) if text is None else load_checkpoint(text)
         if checkpoint.upload is not None and run.batch.original is None:
-            make_plain(run, checkpoint.form, checkpoint.upload)
+            make_plain(run, checkpoint, checkpoint.upload)
     except (ObjectChanged, NotThere) as exc:
         raise _unreadable(exc) from exc
     return checkpoint
@@ -166,17 +143,8 @@ def _first_look(run: Run) -> Checkpoint:
     chosen = run.aws.run(run.deployment.table.set_once(batch.id, "checkpoint", text))
     if chosen != text and first.upload is not None:
         run.aws.run(bucket.abort_upload(plain_key(batch.id), first.upload))
+    run.batch = replace(run.batch, checkpoint=chosen)
     return load_checkpoint(chosen)
-
-
-def dump_checkpoint(checkpoint: Checkpoint) -> str:
-    """Return it as text for the batch."""
-    return _adapter.dump_json(checkpoint).decode()
-
-
-def load_checkpoint(text: str) -> Checkpoint:
-    """Return what `dump_checkpoint` was given."""
-    return _adapter.validate_json(text)
 
 
 def _unreadable(cause: HandlerError) -> FileRefused:
@@ -209,7 +177,6 @@ class _Reading:
     chunk_bytes: int
     lines: LineStream = field(init=False)
     _rows_before: int = field(init=False)
-    _looked_at: float = field(init=False)
 
     def read(self) -> None:
         """Read to the end of the file and record its shards; raises ComeBack, with a checkpoint."""
@@ -223,7 +190,6 @@ class _Reading:
             chunk_bytes=self.chunk_bytes,
         )
         self._rows_before = checkpoint.findings.num_rows
-        self._looked_at = self.run.now()
         with ShardWriter(self._put_shard) as writer:
             try:
                 self._read_lines(writer)
@@ -283,28 +249,22 @@ class _Reading:
             checkpoint.search,
             num_ids=checkpoint.findings.num_rows,
             has_progressed=has_read,
-            look=self._stay,
+            look=self.run.stay,
             keep=self._keep,
         )
 
     def _look(self) -> None:
         """See, before each chunk, whether to go on; every run gets at least one line further."""
         lines = self.lines
-        self._stay()
+        self.run.stay()
         refuse_endless(lines.num_lines + 1, lines.tell() - lines.end)
         if self._is_late() and lines.end > self.checkpoint.offset:
             raise ComeBack
 
     def _look_while_searching(self) -> None:
-        self._stay()
+        self.run.stay()
         if self._is_late():
             raise ComeBack
-
-    def _stay(self) -> None:
-        """Keep the turn if that is due; raises TurnLost, for a batch that is cancelled too."""
-        if self.run.now() - self._looked_at >= _LOOK_SECONDS:
-            self._looked_at = self.run.now()
-            _check(self.run, self.run.keep_turn())
 
     def _is_late(self) -> bool:
         """Say whether there is time only to save the ids that are at hand."""
@@ -341,14 +301,6 @@ def _endpoint_of_all(run: Run) -> str | None:
     """Return what the urls of all lines must mean, if anything: an upload does not say."""
     is_strict = run.deployment.settings.strict_endpoint and not is_drop(run.batch.outputs)
     return run.batch.endpoint if is_strict else None
-
-
-def _check(run: Run, batch: Batch) -> None:
-    """Raise TurnLost when the batch, as it is now, has been cancelled or its window has ended."""
-    if batch.status is not Status.VALIDATING:
-        raise TurnLost(f"{run.batch.id} is no longer validating")
-    if batch.expires_at <= run.now():
-        raise TurnLost(f"the window of {run.batch.id} has ended")
 
 
 def _fail(run: Run, verdict: Verdict) -> None:

@@ -85,8 +85,24 @@ class Run:
         """Keep the turn if that is due; raises ComeBack when the time is nearly over, TurnLost."""
         if self.time_left() < RESERVE_SECONDS:
             raise ComeBack
-        if self.now() - self._kept_at > _KEEP_EVERY_SECONDS:
+        if self._is_due():
             self.keep_turn()
+
+    def stay(self) -> None:
+        """Keep the turn if that is due; raises TurnLost, for a batch that has to end, too.
+
+        That is one that has been cancelled, or one that is looked at behind its window.
+        """
+        if not self._is_due():
+            return
+        kept = self.keep_turn()
+        if kept.status is not self.batch.status:
+            raise TurnLost(f"{kept.id} is no longer {self.batch.status}")
+        if kept.expires_at <= self.now():
+            raise TurnLost(f"the window of {kept.id} has ended")
+
+    def _is_due(self) -> bool:
+        return self.now() - self._kept_at >= _KEEP_EVERY_SECONDS
 
     def give_turn(self) -> None:
         """Let another run go on; `batch` is then as it is now."""

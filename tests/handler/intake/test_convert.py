@@ -4,22 +4,39 @@ from __future__ import annotations
 
 import gzip
 import random
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from functools import partial
+from itertools import count
 from typing import Any
 
 import pytest
 
 from engine.batchfile.lines import read_lines
+from handler.aws.queues import advance_message
 from handler.batch.keys import plain_key
-from handler.batch.model import File, Shard
+from handler.batch.model import Batch, File, Shard
 from handler.batch.request import read_request
 from handler.batch.states import Status
+from handler.control.advance import advance
 from handler.intake import convert
+from handler.intake.checkpoint import load_checkpoint
 from handler.intake.create import create_batch
-from tests.handler.intake.rig import Cloud, line_of, lines_of, time_for
+from tests.handler.intake.rig import Cloud, line_of, lines_of, plenty, time_for
 from tests.handler.killing import is_killed_after
 
 MIB = 2**20
+
+
+@dataclass
+class LongFile:
+    """A file that takes many parts: its batch, its lines, the parts that were sent so far."""
+
+    batch: Batch
+    data: bytes
+    sent: list[int] = field(default_factory=list)
+    at_part: Callable[[], object] = lambda: None
 
 
 def array_of(lines: bytes) -> bytes:
@@ -103,43 +120,117 @@ def test_a_damaged_file_leaves_nothing_behind(mini: Cloud) -> None:
     assert not mini.has_object(plain_key(batch.id))
 
 
-def test_a_long_file_is_made_plain_in_many_runs(
-    mini: Cloud, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """What a run has sent the next one does not send again."""
+@pytest.fixture
+def long_file(mini: Cloud, monkeypatch: pytest.MonkeyPatch) -> LongFile:
+    """Return a file of five parts, and what is sent of it."""
     monkeypatch.setattr(convert, "PART_BYTES", 5 * MIB)
     noise = random.Random(1).randbytes(6 * MIB).hex()
     data = b"".join(line_of(number, noise=noise) + b"\n" for number in range(2))
-    sent: list[int] = []
+    file = LongFile(mini.create(gzip.compress(data, 1), "input/x.jsonl.gz"), data)
     upload_part = type(mini.deployment.bucket).upload_part
 
     def counted(bucket: Any, key: str, upload_id: str, number: int, body: Any) -> Any:
-        sent.append(number)
+        file.sent.append(number)
+        file.at_part()
         return upload_part(bucket, key, upload_id, number, body)
 
     monkeypatch.setattr(type(mini.deployment.bucket), "upload_part", counted)
-    batch = mini.create(gzip.compress(data, 1), "input/x.jsonl.gz")
+    return file
+
+
+def test_a_long_file_is_made_plain_in_many_runs(mini: Cloud, long_file: LongFile) -> None:
+    """What a run has sent the next one does not send again."""
     # A look at the clock when it begins, and one before each part.
-    batch = mini.take_in(batch, time_for(3))
-    assert (batch.status, sent) == (Status.VALIDATING, [1, 2])
+    batch = mini.take_in(long_file.batch, time_for(3))
+    assert (batch.status, long_file.sent) == (Status.VALIDATING, [1, 2])
     assert mini.take_in(batch).status is Status.IN_PROGRESS
-    assert sorted(sent) == [1, 2, 3, 4, 5]
+    assert sorted(long_file.sent) == [1, 2, 3, 4, 5]
     with mini.aws.open(Bucket=mini.bucket, Key=plain_key(batch.id)) as lines:
-        assert [line.data for line in read_lines(lines)] == data.splitlines()
+        assert [line.data for line in read_lines(lines)] == long_file.data.splitlines()
 
 
 def test_a_file_that_no_run_can_come_further_with_is_refused(
-    mini: Cloud, monkeypatch: pytest.MonkeyPatch
+    mini: Cloud, long_file: LongFile
 ) -> None:
-    """Not tried for ever: the sentence says what to do."""
-    monkeypatch.setattr(convert, "PART_BYTES", 5 * MIB)
-    data = gzip.compress(line_of(1) + b"\n" + b" " * 11 * MIB)
-    batch = mini.take_in(mini.create(data), time_for(2))
-    assert batch.status is Status.VALIDATING
+    """Not tried for ever, but not for runs that had no time or were slow: the sentence helps."""
+    batch = mini.take_in(long_file.batch, time_for(3))
+    in_vain = 0
+    for num_looks in (3, 0, 2, 4, 3, 3, 0):
+        batch = mini.take_in(batch, time_for(num_looks))
+        in_vain = load_checkpoint(batch.checkpoint or "").num_vain
+        assert batch.status is Status.VALIDATING
+    assert (in_vain, long_file.sent) == (2, [1, 2, 3])
     batch = mini.take_in(batch, time_for(1))
     assert batch.status is Status.FAILED
     assert batch.errors[0].message.startswith("The file is too long to be unpacked here: split it")
     assert uploads_of(mini) == []
+
+
+def test_a_run_without_the_turn_refuses_nothing(
+    mini: Cloud, long_file: LongFile, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However hopeless it looks to a run that was held up: another one goes on."""
+    monkeypatch.setattr(convert, "_MAX_VAIN", 1)
+    batch = mini.take_in(long_file.batch, time_for(3))
+    table, seconds = mini.deployment.table, iter([600.0])
+
+    def held_up() -> float:
+        left = next(seconds, 0.0)
+        if not left:
+            now = time.time() + 60
+            assert mini.run(table.take_turn(batch.id, "other", now=now, until=now)).is_ours
+        return left
+
+    assert mini.take_in(batch, held_up).status is Status.VALIDATING
+    assert len(uploads_of(mini)) == 1
+
+
+def test_parts_that_were_sent_end_a_time_of_failures(mini: Cloud, long_file: LongFile) -> None:
+    """Only a file that comes no further for hours fails."""
+    table = mini.deployment.table
+    mini.run(table.set_once(long_file.batch.id, "failing_since", 1))
+    batch = mini.take_in(long_file.batch, time_for(1))
+    assert (batch.failing_since, long_file.sent) == (1, [])
+    batch = mini.take_in(batch, time_for(3))
+    assert (batch.failing_since, batch.original) == (None, None)
+    mini.run(table.set_once(batch.id, "failing_since", 1))
+    assert mini.take_in(batch).failing_since is None
+
+
+def test_a_cancelled_file_is_made_plain_no_further(mini: Cloud, long_file: LongFile) -> None:
+    """Nor one that a newer upload replaces; nothing is left behind."""
+    long_file.at_part = partial(mini.create, lines_of(1), "input/x.jsonl.gz")
+    clock = count(time.time(), 10.0)
+    batch = mini.take_in(long_file.batch, now=lambda: next(clock))
+    assert batch.status is Status.CANCELLED
+    assert len(long_file.sent) <= 2
+    assert uploads_of(mini) == []
+
+
+def test_a_file_is_made_plain_no_further_behind_its_window(
+    mini: Cloud, long_file: LongFile
+) -> None:
+    """The run stops and rings; whoever hears it lets the batch expire, and nothing is left."""
+    late = long_file.batch.expires_at + 1
+    batch = mini.take_in(long_file.batch, now=lambda: late + 10 * len(long_file.sent))
+    assert (batch.status, mini.messages()) == (Status.VALIDATING, [advance_message(batch.id)])
+    assert len(long_file.sent) <= 2
+    advance(mini.aws, mini.deployment, batch.id, plenty, now=lambda: late)
+    assert mini.batch(batch.id).status is Status.EXPIRED
+    assert uploads_of(mini) == []
+
+
+def test_an_upload_that_somebody_has_aborted_is_begun_anew(
+    mini: Cloud, long_file: LongFile
+) -> None:
+    """A lifecycle rule, for instance."""
+    batch = mini.take_in(long_file.batch, time_for(3))
+    upload_id = load_checkpoint(batch.checkpoint or "").upload or ""
+    mini.run(mini.deployment.bucket.abort_upload(plain_key(batch.id), upload_id))
+    batch = mini.take_in(batch)
+    assert (batch.status, batch.checkpoint) == (Status.VALIDATING, None)
+    assert mini.messages()[-1] == advance_message(batch.id)
+    assert mini.take_in(batch).status is Status.IN_PROGRESS
 
 
 def test_a_run_that_makes_a_file_plain_may_die_at_any_moment(mini: Cloud) -> None:
@@ -160,3 +251,18 @@ def test_a_run_that_makes_a_file_plain_may_die_at_any_moment(mini: Cloud) -> Non
     # Of a run that died before it could write down which it had begun: S3 gives it up in a week.
     assert len(uploads_of(mini)) <= 1
     assert all(result == results[-1] for result in results)
+
+
+def test_a_run_that_finds_damage_may_die_at_any_moment(mini: Cloud) -> None:
+    """What is wrong with the file is told by the next one, not that its upload is gone."""
+    num_calls, was_killed = 0, True
+    while was_killed:
+        batch = mini.create(gzip.compress(lines_of(25))[:-1], f"input/{num_calls}.gz")
+        was_killed = is_killed_after(num_calls, mini.aws, partial(mini.take_in, batch))
+        left = mini.batch(batch.id)
+        mini.run(mini.deployment.table.change_batch(left.id, left.status, turn_until=0))
+        refused = mini.take_in(left)
+        assert refused.status is Status.FAILED
+        assert "cut off after" in refused.errors[0].message
+        num_calls += 1
+    assert num_calls > 8

@@ -18,7 +18,7 @@ from handler.batch.keys import work_prefix
 from handler.batch.model import Batch, BatchError, Shard
 from handler.batch.states import Status
 from handler.errors import AwsError
-from handler.intake.intake import load_checkpoint
+from handler.intake.checkpoint import load_checkpoint
 from handler.moves.cancel import cancel
 from handler.moves.turn import Run
 from tests.emulators import MODEL, Emulator

@@ -16,7 +16,6 @@ from handler.aws.queues import advance_message
 from handler.aws.sync import Aws
 from handler.batch.model import File
 from handler.batch.states import Status
-from handler.intake import intake
 from handler.lambdas.control import act_on
 from handler.moves import turn
 from tests.emulators import Emulator
@@ -33,7 +32,6 @@ FOR_EVER = 1e9
 def _any_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     """Keep no turn for the time that a slow machine takes."""
     monkeypatch.setattr(turn, "_KEEP_EVERY_SECONDS", FOR_EVER)
-    monkeypatch.setattr(intake, "_LOOK_SECONDS", FOR_EVER)
 
 
 @contextmanager
