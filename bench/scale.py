@@ -83,8 +83,8 @@ def demands(scenario: Scenario, worker: WorkerConfig) -> list[Demand]:
                shards * (ticks + 3), 0.125, 3000, partition),
         Demand("DynamoDB writes", "plan, claim, renewals, a commit of two items in a transaction",
                shards * (1 + 1 + renewals + 4), 0.625, 1000, partition),
-        Demand("S3 PUT and LIST", "parts, segments, one listing a claim",
-               shards * (parts + segments + 1), 5.00, 3500, "of one prefix before S3 splits it"),
+        Demand("S3 PUT and LIST", "parts, segments and their index, one listing a claim",
+               shards * (parts + segments + 2), 5.00, 3500, "of one prefix before S3 splits it"),
         Demand("S3 GET", "the input's range, and every part when it is sealed",
                shards * (1 + parts), 0.40, 5500, "of one prefix before S3 splits it"),
     ]  # fmt: skip

@@ -8,9 +8,18 @@ from dataclasses import dataclass, replace
 from typing import IO, Any, NamedTuple
 
 from handler.aws.calls import Call, Operation
-from handler.batch.keys import part_key, part_prefix, segment_key
+from handler.batch.keys import part_key, part_prefix, seal_key, segment_key
 from handler.batch.model import Shard, Source
-from handler.batch.parts import PartIndex, RowPlace, Seal, Segment, decode_head
+from handler.batch.parts import (
+    PartIndex,
+    RowPlace,
+    Seal,
+    SealIndex,
+    Segment,
+    decode_head,
+    decode_seal,
+    encode_seal,
+)
 from handler.errors import AwsError, BadPart, NotThere, ObjectChanged
 
 # Of a part of some hundred rows; the heads of larger ones take a second look.
@@ -242,12 +251,19 @@ class Bucket:
         return index
 
     def put_segments(self, shard: Shard, seal: Seal) -> Operation[None]:
-        """Write the segments of a seal under the shard's fence."""
+        """Write the segments of a seal under the shard's fence, and which rows they have."""
         for kind, segments in (("output", seal.output), ("errors", seal.errors)):
             for number, segment in enumerate(segments):
                 body = yield from self._assemble(segment)
                 key = segment_key(shard.batch_id, shard.number, shard.fence, kind, number)
                 yield from self.put(key, body)
+        key = seal_key(shard.batch_id, shard.number, shard.fence)
+        yield from self.put(key, encode_seal(seal), "application/json")
+
+    def read_seal(self, shard: Shard) -> Operation[SealIndex]:
+        """Return which rows the segments of a committed shard have; BadPart and NotThere."""
+        key = seal_key(shard.batch_id, shard.number, shard.fence)
+        return decode_seal((yield from self.get(key)))
 
     def _assemble(self, segment: Segment) -> Operation[bytes]:
         """Return the rows of a segment; a part is read once for it, from its first row to its last.

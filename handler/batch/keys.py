@@ -143,6 +143,11 @@ def segment_key(batch_id: str, shard: int, fence: int, kind: str, number: int) -
     return f"{shard_prefix(batch_id, shard)}{kind}-{fence:06}-{number:04}"
 
 
+def seal_key(batch_id: str, shard: int, fence: int) -> str:
+    """Return the key of what tells which rows the sealed segments have."""
+    return f"{shard_prefix(batch_id, shard)}rows-{fence:06}"
+
+
 def fill_key(batch_id: str, shard: int, fence: int) -> str:
     """Return the key of the rows of lines that were never run; it lists as no part."""
     return f"{shard_prefix(batch_id, shard)}fill-{fence:06}"

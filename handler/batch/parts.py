@@ -53,9 +53,13 @@ class RowPlace(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """Rows of one kind that become one object, as slices of parts in the order of lines."""
+    """Rows of one kind that become one object: slices of parts, and line and bytes of each row.
+
+    Both are in the order of lines.
+    """
 
     slices: tuple[Slice, ...]
+    rows: tuple[tuple[int, int], ...]
 
     @property
     def num_bytes(self) -> int:
@@ -110,6 +114,33 @@ def decode_head(head: bytes, num_bytes: int) -> tuple[RowPlace, ...]:
     return tuple(places)
 
 
+class SealIndex(BaseModel):
+    """Of each segment of a seal, line and bytes of its rows: what tells whose row stands where."""
+
+    model_config = ConfigDict(strict=True)
+
+    format: Literal[1] = 1
+    output: list[list[tuple[_Count, _Count]]]
+    errors: list[list[tuple[_Count, _Count]]]
+
+
+def encode_seal(seal: Seal) -> bytes:
+    """Return the object that tells which rows a seal has."""
+    rows = {
+        kind: [segment.rows for segment in segments]
+        for kind, segments in (("output", seal.output), ("errors", seal.errors))
+    }
+    return to_json({"format": 1, **rows})
+
+
+def decode_seal(data: bytes) -> SealIndex:
+    """Return what `encode_seal` was given; raises BadPart for anything else."""
+    try:
+        return SealIndex.model_validate_json(data)
+    except ValidationError as exc:
+        raise BadPart(f"this tells of no rows: {exc.errors()[0]['msg']}") from exc
+
+
 class PartIndex:
     """Which lines of a shard have a durable row, and where; grows part by part."""
 
@@ -156,6 +187,7 @@ class PartIndex:
 def _cut(found: Sequence[tuple[str, RowPlace]], segment_bytes: int) -> tuple[Segment, ...]:
     segments: list[Segment] = []
     slices: list[Slice] = []
+    rows: list[tuple[int, int]] = []
     num_bytes = 0
     for key, place in found:
         last = slices[-1] if slices else None
@@ -163,10 +195,11 @@ def _cut(found: Sequence[tuple[str, RowPlace]], segment_bytes: int) -> tuple[Seg
             slices[-1] = Slice(key, last.start, place.end)
         else:
             slices.append(Slice(key, place.start, place.end))
+        rows.append((place.line, place.end - place.start))
         num_bytes += place.end - place.start
         if num_bytes >= segment_bytes:
-            segments.append(Segment(tuple(slices)))
-            slices, num_bytes = [], 0
+            segments.append(Segment(tuple(slices), tuple(rows)))
+            slices, rows, num_bytes = [], [], 0
     if slices:
-        segments.append(Segment(tuple(slices)))
+        segments.append(Segment(tuple(slices), tuple(rows)))
     return tuple(segments)

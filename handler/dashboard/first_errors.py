@@ -8,7 +8,8 @@ from pydantic_core import from_json
 
 from handler.aws.calls import Operation
 from handler.batch.keys import part_prefix
-from handler.batch.model import Batch
+from handler.batch.kinds import ERRORS
+from handler.batch.model import Batch, Shard
 from handler.dashboard.error_kinds import Failure
 from handler.deployment import Deployment
 from handler.errors import BadPart, NotThere
@@ -25,22 +26,39 @@ def first_errors(deployment: Deployment, batch: Batch) -> Operation[list[Failure
 
     None when they cannot be had (any more).
     """
-    if batch.error_file_id is None and not batch.is_terminal:
-        return (yield from _of_parts(deployment, batch))
-    return (yield from _of_file(deployment, batch.error_file_id))
+    try:
+        if batch.error_file_id is None and not batch.is_terminal:
+            return (yield from _of_shards(deployment, batch))
+        return (yield from _of_file(deployment, batch.error_file_id))
+    except NotThere:
+        return None
 
 
-def _of_parts(deployment: Deployment, batch: Batch) -> Operation[list[Failure]]:
-    """Look into a few parts of a few shards that are known to have such rows."""
+def _of_shards(deployment: Deployment, batch: Batch) -> Operation[list[Failure]]:
+    """Look into a few shards that are known to have such rows."""
     found: list[Failure] = []
     shards = yield from deployment.table.list_shards(batch.id)
     failing = [shard for shard in shards if shard.progress.failed]
     for shard in failing[:_MAX_SHARDS]:
-        keys = yield from deployment.bucket.list_keys(part_prefix(batch.id, shard.number))
-        for key in keys[:_MAX_PARTS]:
-            found += yield from _of_part(deployment, key, _MAX_READ - len(found))
-            if len(found) == _MAX_READ:
-                return found
+        if shard.error_sizes:
+            [first, *_] = ERRORS.segments_of([shard])
+            found += yield from _of_object(deployment, first.key)
+        else:
+            found += yield from _of_parts(deployment, shard, _MAX_READ - len(found))
+        if len(found) >= _MAX_READ:
+            break
+    return found
+
+
+def _of_parts(deployment: Deployment, shard: Shard, limit: int) -> Operation[list[Failure]]:
+    """Look into a few parts of a shard that runs."""
+    found: list[Failure] = []
+    prefix = part_prefix(shard.batch_id, shard.number)
+    keys = yield from deployment.bucket.list_keys(prefix)
+    for key in keys[:_MAX_PARTS]:
+        found += yield from _of_part(deployment, key, limit - len(found))
+        if len(found) == limit:
+            break
     return found
 
 
@@ -62,10 +80,14 @@ def _of_file(deployment: Deployment, file_id: str | None) -> Operation[list[Fail
     file = (yield from deployment.files.get_file(file_id)) if file_id else None
     if file is None:
         return None
-    try:
-        head = yield from deployment.bucket.get_range(file.key, 0, _MAX_BYTES, file.version_id)
-    except NotThere:
-        return None
+    return (yield from _of_object(deployment, file.key, file.version_id))
+
+
+def _of_object(
+    deployment: Deployment, key: str, version_id: str | None = None
+) -> Operation[list[Failure]]:
+    """Return the first rows of an object that has such rows alone; raises NotThere."""
+    head = yield from deployment.bucket.get_range(key, 0, _MAX_BYTES, version_id)
     # What lies behind the last newline may be the beginning of a row.
     *rows, _ = head.split(b"\n")
     return [row for row in map(read_row, rows) if row is not None]

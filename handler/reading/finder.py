@@ -1,4 +1,7 @@
-"""Where the rows of a shard stand: its parts are listed, and the head of each is read once."""
+"""Where the rows of a shard stand: in the segments that its commit names, or in parts before that.
+
+The parts of a shard that runs are listed, and the head of each is read once.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,8 @@ from typing import Final
 
 from handler.aws.calls import Operation
 from handler.aws.sync import Aws
-from handler.batch.keys import fill_key, part_prefix, shard_prefix
+from handler.batch.keys import part_prefix
+from handler.batch.kinds import ERRORS, KINDS, OUTPUT, Kind
 from handler.batch.model import Batch, Shard, ShardStatus
 from handler.deployment import Deployment
 from handler.errors import BadPart, HandlerError, NotThere
@@ -40,40 +44,52 @@ class Finder:
     batch: Batch
     cache: PartCache
     heads_left: int = MAX_HEADS
-    _keys: dict[int, tuple[str, ...]] = field(default_factory=dict)
+    _keys: dict[int, list[str]] = field(default_factory=dict)
 
-    def list_parts(self, shards: Sequence[Shard]) -> None:
-        """Find out, at once, which parts these shards have."""
-        unknown = []
+    def list_objects(self, shards: Sequence[Shard]) -> None:
+        """Find out, at once, in which objects the rows of these shards are."""
+        running = []
         for shard in shards:
-            known = self.cache.keys(_name(shard))
-            if known is None:
-                unknown.append(shard)
+            if shard.status is ShardStatus.DONE:
+                self._keys[shard.number] = [key for kind in KINDS for key in _segments(kind, shard)]
             else:
-                self._keys[shard.number] = known
+                running.append(shard)
         bucket, batch_id = self.deployment.bucket, self.batch.id
         listed = self.aws.run_all(
-            bucket.list_keys(shard_prefix(batch_id, shard.number)) for shard in unknown
+            bucket.list_keys(part_prefix(batch_id, shard.number)) for shard in running
         )
-        for shard, keys in zip(unknown, listed, strict=True):
-            self._keys[shard.number] = _parts_among(keys, shard)
-            if shard.status is ShardStatus.DONE:
-                self.cache.put_keys(_name(shard), self._keys[shard.number])
+        for shard, keys in zip(running, listed, strict=True):
+            # The rows of the owner first: an older one that wrote late may have such a line too.
+            self._keys[shard.number] = sorted(keys, reverse=True)
 
     def find(self, shard: Shard) -> dict[int, tuple[str, Place]]:
-        """Return part and place of each row of a shard that was listed, by its line.
+        """Return object and place of each row of a shard that was listed, by its line.
 
         Raises NotIndexed, and WorkGone when rows that were sealed are not there.
         """
         keys = self._keys[shard.number]
-        self._read_heads([key for key in keys if self.cache.part(key) is None])
+        unknown = [key for key in keys if self.cache.part(key) is None]
+        if unknown and shard.status is ShardStatus.DONE:
+            self._read_seal(shard)
+        else:
+            self._read_heads(unknown)
         found: dict[int, tuple[str, Place]] = {}
         for key in keys:
             for place in self.cache.part(key) or ():
                 found.setdefault(place.line, (key, place))
-        if shard.status is ShardStatus.DONE and len(found) < shard.progress.num_rows:
-            raise WorkGone(f"parts of shard {shard.number} of {self.batch.id}")
         return found
+
+    def _read_seal(self, shard: Shard) -> None:
+        if self.heads_left == 0:
+            raise NotIndexed(f"shard {shard.number} of {self.batch.id}")
+        self.heads_left -= 1
+        try:
+            seal = self.aws.run(self.deployment.bucket.read_seal(shard))
+        except (BadPart, NotThere) as exc:
+            raise WorkGone(f"rows of shard {shard.number} of {self.batch.id}") from exc
+        for kind, segments in ((OUTPUT, seal.output), (ERRORS, seal.errors)):
+            for key, rows in zip(_segments(kind, shard), segments, strict=True):
+                self.cache.put_part(key, PartRows.sealed(rows))
 
     def _read_heads(self, keys: Sequence[str]) -> None:
         some = keys[: self.heads_left]
@@ -93,15 +109,5 @@ class Finder:
         return PartRows.of(())
 
 
-def _name(shard: Shard) -> str:
-    """Return what tells a shard from others, and from itself under another owner."""
-    return fill_key(shard.batch_id, shard.number, shard.fence)
-
-
-def _parts_among(keys: Sequence[str], shard: Shard) -> tuple[str, ...]:
-    """Return the parts in their order, and behind them what finalize has filled in."""
-    prefix = part_prefix(shard.batch_id, shard.number)
-    parts = sorted(key for key in keys if key.startswith(prefix))
-    fill = fill_key(shard.batch_id, shard.number, shard.fence)
-    is_filled = shard.status is ShardStatus.DONE and fill in keys
-    return (*parts, fill) if is_filled else tuple(parts)
+def _segments(kind: Kind, shard: Shard) -> list[str]:
+    return [segment.key for segment in kind.segments_of([shard])]

@@ -1,4 +1,4 @@
-"""What a process remembers of parts, which never change: where each row stands."""
+"""What a process remembers of parts and segments, which never change: where each row stands."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from array import array
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from threading import Lock
 from typing import NamedTuple, Self
 
@@ -13,7 +14,7 @@ from handler.batch.parts import RowPlace
 
 
 class Place(NamedTuple):
-    """Bytes `start` to `end` (exclusive) of a part are the row of a line."""
+    """Bytes `start` to `end` (exclusive) of an object are the row of a line."""
 
     line: int
     start: int
@@ -22,7 +23,7 @@ class Place(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class PartRows:
-    """The rows of one part in the order of lines: one after another from byte `start` on."""
+    """The rows of one object in the order of lines: one after another from byte `start` on."""
 
     start: int
     lines: array[int]
@@ -35,6 +36,12 @@ class PartRows:
         ends = array("q", (place.end for place in places))
         return cls(places[0].start if places else 0, lines, ends)
 
+    @classmethod
+    def sealed(cls, rows: Sequence[tuple[int, int]]) -> Self:
+        """Return the same of a segment, by line and bytes of each row."""
+        lines = array("q", (line for line, _ in rows))
+        return cls(0, lines, array("q", accumulate(num_bytes for _, num_bytes in rows)))
+
     def __iter__(self) -> Iterator[Place]:
         start = self.start
         for line, end in zip(self.lines, self.ends, strict=True):
@@ -43,16 +50,12 @@ class PartRows:
 
 
 class PartCache:
-    """Remembers parts by their keys, the latest used, up to so many rows; several threads may ask.
-
-    It remembers also which parts a sealed shard has: those do not change either.
-    """
+    """Remembers objects by their keys, the latest used, up to so many rows, for any thread."""
 
     def __init__(self, max_rows: int = 1_000_000) -> None:
         self._max_rows = max_rows
         self._num_rows = 0
         self._parts: OrderedDict[str, PartRows] = OrderedDict()
-        self._keys: OrderedDict[str, tuple[str, ...]] = OrderedDict()
         self._lock = Lock()
 
     def part(self, key: str) -> PartRows | None:
@@ -70,18 +73,6 @@ class PartCache:
             self._num_rows += _weight(rows)
             while self._num_rows > self._max_rows and len(self._parts) > 1:
                 self._forget(next(iter(self._parts)))
-
-    def keys(self, shard: str) -> tuple[str, ...] | None:
-        """Return the parts of a sealed shard, if they are known."""
-        with self._lock:
-            return self._keys.get(shard)
-
-    def put_keys(self, shard: str, keys: Sequence[str]) -> None:
-        """Remember the parts of a sealed shard."""
-        with self._lock:
-            self._keys[shard] = tuple(keys)
-            while len(self._keys) > self._max_rows // 1000:
-                self._keys.popitem(last=False)
 
     def _forget(self, key: str) -> None:
         rows = self._parts.pop(key, None)

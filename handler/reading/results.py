@@ -139,7 +139,7 @@ def read_results(
 def _listed(
     finder: Finder, shards: Sequence[Shard], after_line: int
 ) -> Iterator[tuple[Shard, int | None]]:
-    """Yield the shards that end behind a line, their parts listed, and the last line of each.
+    """Yield the shards that end behind a line, their objects known, and the last line of each.
 
     Lines between shards are blank and count to the one before; where the last ends nobody knows.
     """
@@ -153,7 +153,7 @@ def _listed(
     )
     num_at_once = 1  # an answer seldom needs two
     while some := list(islice(rest, num_at_once)):
-        finder.list_parts([shard for shard, _ in some if _may_have_rows(shard)])
+        finder.list_objects([shard for shard, _ in some if _may_have_rows(shard)])
         yield from some
         num_at_once = _NUM_LISTED_AT_ONCE
 

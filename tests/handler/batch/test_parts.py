@@ -7,7 +7,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic_core import to_json
 
-from handler.batch.parts import FinishedRow, PartIndex, decode_index, encode_part
+from handler.batch.parts import (
+    FinishedRow,
+    PartIndex,
+    decode_index,
+    decode_seal,
+    encode_part,
+    encode_seal,
+)
 from handler.errors import BadPart
 
 ROWS = st.builds(
@@ -117,8 +124,30 @@ def test_a_seal_holds_each_line_once_and_in_order(
         assert b"".join(bodies) == b"".join(expected)
         assert [len(body) for body in bodies] == [segment.num_bytes for segment in segments]
         assert all(len(body) >= segment_bytes for body in bodies[:-1])
+        told = [pair for segment in segments for pair in segment.rows]
+        assert [line for line, _ in told] == [
+            line for line in sorted(first) if first[line].is_success == is_success
+        ]
+        assert [size for _, size in told] == [len(row) for row in expected]
+        assert all(
+            sum(size for _, size in segment.rows) == segment.num_bytes for segment in segments
+        )
     assert index.lines == set(first)
     assert len(index) == len(first)
+
+
+@given(PARTS, st.integers(1, 200))
+def test_what_a_seal_has_is_told_by_an_object_of_its_own(
+    parts: list[list[FinishedRow]], segment_bytes: int
+) -> None:
+    """Segment by segment; other bytes are not guessed at."""
+    seal = index_of(parts)[0].seal(segment_bytes)
+    told = decode_seal(encode_seal(seal))
+    for segments, rows in ((seal.output, told.output), (seal.errors, told.errors)):
+        assert [list(segment.rows) for segment in segments] == rows
+    for other in (encode_seal(seal)[:-1], b"", b"{}", encode_part(parts[0] if parts else [])):
+        with pytest.raises(BadPart):
+            decode_seal(other)
 
 
 @given(PARTS)

@@ -10,10 +10,14 @@ import pytest
 from handler.aws.calls import Call
 from handler.aws.sync import Aws
 from handler.batch.model import Batch, File, Progress
+from handler.batch.parts import FinishedRow, encode_part
 from handler.batch.states import Status
 from handler.dashboard.error_kinds import Failure, kinds_of
+from handler.dashboard.first_errors import first_errors
+from tests.emulators import Emulator
 from tests.handler.api.rig import answer_to, request_of
 from tests.handler.aws.given import make_batch
+from tests.handler.finalize.rig import Cloud as FinalizeCloud
 from tests.handler.intake.rig import Cloud
 
 KEY = "output/x.errors.jsonl"
@@ -87,3 +91,15 @@ def test_a_batch_is_read_once_for_its_errors(cloud: Cloud, monkeypatch: pytest.M
     assert "3333" in errors_of(batch)
     asked = [call.arguments["Key"] for call in calls if call.method == "get_item"]
     assert sum(key["pk"] == {"S": f"BATCH#{batch.id}"} for key in asked) == 1
+
+
+def test_errors_of_a_sealed_shard_are_those_of_its_commit(ministack: Emulator) -> None:
+    """While the batch runs: a worker that has lost its lease may have written others."""
+    cloud = FinalizeCloud.on(ministack)
+    drop = cloud.drop(4).begin()
+    older = drop.claim(0)
+    drop.run_shard(0)
+    late = FinishedRow(1, b'{"custom_id":"late"}\n', is_success=False)
+    cloud.run(cloud.deployment.bucket.put_part(older, 5, encode_part([late])))
+    found = cloud.run(first_errors(cloud.deployment, drop.batch))
+    assert [failure.place for failure in found or ()] == ["c4"]

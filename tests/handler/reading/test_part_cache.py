@@ -55,9 +55,7 @@ def test_one_part_is_always_remembered(num_lines: int) -> None:
     assert list(cache.part("b") or ()) == list(part_of(*range(num_lines)))
 
 
-def test_parts_of_sealed_shards_have_a_bound_too() -> None:
-    """The oldest are forgotten."""
-    cache = PartCache(max_rows=2000)
-    for name in "abc":
-        cache.put_keys(name, [f"{name}-1"])
-    assert (cache.keys("a"), cache.keys("c")) == (None, ("c-1",))
+def test_rows_of_a_segment_stand_one_after_another() -> None:
+    """From its first byte on."""
+    assert list(PartRows.sealed([(3, 10), (7, 5)])) == [(3, 0, 10), (7, 10, 15)]
+    assert list(PartRows.sealed([])) == []

@@ -10,8 +10,8 @@ import pytest
 from pydantic_core import from_json
 
 from handler.aws.calls import Call
-from handler.batch.keys import part_key, shard_prefix
-from handler.batch.model import Options
+from handler.batch.keys import part_key, seal_key, shard_prefix
+from handler.batch.model import Options, Shard
 from handler.batch.parts import FinishedRow, encode_part
 from handler.batch.states import Status
 from handler.moves.end import end_batch
@@ -108,16 +108,35 @@ def test_pages_follow_each_other_to_the_end(mini: Cloud, limit: int) -> None:
     assert num_pages == -(-12 // limit)
 
 
-def test_of_two_owners_of_a_shard_each_line_has_one_row(cloud: Cloud) -> None:
-    """That of the first part, which is the one that will be published."""
-    drop = cloud.drop(4).begin()
-    first = drop.claim(0)
-    second = drop.claim(0)
-    drop.put_rows(second, [2, 3])
+def come_late(drop: Drop, older: Shard) -> None:
+    """Write, as an owner that has lost its lease, a row of a line that the next one has run too."""
     late = FinishedRow(2, b'{"custom_id":"late"}\n', is_success=True)
-    key = part_key(drop.id, 0, first.fence, 5)
-    cloud.run(cloud.deployment.bucket.put(key, encode_part([late])))
-    assert results_of(drop).rows == [(2, late.row), (3, row_of(3).row)]
+    key = part_key(drop.id, older.number, older.fence, 5)
+    drop.cloud.run(drop.cloud.deployment.bucket.put(key, encode_part([late])))
+
+
+def test_of_two_owners_of_a_shard_each_line_has_one_row(cloud: Cloud) -> None:
+    """That of the one who has the shard, who does not look at what comes later."""
+    drop = cloud.drop(4).begin()
+    older = drop.claim(0)
+    drop.put_rows(drop.claim(0), [2, 3])
+    come_late(drop, older)
+    assert lines_in(results_of(drop)) == [2, 3]
+
+
+def test_rows_of_a_sealed_shard_are_those_of_its_commit(cloud: Cloud) -> None:
+    """Whatever parts there are beside it: they stand in the output like this."""
+    drop, cache = cloud.drop(3).begin(), PartCache()
+    older = drop.claim(0)
+    drop.run_shard(0)
+    come_late(drop, older)
+    found = results_of(drop, cache=cache)
+    assert (lines_in(found), found.complete_through) == ([1, 2, 3], 3)
+    drop.move(Status.FINALIZING, outcome="completed").finish()
+    assert results_of(drop, cache=cache).rows == found.rows
+    assert cloud.read(drop.batch.outputs.output_key) == b"".join(
+        row or b"" for _, row in found.rows
+    )
 
 
 def test_an_ended_batch_gives_all_its_rows(cloud: Cloud) -> None:
@@ -172,7 +191,7 @@ def test_work_that_was_deleted_is_told(cloud: Cloud, spoil: str) -> None:
 def test_heads_and_wanted_rows_are_all_that_is_read(
     cloud: Cloud, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """By ranges; a process reads the head of a part once, and lists a sealed shard once."""
+    """By ranges; a process reads the head of a part once, and of a seal what rows it has."""
     drop, cache = cloud.drop(8).begin(), PartCache()
     drop.run_shard(0, size=100_000)
     shard = drop.claim(1, lease_seconds=60)
@@ -180,15 +199,19 @@ def test_heads_and_wanted_rows_are_all_that_is_read(
     calls = calls_to(cloud, monkeypatch)
     (_, row), *_ = results_of(drop, after_line=1, limit=1, cache=cache).rows
     assert row == row_of(2, 100_000).row
-    gets = [call.arguments["Range"] for call in calls if call.method == "get_object"]
-    assert len(gets) == 2
-    assert gets[0] == "bytes=0-16383"
-    start, end = map(int, gets[1].removeprefix("bytes=").split("-"))
+    seal, rows = [call.arguments for call in calls if call.method == "get_object"]
+    assert seal["Key"] == seal_key(drop.id, 0, 1)
+    start, end = map(int, rows["Range"].removeprefix("bytes=").split("-"))
     assert end - start + 1 == len(row)
+    calls.clear()
     assert len(results_of(drop, cache=cache).rows) == 6
+    heads = [call for call in calls if call.arguments.get("Range") == "bytes=0-16383"]
+    assert len(heads) == 1
     calls.clear()
     assert len(results_of(drop, cache=cache).rows) == 6
     assert [call.method for call in calls].count("list_objects_v2") == 1
+    keys = {call.arguments["Key"] for call in calls if call.method == "get_object"}
+    assert seal_key(drop.id, 0, 1) not in keys
     assert [call for call in calls if call.arguments.get("Range") == "bytes=0-16383"] == []
 
 

@@ -103,8 +103,9 @@ def test_a_batch_whose_work_is_gone_names_its_files(cloud: Cloud, client: OpenAI
     batch = running(cloud, *((line, ANSWERED) for line in range(1, 11)))
     table, bucket = cloud.deployment.table, cloud.deployment.bucket
     shard = cloud.shards(batch.id)[0]
-    progress = cloud.run(bucket.index_parts(batch.id, 0, left_out=lambda *_: None)).progress()
-    cloud.run(table.commit(shard, progress=progress, output_sizes=[9], error_sizes=[]))
+    index = cloud.run(bucket.index_parts(batch.id, 0, left_out=lambda *_: None))
+    cloud.run(bucket.put_segments(shard, index.seal()))
+    cloud.run(table.commit(shard, progress=index.progress(), output_sizes=[9], error_sizes=[]))
     for status in (Status.FINALIZING, Status.COMPLETED):
         cloud.run(table.move_batch(batch.id, status, 9, output_file_id="file-out"))
     assert len(results_of(batch)["data"]) == 10
