@@ -176,19 +176,19 @@ async def failing(
 async def test_calls_that_are_repeated_count_once(
     rig: Rig, counted: Counted, monkeypatch: pytest.MonkeyPatch, *, after: bool
 ) -> None:
-    """Every third write to the bucket or the table fails, or succeeds and its answer is lost."""
+    """Every fifth write to the bucket or the table fails, or succeeds and its answer is lost."""
     monkeypatch.setattr(site_module, "RETRY_SECONDS", 0.05)
     num_writes = 0
 
-    def every_third(call: Call) -> Exception | None:
+    def every_fifth(call: Call) -> Exception | None:
         nonlocal num_writes
         num_writes += call.method in {"put_object", "update_item", "transact_write_items"}
-        is_hit = num_writes % 3 == 0
+        is_hit = num_writes % 5 == 0
         num_writes += is_hit
         return AwsError("injected") if is_hit else None
 
     work = rig.batch(*[{"wait": 0.1}] * 12, BAD, shard_lines=5)
-    async with failing(rig, every_third, after=after, max_inflight=4, lease_seconds=2):
+    async with failing(rig, every_fifth, after=after, max_inflight=4, lease_seconds=2):
         await until(lambda: work.is_done)
     assert told(counted()) == done(work) == (12, 1, 120, 48, 36)
 
