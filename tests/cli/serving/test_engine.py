@@ -12,6 +12,8 @@ from cli.main import main
 from demo import MODEL_PATH
 from tests.cli.given import line, rows
 
+EXAMPLE = Path(__file__).parents[3] / "examples/demo.jsonl"
+
 
 def test_a_small_cache_shortens_the_context_and_says_so(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
@@ -33,6 +35,31 @@ def test_a_small_cache_shortens_the_context_and_says_so(
 
     assert main(["run", *files, *small, "--max-model-len", "2048", "--force"]) == 1
     assert "tidemill: --max-model-len 2048 needs" in capfd.readouterr().err.splitlines()[-1]
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_resumed_run_keeps_its_rows_and_in_fp32_is_the_file_of_one_run(
+    tmp_path: Path, dtype: str
+) -> None:
+    """Greedy and seeded lines, cut off within a row; in bf16 only what was there is promised."""
+    asked = [
+        json.loads(line) | {"custom_id": f"{seed}-{number}"}
+        for seed in (None, 7)
+        for number, line in enumerate(EXAMPLE.read_text().splitlines())
+    ]
+    for one in asked[len(asked) // 2 :]:
+        one["body"] |= {"temperature": 1.0, "seed": 7}
+    (tmp_path / "in.jsonl").write_text("\n".join(map(json.dumps, asked)))
+    given = ["-i", f"{tmp_path}/in.jsonl", "--dtype", dtype, "--device", "cpu"]
+    whole, resumed = tmp_path / "whole.jsonl", tmp_path / "resumed.jsonl"
+    assert main(["run", *given, "-o", str(whole)]) == 0
+    torn = whole.read_bytes()[: whole.stat().st_size * 2 // 3]
+    resumed.write_bytes(torn)
+    assert main(["run", *given, "-o", str(resumed), "--resume"]) == 0
+    assert resumed.read_bytes().startswith(torn[: torn.rindex(b"\n") + 1])
+    assert [row["id"] for row in rows(resumed)] == [row["id"] for row in rows(whole)]
+    if dtype == "float32":
+        assert resumed.read_bytes() == whole.read_bytes()
 
 
 def test_a_checkpoint_without_its_weights_runs_no_line(
