@@ -25,7 +25,7 @@ class EventBus:
         entry = {
             "Source": SOURCE,
             "DetailType": DETAIL_TYPE,
-            "Detail": to_json(detail).decode(),
+            "Detail": to_json(detail, ensure_ascii=True).decode(),
             "EventBusName": self.name,
         }
         response = yield Call("events", "put_events", {"Entries": [entry]})

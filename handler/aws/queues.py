@@ -48,7 +48,7 @@ class Queue:
 
     def send(self, body: dict[str, object], *, delay_seconds: float = 0) -> Operation[None]:
         """Send one message, to be seen after a delay of at most 15 minutes."""
-        arguments: dict[str, Any] = {"QueueUrl": self.url, "MessageBody": to_json(body).decode()}
+        arguments: dict[str, Any] = {"QueueUrl": self.url, "MessageBody": _text(body)}
         if delay_seconds > 0:
             arguments["DelaySeconds"] = min(MAX_DELAY_SECONDS, max(1, round(delay_seconds)))
         yield Call("sqs", "send_message", arguments)
@@ -56,8 +56,7 @@ class Queue:
     def send_all(self, bodies: Sequence[dict[str, object]]) -> Operation[None]:
         """Send at most ten messages at once; raises AwsError when one is refused twice."""
         entries = [
-            {"Id": str(number), "MessageBody": to_json(body).decode()}
-            for number, body in enumerate(bodies)
+            {"Id": str(number), "MessageBody": _text(body)} for number, body in enumerate(bodies)
         ]
         for is_last in (False, True):
             response = yield Call(
@@ -162,6 +161,11 @@ def parse_message(body: str) -> dict[str, Any] | None:
     batch_id = fields.get("batch_id", "")
     is_ours = isinstance(batch_id, str) and batch_id.isascii() and len(batch_id) <= _MAX_ID_CHARS
     return fields if is_ours else None
+
+
+def _text(body: dict[str, object]) -> str:
+    """Return a message as JSON in ASCII: a key may hold characters that SQS refuses."""
+    return to_json(body, ensure_ascii=True).decode()
 
 
 def tens(bodies: Iterable[dict[str, object]]) -> Iterable[list[dict[str, object]]]:

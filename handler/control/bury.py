@@ -16,7 +16,7 @@ from handler.aws.queues import (
 from handler.batch.model import Batch, BatchError, ShardStatus
 from handler.batch.states import Status
 from handler.control.reap import give_up_shard, is_hopeless
-from handler.control.sweep import WINDOW_SECONDS
+from handler.control.sweep import EVERY_SECONDS, WINDOW_SECONDS
 from handler.deployment import Deployment
 from handler.intake.events import (
     Advance,
@@ -32,8 +32,10 @@ from handler.moves.wake import wake
 
 # An outage is no fault of the file: only what fails for longer than those last ends a batch.
 PATIENCE_SECONDS = 6 * 3600
-# An upload that has no batch cannot even fail. It is known to the sweep for so long, too.
+# An upload that has no batch cannot even fail: its event is told again for as long as the sweep
+# would find it. What a sweep has found the next one finds again.
 DROP_PATIENCE_SECONDS = WINDOW_SECONDS
+FOUND_PATIENCE_SECONDS = EVERY_SECONDS
 
 
 def bury(deployment: Deployment, body: str, now: int) -> Operation[None]:
@@ -60,8 +62,9 @@ def bury(deployment: Deployment, body: str, now: int) -> Operation[None]:
 def _tell_again(deployment: Deployment, drop: Drop, now: int) -> Operation[None]:
     """Send for an upload that has no batch yet and that nobody else knows of."""
     since = drop.failing_since or now
+    patience = FOUND_PATIENCE_SECONDS if drop.sequencer is None else DROP_PATIENCE_SECONDS
     logger.error("upload not taken in", batch_id=drop.batch_id, key=drop.key, since=since)
-    if now - since < DROP_PATIENCE_SECONDS:
+    if now - since < patience:
         message = drop_message(replace(drop, failing_since=since))
         yield from deployment.control.send(message, delay_seconds=MAX_DELAY_SECONDS)
 

@@ -21,6 +21,7 @@ from handler.moves.turn import RESERVE_SECONDS
 
 # S3 dates an upload at its beginning, which may be a week before its end; a sweep comes each day.
 WINDOW_SECONDS = 8 * 24 * 3600
+EVERY_SECONDS = 24 * 3600
 # Until then an event is not late.
 SETTLED_SECONDS = 15 * 60
 

@@ -64,14 +64,18 @@ def known_as(newest: Mapping[str, Any], batch: Batch, arrival: Arrival) -> str |
 def is_overtaken(newest: Mapping[str, Any], batch: Batch, arrival: Arrival) -> bool:
     """Say whether an upload that is not known is older than the newest one.
 
-    Times decide where S3 has not told its order; an item of before they were kept is newer. Of two
-    keys with the same results that one is newer whose event comes last.
+    Times decide where S3 has not told its order; an item of before they were kept is newer. Within
+    one second that upload of a key is newer which was found: it is what the key has been since. Of
+    two keys with the same results that one is newer whose event comes last.
     """
     is_same_key = newest.get("key", batch.source.key) == batch.source.key
     if arrival.sequencer is None:
-        return bool(newest.get("modified", math.inf) >= arrival.modified)
+        known_until = newest.get("modified", math.inf)
+        if known_until != arrival.modified:
+            return bool(known_until > arrival.modified)
+        return not is_same_key
     if newest.get("sequencer") is None:
-        return is_same_key and bool(newest["modified"] > arrival.modified)
+        return is_same_key and bool(newest["modified"] >= arrival.modified)
     return is_same_key and _rank(newest["sequencer"]) >= _rank(arrival.sequencer)
 
 

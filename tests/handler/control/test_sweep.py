@@ -15,7 +15,7 @@ from handler.aws.stores.drops import EVENTS_END_SECONDS
 from handler.batch.model import Batch
 from handler.batch.states import Status
 from handler.control.bury import DROP_PATIENCE_SECONDS, bury
-from handler.control.sweep import SETTLED_SECONDS, WINDOW_SECONDS, sweep
+from handler.control.sweep import EVERY_SECONDS, SETTLED_SECONDS, WINDOW_SECONDS, sweep
 from handler.deployment import deployment
 from handler.intake.create import take_drop
 from handler.intake.events import Drop, Ignored, Sweep, drop_message, parse_control, sweep_message
@@ -144,6 +144,50 @@ def _dated(monkeypatch: pytest.MonkeyPatch, seconds: int) -> None:
     monkeypatch.setattr(Bucket, "head", head_later)
 
 
+def _same_second(cloud: Cloud, *files: bytes) -> list[Drop]:
+    """Upload all to one key within one second, and return what the events would tell."""
+    head = cloud.deployment.bucket.head
+    while True:
+        drops = [cloud.put(data) for data in files]
+        found = [cloud.run(head(drop.key, drop.version_id)) or {} for drop in drops]
+        if len({int(each["LastModified"].timestamp()) for each in found}) == 1:
+            return drops
+
+
+def test_the_second_upload_of_a_second_is_found(mini: Cloud) -> None:
+    """The one that the key is now, once."""
+    first, second = _same_second(mini, lines_of(1), lines_of(2))
+    older = mini.take(first)
+    [found] = swept(mini)
+    newer = take(mini, found)
+    assert newer is not None
+    assert (newer.source.version_id, newer.predecessor) == (second.version_id, older.id)
+    assert swept(mini) == []
+    assert take(mini, first) == mini.batch(older.id)
+    assert take(mini, second) == newer
+
+
+def test_a_late_event_of_the_same_second_replaces_nothing(mini: Cloud) -> None:
+    """What was found since is what the key has become."""
+    first, second = _same_second(mini, lines_of(1), lines_of(2))
+    [found] = swept(mini)
+    newer = take(mini, found)
+    assert newer is not None
+    assert newer.source.version_id == second.version_id
+    assert take(mini, first) is None
+    assert mini.batch(newer.id).status is Status.VALIDATING
+
+
+def test_a_key_that_no_message_can_hold_stops_no_other(cloud: Cloud) -> None:
+    """SQS refuses some characters: messages are ASCII."""
+    keys = ["input/a\ufffe.jsonl", "input/b\U0001f600.jsonl", "input/c.jsonl"]
+    for key in keys:
+        cloud.put(lines_of(1), key)
+    found = swept(cloud)
+    assert [drop.key for drop in found if isinstance(drop, Drop)] == keys
+    assert [batch.source.key for drop in found if (batch := take(cloud, drop))] == keys
+
+
 def test_two_names_with_the_same_results_are_one(mini: Cloud) -> None:
     """The last one counts; neither a sweep nor a repeated event brings the other back."""
     first = mini.put(lines_of(1), "input/x")
@@ -194,6 +238,23 @@ def test_an_event_that_died_before_its_batch_was_made_is_told_again(
     assert dead(again, DROP_PATIENCE_SECONDS - 1) == [again]
     assert dead(again, DROP_PATIENCE_SECONDS) == []
     assert take(mini, again) == mini.take(drop)
+
+
+def test_what_a_sweep_found_is_told_again_until_the_next(
+    mini: Cloud, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else each day would add another message that lives for eight."""
+    monkeypatch.setattr("handler.control.bury.MAX_DELAY_SECONDS", 0)
+    mini.put(lines_of(1))
+    [found] = swept(mini)
+    assert isinstance(found, Drop)
+    now = int(time.time())
+    again = replace(found, failing_since=now)
+    for later, told in ((0, [again]), (EVERY_SECONDS - 1, [again]), (EVERY_SECONDS, [])):
+        body = to_json(drop_message(again if later else found)).decode()
+        mini.run(bury(mini.deployment, body, now + later))
+        assert asked(mini) == told
+    assert swept(mini) == [found]
 
 
 @pytest.mark.parametrize(
