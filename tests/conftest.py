@@ -34,6 +34,11 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # After pytest, which would bring the tests of each emulator together.
 @pytest.hookimpl(trylast=True)
+def pytest_make_parametrize_id(val: object) -> str | None:
+    """Name bytes by how many they are: those of gzip hold the time, and processes compare names."""
+    return f"{len(val)} bytes" if isinstance(val, bytes) else None
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Let the groups that take longest begin first."""
     items.sort(key=lambda item: place_of(item.nodeid))
