@@ -38,7 +38,8 @@ _OUTSIDE_BRACKETS = re.compile(rb'(?:[^"{}\[\],]++|' + _STRING + rb")*+", re.DOT
 def elements_as_lines(pieces: Iterable[bytes]) -> Iterator[bytes]:
     r"""Yield the elements of an array, each with `\n` behind it, in pieces about as large as came.
 
-    What precedes the first `[` is dropped. Raises FormError, which names the element.
+    A piece is empty where nothing but blanks came. What precedes the first `[` is dropped. Raises
+    FormError, which names the element.
     """
     reader = _Reader()
     before = b""
@@ -49,8 +50,7 @@ def elements_as_lines(pieces: Iterable[bytes]) -> Iterator[bytes]:
             before += piece
             is_begun = b"[" in before
             data = before.partition(b"[")[2]
-        if lines := reader.take(data):
-            yield lines
+        yield reader.take(data)
     reader.end()
 
 

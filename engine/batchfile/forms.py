@@ -81,7 +81,7 @@ def form_of(head: bytes) -> Form:
     """
     if not head.startswith(_GZIP):
         return _form_of_text(head)
-    inner = next(gunzip((head,), is_whole=False), b"")[:HEAD_BYTES]
+    inner = next(filter(None, gunzip((head,), is_whole=False)), b"")[:HEAD_BYTES]
     if inner.startswith(_GZIP):
         raise FormError("The file is compressed with gzip twice: unpack it once.")
     form = _form_of_text(inner)
@@ -117,8 +117,8 @@ def as_lines(form: Form, pieces: Iterable[bytes]) -> Iterator[bytes]:
     r"""Yield the bytes of a file of this form as those of JSONL, from its start on.
 
     Line N is the file's line N, or element N of its array. The same file gives the same bytes, in
-    whatever pieces it comes. Raises FormError where it is damaged, cut off, or has a line longer
-    than any request.
+    whatever pieces it comes; bytes that stand for none give empty pieces. Raises FormError where it
+    is damaged, cut off, or has a line longer than any request.
     """
     if form.is_gzip:
         pieces = gunzip(pieces)
@@ -182,13 +182,14 @@ def _bounded(pieces: Iterable[bytes]) -> Iterator[bytes]:
 def gunzip(pieces: Iterable[bytes], *, is_whole: bool = True) -> Iterator[bytes]:
     """Yield what gzip's data holds, in pieces of a bounded size; many members make one file.
 
+    Data that holds nothing gives empty pieces, so that a reader is never away for long.
     Raises FormError that names the byte where damage shows, or where it is cut off if it should be
     whole.
     """
     unpacker = zlib.decompressobj(_GZIP_WINDOW)
     offset = 0
     for packed in _cut(pieces, _PACKED_BYTES):
-        left = packed
+        left, is_empty = packed, True
         while left or not unpacker.eof:
             if unpacker.eof:
                 # Padding by zeros is allowed behind a member.
@@ -198,8 +199,11 @@ def gunzip(pieces: Iterable[bytes], *, is_whole: bool = True) -> Iterator[bytes]
             data, left = _unpack(unpacker, left, offset + len(packed))
             if data:
                 yield data
+                is_empty = False
             elif not left:
                 break
+        if is_empty:
+            yield b""
         offset += len(packed)
     if is_whole and not unpacker.eof:
         raise FormError(

@@ -94,9 +94,10 @@ def _send(run: Run, checkpoint: Checkpoint, upload_id: str) -> dict[int, str]:
 
     stream = ObjectStream(run.aws, run.batch.source)
     pieces = iter(lambda: stream.read(CHUNK_BYTES), b"")
+    lines = _looked_at(run, as_lines(checkpoint.form, pieces))
     with closing(stream), ThreadPoolExecutor(_NUM_THREADS) as pool:
         try:
-            for number, part in enumerate(_parts(as_lines(checkpoint.form, pieces)), 1):
+            for number, part in enumerate(_parts(lines), 1):
                 _look(run)
                 etag, num_bytes = there.get(number, ("", -1))
                 if num_bytes == len(part):
@@ -114,6 +115,15 @@ def _send(run: Run, checkpoint: Checkpoint, upload_id: str) -> dict[int, str]:
             raise
         collect(0)
     return etags
+
+
+def _looked_at(run: Run, pieces: Iterable[bytes]) -> Iterator[bytes]:
+    """Yield the pieces that are not empty: a part may take very many of the others."""
+    for piece in pieces:
+        if piece:
+            yield piece
+        else:
+            _look(run)
 
 
 def _look(run: Run) -> None:

@@ -220,6 +220,23 @@ def test_a_file_is_made_plain_no_further_behind_its_window(
     assert uploads_of(mini) == []
 
 
+@pytest.mark.parametrize(
+    "data",
+    [gzip.compress(b"[" + b" " * 8 * MIB), gzip.compress(b"") * 10_000 + b"\x1f"],
+    ids=["blanks", "empty members"],
+)
+def test_what_holds_no_bytes_is_looked_at_too(mini: Cloud, data: bytes) -> None:
+    """A gigabyte of blanks is a megabyte of gzip, and minutes: clock and turn cannot wait."""
+    looks: list[float] = []
+
+    def time_left() -> float:
+        looks.append(600.0)
+        return looks[-1]
+
+    assert mini.take_in(mini.create(data), time_left).status is Status.FAILED
+    assert len(looks) > 10
+
+
 def test_an_upload_that_somebody_has_aborted_is_begun_anew(
     mini: Cloud, long_file: LongFile
 ) -> None:
