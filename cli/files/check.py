@@ -156,7 +156,8 @@ def warn_of_duplicates(duplicates: Duplicates) -> None:
 def _reasons(checked: Checked) -> list[str]:
     malformed = f"malformed {checked.unit}"
     bad = [f"  {amount(checked.num_bad, malformed)}"] if checked.num_bad else []
-    hint = [f"{_ways(checked)} runs those that ask for other models"] if checked.models else []
+    ways = _ways(checked, own_names(checked.served_names))
+    hint = [f"{ways} runs those that ask for other models"] if checked.models else []
     return [*checked.failing.told(checked.unit), *bad, *hint]
 
 
@@ -176,13 +177,13 @@ def _asked_for(checked: Checked) -> str:
     )
 
 
-def _ways(checked: Checked) -> str:
-    """Return the flags that make these names mean the model."""
+def _ways(checked: Checked, others: Sequence[str] = ()) -> str:
+    """Return the flags that make these names mean the model, and others that do already."""
     if len(checked.models) > _MAX_NAMED_MODELS:
         return "`--any-model`"
     import shlex
 
-    names = [name for name, _ in checked.models.most_common()]
+    names = [*others, *(name for name, _ in checked.models.most_common())]
     return f"`{shlex.join(['--served-model-name', *names])}` or `--any-model`"
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import stat
+import sys
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -43,6 +44,12 @@ def is_regular_or_new(path: Path) -> bool:
 def check_paths(input_file: str, output_file: str, error_file: str | None) -> None:
     """Raise Refused for inputs and outputs that cannot work, before anything is opened."""
     _check_schemes(input_file, output_file, error_file or "")
+    for name, stream, what in (
+        (input_file, sys.stdin, "input"),
+        (output_file, sys.stdout, "output"),
+    ):
+        if name == STANDARD_STREAM and stream is None:
+            raise Refused(f"standard {what} is closed: name a file instead of -")
     if is_path(input_file):
         _check_input(Path(input_file))
     if is_path(output_file):
@@ -75,8 +82,15 @@ def _check_schemes(*names: str) -> None:
         scheme, separator, _ = name.partition("://")
         if separator and not is_url(name):
             raise Refused(f"{scheme}:// is not supported: give a path, - or an http(s) URL")
-        if is_url(name) and not urlsplit(name).hostname:
+        if is_url(name) and not _host_of(name):
             raise Refused(f"{display_name(name)} names no host")
+
+
+def _host_of(url: str) -> str | None:
+    try:
+        return urlsplit(url).hostname
+    except ValueError as exc:
+        raise Refused(f"a url cannot be read: {exc}") from exc
 
 
 def _check_input(path: Path) -> None:

@@ -78,6 +78,11 @@ def prove(settings: EngineConfig, loaded: LoadedModel, token_ids: Tensor, expect
     for sequence in range(2):
         got = torch.cat([part.view(2, -1, part.shape[-1])[sequence] for part in logits])
         scale = expected.float().norm().clamp(min=1e-6)
+        if not expected.isfinite().all():
+            raise ModelRefused(
+                f"{settings.model}: it answers with NaN or infinity: its weights are damaged, or a "
+                "number in its config.json is."
+            )
         distance = float((got.float() - expected.float()).norm() / scale)
         if not distance <= PROOF_TOLERANCE[loaded.dtype]:
             raise ModelRefused(

@@ -61,7 +61,8 @@ def _request_error(faults: list[dict[str, Any]]) -> RequestError:
 def _dotted(fault: Mapping[str, Any]) -> str:
     """Return where a fault lies as `messages.0.content`, without the names of union branches."""
     keys = [str(key) for key in fault["loc"]]
-    return ".".join(key for key in keys if key != "[key]" and not key.startswith("<"))
+    branches = ("<", "function-", "list[")
+    return ".".join(key for key in keys if key != "[key]" and not key.startswith(branches))
 
 
 def _predicate(fault: Mapping[str, Any]) -> str:

@@ -29,6 +29,7 @@ MAX_STEPS = 250_000
 MAX_TEXT_CHARS = 64 * 2**20
 
 _CHARS_PER_STEP = 1024
+_CHARS_READ_PER_STEP = 2**14
 _MAX_POWER_BITS = 4096
 
 
@@ -50,6 +51,7 @@ class Sandbox(ImmutableSandboxedEnvironment):
         self.code_generator_class = _CountingCode
         self.filters["tojson"] = _to_json
         self.globals["raise_exception"] = _raise_exception
+        del self.globals["lipsum"]  # makes any amount of text in one step
         # Jinja's own give a template a class, and names that Python keeps to itself.
         self.globals["dict"] = _new_dict
         self.globals["namespace"] = _Names
@@ -71,8 +73,11 @@ class Sandbox(ImmutableSandboxedEnvironment):
         return render
 
     def call(self, context: Context, callee: Any, /, *args: Any, **names: Any) -> Any:
-        """Call what a template calls; a step."""
+        """Call what a template calls; a step, and what it has to look through."""
         self.spend(1)
+        owner = getattr(callee, "__self__", None)
+        for value in (owner, *args, *names.values()):
+            self.operand(value, is_size=isinstance(owner, (str, bytes, int, list, tuple)))
         return self.weighed(super().call(context, callee, *args, **names))
 
     def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
@@ -90,6 +95,14 @@ class Sandbox(ImmutableSandboxedEnvironment):
         self._steps_left -= steps
         if self._steps_left < 0:
             raise TemplateEndless(f"it takes more than {MAX_STEPS:,} steps and may never end")
+
+    def operand(self, value: Any, *, is_size: bool = True) -> Any:
+        """Return what a filter or a call is given: text is paid for, no size may be too large."""
+        if isinstance(value, (str, list, tuple, dict)):
+            self.spend(len(value) // _CHARS_READ_PER_STEP)
+        elif is_size and isinstance(value, int):
+            _check_size(abs(value))
+        return value
 
     def weighed(self, value: Any) -> Any:
         """Return a value that a template has made, once its size is paid for."""
@@ -121,6 +134,12 @@ class _Counting(NodeTransformer):
 
     def visit_Filter(self, node: nodes.Filter) -> nodes.Node:
         self.generic_visit(node)
+        if node.node is not None:
+            is_no_size = nodes.Keyword("is_size", nodes.Const(False))  # noqa: FBT003 - a template's
+            node.node = _asked_of("operand", node.node, is_no_size)
+        node.args = [_asked_of("operand", value) for value in node.args]
+        for pair in node.kwargs:
+            pair.value = _asked_of("operand", pair.value)
         return _weighed(node)
 
     def visit_FilterBlock(self, node: nodes.FilterBlock) -> nodes.Node:
@@ -178,7 +197,11 @@ def dated(created: int) -> Callable[[str], str]:
 
 
 def _weighed(value: nodes.Expr) -> nodes.Call:
-    return nodes.Call(nodes.EnvironmentAttribute("weighed"), [value], [], None, None)
+    return _asked_of("weighed", value)
+
+
+def _asked_of(name: str, value: nodes.Expr, *named: nodes.Keyword) -> nodes.Call:
+    return nodes.Call(nodes.EnvironmentAttribute(name), [value], list(named), None, None)
 
 
 def _check_size(size: int | None) -> None:

@@ -89,6 +89,17 @@ def test_schemes_other_than_http_are_refused(run: Any, source: Path, tmp_path: P
     assert "s3:// is not supported" in refusal(run, "-i", "s3://b/k", "-o", tmp_path / "out")
     assert "gs:// is not supported" in refusal(run, "-i", source, "-o", "gs://b/k")
     assert "names no host" in refusal(run, "-i", "http:///k", "-o", tmp_path / "out")
+    assert "cannot be read" in refusal(run, "-i", "http://[::1", "-o", tmp_path / "out")
+
+
+def test_a_standard_stream_that_is_closed_is_told(
+    run: Any, source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As by `<&-` and `>&-`: nothing is read from it, and no row goes nowhere."""
+    monkeypatch.setattr("sys.stdin", None)
+    assert "standard input is closed" in refusal(run, "-i", "-", "-o", tmp_path / "out")
+    monkeypatch.setattr("sys.stdout", None)
+    assert "standard output is closed" in refusal(run, "-i", source, "-o", "-")
 
 
 @pytest.mark.parametrize("name", ["-", "http://127.0.0.1/errors?key=secret"])

@@ -71,7 +71,7 @@ def test_where_some_lines_ask_for_another_model_the_others_run(
     assert said.startswith(
         "tidemill: warning: 1 of 2 lines will get an error row:\n"
         "  1 × The model `gpt` does not exist. Served: m. (line 2)\n"
-        "`--served-model-name gpt` or `--any-model` runs those that ask for other models\n"
+        "`--served-model-name m gpt` or `--any-model` runs those that ask for other models\n"
         "tidemill: loading m\n"
     )
 

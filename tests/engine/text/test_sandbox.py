@@ -38,6 +38,14 @@ def rendered(source: str, **variables: Any) -> str:
         pytest.param("{{ 'x' * 10 ** 11 }}", id="a text times a number"),
         pytest.param("{{ 10 ** 11 * [1] }}", id="a number times a list"),
         pytest.param("{{ 9 ** 99999999 }}", id="a number of no end"),
+        pytest.param("{{ 'a' | center(10 ** 10) }}", id="a filter's size"),
+        pytest.param("{{ [1] | slice(10 ** 10) | list }}", id="slices of nothing"),
+        pytest.param("{{ 'a'.zfill(10 ** 10) }}", id="a method's size"),
+        pytest.param("{{ [1] | tojson(indent=10 ** 9) }}", id="a named size"),
+        pytest.param(
+            f"{{% set x = 'a' * 10 ** 6 %}}{LOOP}{{{{ x.count('b') }}}}{{% endfor %}}",
+            id="a long text looked through in a loop",
+        ),
         pytest.param(DOUBLED.replace("HERE", "{% set ns.x = ns.x + ns.x %}"), id="doubled by +"),
         pytest.param(DOUBLED.replace("HERE", "{% set ns.x = ns.x ~ ns.x %}"), id="doubled by ~"),
         pytest.param(
@@ -157,3 +165,11 @@ def test_a_template_stays_in_its_sandbox(source: str) -> None:
 
     with pytest.raises(TemplateError):
         rendered(source, messages=[])
+
+
+def test_numbers_are_printed_however_large() -> None:
+    """What a filter is given to work on is no size; nor is there any way to texts of any length."""
+    assert (
+        rendered("{{ 1700000000 | string }} {{ [10 ** 10] | first }}") == "1700000000 10000000000"
+    )
+    assert "lipsum" not in Sandbox().globals

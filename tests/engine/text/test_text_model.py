@@ -59,7 +59,7 @@ def test_the_ends_of_a_sequence_are_gathered(
 @pytest.mark.parametrize("model_eos", ["x", 1.5, -1, [1, "x"], True])
 def test_an_end_that_is_no_token_is_refused(model_eos: object) -> None:
     """With the name of the file that says so."""
-    with pytest.raises(EngineError, match=r"m: config\.json: `eos_token_id"):
+    with pytest.raises(EngineError, match=r"m: config\.json: `eos_token_id` "):
         eos_ids("m", GenerationConfig(), model_eos, TOKENIZER)
 
 
