@@ -13,7 +13,6 @@ from typing import Any
 
 import pytest
 
-from engine.batchfile.lines import read_lines
 from handler.aws.queues import advance_message
 from handler.batch.keys import plain_key
 from handler.batch.model import Batch, File, Shard
@@ -145,8 +144,7 @@ def test_a_long_file_is_made_plain_in_many_runs(mini: Cloud, long_file: LongFile
     assert (batch.status, long_file.sent) == (Status.VALIDATING, [1, 2])
     assert mini.take_in(batch).status is Status.IN_PROGRESS
     assert sorted(long_file.sent) == [1, 2, 3, 4, 5]
-    with mini.aws.open(Bucket=mini.bucket, Key=plain_key(batch.id)) as lines:
-        assert [line.data for line in read_lines(lines)] == long_file.data.splitlines()
+    assert mini.run(mini.deployment.bucket.get(plain_key(batch.id))) == long_file.data
 
 
 def test_a_file_that_no_run_can_come_further_with_is_refused(
