@@ -10,9 +10,8 @@ from engine.endpoints.logprobs import chat_logprobs, prompt_logprobs
 from engine.protocol.bodies import completion_body, response_id, usage_body
 from engine.protocol.chat import ChatCompletionRequest, chat_choice
 from engine.protocol.errors import RequestError
+from engine.protocol.requests import read_body
 from engine.protocol.routes import CHAT_COMPLETIONS
-from engine.protocol.unsupported import refuse_unsupported
-from engine.protocol.validation import parse
 
 
 class ChatCompletions:
@@ -27,8 +26,7 @@ class ChatCompletions:
         self, body: dict[str, Any], *, model: str, request_id: str, created: int
     ) -> Reply:
         """Answer a chat body; raises `RequestError` for what is wrong in it."""
-        refuse_unsupported(body)
-        request = parse(ChatCompletionRequest, body)
+        request = read_body(ChatCompletionRequest, body)
         # Templates write the tokens that open a text themselves, so none are added by default.
         prompt_ids = await self._generation.tokenize(
             self._prompt_text(request, created),

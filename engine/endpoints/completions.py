@@ -15,9 +15,8 @@ from engine.protocol.completions import (
     Prompt,
     completion_choice,
 )
+from engine.protocol.requests import read_body
 from engine.protocol.routes import COMPLETIONS
-from engine.protocol.unsupported import refuse_unsupported
-from engine.protocol.validation import parse
 from engine.scheduling.sequence import TokenLogprob
 
 
@@ -46,8 +45,7 @@ class Completions:
         self, body: dict[str, Any], *, model: str, request_id: str, created: int
     ) -> Reply:
         """Answer a completion body; raises `RequestError` for what is wrong in it."""
-        refuse_unsupported(body)
-        request = parse(CompletionRequest, body)
+        request = read_body(CompletionRequest, body)
         prompts = [await self._ids(prompt, request) for prompt in request.prompt]
         generated = await self._generation.run(
             prompts, request, _terms(request), request_id=request_id

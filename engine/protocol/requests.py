@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
-from typing import Any
+from typing import Any, TypeVar
 
 from pydantic import BaseModel
 
@@ -19,15 +19,20 @@ from engine.protocol.stream import refuse_stream
 from engine.protocol.unsupported import refuse_unsupported
 from engine.protocol.validation import parse
 
+_Request = TypeVar("_Request", bound=BaseModel)
+
 _REQUESTS: Mapping[str, type[BaseModel]] = MappingProxyType(
     {CHAT_COMPLETIONS.name: ChatCompletionRequest, COMPLETIONS.name: CompletionRequest}
 )
 
 
-def check_body(endpoint: str, body: Mapping[str, Any]) -> None:
-    """Raise `RequestError` for a parameter that is not served, or a body that is not valid."""
+def read_body(kind: type[_Request], body: Mapping[str, Any]) -> _Request:
+    """Return a body as what its endpoint takes.
+
+    Raises `RequestError` for a parameter that is not served, or a body that is not valid.
+    """
     refuse_unsupported(body)
-    parse(_REQUESTS[endpoint], body)
+    return parse(kind, body)
 
 
 def check_request(url: str, body: dict[str, Any], served_names: Sequence[str] | None) -> None:
@@ -40,4 +45,4 @@ def check_request(url: str, body: dict[str, Any], served_names: Sequence[str] | 
     refuse_stream(body)
     if served_names is not None:
         name_of_model(body, served_names)
-    check_body(route.name, body)
+    read_body(_REQUESTS[route.name], body)
