@@ -34,7 +34,8 @@ def load_model(settings: EngineConfig) -> LoadedModel:
     except EngineError:
         raise
     except Exception as exc:  # a broken folder may fail anywhere in transformers
-        raise ModelRefused(f"{settings.model}: cannot be loaded: {first_line_of(exc)}") from exc
+        reason = first_line_of(exc).partition(" For details")[0]
+        raise ModelRefused(f"{settings.model}: cannot be loaded: {reason}") from exc
 
 
 def _loaded(settings: EngineConfig) -> LoadedModel:
@@ -103,22 +104,18 @@ def _read_network(name: str, config: Any, dtype: torch.dtype, *, is_part: bool) 
     logging.set_verbosity_error()  # its tables of what does not fit: `check_tensors` says it
     config.transformers_weights = None  # the name of a file, which no config decides
     checkpoint = find_checkpoint(name)
-    try:
-        check_description(name, config, checkpoint.num_bytes)
-        network, found = AutoModelForCausalLM.from_pretrained(
-            checkpoint.folder,
-            config=config,
-            dtype=dtype,
-            attn_implementation=ATTENTION,
-            trust_remote_code=False,
-            use_safetensors=True,
-            ignore_mismatched_sizes=True,
-            key_mapping=TEXT_OF_WHOLE if is_part else None,
-            output_loading_info=True,
-        )
-    except (OSError, ValueError, KeyError, ImportError, RuntimeError) as exc:
-        reason = first_line_of(exc).partition(" For details")[0]
-        raise ModelRefused(f"{name}: cannot be loaded: {reason}") from exc
+    check_description(name, config, checkpoint.num_bytes)
+    network, found = AutoModelForCausalLM.from_pretrained(
+        checkpoint.folder,
+        config=config,
+        dtype=dtype,
+        attn_implementation=ATTENTION,
+        trust_remote_code=False,
+        use_safetensors=True,
+        ignore_mismatched_sizes=True,
+        key_mapping=TEXT_OF_WHOLE if is_part else None,
+        output_loading_info=True,
+    )
     check_tensors(name, network, found, is_part=is_part)
     read: nn.Module = network
     return read
