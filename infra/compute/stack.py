@@ -11,6 +11,7 @@ from aws_cdk import aws_ecs as ecs
 from constructs import Construct
 
 from handler.batch.window import window_seconds
+from handler.metrics import NAMESPACE
 from infra.alarms import add_alarm
 from infra.compute.capacity import Machines
 from infra.compute.ends import BadEnds
@@ -115,7 +116,7 @@ class ComputeStack(Stack):
             "LeasesLost",
             topic=data.topic,
             metric=cloudwatch.Metric(
-                namespace="Tidemill",
+                namespace=NAMESPACE,
                 metric_name="LeasesLost",
                 dimensions_map={"service": "worker", "model": worker.model.name},
                 period=Duration.minutes(5),
