@@ -110,15 +110,21 @@ def _cgroup_left() -> int | None:
     """
     for folder, most, used, stats in CGROUP_FILES:
         try:
-            limit = int(_cgroup_text(folder, most))
-            in_use = int(_cgroup_text(folder, used))
-            words = _cgroup_text(folder, "memory.stat").split()
+            left = int(_cgroup_text(folder, most)) - int(_cgroup_text(folder, used))
         except (OSError, ValueError):
             continue
-        numbers = dict(zip(words[::2], map(int, words[1::2]), strict=False))
-        idle, mapped = (numbers.get(name, 0) for name in stats)
-        return limit - in_use + max(idle - mapped, 0)
+        return left + _idle_file_bytes(folder, *stats)
     return None
+
+
+def _idle_file_bytes(folder: str, idle: str, mapped: str) -> int:
+    """Return what `memory.stat` says of idle files that are not mapped; 0 where it says nothing."""
+    try:
+        words = _cgroup_text(folder, "memory.stat").split()
+        numbers = dict(zip(words[::2], map(int, words[1::2]), strict=False))
+    except (OSError, ValueError):
+        return 0
+    return max(numbers.get(idle, 0) - numbers.get(mapped, 0), 0)
 
 
 def _cgroup_text(folder: str, name: str) -> str:

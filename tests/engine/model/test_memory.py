@@ -140,6 +140,14 @@ def test_a_control_group_with_little_left_decides(
     assert memory.free_bytes(CPU) == free
 
 
+def test_a_limit_holds_without_words_of_what_is_idle(machine: Path) -> None:
+    """Nothing is added then, and the whole machine is not taken for free."""
+    (machine / "memory.max").write_text("3000000000")
+    (machine / "memory.current").write_text("1000000000")
+    (machine / "memory.stat").unlink(missing_ok=True)
+    assert memory.free_bytes(CPU) == 2 * 10**9
+
+
 @pytest.mark.parametrize("limit", ["max\n", "", "many\n"])
 def test_a_control_group_without_a_limit_decides_nothing(machine: Path, limit: str) -> None:
     """Nor does one that cannot be read."""
