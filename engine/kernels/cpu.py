@@ -22,7 +22,8 @@ from numba.core import cgutils
 from numba.extending import intrinsic
 from torch import Tensor
 
-from engine.kernels.packed import AttentionShape, PackedStep
+from engine.kernels.attention import AttentionShape
+from engine.kernels.packed import PackedStep
 
 BITS = ir.IntType(32)
 DTYPES = (torch.float32, torch.bfloat16)

@@ -1,4 +1,4 @@
-"""What attention is given in a step: a layer's shape, and where the packed tokens lie.
+"""Where the packed tokens of a step lie.
 
 All tokens of a step are packed into one axis: first the decodes (one token a sequence), then the
 prefill chunks.
@@ -10,25 +10,6 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from torch import Tensor
-
-
-@dataclass(frozen=True, slots=True)
-class AttentionShape:
-    """One layer's attention: head counts, widths, scaling, and its masks.
-
-    `window` 0: full; else a query at position p sees keys at positions > p - window. `softcap` 0:
-    none; else scores become softcap · tanh(score / softcap). `has_sinks`: a learned logit a head
-    joins the softmax without a value.
-    """
-
-    num_query_heads: int
-    num_kv_heads: int
-    key_dim: int
-    value_dim: int
-    scaling: float
-    window: int = 0
-    softcap: float = 0.0
-    has_sinks: bool = False
 
 
 class Chunk(NamedTuple):

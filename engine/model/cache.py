@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from engine.kernels.packed import AttentionShape
+from engine.kernels.attention import AttentionShape
 
 
 class KVCache:

@@ -15,7 +15,8 @@ from torch import Tensor, nn
 from transformers import AttentionInterface
 
 from engine.kernels import reference
-from engine.kernels.packed import AttentionShape, PackedStep
+from engine.kernels.attention import AttentionShape
+from engine.kernels.packed import PackedStep
 from engine.model.cache import KVCache
 
 # What transformers knows our attention function by.

@@ -12,7 +12,8 @@ from torch import Tensor, nn
 
 from engine.config import EngineConfig
 from engine.errors import ModelRefused, first_line_of
-from engine.kernels.packed import AttentionShape, Chunk, PackedStep
+from engine.kernels.attention import AttentionShape
+from engine.kernels.packed import Chunk, PackedStep
 from engine.model.cache import KVCache
 from engine.model.forward import ATTENTION, LoadedModel, PagedAttention, RecordingAttention, forward
 

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from engine.kernels.packed import AttentionShape, Chunk, PackedStep
+from engine.kernels.attention import AttentionShape
+from engine.kernels.packed import Chunk, PackedStep
 
 
 @dataclass(frozen=True, slots=True)

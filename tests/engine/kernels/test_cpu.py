@@ -8,8 +8,9 @@ import pytest
 import torch
 
 from engine.kernels import cpu, reference
+from engine.kernels.attention import AttentionShape
 from engine.kernels.cpu import PAGE_SIZE
-from engine.kernels.packed import AttentionShape, PackedStep
+from engine.kernels.packed import PackedStep
 from tests.engine.kernels.paged import Paged, Sequences
 
 GROUPED = AttentionShape(6, 2, 8, 16, 0.4)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from engine.kernels.packed import AttentionShape, PackedStep
+from engine.kernels.attention import AttentionShape
+from engine.kernels.packed import PackedStep
 from engine.kernels.reference import (
     attend,
     decode,

@@ -12,7 +12,7 @@ from torch import nn
 
 from engine.config import EngineConfig
 from engine.errors import OutOfCacheMemory
-from engine.kernels.packed import AttentionShape
+from engine.kernels.attention import AttentionShape
 from engine.model import memory
 from engine.model.cache import KVCache, page_bytes
 from engine.model.forward import LoadedModel

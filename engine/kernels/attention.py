@@ -1,0 +1,70 @@
+"""What attention is: the shape of a layer, and what serves all layers on one kind of device."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from engine.kernels.step import Step
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionShape:
+    """One layer's attention: head counts, widths, scaling, and its masks.
+
+    `window` 0: full; else a query at position p sees keys at positions > p - window. `softcap` 0:
+    none; else scores become softcap · tanh(score / softcap). `has_sinks`: a learned logit a head
+    joins the softmax without a value.
+    """
+
+    num_query_heads: int
+    num_kv_heads: int
+    key_dim: int
+    value_dim: int
+    scaling: float
+    window: int = 0
+    softcap: float = 0.0
+    has_sinks: bool = False
+
+
+class AttentionBackend(Protocol):
+    """Keys and values of all layers, in pages of its own layout, and attention over them.
+
+    `prepare` comes once a step, before the first layer; then, layer by layer, `store` and `attend`.
+    """
+
+    page_size: int
+
+    def prepare(self, step: Step) -> None:
+        """Take in where the tokens of the coming forward pass lie; valid until the next call."""
+
+    def store(self, layer: int, key: Tensor, value: Tensor) -> None:
+        """Write the step's `key [T, Hkv, Dk]` and `value [T, Hkv, Dv]` to their slots."""
+
+    def attend(self, layer: int, query: Tensor, sinks: Tensor | None = None) -> Tensor:
+        """Attend every token to its sequence up to itself: `[T, Hq, Dk]` → `[T, Hq, Dv]`.
+
+        The step's own keys and values are stored before. `sinks [Hq]` where the shape has them.
+        """
+
+
+class MakesBackend(Protocol):
+    """A class of backends: how much a page takes, and one over so many pages."""
+
+    page_size: int
+
+    def __call__(
+        self,
+        shapes: Sequence[AttentionShape],
+        num_pages: int,
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> AttentionBackend:
+        """Allocate the pages of every layer; they are zero until written."""
+
+    def page_bytes(self, shapes: Sequence[AttentionShape], dtype: torch.dtype) -> int:
+        """Return the bytes that one page takes over all layers."""

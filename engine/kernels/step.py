@@ -1,0 +1,59 @@
+"""One step as flat arrays: which tokens it computes, where they lie, and whose logits are wanted.
+
+A step is a row of spans, each some consecutive tokens of one sequence: first the decodes, which are
+spans of one token, then longer ones. All tokens are packed into one axis, span after span. What
+attention, the network and the sampler need to know is in these arrays and nowhere else, so that one
+copy carries a step to a device, and one broadcast to others.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """`S` spans of `T` tokens on a device; all arrays are int32 and views of one buffer.
+
+    Span `s` holds the packed tokens `query_starts[s] : query_starts[s + 1]`, which follow
+    `context_lengths[s]` tokens of their sequence that were computed before. Its keys and values,
+    the context's and its own, lie in `pages[page_starts[s] : page_starts[s + 1]]`. Token `t` is at
+    place `positions[t]` of its sequence and its keys are stored at `slots[t]`, that is page times
+    page size plus offset. `logit_rows` are the packed tokens whose logits are wanted, in order.
+    The first `num_decodes` spans are of one token each.
+    """
+
+    num_decodes: int
+    token_ids: Tensor  # [T]
+    positions: Tensor  # [T]
+    slots: Tensor  # [T]
+    query_starts: Tensor  # [S + 1]
+    context_lengths: Tensor  # [S]
+    page_starts: Tensor  # [S + 1]
+    pages: Tensor  # [P]
+    logit_rows: Tensor  # [N]
+
+    @classmethod
+    def pack(cls, num_decodes: int, device: torch.device, **arrays: NDArray[Any]) -> Step:
+        """Put the arrays, given by their names, into one buffer and that onto the device."""
+        names = [field.name for field in fields(cls) if field.name != "num_decodes"]
+        parts = [arrays[name] for name in names]
+        buffer = torch.from_numpy(np.concatenate(parts, dtype=np.int32, casting="same_kind"))
+        views = buffer.to(device).split([len(part) for part in parts])
+        return cls(num_decodes, **dict(zip(names, views, strict=True)))
+
+    @property
+    def num_tokens(self) -> int:
+        """Return how many tokens the step computes."""
+        return len(self.token_ids)
+
+    @property
+    def num_spans(self) -> int:
+        """Return of how many sequences the step computes tokens."""
+        return len(self.context_lengths)
