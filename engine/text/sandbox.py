@@ -11,6 +11,7 @@ not seconds: a line renders alike on any machine, or fails alike.
 from __future__ import annotations
 
 import json
+import threading
 from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Any
@@ -37,8 +38,14 @@ class TemplateEndless(TemplateError):
     """A rendering took more steps, or made more text, than any conversation needs."""
 
 
+class _StepsLeft(threading.local):
+    """What the rendering of this thread has left."""
+
+    steps = 0
+
+
 class Sandbox(ImmutableSandboxedEnvironment):
-    """Compiles templates and renders them, one at a time."""
+    """Compiles templates and renders them; any number of threads may render, each by itself."""
 
     intercepted_binops = frozenset(["+", "*", "**", "%"])
 
@@ -55,14 +62,14 @@ class Sandbox(ImmutableSandboxedEnvironment):
         # Jinja's own give a template a class, and names that Python keeps to itself.
         self.globals["dict"] = _new_dict
         self.globals["namespace"] = _Names
-        self._steps_left = 0
+        self._left = _StepsLeft()
 
     def compiled(self, source: str) -> Callable[..., str]:
         """Return what renders a template with the variables that it is given."""
         template = self.from_string(source)
 
         def render(**variables: Any) -> str:
-            self._steps_left = MAX_STEPS
+            self._left.steps = MAX_STEPS
             pieces, size = [], 0
             for piece in template.generate(variables):
                 size += len(piece)
@@ -92,8 +99,9 @@ class Sandbox(ImmutableSandboxedEnvironment):
 
     def spend(self, steps: int) -> None:
         """Take steps from what the rendering has left."""
-        self._steps_left -= steps
-        if self._steps_left < 0:
+        left = self._left
+        left.steps -= steps
+        if left.steps < 0:
             raise TemplateEndless(f"it takes more than {MAX_STEPS:,} steps and may never end")
 
     def operand(self, value: Any, *, is_size: bool = True) -> Any:

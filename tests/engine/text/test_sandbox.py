@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -165,6 +166,22 @@ def test_a_template_stays_in_its_sandbox(source: str) -> None:
 
     with pytest.raises(TemplateError):
         rendered(source, messages=[])
+
+
+def test_each_thread_counts_its_own_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A rendering in another thread gives this one no steps, and takes none away."""
+    monkeypatch.setattr(sandbox, "MAX_STEPS", 100)
+    loop = "{% for i in range(n) %}x{% endfor %}"
+    render = Sandbox().compiled(f"{loop}{{{{ f() }}}}{loop}")
+    with ThreadPoolExecutor(1) as other:
+
+        def beside(turns: int) -> str:
+            """Be rendered in another thread from start to end."""
+            return other.submit(render, f=str, n=turns).result()
+
+        assert render(f=lambda: beside(45), n=40) == "x" * (80 + 90)
+        with pytest.raises(TemplateEndless):
+            render(f=lambda: beside(1), n=60)
 
 
 def test_numbers_are_printed_however_large() -> None:
