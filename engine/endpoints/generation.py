@@ -184,7 +184,7 @@ class TextGeneration:
         if not request.stop:
             return None
         return StopStrings(
-            request.stop,
+            tuple(request.stop),
             self.model.tokenizer,
             min_tokens=min_tokens,
             skip_special_tokens=request.skip_special_tokens is not False,
@@ -247,16 +247,14 @@ class TextGeneration:
         self, sequence: SequenceRequest, result: SequenceResult, request: GenerationRequest
     ) -> Generated:
         """Return a result with its text, cut where a stop string or stop token ended it."""
-        keep_stop = bool(request.include_stop_str_in_output)
+        with_stop = bool(request.include_stop_str_in_output)
         skip_special_tokens = request.skip_special_tokens is not False
-        ids, match = result.token_ids, None
-        if isinstance(sequence.stop_text, StopStrings) and not isinstance(result.stop_reason, int):
-            match = sequence.stop_text.match
-        if result.finish_reason == "stop" and match is None and not keep_stop:
-            ids = ids[:-1]
-        data = self.model.tokenizer.text_bytes(ids, skip_special_tokens=skip_special_tokens)
-        if match is not None:
-            data = data[: match[1] if keep_stop else match[0]]
+        ids, stops = result.token_ids, sequence.stop_text
+        if isinstance(stops, StopStrings) and isinstance(result.stop_reason, str):
+            data = stops.kept(ids, result.stop_reason, with_stop=with_stop)
+        else:
+            kept = ids[:-1] if result.finish_reason == "stop" and not with_stop else ids
+            data = self.model.tokenizer.text_bytes(kept, skip_special_tokens=skip_special_tokens)
         return Generated(result, data.decode("utf-8", "replace"), _stop_reason(result, request))
 
 

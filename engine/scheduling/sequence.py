@@ -10,6 +10,13 @@ FinishReason = Literal["stop", "length"]
 
 
 class StopText(Protocol):
+    """Where the text of a sequence ends: a value, which any number of sequences may share."""
+
+    def watch(self) -> StopWatch:
+        """Begin to watch one sequence."""
+
+
+class StopWatch(Protocol):
     """Watches the text of one sequence for stop strings; called once for each new token."""
 
     def push(self, token_id: int) -> str | None:
@@ -42,7 +49,7 @@ class SequenceRequest:
     """One token stream to generate from `prompt_ids` (at least one token).
 
     Generation ends at `max_tokens` new tokens (0 scores the prompt only), at a token of
-    `stop_token_ids` (kept as the last of `token_ids`) or when `stop_text` reports a match; none of
+    `stop_token_ids` (kept as the last of `token_ids`) or when a watch of `stop_text` finds its end; none of
     the latter two before `min_tokens`. `prompt_logprobs` asks for the prompt's own
     log-probabilities with that many alternatives (0: none besides the token itself).
     """
@@ -97,6 +104,7 @@ class Sequence:
         "prompt_logprobs",
         "request",
         "stop_reason",
+        "stop_watch",
         "stopped",
     )
 
@@ -110,6 +118,7 @@ class Sequence:
         self.logprobs: list[TokenLogprob] = []
         self.prompt_logprobs: list[TokenLogprob | None] = [None]
         self.stop_reason: int | str | None = None
+        self.stop_watch = None if request.stop_text is None else request.stop_text.watch()
         self.stopped = False
         self.is_suspect = False  # was in a step that failed: runs alone
         self.is_accused = False  # in one that memory was not the matter with: fails with the next

@@ -149,9 +149,9 @@ class Core:
             return False
         is_early = len(self._table.generated(slot)) < request.min_tokens
         reason: int | str | None = None
-        if request.stop_text is not None:
+        if sequence.stop_watch is not None:
             try:
-                reason = request.stop_text.push(token_id)
+                reason = sequence.stop_watch.push(token_id)
             except Exception as exc:
                 logger.exception("a search for stop strings failed")
                 sequence.error = InternalError(f"The search for stop strings failed: {exc!r}")

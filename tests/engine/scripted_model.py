@@ -139,9 +139,10 @@ class ScriptedGenerator:
     def _result(self, request: SequenceRequest) -> SequenceResult:
         token_ids: list[int] = []
         finish, reason = "length", None
+        watch = None if request.stop_text is None else request.stop_text.watch()
         for token_id in self.token_ids[: request.max_tokens]:
             token_ids.append(token_id)
-            stop = None if request.stop_text is None else request.stop_text.push(token_id)
+            stop = None if watch is None else watch.push(token_id)
             if len(token_ids) < request.min_tokens:
                 continue
             if token_id in request.stop_token_ids or stop is not None:

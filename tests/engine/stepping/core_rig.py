@@ -58,10 +58,14 @@ def logprobs_of(tokens: Tokens) -> NDArray[np.float64]:
 
 @dataclass
 class Watch:
-    """A `StopText` that reports a match once it has seen so many tokens."""
+    """A `StopText` of one sequence, met once that has seen so many tokens."""
 
     after: int
     seen: list[int] = field(default_factory=list)
+
+    def watch(self) -> Watch:
+        """Watch the only sequence that it is given to."""
+        return self
 
     def push(self, token_id: int) -> str | None:
         """Note a token."""

@@ -80,6 +80,10 @@ def test_a_stop_text_that_raises_costs_its_own_request() -> None:
 
         count = 0
 
+        def watch(self) -> Broken:
+            """Watch the only sequence that it is given to."""
+            return self
+
         def push(self, token_id: int) -> str | None:
             """Fail at the second call."""
             self.count += 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -39,10 +40,16 @@ def id_of_byte(byte: int) -> int:
     return next(i for i in range(300) if TOKENIZER.piece(i) == bytes([byte]))
 
 
+def wanted(*stops: str, **options: Any) -> StopStrings:
+    """Return what ends a text."""
+    return StopStrings(stops, TOKENIZER, **options)
+
+
 def run(ids: list[int], stops: StopStrings) -> tuple[int, str | None]:
     """Push tokens until one completes a stop string: how many were pushed, and which it was."""
+    watch = stops.watch()
     for count, token_id in enumerate(ids, start=1):
-        stop = stops.push(token_id)
+        stop = watch.push(token_id)
         if stop is not None:
             return count, stop
     return len(ids), None
@@ -58,77 +65,73 @@ def test_the_text_before_the_first_stop_string_is_found(
     """
     ids = split_anyhow(text, cuts)
     assert TOKENIZER.text(ids) == text
-    watch = StopStrings(stops, TOKENIZER)
-    count, stop = run(ids, watch)
-    present = [wanted for wanted in stops if wanted in text]
-    if not present:
-        assert (stop, watch.match) == (None, None)
+    ends = wanted(*stops)
+    count, stop = run(ids, ends)
+    if not any(other in text for other in stops):
+        assert stop is None
         return
     assert stop is not None
-    assert watch.match is not None
     data = TOKENIZER.text_bytes(ids[:count])
-    start, end = watch.match
-    assert data[start:end].decode() == stop
+    kept = ends.kept(ids[:count], stop)
+    assert ends.kept(ids[:count], stop, with_stop=True) == kept + stop.encode()
     before_last_token = TOKENIZER.text_bytes(ids[: count - 1])
-    assert not any(wanted.encode() in before_last_token for wanted in stops)
-    found = [at for wanted in stops if (at := data.find(wanted.encode())) >= 0]
-    assert start == min(found)
+    assert not any(other.encode() in before_last_token for other in stops)
+    found = [at for other in stops if (at := data.find(other.encode())) >= 0]
+    assert kept == data[: min(found)]
 
 
 @given(text=TEXTS, stop=st.text(alphabet="ab.é€😀", min_size=1, max_size=4), data=st.data())
 def test_one_stop_string_cuts_where_find_says(text: str, stop: str, data: st.DataObject) -> None:
     """With a single stop string the text kept is `text[:text.find(stop)]`."""
     ids = split_anyhow(text, data.draw(st.lists(st.integers(0, 200), max_size=12)))
-    watch = StopStrings([stop], TOKENIZER)
-    count, matched = run(ids, watch)
+    ends = wanted(stop)
+    count, matched = run(ids, ends)
     position = text.find(stop)
     if position < 0:
         assert matched is None
     else:
-        assert watch.match is not None
-        kept = TOKENIZER.text_bytes(ids[:count])[: watch.match[0]]
-        assert kept.decode() == text[:position]
+        assert matched == stop
+        assert ends.kept(ids[:count], stop).decode() == text[:position]
 
 
 def test_a_match_that_ends_too_early_is_none() -> None:
     """Before `min_tokens` a stop string is text, and stays so afterwards."""
     ids = [id_of_byte(byte) for byte in b"ab.ab."]
-    watch = StopStrings(["b."], TOKENIZER, min_tokens=4)
-    assert run(ids, watch) == (6, "b.")
-    assert watch.match == (4, 6)
+    ends = wanted("b.", min_tokens=4)
+    assert run(ids, ends) == (6, "b.")
+    assert ends.kept(ids, "b.") == b"ab.a"
 
 
 def test_a_match_that_ended_too_early_is_not_found_later() -> None:
     """Also when a longer stop string keeps its bytes in sight."""
     ids = [id_of_byte(byte) for byte in b"ab.abab"]
-    watch = StopStrings(["b.", "zzzzzz"], TOKENIZER, min_tokens=4)
-    assert run(ids, watch) == (7, None)
+    assert run(ids, wanted("b.", "zzzzzz", min_tokens=4)) == (7, None)
 
 
 @pytest.mark.parametrize("stops", [["tal", "cap"], ["cap", "tal"]])
 def test_of_two_in_one_token_the_first_to_begin_is_taken(stops: list[str]) -> None:
     """Whichever of them is listed first."""
     ids = TOKENIZER.encode(" capital", add_special_tokens=False)
-    watch = StopStrings(stops, TOKENIZER)
-    assert (len(ids), run(ids, watch)) == (1, (1, "cap"))
-    assert watch.match == (1, 4)
+    ends = wanted(*stops)
+    assert (len(ids), run(ids, ends)) == (1, (1, "cap"))
+    assert ends.kept(ids, "cap") == b" "
+    assert ends.kept(ids, "cap", with_stop=True) == b" cap"
 
 
 def test_a_match_may_end_with_the_least_number_of_tokens() -> None:
     """A sequence of exactly `min_tokens` tokens is long enough."""
     ids = [id_of_byte(byte) for byte in b"ab.ab."]
-    assert run(ids, StopStrings(["b."], TOKENIZER, min_tokens=3)) == (3, "b.")
+    assert run(ids, wanted("b.", min_tokens=3)) == (3, "b.")
 
 
 def test_a_special_token_that_is_written_like_a_stop_string_stops() -> None:
     """Its text is skipped, so nothing is cut."""
     end = TOKENIZER.special_id(TURN_END)
     assert end is not None
-    watch = StopStrings([TURN_END], TOKENIZER)
-    assert run([id_of_byte(97), end], watch) == (2, TURN_END)
-    assert watch.match == (1, 1)
-    patient = StopStrings([TURN_END], TOKENIZER, min_tokens=3)
-    assert run([id_of_byte(97), end], patient) == (2, None)
+    ids = [id_of_byte(97), end]
+    assert run(ids, wanted(TURN_END)) == (2, TURN_END)
+    assert wanted(TURN_END).kept(ids, TURN_END, with_stop=True) == b"a"
+    assert run(ids, wanted(TURN_END, min_tokens=3)) == (2, None)
 
 
 def test_other_special_tokens_are_no_text() -> None:
@@ -136,14 +139,22 @@ def test_other_special_tokens_are_no_text() -> None:
     end = TOKENIZER.special_id(TURN_END)
     assert end is not None
     ids = [id_of_byte(97), end, id_of_byte(98)]
-    assert run(ids, StopStrings(["ab"], TOKENIZER)) == (3, "ab")
-    assert run(ids, StopStrings(["ab"], TOKENIZER, skip_special_tokens=False)) == (3, None)
+    assert run(ids, wanted("ab")) == (3, "ab")
+    assert run(ids, wanted("ab", skip_special_tokens=False)) == (3, None)
 
 
 def test_a_stop_string_may_lie_in_markup_that_is_shown() -> None:
     """With `skip_special_tokens: false` special tokens are text like any other."""
     end = TOKENIZER.special_id(TURN_END)
     assert end is not None
-    watch = StopStrings(["im_end"], TOKENIZER, skip_special_tokens=False)
-    assert run([end], watch) == (1, "im_end")
-    assert watch.match == (2, 8)
+    ends = wanted("im_end", skip_special_tokens=False)
+    assert run([end], ends) == (1, "im_end")
+    assert ends.kept([end], "im_end", with_stop=True) == b"<|im_end"
+
+
+def test_one_value_serves_any_number_of_sequences() -> None:
+    """Each is watched by itself; of the others it sees nothing."""
+    ends = wanted("ab")
+    first, second = ends.watch(), ends.watch()
+    assert [first.push(id_of_byte(97)), second.push(id_of_byte(98))] == [None, None]
+    assert [first.push(id_of_byte(98)), second.push(id_of_byte(98))] == ["ab", None]
