@@ -49,7 +49,7 @@ class SequenceRequest:
     """One token stream to generate from `prompt_ids` (at least one token).
 
     Generation ends at `max_tokens` new tokens (0 scores the prompt only), at a token of
-    `stop_token_ids` (kept as the last of `token_ids`) or when a watch of `stop_text` finds its end; none of
+    `stop_token_ids` (kept as the last of `token_ids`) or where `stop_text` finds the end; none of
     the latter two before `min_tokens`. `prompt_logprobs` asks for the prompt's own
     log-probabilities with that many alternatives (0: none besides the token itself).
     """
