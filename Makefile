@@ -47,11 +47,11 @@ help:
 	@echo "make format        format the code and mend what ruff can mend"
 	@echo "make openapi       write docs/openapi.json again, after a change of the API's routes"
 	@echo "make demo-model    train the demo model again (at most 20 minutes on two cores)"
-	@echo "make bench         compare with transformers (and vLLM, given VLLM_PYTHON=path)"
+	@echo "make bench         compare with transformers (and vLLM, given VLLM_PYTHON=path); FILES=\"base a g\""
 	@echo "make bench-host    lines/s and memory of the host path at 10,000 and 1,000,000 lines"
 	@echo "make bench-batches batches through an emulator: lines/s, memory, and 1, 2, 4 workers"
 	@echo "make bench-upload  a file of 1 GB through the dashboard: seconds, and the browser's memory"
-	@echo "make bench-models  make the random-weight models and request files of the benchmarks"
+	@echo "make bench-models  make the random-weight models and files, base and a to g, of the benchmarks"
 	@echo "make clean         remove $(VENV), $(OUT) and all caches"
 
 $(INSTALLED_VENV):
@@ -191,20 +191,21 @@ demo-model: $(INSTALLED_ENGINE)
 
 # The benchmarks' inputs; VLLM_PYTHON names the interpreter of an environment with vLLM's CPU build.
 VLLM_PYTHON ?=
-BENCH_MODELS := $(OUT)/bench/46m/config.json $(OUT)/bench/470m/config.json
-BENCH_REQUESTS := $(OUT)/bench/requests.jsonl
+FILES ?= base
+BENCH_FILES := base a b c d e f g
+BENCH_MODELS := 46m 46m-152k 470m
 
-$(BENCH_MODELS): $(OUT)/bench/%/config.json: bench/models.py | $(INSTALLED_ENGINE)
+$(BENCH_MODELS:%=$(OUT)/bench/%/config.json): $(OUT)/bench/%/config.json: bench/models.py | $(INSTALLED_ENGINE)
 	$(BIN)/python -m bench.models $* $(OUT)/bench/$*
 
-$(BENCH_REQUESTS): bench/requests.py bench/models.py | $(INSTALLED_ENGINE)
+$(BENCH_FILES:%=$(OUT)/bench/%.jsonl): $(OUT)/bench/%.jsonl: bench/workloads.py bench/models.py | $(INSTALLED_ENGINE)
 	@mkdir -p $(@D)
-	$(BIN)/python -m bench.requests $@
+	$(BIN)/python -m bench.workloads $* $@
 
-bench-models: $(BENCH_MODELS) $(BENCH_REQUESTS)
+bench-models: $(BENCH_MODELS:%=$(OUT)/bench/%/config.json) $(BENCH_FILES:%=$(OUT)/bench/%.jsonl)
 
-bench: $(OUT)/bench/46m/config.json $(BENCH_REQUESTS)
-	$(BIN)/python -m bench.compare --model $(OUT)/bench/46m --requests $(BENCH_REQUESTS) \
+bench: $(OUT)/bench/46m/config.json $(if $(filter g,$(FILES)),$(OUT)/bench/46m-152k/config.json) $(FILES:%=$(OUT)/bench/%.jsonl)
+	$(BIN)/python -m bench.compare $(FILES:%=$(OUT)/bench/%.jsonl) \
 	  $(if $(VLLM_PYTHON),--vllm-python $(VLLM_PYTHON))
 
 bench-host: $(INSTALLED_ENGINE)

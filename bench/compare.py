@@ -1,12 +1,14 @@
-"""One file through Tidemill, transformers and vLLM's CPU build: seconds, tokens/s and memory.
+"""Files through Tidemill, transformers and vLLM's CPU build: seconds, tokens/s and memory.
 
-    python -m bench.compare --model out/bench/46m --requests out/bench/requests.jsonl \
+    python -m bench.compare out/bench/base.jsonl out/bench/g.jsonl \
         [--vllm-python PATH] [--runs 3] [--peers transformers,vllm] [--json out/compare.json]
 
+The lines of a file name its model, a folder that lies beside the file unless `--model` names one.
 Everybody is measured from outside in the same way. *Whole process*: from launch to exit.
 *Steady state*: output tokens over the time from "can generate" to "all rows done", as each says on
 its own output; prefill is inside, loading and compiling before the first request are not. *Peak
-memory*: the process and all its children. Runs take turns; figures are medians, then the range.
+memory*: the process and all its children. Runs of all files and peers take turns; figures are
+medians, then the range.
 """
 
 from __future__ import annotations
@@ -33,8 +35,9 @@ PEERS = ("transformers", "vllm")
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """The figures of one run of one peer."""
+    """The figures of one run of one file by one peer."""
 
+    file: str
     peer: str
     whole_seconds: float
     steady_seconds: float
@@ -48,14 +51,15 @@ class Run:
         return self.output_tokens / self.steady_seconds
 
 
-def run_once(peer: Peer, num_requests: int, folder: Path) -> Run:
+def run_once(job: Job, peer: Peer, folder: Path) -> Run:
     """Run the file once through `peer` and check that every request was answered."""
     output = folder / f"{peer.name}.jsonl"
     output.unlink(missing_ok=True)
     command = [*peer.command, "-o", str(output)]
     measured = measure(command, peer.environment, peer.marks, folder / f"{peer.name}.log")
-    prompt_tokens, output_tokens = count_tokens(output, num_requests)
+    prompt_tokens, output_tokens = count_tokens(output, job.num_requests)
     return Run(
+        job.requests.stem,
         peer.name,
         measured.whole_seconds,
         measured.steady_seconds,
@@ -79,12 +83,12 @@ def count_tokens(output: Path, num_requests: int) -> tuple[int, int]:
     )
 
 
-def read_job(arguments: argparse.Namespace) -> tuple[Job, int]:
-    """Return the job and its number of requests; the first line names the model."""
-    with arguments.requests.open(encoding="utf-8") as requests:
-        lines = [line for line in requests if line.strip()]
+def read_job(requests: Path, model: str | None, dtype: str) -> Job:
+    """Return the job of one file; its first line names the model, which lies beside the file."""
+    lines = [line for line in requests.read_text(encoding="utf-8").splitlines() if line.strip()]
     served_name = json.loads(lines[0])["body"]["model"]
-    return Job(arguments.model, arguments.requests, served_name, arguments.dtype), len(lines)
+    folder = model or str(requests.parent / served_name)
+    return Job(folder, requests, served_name, dtype, len(lines))
 
 
 def chosen_peers(job: Job, names: list[str], vllm_python: Path | None) -> list[Peer]:
@@ -139,16 +143,16 @@ def machine() -> str:
     return f"{cpu}, {cores} cores, Python {platform.python_version()}, {versions}"
 
 
-def report(job: Job, num_requests: int, runs: list[Run]) -> str:
-    """Return the table and under it all that a reader needs to judge it."""
+def report(job: Job, runs: list[Run]) -> str:
+    """Return the table of one file and under it what was run."""
     last = runs[-1]
     num_runs = sum(run.peer == last.peer for run in runs)
     shape = (
-        f"{num_requests} requests of {last.prompt_tokens / num_requests:.0f} prompt and "
-        f"{last.output_tokens / num_requests:.0f} output tokens, {job.dtype}; "
-        f"runs of each: {num_runs}, median (range)."
+        f"{job.num_requests} requests of {last.prompt_tokens / job.num_requests:.0f} prompt and "
+        f"{last.output_tokens / job.num_requests:.0f} output tokens, {job.served_name}, "
+        f"{job.dtype}; runs of each: {num_runs}, median (range)."
     )
-    return "\n".join([table(runs), "", shape, machine() + "."])
+    return f"### {job.requests.stem}\n{table(runs)}\n\n{shape}\n"
 
 
 def parse_arguments() -> argparse.Namespace:
@@ -156,8 +160,8 @@ def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--model", required=True, help="folder or hub id of the model")
-    parser.add_argument("--requests", type=Path, required=True, help="JSONL file to run")
+    parser.add_argument("requests", type=Path, nargs="+", help="JSONL files to run")
+    parser.add_argument("--model", help="folder or hub id of another model than the lines name")
     parser.add_argument("--vllm-python", type=Path, help="interpreter with vLLM's CPU build")
     parser.add_argument("--peers", default=",".join(PEERS), help="comma-separated (%(default)s)")
     parser.add_argument("--runs", type=int, default=3, help="runs of each (%(default)s)")
@@ -172,27 +176,29 @@ def parse_arguments() -> argparse.Namespace:
 
 
 def main() -> None:
-    """Compare and print the table."""
+    """Compare and print the tables."""
     arguments = parse_arguments()
-    job, num_requests = read_job(arguments)
-    compared = chosen_peers(job, arguments.peers, arguments.vllm_python)
+    jobs = [read_job(path, arguments.model, arguments.dtype) for path in arguments.requests]
     runs: list[Run] = []
     with tempfile.TemporaryDirectory(prefix="tidemill-bench-") as folder:
         for number in range(1, arguments.runs + 1):
-            for peer in compared:
-                try:
-                    run = run_once(peer, num_requests, Path(folder))
-                except RunFailed as error:
-                    sys.exit(f"{peer.name}: {error}")
-                runs.append(run)
-                print(
-                    f"run {number}, {run.peer}: {run.whole_seconds:.1f} s, "
-                    f"{run.steady_tokens_per_second:,.0f} tok/s, "
-                    f"{run.peak_bytes / MEGABYTE:,.0f} MB",
-                    file=sys.stderr,
-                    flush=True,
-                )
-    print(report(job, num_requests, runs))
+            for job in jobs:
+                for peer in chosen_peers(job, arguments.peers, arguments.vllm_python):
+                    try:
+                        run = run_once(job, peer, Path(folder))
+                    except RunFailed as error:
+                        sys.exit(f"{job.requests.stem}, {peer.name}: {error}")
+                    runs.append(run)
+                    print(
+                        f"run {number}, {run.file}, {run.peer}: {run.whole_seconds:.1f} s, "
+                        f"{run.steady_tokens_per_second:,.0f} tok/s, "
+                        f"{run.peak_bytes / MEGABYTE:,.0f} MB",
+                        file=sys.stderr,
+                        flush=True,
+                    )
+    for job in jobs:
+        print(report(job, [run for run in runs if run.file == job.requests.stem]))
+    print(machine() + ".")
     if arguments.json:
         figures = [
             {**asdict(run), "steady_tokens_per_second": run.steady_tokens_per_second}

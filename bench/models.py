@@ -1,10 +1,10 @@
 """Random-weight Qwen3 models of stated shapes, for benchmarks that need a shape and not an answer.
 
-    python -m bench.models 46m out/46m
+    python -m bench.models 46m out/bench/46m
 
 Weights are random (seed 0, std 0.02), so texts are noise; run with `ignore_eos` and fixed
 `max_tokens`. The tokenizer is a byte-level BPE whose vocabulary fills the model's, so that every
-sampled id decodes.
+sampled id decodes; common words are a token each, whatever the vocabulary.
 """
 
 from __future__ import annotations
@@ -13,17 +13,19 @@ import argparse
 import random
 from pathlib import Path
 
-VOCAB = 32_768
+_46M = {
+    "hidden_size": 512,
+    "intermediate_size": 1536,
+    "num_hidden_layers": 12,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "head_dim": 64,
+}
 SHAPES = {
-    # 46.3M parameters, 16.8M of them the tied embedding.
-    "46m": {
-        "hidden_size": 512,
-        "intermediate_size": 1920,
-        "num_hidden_layers": 8,
-        "num_attention_heads": 8,
-        "num_key_value_heads": 4,
-        "head_dim": 64,
-    },
+    # 46.1M parameters, 8.4M of them the tied embedding.
+    "46m": {**_46M, "vocab_size": 16_384},
+    # The same layers under the vocabulary of Qwen 2.5 and 3: 115.6M, 77.8M of them the embedding.
+    "46m-152k": {**_46M, "vocab_size": 152_000},
     # 474M parameters: Qwen3-0.6B's layers under a small vocabulary.
     "470m": {
         "hidden_size": 1024,
@@ -32,6 +34,7 @@ SHAPES = {
         "num_attention_heads": 16,
         "num_key_value_heads": 8,
         "head_dim": 128,
+        "vocab_size": 32_768,
     },
 }
 CHAT_TEMPLATE = (
@@ -39,6 +42,11 @@ CHAT_TEMPLATE = (
     "{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
 WORDS_SEED = 0
+# What texts of benchmarks are made of, how much oftener than others a tokenizer sees these words
+# and those of the template, and how many others there are.
+NUM_COMMON_WORDS = 4_000
+COMMON_TIMES = 20
+NUM_WORDS = 200_000
 
 
 def words(count: int, seed: int = WORDS_SEED) -> list[str]:
@@ -53,8 +61,8 @@ def words(count: int, seed: int = WORDS_SEED) -> list[str]:
     return list(found)
 
 
-def make_tokenizer(folder: Path) -> None:
-    """Write a byte-level BPE tokenizer of exactly `VOCAB` entries with a ChatML template."""
+def make_tokenizer(folder: Path, vocab_size: int) -> None:
+    """Write a byte-level BPE tokenizer of exactly `vocab_size` entries with a ChatML template."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
     from transformers import PreTrainedTokenizerFast
 
@@ -63,14 +71,17 @@ def make_tokenizer(folder: Path) -> None:
     tokenizer.decoder = decoders.ByteLevel()
     special = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
     trainer = trainers.BpeTrainer(
-        vocab_size=VOCAB,
+        vocab_size=vocab_size,
         special_tokens=special,
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
     )
-    lines = (" ".join(chunk) for chunk in _chunks(words(60_000), 20))
-    tokenizer.train_from_iterator(lines, trainer)
-    missing = VOCAB - tokenizer.get_vocab_size()
-    tokenizer.add_tokens([f"<|filler_{i}|>" for i in range(missing)])
+    everything = words(NUM_WORDS)
+    common = everything[:NUM_COMMON_WORDS] * COMMON_TIMES
+    seen = ["user\nassistant\nsystem\n"] * COMMON_TIMES + [
+        " " + word for word in common + everything
+    ]
+    tokenizer.train_from_iterator(seen, trainer)
+    assert tokenizer.get_vocab_size() == vocab_size
     fast = PreTrainedTokenizerFast(
         tokenizer_object=tokenizer, eos_token="<|im_end|>", pad_token="<|endoftext|>"
     )
@@ -84,10 +95,9 @@ def make_model(shape: str, folder: Path) -> None:
     from transformers import Qwen3Config, Qwen3ForCausalLM
 
     folder.mkdir(parents=True, exist_ok=True)
-    make_tokenizer(folder)
+    make_tokenizer(folder, SHAPES[shape]["vocab_size"])
     torch.manual_seed(0)
     config = Qwen3Config(
-        vocab_size=VOCAB,
         max_position_embeddings=4096,
         tie_word_embeddings=True,
         eos_token_id=2,
@@ -97,10 +107,6 @@ def make_model(shape: str, folder: Path) -> None:
     )
     model = Qwen3ForCausalLM(config).to(torch.bfloat16)
     model.save_pretrained(folder)
-
-
-def _chunks(items: list[str], size: int) -> list[list[str]]:
-    return [items[i : i + size] for i in range(0, len(items), size)]
 
 
 def main() -> None:

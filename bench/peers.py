@@ -23,6 +23,7 @@ class Job:
     requests: Path
     served_name: str
     dtype: str
+    num_requests: int
 
 
 @dataclass(frozen=True, slots=True)

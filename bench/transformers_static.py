@@ -2,8 +2,9 @@
 
     python -m bench.transformers_static --model DIR -i requests.jsonl -o rows.jsonl
 
-Each batch is padded on the left and runs until its longest line is done. Greedy; the end token is
-forbidden until `max_tokens`, as the benchmark files ask with `ignore_eos`.
+Each batch is padded on the left and runs until its longest line is done. It samples as its first
+line asks; the end token is forbidden until `max_tokens`, as the benchmark files ask with
+`ignore_eos`.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from typing import Any
 BATCH_LINES = 64
 READY = "peer: model ready"
 DONE = "peer: all rows done"
+SAMPLING = ("temperature", "top_p", "repetition_penalty")
 
 
 def prompt_text(tokenizer: Any, body: dict[str, Any]) -> str:
@@ -35,9 +37,11 @@ def rows(model: Any, tokenizer: Any, lines: list[dict[str, Any]]) -> Iterator[di
     texts = [prompt_text(tokenizer, line["body"]) for line in lines]
     inputs = tokenizer(texts, padding=True, add_special_tokens=False, return_tensors="pt")
     output_tokens = max(line["body"]["max_tokens"] for line in lines)
+    sampling = {name: lines[0]["body"][name] for name in SAMPLING if lines[0]["body"].get(name)}
     ids = model.generate(
         **inputs.to(model.device),
-        do_sample=False,
+        do_sample="temperature" in sampling,
+        **sampling,
         min_new_tokens=output_tokens,
         max_new_tokens=output_tokens,
         pad_token_id=tokenizer.pad_token_id,

@@ -7,16 +7,16 @@ from pathlib import Path
 
 import pytest
 
-from bench.compare import Run, chosen_peers, count_tokens, table
+from bench.compare import Run, chosen_peers, count_tokens, read_job, table
 from bench.peers import Job
 from bench.processes import RunFailed
 
-JOB = Job(model="model", requests=Path("requests.jsonl"), served_name="bench", dtype="bfloat16")
+JOB = Job("model", Path("requests.jsonl"), "bench", "bfloat16", num_requests=2)
 
 
 def run(peer: str, whole_seconds: float, steady_seconds: float, megabytes: int) -> Run:
     """Return a run of 1000 output tokens."""
-    return Run(peer, whole_seconds, steady_seconds, megabytes * 1_000_000, 500, 1000)
+    return Run("base", peer, whole_seconds, steady_seconds, megabytes * 1_000_000, 500, 1000)
 
 
 def row(status_code: int, completion_tokens: int) -> str:
@@ -64,3 +64,13 @@ def test_vllm_runs_only_where_its_interpreter_is_given() -> None:
     among = [peer.name for peer in chosen_peers(JOB, names, Path("bin/python"))]
     assert without == ["tidemill", "transformers"]
     assert among == ["tidemill", "transformers", "vLLM"]
+
+
+def test_a_line_names_the_model_that_lies_beside_the_file(tmp_path: Path) -> None:
+    """A file is run with its own model, so that files of several models are one comparison."""
+    path = tmp_path / "g.jsonl"
+    path.write_text(json.dumps({"body": {"model": "46m-152k"}}) + "\n\n")
+    assert read_job(path, None, "float32") == Job(
+        str(tmp_path / "46m-152k"), path, "46m-152k", "float32", num_requests=1
+    )
+    assert read_job(path, "other", "float32").model == "other"

@@ -1,0 +1,147 @@
+"""The files of the benchmarks: base and a to g, the same bytes for the same name.
+
+    python -m bench.workloads base out/bench/base.jsonl
+
+Chat lines, shuffled, so that what is shared does not lie together; greedy but for g, the end token
+ignored. Texts are sentences of seven made-up words, each word and each full stop one token of the
+tokenizers of `bench.models`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from bench.models import NUM_COMMON_WORDS, words
+
+SEED = 1
+SENTENCE_WORDS = 7
+GREEDY = {"temperature": 0}
+SAMPLED = {"temperature": 0.7, "top_p": 0.9, "repetition_penalty": 1.05}
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """One line: what the model reads, and how many tokens it answers with."""
+
+    user: str
+    max_tokens: int = 64
+    system: str = ""
+
+
+class Texts:
+    """Texts of so many words that are like no other; everything random comes from one seed."""
+
+    def __init__(self) -> None:
+        self.rng = random.Random(SEED)
+        self._vocabulary = words(NUM_COMMON_WORDS)
+
+    def __call__(self, num_words: int) -> str:
+        """Return a new text."""
+        chosen = self.rng.choices(self._vocabulary, k=num_words)
+        sentences = (
+            " ".join(chosen[start : start + SENTENCE_WORDS]) + "."
+            for start in range(0, num_words, SENTENCE_WORDS)
+        )
+        return " ".join(sentences)
+
+
+@dataclass(frozen=True, slots=True)
+class Workload:
+    """What a file holds, and the shape of `bench.models` that its lines name."""
+
+    requests: Callable[[Texts], list[Request]]
+    model: str = "46m"
+    sampling: dict[str, float] | None = None
+
+
+def nothing_shared(count: int, num_words: int, max_tokens: int) -> Callable[[Texts], list[Request]]:
+    """Prompts of so many words, each its own."""
+    return lambda texts: [Request(texts(num_words), max_tokens) for _ in range(count)]
+
+
+def one_system_prompt(texts: Texts) -> list[Request]:
+    """One system prompt of 800 words for all, and a short question each."""
+    system = texts(800)
+    return [Request(texts(30), system=system) for _ in range(192)]
+
+
+def few_shot_templates(texts: Texts) -> list[Request]:
+    """50 templates of 400 words, three or four questions under each."""
+    templates = [texts(400) for _ in range(50)]
+    return [Request(f"{templates[number * 50 // 192]}\n{texts(30)}") for number in range(192)]
+
+
+def exact_repeats(texts: Texts) -> list[Request]:
+    """Prompts of 120 words; 58 of the 192 lines, 30 %, repeat another."""
+    own = [Request(texts(120)) for _ in range(134)]
+    return own + texts.rng.choices(own, k=58)
+
+
+def heavy_tail(texts: Texts) -> list[Request]:
+    """Prompts of 60 words; outputs of 8 to 512 tokens, by a Pareto distribution that is cut."""
+    lengths = [min(512, int(8 * texts.rng.paretovariate(0.6))) for _ in range(192)]
+    return [Request(texts(60), length) for length in lengths]
+
+
+def documents(texts: Texts) -> list[Request]:
+    """12 documents of 1,500 words, and 16 questions to each."""
+    found = [texts(1500) for _ in range(12)]
+    return [Request(f"{found[number // 16]}\n{texts(20)}") for number in range(192)]
+
+
+WORKLOADS = {
+    "base": Workload(nothing_shared(256, 137, 128)),
+    "a": Workload(one_system_prompt),
+    "b": Workload(few_shot_templates),
+    "c": Workload(exact_repeats),
+    "d": Workload(heavy_tail),
+    "e": Workload(documents),
+    "f": Workload(nothing_shared(192, 150, 64)),
+    "g": Workload(nothing_shared(256, 137, 128), model="46m-152k", sampling=SAMPLED),
+}
+
+
+def lines(name: str) -> Iterator[str]:
+    """Yield the lines of a file."""
+    workload, texts = WORKLOADS[name], Texts()
+    requests = workload.requests(texts)
+    texts.rng.shuffle(requests)
+    for number, request in enumerate(requests):
+        messages = [{"role": "user", "content": request.user}]
+        if request.system:
+            messages.insert(0, {"role": "system", "content": request.system})
+        body: dict[str, Any] = {
+            "model": workload.model,
+            "messages": messages,
+            "max_tokens": request.max_tokens,
+            "ignore_eos": True,
+            **(workload.sampling or GREEDY),
+        }
+        yield json.dumps(
+            {
+                "custom_id": f"line-{number}",
+                "method": "POST",
+                "url": "/v1/chat/completions",
+                "body": body,
+            }
+        )
+
+
+def main() -> None:
+    """Write one file from the command line."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("name", choices=WORKLOADS)
+    parser.add_argument("path", type=Path)
+    arguments = parser.parse_args()
+    text = "".join(line + "\n" for line in lines(arguments.name))
+    arguments.path.write_text(text, encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
