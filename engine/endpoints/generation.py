@@ -178,6 +178,7 @@ class TextGeneration:
             stop_token_ids=stops if request.ignore_eos else stops | self.model.eos_token_ids,
             stop_text=self._stop_strings(request, min_tokens),
             prompt_logprobs=terms.prompt_logprobs,
+            cache_salt=request.cache_salt or "",
         )
 
     def _stop_strings(self, request: GenerationRequest, min_tokens: int) -> StopStrings | None:

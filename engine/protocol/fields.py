@@ -95,3 +95,5 @@ class GenerationRequest(BaseModel):
     spaces_between_special_tokens: bool | None = None
     add_special_tokens: bool | None = None
     return_token_ids: bool | None = None
+
+    cache_salt: Annotated[Text, Field(min_length=1)] | None = None

@@ -34,7 +34,7 @@ class Failures:
         and returned.
         """
         self._pool.forget_all()
-        slots = sorted(plan.slots, key=lambda slot: -int(self._table.arrival[slot]))
+        slots = plan.slots
         if len(slots) == 1 and self._table.sequence(slots[0]).is_accused:
             return self._scheduler.finish(slots[0])
         for slot in slots:
@@ -58,9 +58,7 @@ class Failures:
             return self._scheduler.finish(running[0])
         for slot in running:
             del self._table.sequence(slot).logprobs[len(self._table.generated(slot)) :]
-        for sequence in self._halve(plan):
-            sequence.num_failures += 1
-            sequence.is_suspect |= sequence.num_failures >= MAX_FAILURES_IN_COMPANY
+        self._halve(plan)
         logger.warning(
             "a step of %d tokens did not fit into memory: at most %d from now on",
             plan.num_tokens,
@@ -82,32 +80,22 @@ class Failures:
         sequence = self._table.sequence(slot)
         if sequence.num_failures < MAX_FAILURES_IN_COMPANY:
             sequence.is_suspect = sequence.is_accused = False
-            self._stand_behind_suspects(slot)
+            self._scheduler.preempt(slot)  # behind the suspects, who each run alone
 
-    def _halve(self, plan: StepPlan) -> list[Sequence]:
+    def _halve(self, plan: StepPlan) -> None:
         """Halve the bound on tokens, and send the newest half of the running sequences to wait.
 
-        Those are returned. So wait those that started with the step, whose shared pages may never
-        have been computed; the others lose nothing.
+        So wait those that started with the step, whose shared pages may never have been computed;
+        the others lose nothing.
         """
         bound = self._scheduler.bound
         bound.lower(plan.num_tokens)
         running = self._table.running.tolist()
         num_kept = max(1, min(len(running) // 2, bound.tokens))
-        newest = [self._table.sequence(slot) for slot in running[num_kept:]]
-        for place, slot in reversed(list(enumerate(running))):
+        for place, slot in enumerate(running):
+            sequence = self._table.sequence(slot)
+            if place >= num_kept:
+                sequence.num_failures += 1
+                sequence.is_suspect |= sequence.num_failures >= MAX_FAILURES_IN_COMPANY
             if place >= num_kept or slot in plan.started:
                 self._scheduler.preempt(slot)
-        return newest
-
-    def _stand_behind_suspects(self, slot: int) -> None:
-        """Send a running sequence back into the queue, behind the suspects that each run alone."""
-        sequence = self._scheduler.finish(slot)
-        sequence.num_preemptions += 1
-        waiting = self._scheduler.waiting
-        later = (
-            index
-            for index, other in enumerate(waiting)
-            if not other.is_suspect and other.arrival > sequence.arrival
-        )
-        waiting.insert(next(later, len(waiting)), sequence)

@@ -1,27 +1,32 @@
 """The pages of the KV cache: who holds them, which hold a known prefix, which to reuse next.
 
 Pure bookkeeping: no tensor is touched here. A page holds the keys and values of `page_size`
-consecutive tokens of a sequence, in every layer. Full pages are named by a digest of all tokens up
-to their end, so that a later sequence with the same beginning takes the page instead of computing
-it. A page without holders keeps its contents until it is reused, least recently freed first.
+consecutive tokens of a sequence, in every layer. Full pages are named by a digest of the salt and
+all tokens up to their end, so that a later sequence with the same beginning takes the page instead
+of computing it. A page without holders keeps its contents until it is reused, least recently freed
+first.
 """
 
 from __future__ import annotations
 
-import hashlib
 from collections import OrderedDict
 from collections.abc import Sequence
+from hashlib import blake2b
 
 import numpy as np
 from numpy.typing import NDArray
 
 Digest = bytes
-ROOT: Digest = b""
+
+
+def root_digest(salt: str) -> Digest:
+    """Return what the names of pages begin with: sequences of different salts share no page."""
+    return blake2b(salt.encode(), digest_size=16, person=b"cache salt").digest() if salt else b""
 
 
 def page_digest(parent: Digest, tokens: NDArray[np.int32]) -> Digest:
     """Return the name of a full page: its tokens and, through `parent`, all before them."""
-    return hashlib.blake2b(tokens.tobytes(), digest_size=16, key=parent).digest()
+    return blake2b(tokens.tobytes(), digest_size=16, key=parent).digest()
 
 
 class PagePool:

@@ -1,21 +1,23 @@
 """Which tokens the next step computes: continuous batching under a token budget and a page pool.
 
 Every running sequence with one token to compute gets it; what the budget has left goes to prompts,
-in chunks, oldest first; then waiting sequences are admitted while slots and pages last. When a
-sequence needs a page and there is none, the youngest one gives all of its pages back and waits to
-be recomputed, so the oldest always advances. No tensor is touched here.
+in chunks, oldest first; then waiting sequences are admitted while slots and pages last, in the
+order of a policy. When a sequence needs a page and there is none, the one that started last gives
+all of its pages back and waits to be recomputed, so the one that started first always advances. No
+tensor is touched here.
 """
 
 from __future__ import annotations
 
-from collections import deque
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from engine.scheduling.pages import ROOT, PagePool, page_digest
+from engine.scheduling.admission import Admission, ArrivalOrder
+from engine.scheduling.pages import PagePool, page_digest, root_digest
 from engine.scheduling.sequence import Sequence
 from engine.scheduling.table import SequenceTable
 
@@ -99,14 +101,25 @@ class StepBound:
 
 
 class Scheduler:
-    """Plans steps over one table and one pool; `add` from anywhere between steps."""
+    """Plans steps over one table and one pool; `add` from anywhere between steps.
 
-    def __init__(self, table: SequenceTable, pool: PagePool, max_num_batched_tokens: int) -> None:
+    `admission` says who starts next, but suspects of a failed step come before all others.
+    """
+
+    def __init__(
+        self,
+        table: SequenceTable,
+        pool: PagePool,
+        admission: Admission,
+        max_num_batched_tokens: int,
+    ) -> None:
         self.table = table
         self.pool = pool
-        self.waiting: deque[Sequence] = deque()
         self.num_preemptions = 0
         self.bound = StepBound(max_num_batched_tokens)
+        self._admission = admission
+        self._suspects = ArrivalOrder()
+        self._num_started = 0
         self._page_size = table.page_size
         self._scored_rows_left = 0  # of the step that is being planned
 
@@ -114,9 +127,14 @@ class Scheduler:
         """Say whether a sequence that grows to `num_tokens` fits the pool when it is alone."""
         return self._pages_for(num_tokens) <= self.pool.num_pages
 
+    @property
+    def num_waiting(self) -> int:
+        """Sequences that wait for their start, or to be recomputed."""
+        return len(self._suspects) + len(self._admission)
+
     def add(self, sequence: Sequence) -> None:
-        """Queue a sequence behind all others."""
-        self.waiting.append(sequence)
+        """Queue a sequence that has just arrived."""
+        self._admission.add(sequence)
 
     def plan(self) -> StepPlan | None:
         """Return the next step, or None when nothing runs and nothing waits."""
@@ -150,14 +168,13 @@ class Scheduler:
         table.num_tokens[slots] += 1
         return len(slots)
 
-    def drop(self, unwanted: set[Sequence]) -> None:
+    def drop(self, unwanted: AbstractSet[Sequence]) -> None:
         """Take sequences out for good, wherever they are."""
         for slot in self.table.running.tolist():
             if self.table.sequence(slot) in unwanted:
                 self.finish(slot)
-        kept = [sequence for sequence in self.waiting if sequence not in unwanted]
-        self.waiting.clear()
-        self.waiting.extend(kept)
+        self._suspects.remove(unwanted)
+        self._admission.remove(unwanted)
 
     def finish(self, slot: int) -> Sequence:
         """Take a sequence out of its slot for good; its full pages stay known until reused."""
@@ -166,11 +183,12 @@ class Scheduler:
         return sequence
 
     def preempt(self, slot: int) -> None:
-        """Take a sequence's slot and pages away; it waits, first in the queue, to be recomputed."""
+        """Take a sequence's slot and pages away; it waits to be recomputed."""
         sequence = self.finish(slot)
         sequence.num_preemptions += 1
         self.num_preemptions += 1
-        self.waiting.appendleft(sequence)
+        queue = self._suspects if sequence.is_suspect else self._admission
+        queue.give_back(sequence)
 
     def _plan_decodes(self) -> NDArray[np.int64]:
         table = self.table
@@ -209,13 +227,15 @@ class Scheduler:
         """Start waiting sequences; return the slots with one token to compute, and the chunks."""
         single: list[int] = []
         chunks: list[PromptChunk] = []
-        while self.waiting and budget > 0 and self.table.free_slots and self._may_join():
-            if not self._has_rows_for(self.waiting[0]):
+        while budget > 0 and self.table.free_slots:
+            queue = self._suspects if len(self._suspects) else self._admission
+            sequence = queue.first()
+            if sequence is None or not self._may_join(sequence) or not self._has_rows_for(sequence):
                 break
-            slot = self._try_place(self.waiting[0])
+            slot = self._try_place(sequence)
             if slot is None:
                 break
-            self.waiting.popleft()
+            queue.take()
             if self.table.num_tokens[slot] - self.table.num_computed[slot] == 1:
                 single.append(slot)
                 budget -= 1
@@ -224,22 +244,20 @@ class Scheduler:
                 budget -= chunks[-1].stop - chunks[-1].start
         return single, chunks
 
-    def _may_join(self) -> bool:
+    def _may_join(self, sequence: Sequence) -> bool:
         """A suspect of a failed step runs alone, so that a second failure tells who it was."""
-        running = np.flatnonzero(self.table.is_running)
-        if not len(running):
+        if self.table.num_running == 0:
             return True
-        return not self.waiting[0].is_suspect and not any(
-            self.table.sequence(slot).is_suspect for slot in running.tolist()
-        )
+        if self.table.num_running == 1:
+            (slot,) = self.table.running.tolist()
+            return not sequence.is_suspect and not self.table.sequence(slot).is_suspect
+        return not sequence.is_suspect
 
     def _try_place(self, sequence: Sequence) -> int | None:
-        tokens = np.array([*sequence.request.prompt_ids, *sequence.generated], np.int32)
-        shared = self._cached_pages(sequence, tokens)
-        needed = self._pages_for(len(tokens)) - len(shared)
+        shared = self._cached_pages(sequence)
+        needed = self._pages_for(sequence.num_tokens) - len(shared)
         # As many pages as the running sequences fill in a step: else a newcomer is soon preempted.
-        running = int(self.table.is_running.sum())
-        spare = -(-running // self._page_size)
+        spare = self._pages_for(self.table.num_running)
         if not self.pool.can_allocate(needed + self.pool.num_unheld(shared) + spare):
             return None
         self.pool.share(shared)
@@ -247,18 +265,20 @@ class Scheduler:
         num_cached = len(shared) * self._page_size
         if sequence.num_preemptions == 0:
             sequence.num_cached_tokens = num_cached
+            sequence.seniority = self._num_started
+            self._num_started += 1
         return self.table.place(sequence, pages, num_cached)
 
-    def _cached_pages(self, sequence: Sequence, tokens: NDArray[np.int32]) -> list[int]:
+    def _cached_pages(self, sequence: Sequence) -> list[int]:
         """Look the sequence's beginning up; its last token is always computed anew."""
-        size = self._page_size
-        digests = sequence.digests
-        for index in range(len(digests), len(tokens) // size):
-            parent = digests[-1] if digests else ROOT
-            digests.append(page_digest(parent, tokens[index * size : (index + 1) * size]))
-        if sequence.request.prompt_logprobs is not None:
+        request, size = sequence.request, self._page_size
+        num_full = sequence.num_tokens // size
+        if len(sequence.digests) < num_full:
+            tokens = np.array([*request.prompt_ids, *sequence.generated], np.int32)
+            self._extend_digests(sequence, tokens, num_full)
+        if request.prompt_logprobs is not None:
             return []
-        return self.pool.lookup(digests[: (len(tokens) - 1) // size])
+        return self.pool.lookup(sequence.digests[: (sequence.num_tokens - 1) // size])
 
     def _has_rows_for(self, sequence: Sequence) -> bool:
         """Say whether the step may compute more of a prompt: all of it, or a few scored rows."""
@@ -280,14 +300,19 @@ class Scheduler:
         Each layer stores before it attends, so a sequence admitted in this very step may read them.
         """
         table, size = self.table, self._page_size
-        digests = table.sequence(slot).digests
+        sequence = table.sequence(slot)
+        self._extend_digests(sequence, table.tokens[slot], num_tokens // size)
         for index in range(int(table.num_computed[slot]) // size, num_tokens // size):
-            if index == len(digests):
-                parent = digests[-1] if digests else ROOT
-                digests.append(
-                    page_digest(parent, table.tokens[slot, index * size : (index + 1) * size])
-                )
-            self.pool.register(int(table.pages[slot, index]), digests[index])
+            self.pool.register(int(table.pages[slot, index]), sequence.digests[index])
+
+    def _extend_digests(
+        self, sequence: Sequence, tokens: NDArray[np.int32], num_pages: int
+    ) -> None:
+        """Name the first `num_pages` pages of a sequence, those that have no name yet."""
+        digests, size = sequence.digests, self._page_size
+        for index in range(len(digests), num_pages):
+            parent = digests[-1] if digests else root_digest(sequence.request.cache_salt)
+            digests.append(page_digest(parent, tokens[index * size : (index + 1) * size]))
 
     def _pages_for(self, num_tokens: int) -> int:
         return -(-num_tokens // self._page_size)

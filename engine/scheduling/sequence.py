@@ -51,7 +51,8 @@ class SequenceRequest:
     Generation ends at `max_tokens` new tokens (0 scores the prompt only), at a token of
     `stop_token_ids` (kept as the last of `token_ids`) or where `stop_text` finds the end; none of
     the latter two before `min_tokens`. `prompt_logprobs` asks for the prompt's own
-    log-probabilities with that many alternatives (0: none besides the token itself).
+    log-probabilities with that many alternatives (0: none besides the token itself). Pages of the
+    KV cache are shared only among requests of one `cache_salt`.
     """
 
     prompt_ids: list[int]
@@ -61,6 +62,7 @@ class SequenceRequest:
     stop_token_ids: frozenset[int] = frozenset()
     stop_text: StopText | None = None
     prompt_logprobs: int | None = None
+    cache_salt: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +105,7 @@ class Sequence:
         "num_preemptions",
         "prompt_logprobs",
         "request",
+        "seniority",
         "stop_reason",
         "stop_watch",
         "stopped",
@@ -110,7 +113,8 @@ class Sequence:
 
     def __init__(self, request: SequenceRequest, arrival: int) -> None:
         self.request = request
-        self.arrival = arrival
+        self.arrival = arrival  # place in the queue
+        self.seniority = -1  # number of its first start: the highest gives way first
         self.generated: list[int] = []  # up to date while waiting and once finished
         self.digests: list[bytes] = []  # of the full pages so far
         self.num_cached_tokens = 0
@@ -124,6 +128,11 @@ class Sequence:
         self.is_accused = False  # in one that memory was not the matter with: fails with the next
         self.num_failures = 0
         self.error: Exception | None = None
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens of the prompt and those generated so far; up to date as `generated` is."""
+        return len(self.request.prompt_ids) + len(self.generated)
 
     def result(self) -> SequenceResult:
         """Return what the sequence came to, once finished; raises its error if it failed."""

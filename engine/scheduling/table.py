@@ -28,7 +28,7 @@ class SequenceTable:
         self.num_computed = np.zeros(slots, np.int64)
         self.num_prompt_tokens = np.zeros(slots, np.int64)
         self.max_tokens = np.zeros(slots, np.int64)  # prompt included
-        self.arrival = np.zeros(slots, np.int64)
+        self.seniority = np.zeros(slots, np.int64)
         self.is_running = np.zeros(slots, np.bool_)
         self.temperature = np.ones(slots, np.float32)
         self.top_p = np.ones(slots, np.float32)
@@ -41,9 +41,14 @@ class SequenceTable:
 
     @property
     def running(self) -> NDArray[np.int64]:
-        """Slots in use, oldest sequence first."""
+        """Slots in use, those that started first before all others."""
         slots = np.flatnonzero(self.is_running)
-        return slots[np.argsort(self.arrival[slots], kind="stable")]
+        return slots[np.argsort(self.seniority[slots], kind="stable")]
+
+    @property
+    def num_running(self) -> int:
+        """Slots in use."""
+        return len(self.sequences) - len(self.free_slots)
 
     def sequence(self, slot: int) -> Sequence:
         """Return the sequence in a used slot."""
@@ -55,8 +60,7 @@ class SequenceTable:
         """Put a sequence into a free slot and return the slot."""
         slot = self.free_slots.pop()
         request, sampling = sequence.request, sequence.request.sampling
-        prompt = len(request.prompt_ids)
-        total = prompt + len(sequence.generated)
+        prompt, total = len(request.prompt_ids), sequence.num_tokens
         self.sequences[slot] = sequence
         self.tokens[slot, :prompt] = request.prompt_ids
         self.tokens[slot, prompt:total] = sequence.generated
@@ -66,7 +70,7 @@ class SequenceTable:
         self.num_computed[slot] = num_computed
         self.num_prompt_tokens[slot] = prompt
         self.max_tokens[slot] = min(prompt + request.max_tokens, self.max_model_len)
-        self.arrival[slot] = sequence.arrival
+        self.seniority[slot] = sequence.seniority
         self.temperature[slot] = sampling.temperature
         self.top_p[slot] = sampling.top_p
         self.top_k[slot] = sampling.top_k

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from engine.contract import EngineStats
 from engine.protocol.errors import InternalError, RequestError
+from engine.scheduling.admission import ArrivalOrder
 from engine.scheduling.failures import Failures
 from engine.scheduling.pages import PagePool
 from engine.scheduling.scheduler import Scheduler, StepPlan
@@ -37,7 +38,7 @@ class Core:
         self._table = table
         self._pool = pool
         self._runner = runner
-        self._scheduler = Scheduler(table, pool, max_num_batched_tokens)
+        self._scheduler = Scheduler(table, pool, ArrivalOrder(), max_num_batched_tokens)
         self._failures = Failures(self._scheduler)
         self._sampler = Sampler(table)
         # True for ids that any sequence ever stops at: most steps then need no look at any set.
@@ -106,7 +107,7 @@ class Core:
         held = self._pool.num_pages - self._pool.num_free
         return EngineStats(
             running=running,
-            waiting=len(self._scheduler.waiting),
+            waiting=self._scheduler.num_waiting,
             kv_cache_usage=held / self._pool.num_pages,
             prompt_tokens=self._prompt_tokens,
             cached_tokens=self._cached_tokens,

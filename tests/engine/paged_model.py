@@ -1,7 +1,8 @@
 """A model without tensors: it checks that the cache holds what is read, and knows what to say.
 
 `PageMemory` stands in for the KV cache. Each slot of a page holds the whole beginning that was
-computed into it, so that reading a page which another sequence wrote, or nobody, fails at once.
+computed into it and its salt, so that reading a page which another sequence wrote, or nobody, fails
+at once.
 `PagedModel` is a runner over it whose logits are a function of the tokens so far.
 """
 
@@ -28,7 +29,7 @@ class PageMemory:
 
     def __init__(self, table: SequenceTable) -> None:
         self._table = table
-        self._slots: dict[tuple[int, int], Tokens] = {}
+        self._slots: dict[tuple[int, int], tuple[str, Tokens]] = {}
 
     def compute(self, plan: StepPlan) -> None:
         """Write the tokens of a plan, as each layer does before it attends, then read them all."""
@@ -36,22 +37,25 @@ class PageMemory:
         spans = spans_of(plan, self._table)
         for slot, start, stop in spans:
             tokens = tokens_of(self._table, slot)
+            salt = self._table.sequence(slot).request.cache_salt
             for position in range(start, stop):
                 page = int(self._table.pages[slot, position // size])
-                self._slots[page, position % size] = tokens[: position + 1]
+                self._slots[page, position % size] = salt, tokens[: position + 1]
         for slot, _, stop in spans:
             tokens = tokens_of(self._table, slot)
+            salt = self._table.sequence(slot).request.cache_salt
             for position in range(stop):
                 assert position // size < self._table.num_pages[slot]
                 page = int(self._table.pages[slot, position // size])
-                assert self._slots[page, position % size] == tokens[: position + 1]
+                assert self._slots[page, position % size] == (salt, tokens[: position + 1])
 
     def scramble(self, plan: StepPlan) -> None:
         """Write nonsense where a plan's tokens go: the step failed half way."""
         size = self._table.page_size
         for slot, start, stop in spans_of(plan, self._table):
             for position in range(start, stop):
-                self._slots[int(self._table.pages[slot, position // size]), position % size] = ()
+                page = int(self._table.pages[slot, position // size])
+                self._slots[page, position % size] = "", ()
 
 
 class PagedModel:

@@ -1,8 +1,9 @@
-"""Where the randomness of a choice comes from."""
+"""What both endpoints make of a request: seeds, and what reaches every sequence."""
 
 from __future__ import annotations
 
 from engine.endpoints.generation import seed_of_choice
+from tests.engine.scripted_model import Scene
 
 
 def seed(request_seed: int | None = None, **changes: object) -> int:
@@ -35,3 +36,14 @@ def test_a_seed_fits_a_signed_integer_of_64_bits() -> None:
     """Whatever the client's seed, negative ones too."""
     for request_seed in (-(2**63), -1, 0, 2**63 - 1, None):
         assert 0 <= seed(request_seed) < 2**63
+
+
+async def test_a_salt_reaches_every_sequence_of_its_request() -> None:
+    """Of both endpoints; without one, and with null, all share."""
+    scene = Scene()
+    await scene.chat(cache_salt="one", n=2)
+    await scene.complete(["a", "b"], cache_salt="two")
+    await scene.chat(cache_salt=None)
+    await scene.complete()
+    salts = [request.cache_salt for request in scene.generator.requests]
+    assert salts == ["one", "one", "two", "two", "", ""]

@@ -77,6 +77,8 @@ def test_unknown_and_harmless_fields_are_accepted() -> None:
         ("reasoning_effort", "enormous"),
         ("documents", "text"),
         ("chat_template_kwargs", []),
+        ("cache_salt", ""),
+        ("cache_salt", 5),
     ],
 )
 def test_a_value_out_of_bounds_is_refused_by_name(field: str, value: object) -> None:

@@ -5,11 +5,13 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from engine.scheduling.admission import ArrivalOrder
 from engine.scheduling.failures import MAX_FAILURES_IN_COMPANY, Failures
 from engine.scheduling.pages import PagePool
 from engine.scheduling.scheduler import Scheduler, StepPlan
 from engine.scheduling.sequence import Sequence, SequenceRequest
 from engine.scheduling.table import SequenceTable
+from tests.engine.scheduling.yard import waiting
 
 BUDGET = 32
 
@@ -18,7 +20,7 @@ class Ward:
     """Sequences of two tokens each, and what is made of the failures of their steps."""
 
     def __init__(self, num_sequences: int) -> None:
-        self.scheduler = Scheduler(SequenceTable(8, 64, 4), PagePool(64), BUDGET)
+        self.scheduler = Scheduler(SequenceTable(8, 64, 4), PagePool(64), ArrivalOrder(), BUDGET)
         self.failures = Failures(self.scheduler)
         self.sequences = [
             Sequence(SequenceRequest([number, 7], 9), number) for number in range(num_sequences)
@@ -46,7 +48,7 @@ def test_after_an_exception_all_start_over_and_each_alone() -> None:
     """They wait in their order; none is to blame for what happened in company."""
     ward = Ward(3)
     assert ward.failures.start_over(ward.plan()) is None
-    assert list(ward.scheduler.waiting) == ward.sequences
+    assert waiting(ward.scheduler) == ward.sequences
     assert ward.of(ward.plan()) == ward.sequences[:1]
 
 

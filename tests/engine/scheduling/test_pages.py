@@ -7,14 +7,14 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from engine.scheduling.pages import ROOT, PagePool, page_digest
+from engine.scheduling.pages import PagePool, page_digest, root_digest
 
 
 def digests(*texts: bytes) -> list[bytes]:
     """Return the names of pages that follow each other, each with the bytes of one text."""
     names = []
     for text in texts:
-        parent = names[-1] if names else ROOT
+        parent = names[-1] if names else root_digest("")
         names.append(page_digest(parent, np.frombuffer(text, np.uint8).astype(np.int32)))
     return names
 
@@ -29,8 +29,12 @@ def test_a_page_is_named_by_all_tokens_up_to_its_end() -> None:
 def test_a_view_of_a_table_is_named_like_its_copy() -> None:
     """The scheduler names slices of its token table and arrays of its own alike."""
     table = np.arange(40, dtype=np.int32).reshape(4, 10)
-    assert page_digest(ROOT, table[2, 3:7]) == page_digest(ROOT, table[2, 3:7].copy())
-    assert page_digest(ROOT, table[:, 2]) == page_digest(ROOT, table[:, 2].copy())
+    assert page_digest(root_digest(""), table[2, 3:7]) == page_digest(
+        root_digest(""), table[2, 3:7].copy()
+    )
+    assert page_digest(root_digest(""), table[:, 2]) == page_digest(
+        root_digest(""), table[:, 2].copy()
+    )
 
 
 def test_a_page_is_free_only_when_its_last_holder_is_gone() -> None:

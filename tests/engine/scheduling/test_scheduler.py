@@ -2,150 +2,28 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from numpy.typing import NDArray
 
-from engine.scheduling.pages import PagePool
-from engine.scheduling.scheduler import MAX_SCORED_ROWS, Scheduler, StepPlan
-from engine.scheduling.sequence import Sequence, SequenceRequest
-from engine.scheduling.table import SequenceTable
-from tests.engine.paged_model import PageMemory, Tokens, mixed, spans_of
-
-PAGE = 4
-VOCABULARY = 3
-END = 2
-
-
-def next_token(tokens: Tokens) -> int:
-    """Return what the imagined model says next."""
-    return mixed(tokens) % VOCABULARY
-
-
-def expected_tokens(
-    request: SequenceRequest, max_model_len: int = 64, end: int | None = None
-) -> list[int]:
-    """Return what a request generates when nothing else runs and nothing is cached."""
-    tokens = list(request.prompt_ids)
-    generated: list[int] = []
-    while len(generated) < request.max_tokens and len(tokens) < max_model_len:
-        generated.append(next_token(tuple(tokens)))
-        tokens.append(generated[-1])
-        if generated[-1] == end:
-            break
-    return generated
-
-
-@dataclass
-class Yard:
-    """A scheduler with its table and pool, a memory that checks each step, and what came out."""
-
-    num_pages: int = 64
-    max_num_seqs: int = 4
-    max_model_len: int = 64
-    budget: int = 32
-    end: int | None = None  # the token that ends a sequence
-    finished: list[Sequence] = field(default_factory=list)
-    num_steps: int = 0
-
-    def __post_init__(self) -> None:
-        """Put the parts together."""
-        self.table = SequenceTable(self.max_num_seqs, self.max_model_len, PAGE)
-        self.pool = PagePool(self.num_pages)
-        self.scheduler = Scheduler(self.table, self.pool, self.budget)
-        self.memory = PageMemory(self.table)
-        self.num_added = 0
-        self._computed: dict[Sequence, tuple[int, int]] = {}  # preemptions, tokens computed
-
-    def add(
-        self, prompt: list[int], max_tokens: int = 1, *, prompt_logprobs: int | None = None
-    ) -> Sequence:
-        """Queue a sequence."""
-        request = SequenceRequest(prompt, max_tokens, prompt_logprobs=prompt_logprobs)
-        sequence = Sequence(request, self.num_added)
-        self.num_added += 1
-        self.scheduler.add(sequence)
-        return sequence
-
-    def slot_of(self, sequence: Sequence) -> int:
-        """Return where a running sequence is."""
-        return self.table.sequences.index(sequence)
-
-    def plan(self) -> StepPlan:
-        """Plan a step that must exist, and check what holds for every plan."""
-        plan = self.scheduler.plan()
-        assert plan is not None
-        self._check_work(plan)
-        self._check_pages()
-        return plan
-
-    def run(self, plan: StepPlan) -> None:
-        """Run a plan, and end the sequences that are complete."""
-        self.memory.compute(plan)
-        tokens = []
-        for slot in plan.sampled.tolist():
-            so_far = self.table.tokens[slot, : self.table.num_tokens[slot]]
-            tokens.append(next_token(tuple(so_far.tolist())))
-        self.scheduler.advance(plan, np.array(tokens, np.int64))
-        for slot, token in zip(plan.sampled.tolist(), tokens, strict=True):
-            if token == self.end or self.table.num_tokens[slot] >= self.table.max_tokens[slot]:
-                self.finished.append(self.scheduler.finish(slot))
-        self.num_steps += 1
-
-    def step(self) -> StepPlan:
-        """Plan a step and run it."""
-        plan = self.plan()
-        self.run(plan)
-        return plan
-
-    def run_all(self, max_steps: int = 2000) -> None:
-        """Run until nothing is left."""
-        while self.scheduler.waiting or self.table.is_running.any():
-            self.step()
-            assert self.num_steps <= max_steps
-        assert self.scheduler.plan() is None
-
-    def _check_work(self, plan: StepPlan) -> None:
-        """Each sequence goes on just where it stopped; the oldest is always among them."""
-        table = self.table
-        spans = spans_of(plan, table)
-        assert spans
-        assert sum(stop - start for _, start, stop in spans) <= self.budget
-        assert len({slot for slot, _, _ in spans}) == len(spans)
-        assert [slot for slot, _, _ in spans] == plan.slots
-        for slot, start, stop in spans:
-            sequence = table.sequence(slot)
-            cached = int(table.num_computed[slot])
-            epoch, known = self._computed.get(sequence, (-1, 0))
-            if epoch != sequence.num_preemptions:
-                assert cached % PAGE == 0
-                known = cached
-            assert start == known == cached
-            assert start < stop <= table.num_tokens[slot]
-            self._computed[sequence] = (sequence.num_preemptions, stop)
-            samples = slot in plan.sampled.tolist()
-            assert samples == (stop == table.num_tokens[slot])
-        everyone = [table.sequence(slot) for slot in table.running.tolist()]
-        oldest = min([*everyone, *self.scheduler.waiting], key=lambda one: one.arrival)
-        assert oldest in {table.sequence(slot) for slot in plan.slots}
-
-    def _check_pages(self) -> None:
-        """The pool counts each sequence's pages; those named are named after their tokens."""
-        holders = [0] * self.num_pages
-        for slot in self.table.running.tolist():
-            for page in self.table.pages[slot, : self.table.num_pages[slot]].tolist():
-                holders[page] += 1
-        assert self.pool._holders == holders
-        assert self.pool.num_free == holders.count(0)
-
-    def check_empty(self) -> None:
-        """No page is held and no slot taken when all is done."""
-        assert self.pool.num_free == self.num_pages
-        assert self.pool._holders == [0] * self.num_pages
-        assert sorted(self.table.free_slots) == list(range(self.max_num_seqs))
+from engine.scheduling import scheduler as scheduler_module
+from engine.scheduling.admission import ArrivalOrder
+from engine.scheduling.pages import page_digest
+from engine.scheduling.scheduler import MAX_SCORED_ROWS
+from engine.scheduling.sequence import SequenceRequest
+from tests.engine.scheduling.yard import (
+    END,
+    PAGE,
+    LongestFirst,
+    Yard,
+    expected_tokens,
+    long,
+    waiting,
+)
 
 
 @dataclass(frozen=True)
@@ -156,6 +34,7 @@ class Case:
     budget: int
     max_model_len: int
     extra_pages: int
+    policy: type[ArrivalOrder | LongestFirst]
     requests: list[tuple[int, SequenceRequest]]
 
 
@@ -176,6 +55,7 @@ def cases(draw: st.DrawFn) -> Case:
         prompts,
         st.integers(0, 14),
         prompt_logprobs=st.sampled_from([None, None, 0]),
+        cache_salt=st.sampled_from(["", "", "one", "two"]),
     )
     requests = draw(st.lists(st.tuples(st.integers(0, 12), request), min_size=1, max_size=12))
     max_num_seqs = draw(st.integers(1, 6))
@@ -184,24 +64,25 @@ def cases(draw: st.DrawFn) -> Case:
         draw(st.integers(max_num_seqs, 40)),
         max_model_len,
         draw(st.integers(0, 8)),
+        draw(st.sampled_from([ArrivalOrder, LongestFirst])),
         sorted(requests, key=lambda item: item[0]),
     )
 
 
 @given(cases())
 def test_every_sequence_gets_what_it_would_get_alone(case: Case) -> None:
-    """Whatever the budget, the pages and the neighbours; and no page is left behind."""
+    """Whatever the budget, the pages, the order and the neighbours; and no page is left behind."""
     most = max(
         min(len(request.prompt_ids) + request.max_tokens, case.max_model_len)
         for _, request in case.requests
     )
     num_pages = -(-most // PAGE) + case.extra_pages
-    yard = Yard(num_pages, case.max_num_seqs, case.max_model_len, case.budget, END)
+    yard = Yard(num_pages, case.max_num_seqs, case.max_model_len, case.budget, END, case.policy())
     assert yard.scheduler.can_ever_fit(most)
     for before, request in case.requests:
-        while yard.num_steps < before and (yard.scheduler.waiting or yard.table.is_running.any()):
+        while yard.num_steps < before and yard.is_busy:
             yard.step()
-        yard.add(request.prompt_ids, request.max_tokens, prompt_logprobs=request.prompt_logprobs)
+        yard.add_request(request)
     yard.run_all()
     assert len(yard.finished) == len(case.requests)
     for sequence in yard.finished:
@@ -209,11 +90,6 @@ def test_every_sequence_gets_what_it_would_get_alone(case: Case) -> None:
         assert sequence.generated == expected
         assert 0 <= sequence.num_cached_tokens < len(sequence.request.prompt_ids)
     yard.check_empty()
-
-
-def long(length: int, seed: int = 0) -> list[int]:
-    """Return a prompt of its own."""
-    return [int(token) for token in np.random.default_rng(seed).integers(0, VOCABULARY, length)]
 
 
 def test_nothing_to_do_is_no_plan() -> None:
@@ -270,7 +146,7 @@ def test_no_more_sequences_run_than_there_are_slots() -> None:
     yard = Yard(max_num_seqs=2)
     sequences = [yard.add([0, 0, number], 30) for number in range(3)]
     yard.step()
-    assert list(yard.scheduler.waiting) == sequences[2:]
+    assert waiting(yard.scheduler) == sequences[2:]
 
 
 def test_a_prompt_of_whole_pages_that_is_all_known_computes_its_last_page() -> None:
@@ -335,6 +211,18 @@ def test_pages_are_shared_only_behind_the_same_beginning() -> None:
     assert other.num_cached_tokens == 0
 
 
+def test_pages_are_shared_only_among_requests_of_one_salt() -> None:
+    """Neither with another salt nor with none, whatever the salt is; and with the same as ever."""
+    prompt = long(3 * PAGE)
+    tokens = np.array(prompt[:PAGE], np.int32).tobytes().decode("latin-1")
+    yard = Yard()
+    for salt in ["", "a", "b", tokens]:
+        first = yard.add(prompt, cache_salt=salt)
+        second = yard.add(prompt, cache_salt=salt)
+        yard.run_all()
+        assert (first.num_cached_tokens, second.num_cached_tokens) == (0, 2 * PAGE)
+
+
 def test_a_scored_prompt_is_computed_whole_in_small_chunks() -> None:
     """Its logits are needed at every token, a few at a time; others may still use its pages."""
     length = MAX_SCORED_ROWS + 9
@@ -355,7 +243,7 @@ def test_scored_prompts_of_one_step_share_its_rows() -> None:
     for seed in range(8):
         yard.add(long(60, seed), prompt_logprobs=0)
     num_rows = 0
-    while yard.scheduler.waiting or yard.table.is_running.any():
+    while yard.is_busy:
         rows = sum(chunk.stop - chunk.start for chunk in yard.step().chunks)
         assert rows <= MAX_SCORED_ROWS
         num_rows += rows
@@ -368,7 +256,7 @@ def test_the_youngest_gives_its_pages_to_the_oldest_and_recovers() -> None:
     old, young = yard.add(long(PAGE, 0), 20), yard.add(long(PAGE, 1), 20)
     while not young.num_preemptions:
         yard.step()
-    assert young in yard.scheduler.waiting
+    assert young in waiting(yard.scheduler)
     kept = list(young.generated)
     assert kept == expected_tokens(young.request)[: len(kept)]
     assert kept
@@ -388,7 +276,41 @@ def test_preempted_sequences_wait_before_newer_ones_and_in_their_order() -> None
     yard.plan()
     for sequence in reversed(running):
         yard.scheduler.preempt(yard.slot_of(sequence))
-    assert list(yard.scheduler.waiting) == [*running, newer]
+    assert waiting(yard.scheduler) == [*running, newer]
+
+
+def test_who_starts_next_is_for_the_policy_to_say() -> None:
+    """Those that ask for most start first, and who started last gives way, whenever it came."""
+    yard = Yard(num_pages=6, max_num_seqs=2, admission=LongestFirst())
+    second, third, first = (yard.add(long(PAGE, most), most) for most in (16, 2, 18))
+    yard.step()
+    assert None not in yard.table.sequences
+    while not yard.scheduler.num_preemptions:
+        yard.step()
+    assert [one.num_preemptions for one in (first, second, third)] == [0, 1, 0]
+    yard.run_all()
+    assert yard.finished[0] is first
+    for sequence in yard.finished:
+        assert sequence.generated == expected_tokens(sequence.request)
+
+
+def test_what_waits_for_room_is_named_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not anew in every step, however long it waits; and not again once it starts."""
+    named = []
+
+    def name(parent: bytes, tokens: NDArray[np.int32]) -> bytes:
+        named.append(tokens.tolist())
+        return page_digest(parent, tokens)
+
+    monkeypatch.setattr(scheduler_module, "page_digest", name)
+    yard = Yard(num_pages=6, max_num_seqs=2)
+    yard.add(long(PAGE), 16)
+    yard.step()
+    blocked = long(5 * PAGE, 1)
+    yard.add(blocked, 1)
+    yard.run_all()
+    pages = [blocked[start : start + PAGE] for start in range(0, len(blocked), PAGE)]
+    assert [tokens for tokens in named if tokens in pages] == pages
 
 
 def test_a_suspect_of_a_failed_step_runs_alone() -> None:
@@ -399,7 +321,7 @@ def test_a_suspect_of_a_failed_step_runs_alone() -> None:
     suspect, other = yard.add([0, 1], 3), yard.add([1, 1], 3)
     suspect.is_suspect = True
     together = []
-    while yard.scheduler.waiting or yard.table.is_running.any():
+    while yard.is_busy:
         plan = yard.plan()
         together.append({yard.table.sequence(slot) for slot in plan.slots})
         yard.run(plan)

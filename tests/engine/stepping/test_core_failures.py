@@ -21,6 +21,7 @@ from engine.scheduling.sequence import (
     TokenLogprob,
 )
 from tests.engine.paged_model import Tokens
+from tests.engine.scheduling.yard import waiting
 from tests.engine.stepping.core_rig import (
     GREEDY,
     Rig,
@@ -177,7 +178,7 @@ def test_the_sequences_of_a_failed_step_wait_in_their_order_before_all_others() 
     sequences = [rig.core.add(request([one, 2])) for one in range(6)]
     rig.model.fails = lambda _: RuntimeError("once")
     rig.core.step()
-    assert list(rig.core._scheduler.waiting) == sequences
+    assert waiting(rig.core._scheduler) == sequences
 
 
 def test_two_culprits_each_get_their_error() -> None:

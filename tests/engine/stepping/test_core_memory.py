@@ -18,6 +18,7 @@ from engine.protocol.errors import InternalError
 from engine.scheduling.failures import MAX_FAILURES_IN_COMPANY
 from engine.scheduling.scheduler import GROW_AFTER_STEPS, StepPlan
 from engine.scheduling.sequence import Sampling, Sequence, SequenceRequest, SequenceResult
+from tests.engine.scheduling.yard import waiting
 from tests.engine.stepping.core_rig import GREEDY, Rig, logits_of, only, outcome, request
 
 
@@ -59,7 +60,7 @@ def test_the_oldest_half_goes_on_as_if_nothing_had_been() -> None:
     while rig.model.num_memory_freed == 0:
         rig.core.step()
     assert rig.table.sequences.count(None) == 4
-    assert list(rig.core._scheduler.waiting) == sequences[4:]
+    assert waiting(rig.core._scheduler) == sequences[4:]
     rig.finish()
     assert [sequence.num_preemptions > 0 for sequence in sequences] == [False] * 4 + [True] * 4
 

@@ -1,0 +1,194 @@
+"""A yard for schedulers: a table, a pool, and a memory that checks every step."""
+
+from __future__ import annotations
+
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+import numpy as np
+
+from engine.scheduling.admission import Admission, ArrivalOrder
+from engine.scheduling.pages import PagePool
+from engine.scheduling.scheduler import Scheduler, StepPlan
+from engine.scheduling.sequence import Sequence, SequenceRequest
+from engine.scheduling.table import SequenceTable
+from tests.engine.paged_model import PageMemory, Tokens, mixed, spans_of
+
+PAGE = 4
+VOCABULARY = 3
+END = 2
+
+
+def next_token(tokens: Tokens) -> int:
+    """Return what the imagined model says next."""
+    return mixed(tokens) % VOCABULARY
+
+
+def expected_tokens(
+    request: SequenceRequest, max_model_len: int = 64, end: int | None = None
+) -> list[int]:
+    """Return what a request generates when nothing else runs and nothing is cached."""
+    tokens = list(request.prompt_ids)
+    generated: list[int] = []
+    while len(generated) < request.max_tokens and len(tokens) < max_model_len:
+        generated.append(next_token(tuple(tokens)))
+        tokens.append(generated[-1])
+        if generated[-1] == end:
+            break
+    return generated
+
+
+@dataclass
+class Yard:
+    """A scheduler with its table and pool, a memory that checks each step, and what came out."""
+
+    num_pages: int = 64
+    max_num_seqs: int = 4
+    max_model_len: int = 64
+    budget: int = 32
+    end: int | None = None  # the token that ends a sequence
+    admission: Admission = field(default_factory=ArrivalOrder)
+    finished: list[Sequence] = field(default_factory=list)
+    num_steps: int = 0
+
+    def __post_init__(self) -> None:
+        """Put the parts together."""
+        self.table = SequenceTable(self.max_num_seqs, self.max_model_len, PAGE)
+        self.pool = PagePool(self.num_pages)
+        self.scheduler = Scheduler(self.table, self.pool, self.admission, self.budget)
+        self.memory = PageMemory(self.table)
+        self.num_added = 0
+        self._computed: dict[Sequence, tuple[int, int]] = {}  # preemptions, tokens computed
+
+    def add(self, prompt: list[int], max_tokens: int = 1, **other: Any) -> Sequence:
+        """Queue a sequence."""
+        return self.add_request(SequenceRequest(prompt, max_tokens, **other))
+
+    def add_request(self, request: SequenceRequest) -> Sequence:
+        """Queue a sequence for a request."""
+        sequence = Sequence(request, self.num_added)
+        self.num_added += 1
+        self.scheduler.add(sequence)
+        return sequence
+
+    @property
+    def is_busy(self) -> bool:
+        """Something runs or waits."""
+        return self.scheduler.num_waiting > 0 or bool(self.table.is_running.any())
+
+    def slot_of(self, sequence: Sequence) -> int:
+        """Return where a running sequence is."""
+        return self.table.sequences.index(sequence)
+
+    def plan(self) -> StepPlan:
+        """Plan a step that must exist, and check what holds for every plan."""
+        plan = self.scheduler.plan()
+        assert plan is not None
+        self._check_work(plan)
+        self._check_pages()
+        return plan
+
+    def run(self, plan: StepPlan) -> None:
+        """Run a plan, and end the sequences that are complete."""
+        self.memory.compute(plan)
+        tokens = []
+        for slot in plan.sampled.tolist():
+            so_far = self.table.tokens[slot, : self.table.num_tokens[slot]]
+            tokens.append(next_token(tuple(so_far.tolist())))
+        self.scheduler.advance(plan, np.array(tokens, np.int64))
+        for slot, token in zip(plan.sampled.tolist(), tokens, strict=True):
+            if token == self.end or self.table.num_tokens[slot] >= self.table.max_tokens[slot]:
+                self.finished.append(self.scheduler.finish(slot))
+        self.num_steps += 1
+
+    def step(self) -> StepPlan:
+        """Plan a step and run it."""
+        plan = self.plan()
+        self.run(plan)
+        return plan
+
+    def run_all(self, max_steps: int = 2000) -> None:
+        """Run until nothing is left."""
+        while self.is_busy:
+            self.step()
+            assert self.num_steps <= max_steps
+        assert self.scheduler.plan() is None
+
+    def _check_work(self, plan: StepPlan) -> None:
+        """Each sequence goes on just where it stopped; who started first is always among them."""
+        table = self.table
+        spans = spans_of(plan, table)
+        assert spans
+        assert sum(stop - start for _, start, stop in spans) <= self.budget
+        assert len({slot for slot, _, _ in spans}) == len(spans)
+        assert [slot for slot, _, _ in spans] == plan.slots
+        for slot, start, stop in spans:
+            sequence = table.sequence(slot)
+            cached = int(table.num_computed[slot])
+            epoch, known = self._computed.get(sequence, (-1, 0))
+            if epoch != sequence.num_preemptions:
+                assert cached % PAGE == 0
+                known = cached
+            assert start == known == cached
+            assert start < stop <= table.num_tokens[slot]
+            self._computed[sequence] = (sequence.num_preemptions, stop)
+            samples = slot in plan.sampled.tolist()
+            assert samples == (stop == table.num_tokens[slot])
+        assert table.running[0] in plan.slots
+
+    def _check_pages(self) -> None:
+        """The pool counts each sequence's pages; those named are named after their tokens."""
+        holders = [0] * self.num_pages
+        for slot in self.table.running.tolist():
+            for page in self.table.pages[slot, : self.table.num_pages[slot]].tolist():
+                holders[page] += 1
+        assert self.pool._holders == holders
+        assert self.pool.num_free == holders.count(0)
+
+    def check_empty(self) -> None:
+        """No page is held and no slot taken when all is done."""
+        assert self.pool.num_free == self.num_pages
+        assert self.pool._holders == [0] * self.num_pages
+        assert sorted(self.table.free_slots) == list(range(self.max_num_seqs))
+
+
+def long(length: int, seed: int = 0) -> list[int]:
+    """Return a prompt of its own."""
+    return [int(token) for token in np.random.default_rng(seed).integers(0, VOCABULARY, length)]
+
+
+class LongestFirst:
+    """An admission policy of its own: whatever may grow longest starts first."""
+
+    def __init__(self) -> None:
+        self._queue: list[Sequence] = []
+
+    def __len__(self) -> int:
+        """Return how many sequences wait here."""
+        return len(self._queue)
+
+    def add(self, sequence: Sequence) -> None:
+        """Queue a sequence by what it asks for, the last first among equals."""
+        self._queue.append(sequence)
+        self._queue.sort(key=lambda one: (one.request.max_tokens, one.arrival))
+
+    give_back = add
+
+    def first(self) -> Sequence | None:
+        """Return the one that asks for most."""
+        return self._queue[-1] if self._queue else None
+
+    def take(self) -> Sequence:
+        """Remove and return the one that asks for most."""
+        return self._queue.pop()
+
+    def remove(self, unwanted: AbstractSet[Sequence]) -> None:
+        """Forget those of `unwanted` that wait here."""
+        self._queue = [one for one in self._queue if one not in unwanted]
+
+
+def waiting(scheduler: Scheduler) -> list[Sequence]:
+    """Return the sequences that wait in a scheduler whose policy is `ArrivalOrder`."""
+    queues = (scheduler._suspects, cast("ArrivalOrder", scheduler._admission))
+    return [sequence for queue in queues for _, sequence in sorted(queue._heap)]
