@@ -27,7 +27,6 @@ class EngineConfig:
     max_num_seqs: int = 256
     max_num_batched_tokens: int = 2048
     kv_cache_memory: int | None = None
-    page_size: int = 16
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -42,8 +41,6 @@ class EngineConfig:
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise EngineError(f"{name} must be at least 1, not {value}")
-        if self.page_size < 8 or self.page_size % 8:
-            raise EngineError(f"page_size must be a positive multiple of 8, not {self.page_size}")
         if self.max_num_batched_tokens < self.max_num_seqs:
             raise EngineError(
                 f"max_num_batched_tokens ({self.max_num_batched_tokens}) must not be below "

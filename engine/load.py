@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from concurrent.futures import Future
-from hashlib import blake2b
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -15,12 +14,12 @@ from engine.contract import EngineInfo
 from engine.endpoints import text_endpoints
 from engine.endpoints.served import ServedEngine
 from engine.errors import EngineError
-from engine.model.cache import KVCache
-from engine.model.forward import LoadedModel
 from engine.model.loading import load_model
 from engine.model.memory import Room, find_room
+from engine.model.network import LoadedModel
 from engine.scheduling.pages import PagePool
 from engine.scheduling.table import SequenceTable
+from engine.sources import digest_of
 from engine.stepping.core import Core
 from engine.stepping.engine import Engine
 from engine.stepping.runner import Runner
@@ -63,13 +62,13 @@ def load_served(
 
 
 def make_core(model: LoadedModel, room: Room, config: EngineConfig) -> Core:
-    """Give a loaded model its cache, table and scheduler."""
-    cache = KVCache(model.shapes, room.num_pages, config.page_size, model.dtype, model.device)
-    table = SequenceTable(config.max_num_seqs, room.max_model_len, config.page_size)
+    """Give a loaded model its pages, table and scheduler."""
+    attention = model.attention(room.num_pages)
+    table = SequenceTable(config.max_num_seqs, room.max_model_len, attention.page_size)
     return Core(
         table,
         PagePool(room.num_pages),
-        Runner(model, cache, table),
+        Runner(model, attention, table),
         config.max_num_batched_tokens,
         model.vocab_size,
     )
@@ -85,13 +84,12 @@ def load_text_model(
     chat_template = None
     if template is not None or bool(getattr(pretrained, "chat_template", None)):
         chat_template = _chat_template(name, pretrained, template)
-    config: Any = model.network.config
     return TextModel(
         tokenizer=tokenizer,
         chat_template=chat_template,
         max_model_len=max_model_len,
         vocab_size=model.vocab_size,
-        eos_token_ids=eos_ids(name, generation, config.eos_token_id, tokenizer),
+        eos_token_ids=eos_ids(name, generation, model.eos_token_ids, tokenizer),
         defaults=generation.defaults,
     )
 
@@ -130,17 +128,7 @@ def _version() -> str:
     try:
         return metadata.version("tidemill")
     except metadata.PackageNotFoundError:
-        return f"source-{_digest(Path(__file__).parent)}"
-
-
-def _digest(folder: Path) -> str:
-    """Return what is another text whenever a source file in the folder is another one."""
-    digest = blake2b(digest_size=6)
-    for path in sorted(folder.rglob("*.py")):
-        data = path.read_bytes()
-        digest.update(f"{path.relative_to(folder)} {len(data)}\n".encode())
-        digest.update(data)
-    return digest.hexdigest()
+        return f"source-{digest_of(Path(__file__).parent)}"
 
 
 def _revision(name: str) -> str | None:

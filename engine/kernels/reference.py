@@ -1,26 +1,126 @@
 """Attention over a paged KV cache, in torch: the reference, on any device.
 
-One layer's cache is `keys [pages, Hkv, Dk, page_size]` and `values [pages, Hkv, page_size, Dv]`.
+One layer's pages are `keys [pages, Hkv, Dk, page_size]` and `values [pages, Hkv, page_size, Dv]`.
 Keys lie transposed so that a score of 16 neighbouring tokens is one vector operation. Query heads
-`h·G … h·G+G-1` read key head `h` (grouped queries). How a step is packed is told in `packed`.
+`h·G … h·G+G-1` read key head `h` (grouped queries).
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
 import torch
 from torch import Tensor
 
 from engine.kernels.attention import AttentionShape
-from engine.kernels.packed import Chunk, PackedStep
+from engine.kernels.step import Step
 
 # Up to here two matrix products beat torch's CPU flash kernel: 0.35 against 0.56 ms at 165 tokens.
 SHORT_LENGTH = 256
 
 
-def store(keys: Tensor, values: Tensor, key: Tensor, value: Tensor, step: PackedStep) -> None:
-    """Write the step's `key [T, Hkv, Dk]` and `value [T, Hkv, Dv]` to their slots."""
-    keys.permute(0, 3, 1, 2)[step.token_pages, step.token_offsets] = key
-    values.transpose(1, 2)[step.token_pages, step.token_offsets] = value
+class Span(NamedTuple):
+    """Packed tokens `start:stop` of one sequence, which follow `context` that lie in `pages`."""
+
+    start: int
+    stop: int
+    context: int
+    pages: Tensor  # [n] int64; they cover the context and the span itself
+
+
+def spans_of(step: Step, first: int = 0) -> list[Span]:
+    """Return the step's spans from `first` on."""
+    starts, contexts, page_starts = (
+        array[first:].tolist()
+        for array in (step.host.query_starts, step.host.context_lengths, step.host.page_starts)
+    )
+    return [
+        Span(
+            starts[index],
+            starts[index + 1],
+            context,
+            step.pages[page_starts[index] : page_starts[index + 1]].long(),
+        )
+        for index, context in enumerate(contexts)
+    ]
+
+
+class ReferenceAttention:
+    """An attention backend in plain torch, a span at a time.
+
+    Plain causal attention goes through torch's flash kernel, or what is faster for a short one; a
+    softcap, sinks, or keys and values of unequal width through `attend`.
+    """
+
+    page_size = 16
+
+    def __init__(
+        self,
+        shapes: Sequence[AttentionShape],
+        num_pages: int,
+        dtype: torch.dtype,
+        device: torch.device,
+        *,
+        page_size: int | None = None,
+    ) -> None:
+        self.shapes = tuple(shapes)
+        self.page_size = size = page_size or self.page_size
+        self.keys: list[Tensor] = []
+        self.values: list[Tensor] = []
+        for shape in shapes:
+            pages_heads = (num_pages, shape.num_kv_heads)
+            self.keys.append(_zeros((*pages_heads, shape.key_dim, size), dtype, device))
+            self.values.append(_zeros((*pages_heads, size, shape.value_dim), dtype, device))
+
+    @classmethod
+    def page_bytes(cls, shapes: Sequence[AttentionShape], dtype: torch.dtype) -> int:
+        """Return the bytes that one page takes over all layers."""
+        widths = sum(shape.num_kv_heads * (shape.key_dim + shape.value_dim) for shape in shapes)
+        return widths * cls.page_size * dtype.itemsize
+
+    def prepare(self, step: Step) -> None:
+        """Take in where the tokens of the coming forward pass lie; valid until the next call."""
+        self._spans = spans_of(step)
+        slots = step.slots.long()
+        self._places = (slots // self.page_size, slots % self.page_size)
+
+    def store(self, layer: int, key: Tensor, value: Tensor) -> None:
+        """Write the step's `key [T, Hkv, Dk]` and `value [T, Hkv, Dv]` to their slots."""
+        self.keys[layer].permute(0, 3, 1, 2)[self._places] = key
+        self.values[layer].transpose(1, 2)[self._places] = value
+
+    def attend(self, layer: int, query: Tensor, sinks: Tensor | None = None) -> Tensor:
+        """Attend every token to its sequence up to itself: `[T, Hq, Dk]` → `[T, Hq, Dv]`."""
+        return joined([self._attend_span(layer, query, span, sinks) for span in self._spans])
+
+    def _attend_span(self, layer: int, query: Tensor, span: Span, sinks: Tensor | None) -> Tensor:
+        shape = self.shapes[layer]
+        query = query[span.start : span.stop]  # [t, Hq, Dk]
+        length = span.context + query.shape[0]
+        key, value = gather(self.keys[layer], self.values[layer], span.pages, length)
+        if shape.softcap or sinks is not None or shape.key_dim != shape.value_dim:
+            return attend(query, key, value, shape, sinks)
+        if query.device.type == "cpu" and length <= SHORT_LENGTH:
+            return _attend_short(query, key, value, shape)
+        causal = span.context == 0 and not (shape.window and shape.window < length)
+        mask = None if causal else visible(query.shape[0], length, shape.window, query.device)
+        out = torch.nn.functional.scaled_dot_product_attention(
+            query.transpose(0, 1)[None],  # [1, Hq, t, D]
+            key[None],
+            value[None],
+            attn_mask=mask,
+            is_causal=causal,
+            scale=shape.scaling,
+            enable_gqa=shape.num_query_heads != shape.num_kv_heads,
+        )
+        return out[0].transpose(0, 1)
+
+
+def joined(parts: list[Tensor]) -> Tensor:
+    """Return the parts of a step `[t, Hq, Dv]` as one, without a copy where there is but one."""
+    return parts[0] if len(parts) == 1 else torch.cat(parts)
 
 
 def gather(keys: Tensor, values: Tensor, pages: Tensor, length: int) -> tuple[Tensor, Tensor]:
@@ -63,57 +163,6 @@ def visible(tokens: int, length: int, window: int, device: torch.device) -> Tens
     return seen & (positions > queries - window) if window else seen
 
 
-def decode(
-    query: Tensor,
-    keys: Tensor,
-    values: Tensor,
-    step: PackedStep,
-    shape: AttentionShape,
-    sinks: Tensor | None,
-) -> Tensor:
-    """Attend one query a sequence to its pages: `query [N, Hq, Dk]` → `[N, Hq, Dv]`."""
-    rows = []
-    lengths = step.decode_lengths.tolist()
-    for row, length in enumerate(lengths):
-        pages = step.decode_pages[row, : -(-length // keys.shape[3])].long()
-        key, value = gather(keys, values, pages, length)
-        rows.append(attend(query[row : row + 1], key, value, shape, sinks))
-    return torch.cat(rows)
-
-
-def prefill(
-    query: Tensor,
-    keys: Tensor,
-    values: Tensor,
-    chunk: Chunk,
-    shape: AttentionShape,
-    sinks: Tensor | None,
-) -> Tensor:
-    """Attend one chunk to its context and itself: `query [t, Hq, Dk]` → `[t, Hq, Dv]`.
-
-    Plain causal attention goes through torch's flash kernel, or what is faster for a short one; a
-    softcap, sinks, or keys and values of unequal width take the reference.
-    """
-    length = chunk.context + query.shape[0]
-    key, value = gather(keys, values, chunk.pages, length)
-    if shape.softcap or sinks is not None or shape.key_dim != shape.value_dim:
-        return attend(query, key, value, shape, sinks)
-    if query.device.type == "cpu" and length <= SHORT_LENGTH:
-        return _attend_short(query, key, value, shape)
-    causal = chunk.context == 0 and not (shape.window and shape.window < length)
-    mask = None if causal else visible(query.shape[0], length, shape.window, query.device)
-    out = torch.nn.functional.scaled_dot_product_attention(
-        query.transpose(0, 1)[None],  # [1, Hq, t, D]
-        key[None],
-        value[None],
-        attn_mask=mask,
-        is_causal=causal,
-        scale=shape.scaling,
-        enable_gqa=shape.num_query_heads != shape.num_kv_heads,
-    )
-    return out[0].transpose(0, 1)
-
-
 def _attend_short(query: Tensor, key: Tensor, value: Tensor, shape: AttentionShape) -> Tensor:
     """Do what `attend` does for plain attention, with products in the model's dtype."""
     tokens, length = query.shape[0], key.shape[1]
@@ -126,3 +175,15 @@ def _attend_short(query: Tensor, key: Tensor, value: Tensor, shape: AttentionSha
     mixed = weights.view(heads, -1, length) @ value  # [Hkv, G·t, Dv]
     mixed = mixed.view(heads, -1, tokens, shape.value_dim).permute(2, 0, 1, 3)
     return mixed.reshape(tokens, shape.num_query_heads, shape.value_dim)
+
+
+def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Make zeros that take no memory on a CPU until written.
+
+    Zeros, not garbage: kernels weight unwritten slots by zero, which a NaN would survive.
+    """
+    if device.type != "cpu":
+        return torch.zeros(shape, dtype=dtype, device=device)
+    # numpy asks the system for zeroed pages where torch.zeros would write them all.
+    count = int(np.prod(shape)) * dtype.itemsize
+    return torch.from_numpy(np.zeros(count, np.uint8)).view(dtype).view(shape)

@@ -38,15 +38,28 @@ class Step:
     page_starts: Tensor  # [S + 1]
     pages: Tensor  # [P]
     logit_rows: Tensor  # [N]
+    copy_on_host: Step | None = None  # None where this is it
 
     @classmethod
     def pack(cls, num_decodes: int, device: torch.device, **arrays: NDArray[Any]) -> Step:
         """Put the arrays, given by their names, into one buffer and that onto the device."""
-        names = [field.name for field in fields(cls) if field.name != "num_decodes"]
+        others = ("num_decodes", "copy_on_host")
+        names = [field.name for field in fields(cls) if field.name not in others]
         parts = [arrays[name] for name in names]
+        lengths = [len(part) for part in parts]
+
+        def over(buffer: Tensor, host: Step | None = None) -> Step:
+            views: dict[str, Any] = dict(zip(names, torch.split(buffer, lengths), strict=True))
+            return cls(num_decodes, copy_on_host=host, **views)
+
         buffer = torch.from_numpy(np.concatenate(parts, dtype=np.int32, casting="same_kind"))
-        views = buffer.to(device).split([len(part) for part in parts])
-        return cls(num_decodes, **dict(zip(names, views, strict=True)))
+        host = over(buffer)
+        return host if device.type == "cpu" else over(buffer.to(device), host)
+
+    @property
+    def host(self) -> Step:
+        """Return the step in the host's memory: to know its numbers waits for no device."""
+        return self if self.copy_on_host is None else self.copy_on_host
 
     @property
     def num_tokens(self) -> int:

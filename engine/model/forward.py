@@ -1,112 +1,64 @@
-"""A model's forward pass: how its network is called, and the one attention that its layers call.
+"""A network of transformers: how it is called, and the one attention that its layers call.
 
-transformers hands that function rotated queries and keys of all packed tokens; which layer, which
-pages and which kernel is ours to say: `PagedAttention` finds a call's layer in the KV cache.
+transformers hands that function rotated queries and keys of all packed tokens. Whose call it is, a
+layer's of a step or the one-token probe's, is said by the `attend` that rides along.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 from transformers import AttentionInterface
 
 from engine.kernels import reference
-from engine.kernels.attention import AttentionShape
-from engine.kernels.packed import PackedStep
-from engine.model.cache import KVCache
+from engine.kernels.attention import AttentionBackend, AttentionShape
+from engine.kernels.step import Step
 
 # What transformers knows our attention function by.
 ATTENTION = "tidemill"
 
+# Module, query, key, value `[1, H, T, D]` each, what else it was called with → `[1, T, Hq, Dv]`.
+Attend = Callable[[nn.Module, Tensor, Tensor, Tensor, dict[str, Any]], Tensor]
 
-@dataclass(frozen=True, slots=True)
-class LoadedModel:
-    """A model that proved itself: `network` maps packed tokens to logits.
 
-    `layers[i]` is the attention module that `shapes[i]` describes.
-    """
+class TransformersNetwork:
+    """A `Network` over a module of transformers; `layers` are its attention modules in order."""
 
-    network: nn.Module
-    layers: tuple[nn.Module, ...]
-    shapes: tuple[AttentionShape, ...]
-    dtype: torch.dtype
-    device: torch.device
-    vocab_size: int
-    max_model_len: int
+    def __init__(self, module: nn.Module, layers: Sequence[nn.Module]) -> None:
+        self.module = module
+        self.num_layers_begun = 0
+        self._layer_of = {id(layer): index for index, layer in enumerate(layers)}
 
-    def forward(
-        self,
-        token_ids: Tensor,
-        positions: Tensor,
-        logit_rows: Tensor,
-        paged: PagedAttention | RecordingAttention,
-    ) -> Tensor:
-        """Run one step: `token_ids [T]`, `positions [T]`, `logit_rows [N]` → logits `[N, V]`."""
-        return forward(self.network, token_ids, positions, logit_rows, paged)
+    def forward(self, step: Step, attention: AttentionBackend) -> Tensor:
+        """Run one step → logits `[N, V]`; see `Network.forward`."""
+
+        def attend(
+            module: nn.Module, query: Tensor, key: Tensor, value: Tensor, options: dict[str, Any]
+        ) -> Tensor:
+            self.num_layers_begun += 1
+            layer = self._layer_of[id(module)]
+            query, key, value = (tensor[0].transpose(0, 1) for tensor in (query, key, value))
+            attention.store(layer, key, value)
+            return attention.attend(layer, query, options.get("s_aux"))[None]
+
+        return forward(self.module, step.token_ids, step.positions, step.logit_rows, attend)
 
 
 def forward(
-    network: nn.Module,
-    token_ids: Tensor,
-    positions: Tensor,
-    logit_rows: Tensor,
-    paged: PagedAttention | RecordingAttention,
+    module: nn.Module, token_ids: Tensor, positions: Tensor, logit_rows: Tensor, attend: Attend
 ) -> Tensor:
-    """Run one step through a network; see `LoadedModel.forward`."""
-    output = network(
-        input_ids=token_ids[None],
-        position_ids=positions[None],
+    """Run packed tokens: `token_ids [T]`, `positions [T]`, `logit_rows [N]` → logits `[N, V]`."""
+    output = module(
+        input_ids=token_ids.long()[None],
+        position_ids=positions.long()[None],
         use_cache=False,
-        logits_to_keep=logit_rows,
-        paged=paged,
+        logits_to_keep=logit_rows.long(),
+        attend=attend,
     )
     logits: Tensor = output.logits[0]
     return logits
-
-
-class PagedAttention:
-    """Attention of one model's layers over one cache; passed to the model's forward as `paged`."""
-
-    def __init__(
-        self, modules: Sequence[nn.Module], shapes: Sequence[AttentionShape], cache: KVCache
-    ) -> None:
-        self._layer_of = {id(module): layer for layer, module in enumerate(modules)}
-        self._shapes = shapes
-        self._cache = cache
-        self._step: PackedStep | None = None
-        self.num_calls = 0
-
-    def over(self, step: PackedStep) -> PagedAttention:
-        """Set the step that the coming forward pass runs, and return self."""
-        self._step = step
-        return self
-
-    def __call__(
-        self, module: nn.Module, query: Tensor, key: Tensor, value: Tensor, sinks: Tensor | None
-    ) -> Tensor:
-        """Store the step's keys and values and attend: `[1, H, T, D]` each → `[1, T, Hq, Dv]`."""
-        step = self._step
-        assert step is not None, "over() names the step before the model runs"
-        self.num_calls += 1
-        layer = self._layer_of[id(module)]
-        shape = self._shapes[layer]
-        keys, values = self._cache.keys[layer], self._cache.values[layer]
-        query, key, value = (tensor[0].transpose(0, 1) for tensor in (query, key, value))
-        kernels = _kernels(keys, shape)
-        kernels.store(keys, values, key, value, step)
-        parts = []
-        if step.num_decodes:
-            decodes = query[: step.num_decodes]
-            parts.append(kernels.decode(decodes, keys, values, step, shape, sinks))
-        parts.extend(
-            reference.prefill(query[chunk.start : chunk.stop], keys, values, chunk, shape, sinks)
-            for chunk in step.chunks
-        )
-        return (parts[0] if len(parts) == 1 else torch.cat(parts))[None]
 
 
 class RecordingAttention:
@@ -116,7 +68,7 @@ class RecordingAttention:
         self.modules: list[nn.Module] = []
         self.shapes: list[AttentionShape] = []
 
-    def record(
+    def __call__(
         self,
         module: nn.Module,
         query: Tensor,
@@ -141,16 +93,6 @@ class RecordingAttention:
         return reference.attend(query[0].transpose(0, 1), key[0], value[0], shape, sinks)[None]
 
 
-def _kernels(keys: Tensor, shape: AttentionShape) -> Any:
-    """Return the module whose `store` and `decode` serve this cache."""
-    if keys.device.type == "cpu":
-        from engine.kernels import cpu
-
-        if cpu.supports_attention(keys.dtype, shape, keys.shape[3]):
-            return cpu
-    return reference
-
-
 def _dispatch(
     module: nn.Module,
     query: Tensor,
@@ -158,12 +100,10 @@ def _dispatch(
     value: Tensor,
     attention_mask: Tensor | None,  # noqa: ARG001 - transformers' signature
     *,
-    paged: PagedAttention | RecordingAttention,
+    attend: Attend,
     **options: Any,
 ) -> tuple[Tensor, None]:
-    if isinstance(paged, RecordingAttention):
-        return paged.record(module, query, key, value, options), None
-    return paged(module, query, key, value, options.get("s_aux")), None
+    return attend(module, query, key, value, options), None
 
 
 AttentionInterface.register(ATTENTION, _dispatch)

@@ -12,10 +12,12 @@ from torch import nn
 
 from engine.config import EngineConfig
 from engine.errors import EngineError, ModelRefused, first_line_of
+from engine.kernels.backends import choose_backend
 from engine.model import swaps
 from engine.model.checkpoint import check_tensors, find_checkpoint
 from engine.model.description import check_description, read_description
-from engine.model.forward import ATTENTION, LoadedModel
+from engine.model.forward import ATTENTION, TransformersNetwork
+from engine.model.network import LoadedModel
 from engine.model.proof import probe, prove, run_eagerly
 
 ATTENTION_LAYERS = {"full_attention", "sliding_attention"}
@@ -57,23 +59,27 @@ def _loaded(settings: EngineConfig) -> LoadedModel:
 
 @torch.inference_mode()
 def prepare(
-    network: nn.Module, settings: EngineConfig, dtype: torch.dtype, device: torch.device
+    module: nn.Module, settings: EngineConfig, dtype: torch.dtype, device: torch.device
 ) -> LoadedModel:
-    """Probe a network, put the faster modules in, and prove the whole against eager attention."""
-    config: Any = network.config
-    layers, shapes = probe(settings.model, network, device)
+    """Probe a module, put the faster parts in, and prove the whole against eager attention."""
+    config: Any = module.config
+    layers, shapes = probe(settings.model, module, device)
+    hidden_width, inner_width = widths(config)
     loaded = LoadedModel(
-        network=network,
-        layers=layers,
+        network=TransformersNetwork(module, layers),
         shapes=shapes,
+        backend=choose_backend(shapes, dtype, device),
         dtype=dtype,
         device=device,
         vocab_size=config.vocab_size,
         max_model_len=context_length(settings, config),
+        hidden_width=hidden_width,
+        inner_width=inner_width,
+        eos_token_ids=config.eos_token_id,
     )
-    token_ids, expected = run_eagerly(loaded)
-    swaps.apply(network)
-    prove(settings, loaded, token_ids, expected)
+    token_ids, expected = run_eagerly(module, device)
+    swaps.apply(module)
+    prove(settings.model, loaded, token_ids, expected)
     return loaded
 
 
@@ -119,6 +125,13 @@ def _read_network(name: str, config: Any, dtype: torch.dtype, *, is_part: bool) 
     check_tensors(name, network, found, is_part=is_part)
     read: nn.Module = network
     return read
+
+
+def widths(config: Any) -> tuple[int, int]:
+    """Return the hidden width and the widest inner one: one number, one a layer, or not told."""
+    hidden = getattr(config, "hidden_size", 4096)
+    inner = getattr(config, "intermediate_size", None) or 4 * hidden
+    return hidden, inner if isinstance(inner, int) else max(inner)
 
 
 def context_length(settings: EngineConfig, config: Any) -> int:

@@ -10,8 +10,7 @@ import torch
 
 from engine.config import EngineConfig
 from engine.errors import OutOfCacheMemory
-from engine.model.cache import page_bytes
-from engine.model.forward import LoadedModel
+from engine.model.network import LoadedModel
 from engine.scheduling.scheduler import MAX_SCORED_ROWS
 
 # A GPU is ours alone; on a CPU the machine's other programs and page cache want their share.
@@ -44,11 +43,12 @@ def find_room(model: LoadedModel, settings: EngineConfig) -> Room:
     Raises `OutOfCacheMemory` when there is none at all, or less than `settings.max_model_len`.
     """
     num_pages = count_pages(model, settings)
-    room, wanted = num_pages * settings.page_size, model.max_model_len
+    page_size, wanted = model.backend.page_size, model.max_model_len
+    room = num_pages * page_size
     if room < wanted and settings.max_model_len is not None:
-        size = page_bytes(model.shapes, settings.page_size, model.dtype)
+        size = model.backend.page_bytes(model.shapes, model.dtype)
         raise OutOfCacheMemory(
-            f"--max-model-len {wanted} needs {-(-wanted // settings.page_size) * size:,} bytes of "
+            f"--max-model-len {wanted} needs {-(-wanted // page_size) * size:,} bytes of "
             f"KV cache, but there is room for {room} tokens ({num_pages * size:,} bytes): lower "
             "it, leave it out to serve what fits, free memory, or set --kv-cache-memory."
         )
@@ -57,16 +57,17 @@ def find_room(model: LoadedModel, settings: EngineConfig) -> Room:
 
 def count_pages(model: LoadedModel, settings: EngineConfig) -> int:
     """Return the pages to allocate: what fits the memory, and no more than can ever be in use."""
-    size = page_bytes(model.shapes, settings.page_size, model.dtype)
+    page_size = model.backend.page_size
+    size = model.backend.page_bytes(model.shapes, model.dtype)
     budget = settings.kv_cache_memory
     if budget is None:
         free = free_bytes(model.device) - _activation_bytes(model, settings)
         budget = int(free * SHARE_OF_FREE[model.device.type])
-    useful = settings.max_num_seqs * -(-model.max_model_len // settings.page_size)
+    useful = settings.max_num_seqs * -(-model.max_model_len // page_size)
     pages = min(budget // size, useful)
     if pages < 1:
         raise OutOfCacheMemory(
-            f"The KV cache needs at least {size:,} bytes for one page of {settings.page_size} "
+            f"The KV cache needs at least {size:,} bytes for one page of {page_size} "
             f"tokens, but has {max(budget, 0):,}: free memory, use a smaller model, or set "
             "--kv-cache-memory."
         )
@@ -83,10 +84,7 @@ def free_bytes(device: torch.device) -> int:
 
 def _activation_bytes(model: LoadedModel, settings: EngineConfig) -> int:
     """Bound one step's transient tensors: hidden states of all tokens and logits of all rows."""
-    config = model.network.config
-    hidden = getattr(config, "hidden_size", 4096)
-    inner = getattr(config, "intermediate_size", None) or 4 * hidden
-    widths = 8 * hidden + 3 * (inner if isinstance(inner, int) else max(inner))
+    widths = 8 * model.hidden_width + 3 * model.inner_width
     per_step = settings.max_num_batched_tokens * widths * model.dtype.itemsize
     rows = settings.max_num_seqs + MAX_SCORED_ROWS
     return per_step + rows * model.vocab_size * (model.dtype.itemsize + 4)

@@ -1,12 +1,14 @@
-"""What runs a step: a decoder on its device, of our own or of transformers."""
+"""What runs a step, a decoder of our own or of transformers, and what is known of it."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Protocol
 
+import torch
 from torch import Tensor
 
-from engine.kernels.attention import AttentionBackend
+from engine.kernels.attention import AttentionBackend, AttentionShape, MakesBackend
 from engine.kernels.step import Step
 
 
@@ -20,3 +22,28 @@ class Network(Protocol):
 
         `attention` was prepared for the step; layers are numbered in the order of the network.
         """
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedModel:
+    """A network on its device, and what the engine must know to serve it.
+
+    `shapes[i]` is what layer i attends with, `backend` what makes the attention of all of them.
+    `hidden_width` and `inner_width` are those of the widest layer. `eos_token_ids` is as the
+    model's config has it: an id, a list of ids, or None.
+    """
+
+    network: Network
+    shapes: tuple[AttentionShape, ...]
+    backend: MakesBackend
+    dtype: torch.dtype
+    device: torch.device
+    vocab_size: int
+    max_model_len: int
+    hidden_width: int
+    inner_width: int
+    eos_token_ids: object = None
+
+    def attention(self, num_pages: int) -> AttentionBackend:
+        """Allocate so many pages of every layer."""
+        return self.backend(self.shapes, num_pages, self.dtype, self.device)

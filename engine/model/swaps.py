@@ -34,9 +34,9 @@ class FusedRMSNorm(nn.Module):
     def forward(self, hidden: Tensor) -> Tensor:
         """Normalise the last axis: `[…, H]` → `[…, H]`."""
         if _has_cpu_kernel(hidden):
-            from engine.kernels import cpu
+            from engine.kernels.cpu import blocks
 
-            return cpu.rms_norm(hidden, self._wide, self.eps)
+            return blocks.rms_norm(hidden, self._wide, self.eps)
         if self._has_offset:
             shape = self._wide.shape
             return nn.functional.rms_norm(hidden.float(), shape, self._wide, self.eps).type_as(
@@ -60,9 +60,9 @@ class FusedGatedMLP(nn.Module):
         """Apply the block: `[…, H]` → `[…, H]`."""
         both = nn.functional.linear(hidden, self.weight, self.bias)  # […, 2·I]
         if _has_cpu_kernel(both):
-            from engine.kernels import cpu
+            from engine.kernels.cpu import blocks
 
-            mixed = cpu.silu_mul(both)
+            mixed = blocks.silu_mul(both)
         else:
             gate, up = both.chunk(2, dim=-1)
             mixed = nn.functional.silu(gate) * up

@@ -9,9 +9,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from engine.kernels.packed import Chunk, PackedStep
-from engine.model.cache import KVCache
-from engine.model.forward import LoadedModel, PagedAttention
+from engine.kernels.attention import AttentionBackend
+from engine.kernels.step import Step
+from engine.model.network import LoadedModel
 from engine.scheduling.scheduler import PromptChunk, StepPlan
 from engine.scheduling.table import SequenceTable
 
@@ -24,48 +24,36 @@ class StepLogits(NamedTuple):
 
 
 class Runner:
-    """Runs steps of one model over one cache."""
+    """Runs steps of one model over its pages."""
 
-    def __init__(self, model: LoadedModel, cache: KVCache, table: SequenceTable) -> None:
+    def __init__(
+        self, model: LoadedModel, attention: AttentionBackend, table: SequenceTable
+    ) -> None:
         self._model = model
+        self._attention = attention
         self._table = table
-        self._paged = PagedAttention(model.layers, model.shapes, cache)
 
     @property
     def num_layers(self) -> int:
         """Return how many layers were begun since the start; readable from another thread."""
-        return self._paged.num_calls
+        return self._model.network.num_layers_begun
 
     @torch.inference_mode()
     def run(self, plan: StepPlan) -> StepLogits:
-        """Compute the plan's tokens, writing their keys and values to the cache."""
-        slots, positions = self._positions(plan)
+        """Compute the plan's tokens, writing their keys and values to their pages."""
         rows, scored = self._logit_rows(plan)
-        step = self._packed(plan, slots, positions)
-        logits = self._model.forward(
-            self._tensor(self._table.tokens[slots, positions].astype(np.int64)),
-            self._tensor(positions),
-            self._tensor(rows),
-            self._paged.over(step),
-        )
-        num_sampled = len(rows) - sum(chunk.stop - chunk.start for chunk in scored)
-        parts = torch.split(logits[num_sampled:], [chunk.stop - chunk.start for chunk in scored])
+        step = packed(plan, rows, self._table, self._model.device)
+        self._attention.prepare(step)
+        logits = self._model.network.forward(step, self._attention)
+        lengths = [chunk.stop - chunk.start for chunk in scored]
+        num_sampled = len(rows) - sum(lengths)
+        parts = torch.split(logits[num_sampled:], lengths)
         return StepLogits(logits[:num_sampled], list(zip(scored, parts, strict=True)))
 
     def free_memory(self) -> None:
         """Give back what the device's allocator keeps for later: it may lie in pieces too small."""
         if self._model.device.type == "cuda":
             torch.cuda.empty_cache()
-
-    def _positions(self, plan: StepPlan) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Lay the packed tokens out: each one's slot and position, `[T]` both."""
-        table = self._table
-        lengths = [chunk.stop - chunk.start for chunk in plan.chunks]
-        owners = np.repeat(np.array([chunk.slot for chunk in plan.chunks], np.int64), lengths)
-        ranges = [np.arange(chunk.start, chunk.stop) for chunk in plan.chunks]
-        slots = np.concatenate([plan.decodes, owners])
-        positions = np.concatenate([table.num_tokens[plan.decodes] - 1, *ranges])
-        return slots, positions
 
     def _logit_rows(self, plan: StepPlan) -> tuple[NDArray[np.int64], list[PromptChunk]]:
         """Pick the packed tokens whose logits are needed: sampled first, then scored prompts."""
@@ -84,28 +72,42 @@ class Runner:
             start = stop
         return np.concatenate([*rows, *scores]), scored
 
-    def _packed(
-        self, plan: StepPlan, slots: NDArray[np.int64], positions: NDArray[np.int64]
-    ) -> PackedStep:
-        table = self._table
-        size = table.page_size
-        num_decodes = len(plan.decodes)
-        most = int(table.num_pages[plan.decodes].max()) if num_decodes else 0
-        chunks = []
-        start = num_decodes
-        for chunk in plan.chunks:
-            stop = start + chunk.stop - chunk.start
-            pages = table.pages[chunk.slot, : -(-chunk.stop // size)].astype(np.int64)
-            chunks.append(Chunk(start, stop, chunk.start, self._tensor(pages)))
-            start = stop
-        return PackedStep(
-            num_decodes=num_decodes,
-            token_pages=self._tensor(table.pages[slots, positions // size].astype(np.int64)),
-            token_offsets=self._tensor(positions % size),
-            decode_pages=self._tensor(table.pages[plan.decodes, :most]),
-            decode_lengths=self._tensor(table.num_tokens[plan.decodes].astype(np.int32)),
-            chunks=tuple(chunks),
-        )
 
-    def _tensor(self, values: NDArray[np.int64] | NDArray[np.int32]) -> Tensor:
-        return torch.from_numpy(values).to(self._model.device)
+def packed(
+    plan: StepPlan, logit_rows: NDArray[np.int64], table: SequenceTable, device: torch.device
+) -> Step:
+    """Return the step of a plan: its decodes, then its chunks, each over its sequence's pages."""
+    size, num_decodes = table.page_size, len(plan.decodes)
+    chunks = np.array([chunk[:3] for chunk in plan.chunks], np.int64).reshape(-1, 3)
+    owners = np.concatenate([plan.decodes, chunks[:, 0]])  # [S] slots of the table
+    contexts = np.concatenate([table.num_tokens[plan.decodes] - 1, chunks[:, 1]])
+    lengths = np.concatenate([np.ones(num_decodes, np.int64), chunks[:, 2] - chunks[:, 1]])
+    query_starts, page_starts = _starts(lengths), _starts(-(-(contexts + lengths) // size))
+    token_owners, places = _laid_out(owners, query_starts)  # [T]
+    page_owners, indices = _laid_out(owners, page_starts)  # [P]
+    positions = places + np.repeat(contexts, lengths)
+    return Step.pack(
+        num_decodes,
+        device,
+        token_ids=table.tokens[token_owners, positions],
+        positions=positions,
+        slots=table.pages[token_owners, positions // size] * size + positions % size,
+        query_starts=query_starts,
+        context_lengths=contexts,
+        page_starts=page_starts,
+        pages=table.pages[page_owners, indices],
+        logit_rows=logit_rows,
+    )
+
+
+def _starts(counts: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Return where each of `S` runs starts, laid end to end, and where all end: `[S + 1]`."""
+    return np.concatenate([[0], np.cumsum(counts)])
+
+
+def _laid_out(
+    owners: NDArray[np.int64], starts: NDArray[np.int64]
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Return of each element of the runs whose it is and its place in the run."""
+    counts = np.diff(starts)
+    return np.repeat(owners, counts), np.arange(starts[-1]) - np.repeat(starts[:-1], counts)

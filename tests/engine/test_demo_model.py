@@ -10,7 +10,6 @@ import torch
 
 from demo import MODEL_PATH, questions
 from engine.config import EngineConfig
-from engine.model.cache import KVCache
 from engine.model.loading import load_model
 from engine.scheduling.pages import PagePool
 from engine.scheduling.sequence import Sampling, SequenceRequest
@@ -52,9 +51,9 @@ def test_greedy_output_of_200_prompts_is_transformers_eager_output() -> None:
     model = load_model(config)
     prompts = ask_ids(load_pretrained_tokenizer(str(MODEL_PATH)))
     num_pages = 60
-    cache = KVCache(model.shapes, num_pages, config.page_size, model.dtype, model.device)
-    table = SequenceTable(24, model.max_model_len, config.page_size)
-    core = Core(table, PagePool(num_pages), Runner(model, cache, table), 64, model.vocab_size)
+    attention = model.attention(num_pages)
+    table = SequenceTable(24, model.max_model_len, attention.page_size)
+    core = Core(table, PagePool(num_pages), Runner(model, attention, table), 64, model.vocab_size)
     sampling = Sampling(temperature=0, logprobs=0)
     sequences = [core.add(SequenceRequest(ids, MAX_TOKENS, sampling)) for ids in prompts]
     while core.step() is not None:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from engine.load import _digest, _revision, _version
+from engine.load import _revision, _version
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 
@@ -46,18 +46,3 @@ def test_a_tree_of_sources_tells_what_lies_in_it(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(metadata, "version", refuse)
     assert re.fullmatch("source-[0-9a-f]{12}", _version())
     assert _version() == _version()
-
-
-def test_sources_are_told_apart_by_every_byte_and_name(tmp_path: Path) -> None:
-    """And by nothing else: what was compiled of them does not count."""
-    (tmp_path / "a").mkdir()
-    (tmp_path / "a/one.py").write_text("1")
-    (tmp_path / "two.py").write_text("2")
-    seen = [_digest(tmp_path)]
-    (tmp_path / "a/one.pyc").write_text("compiled")
-    assert _digest(tmp_path) == seen[0]
-    (tmp_path / "two.py").write_text("3")
-    seen.append(_digest(tmp_path))
-    (tmp_path / "two.py").rename(tmp_path / "three.py")
-    seen.append(_digest(tmp_path))
-    assert len(set(seen)) == 3

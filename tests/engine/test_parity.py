@@ -10,9 +10,9 @@ import pytest
 import torch
 
 from engine.config import EngineConfig
-from engine.model.cache import KVCache
-from engine.model.forward import ATTENTION, LoadedModel
+from engine.model.forward import ATTENTION
 from engine.model.loading import prepare
+from engine.model.network import LoadedModel
 from engine.scheduling.pages import PagePool
 from engine.scheduling.sequence import Sampling, SequenceRequest, SequenceResult
 from engine.scheduling.table import SequenceTable
@@ -32,10 +32,9 @@ def run_all(
     budget: int = 16,
 ) -> tuple[list[SequenceResult], Core]:
     """Run requests through a core whose budget forces chunks, mixed steps and queueing."""
-    config = EngineConfig("tiny", page_size=16)
-    cache = KVCache(model.shapes, num_pages, config.page_size, model.dtype, model.device)
-    table = SequenceTable(max_num_seqs, model.max_model_len, config.page_size)
-    runner = Runner(model, cache, table)
+    attention = model.attention(num_pages)
+    table = SequenceTable(max_num_seqs, model.max_model_len, attention.page_size)
+    runner = Runner(model, attention, table)
     core = Core(table, PagePool(num_pages), runner, budget, model.vocab_size)
     sequences = [core.add(request) for request in requests]
     while core.step() is not None:
@@ -59,7 +58,7 @@ def ready(family: str) -> tuple[Any, LoadedModel]:
     eager = build(family)
     network = build(family)
     network.config._attn_implementation = ATTENTION  # type: ignore[union-attr]
-    config = EngineConfig(family, page_size=16)
+    config = EngineConfig(family)
     return eager, prepare(network, config, torch.float32, torch.device("cpu"))
 
 
@@ -96,7 +95,7 @@ def test_in_bf16_scores_are_as_near_to_fp32_as_those_of_eager_attention(family: 
     network: Any = build(family).to(torch.bfloat16)
     eager, exact = deepcopy(network), deepcopy(network).float()
     network.config._attn_implementation = ATTENTION
-    config = EngineConfig(family, page_size=16)
+    config = EngineConfig(family)
     model = prepare(network, config, torch.bfloat16, torch.device("cpu"))
     sampling = Sampling(temperature=0)
     results, _ = run_all(

@@ -1,29 +1,45 @@
-"""Sequences' keys and values laid out in pages, and the plain attention they are held to."""
+"""Sequences of one layer that lie in pages, the steps that compute them, and what must come out."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
-from engine.kernels.attention import AttentionShape
-from engine.kernels.packed import Chunk, PackedStep
+from engine.kernels.attention import AttentionBackend, AttentionShape
+from engine.kernels.step import Step
+
+CPU = torch.device("cpu")
+# One of the sequences, its first position to compute and the one after the last.
+Piece = tuple[int, int, int]
 
 
 @dataclass(frozen=True, slots=True)
 class Sequences:
-    """Some sequences: `key [H, L, Dk]`, `value [H, L, Dv]` and `query [L, Hq, Dk]` of each."""
+    """Some sequences: `key [H, L, Dk]`, `value [H, L, Dv]` and `query [L, Hq, Dk]` of each.
+
+    `beginnings[i]`: how many tokens at its start it has in common with sequence 0.
+    """
 
     shape: AttentionShape
     queries: list[Tensor]
     keys: list[Tensor]
     values: list[Tensor]
     sinks: Tensor | None
+    beginnings: list[int]
 
     @classmethod
     def random(
-        cls, shape: AttentionShape, lengths: list[int], dtype: torch.dtype = torch.float32
+        cls,
+        shape: AttentionShape,
+        lengths: Sequence[int],
+        dtype: torch.dtype = torch.float32,
+        beginnings: Sequence[int] = (),
     ) -> Sequences:
         """Make sequences of some lengths, rounded to a dtype."""
         generator = torch.Generator().manual_seed(sum(lengths))
@@ -32,13 +48,19 @@ class Sequences:
             return torch.randn(size, generator=generator).to(dtype)
 
         heads, kv_heads = shape.num_query_heads, shape.num_kv_heads
-        return cls(
+        common = list(beginnings) or [0] * len(lengths)
+        made = cls(
             shape,
             [normal(length, heads, shape.key_dim) for length in lengths],
             [normal(kv_heads, length, shape.key_dim) for length in lengths],
             [normal(kv_heads, length, shape.value_dim) for length in lengths],
             normal(heads) * 2 if shape.has_sinks else None,
+            common,
         )
+        for index, count in enumerate(common):
+            made.keys[index][:, :count] = made.keys[0][:, :count]
+            made.values[index][:, :count] = made.values[0][:, :count]
+        return made
 
     @property
     def lengths(self) -> list[int]:
@@ -69,51 +91,67 @@ class Sequences:
 
 @dataclass(frozen=True, slots=True)
 class Paged:
-    """A layer's cache `keys [pages, H, Dk, size]`, `values [pages, H, size, Dv]`, NaN if unwritten.
+    """A backend of one layer, and the pages that each sequence has there, in no order."""
 
-    `pages[i]` are the pages of sequence i, in no order.
-    """
+    backend: AttentionBackend
+    sequences: Sequences
+    pages: list[NDArray[np.int64]]
 
-    keys: Tensor
-    values: Tensor
-    pages: list[Tensor]
-    page_size: int
-
-    @classmethod
-    def of(cls, sequences: Sequences, page_size: int) -> Paged:
-        """Give each sequence just the pages it needs, and write nothing yet."""
-        shape, dtype = sequences.shape, sequences.keys[0].dtype
-        counts = [-(-length // page_size) for length in sequences.lengths]
-        order = torch.randperm(sum(counts) + 3, generator=torch.Generator().manual_seed(1))
-        keys = torch.full((len(order), shape.num_kv_heads, shape.key_dim, page_size), torch.nan)
-        values = torch.full((len(order), shape.num_kv_heads, page_size, shape.value_dim), torch.nan)
-        pages = list(order[: sum(counts)].split(counts))
-        return cls(keys.to(dtype), values.to(dtype), pages, page_size)
-
-    def write(self, sequences: Sequences) -> None:
-        """Write all tokens of all sequences, one at a time."""
-        for index, length in enumerate(sequences.lengths):
-            for position in range(length):
-                page, offset = self.pages[index][position // self.page_size], position
-                offset %= self.page_size
-                self.keys[page, :, :, offset] = sequences.keys[index][:, position]
-                self.values[page, :, offset] = sequences.values[index][:, position]
-
-    def decode_step(self, lengths: list[int]) -> PackedStep:
-        """Return the step in which each sequence computes its last token."""
-        rows = torch.nn.utils.rnn.pad_sequence(self.pages, batch_first=True)
-        last = [length - 1 for length in lengths]
-        return PackedStep(
-            num_decodes=len(lengths),
-            token_pages=torch.stack(
-                [pages[at // self.page_size] for pages, at in zip(self.pages, last, strict=True)]
-            ),
-            token_offsets=torch.tensor(last) % self.page_size,
-            decode_pages=rows.int(),
-            decode_lengths=torch.tensor(lengths, dtype=torch.int32),
-            chunks=(),
+    def step(self, pieces: Sequence[Piece], num_decodes: int) -> Step:
+        """Return the step that computes some pieces, the first of them decodes."""
+        size = self.backend.page_size
+        positions = [np.arange(start, stop) for _, start, stop in pieces]
+        used = [self.pages[index][: -(-stop // size)] for index, _, stop in pieces]
+        slots = [
+            pages[at // size] * size + at % size for pages, at in zip(used, positions, strict=True)
+        ]
+        num_tokens = sum(map(len, positions))
+        return Step.pack(
+            num_decodes,
+            CPU,
+            token_ids=np.zeros(num_tokens, np.int64),
+            positions=np.concatenate(positions),
+            slots=np.concatenate(slots),
+            query_starts=np.array([0, *accumulate(map(len, positions))]),
+            context_lengths=np.array([start for _, start, _ in pieces]),
+            page_starts=np.array([0, *accumulate(map(len, used))]),
+            pages=np.concatenate(used),
+            logit_rows=np.arange(num_tokens),
         )
 
-    def chunk(self, index: int, start: int, stop: int) -> Chunk:
-        """Return the chunk of positions `start:stop` of one sequence, packed from 0."""
-        return Chunk(0, stop - start, start, self.pages[index][: -(-stop // self.page_size)])
+    def run(self, pieces: Sequence[Piece], num_decodes: int = 0) -> list[Tensor]:
+        """Store and attend some pieces in one step → `[t, Hq, Dv]` of each."""
+        all_of = self.sequences
+        self.backend.prepare(self.step(pieces, num_decodes))
+        key = torch.cat([all_of.keys[i][:, start:stop] for i, start, stop in pieces], dim=1)
+        value = torch.cat([all_of.values[i][:, start:stop] for i, start, stop in pieces], dim=1)
+        query = torch.cat([all_of.queries[i][start:stop] for i, start, stop in pieces])
+        self.backend.store(0, key.transpose(0, 1), value.transpose(0, 1))
+        out = self.backend.attend(0, query, all_of.sinks)
+        assert out.dtype == query.dtype
+        return list(out.split([stop - start for _, start, stop in pieces]))
+
+    def decode_all(self) -> Tensor:
+        """Compute all but the last tokens, then those in one step of decodes: `[N, Hq, Dv]`."""
+        lengths = enumerate(self.sequences.lengths)
+        earlier = [(index, 0, length - 1) for index, length in lengths if length > 1]
+        if earlier:
+            self.run(earlier)
+        pieces = [(i, length - 1, length) for i, length in enumerate(self.sequences.lengths)]
+        return torch.cat(self.run(pieces, num_decodes=len(pieces)))
+
+
+def scattered(sequences: Sequences, page_size: int, seed: int = 1) -> list[NDArray[np.int64]]:
+    """Give each sequence its pages, in no order; whole pages in common are those of sequence 0."""
+    counts = [-(-length // page_size) for length in sequences.lengths]
+    order = np.random.default_rng(seed).permutation(num_pages(sequences, page_size))
+    ends = list(accumulate(counts))
+    pages = [order[end - count : end] for count, end in zip(counts, ends, strict=True)]
+    for own, common in zip(pages, sequences.beginnings, strict=True):
+        own[: common // page_size] = pages[0][: common // page_size]
+    return pages
+
+
+def num_pages(sequences: Sequences, page_size: int) -> int:
+    """Return how many pages there are: all that sequences need, and three of nobody."""
+    return sum(-(-length // page_size) for length in sequences.lengths) + 3

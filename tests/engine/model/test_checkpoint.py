@@ -19,6 +19,7 @@ from torch import Tensor
 from engine.config import EngineConfig
 from engine.errors import ModelRefused
 from engine.model.checkpoint import INDEX, WHOLE
+from engine.model.forward import TransformersNetwork
 from engine.model.loading import load_model
 from tests.engine.families import COMMON, FAMILIES, build
 
@@ -56,7 +57,9 @@ def fixture_llama(saved: Callable[[str], Path], tmp_path: Path) -> Path:
 
 def load(name: Path | str) -> Any:
     """Load a model in fp32."""
-    return load_model(EngineConfig(str(name), dtype="float32", device="cpu")).network
+    model = load_model(EngineConfig(str(name), dtype="float32", device="cpu"))
+    assert isinstance(model.network, TransformersNetwork)
+    return model.network.module
 
 
 def change_tensors(folder: Path, change: Callable[[Tensors], Tensors]) -> None:

@@ -11,7 +11,7 @@ import transformers
 
 from engine.config import EngineConfig
 from engine.errors import ModelRefused
-from engine.model.loading import context_length, load_model, refuse_by_config
+from engine.model.loading import context_length, load_model, refuse_by_config, widths
 from tests.engine.families import build
 
 HYBRIDS = [
@@ -90,3 +90,10 @@ def test_rope_that_looks_at_the_whole_batch_is_kept_below_its_switch() -> None:
         },
     )
     assert context_length(EngineConfig("m"), config) == 1024
+
+
+@pytest.mark.parametrize(("inner", "widest"), [(None, 256), (128, 128), ([64, 128, 96], 128)])
+def test_configs_name_their_inner_width_in_several_ways(inner: Any, widest: int) -> None:
+    """One number, one a layer, or none."""
+    config = transformers.PretrainedConfig(hidden_size=64, intermediate_size=inner)
+    assert widths(config) == (64, widest)

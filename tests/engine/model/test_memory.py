@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
-from torch import nn
 
 from engine.config import EngineConfig
 from engine.errors import OutOfCacheMemory
 from engine.kernels.attention import AttentionShape
+from engine.kernels.reference import ReferenceAttention
 from engine.model import memory
-from engine.model.cache import KVCache, page_bytes
-from engine.model.forward import LoadedModel
+from engine.model.network import LoadedModel, Network
 
 CPU = torch.device("cpu")
 SHAPES = (AttentionShape(4, 2, 8, 8, 1.0), AttentionShape(4, 1, 24, 16, 1.0))
@@ -23,11 +22,13 @@ SHAPES = (AttentionShape(4, 2, 8, 8, 1.0), AttentionShape(4, 1, 24, 16, 1.0))
 PAGE_BYTES = (32 + 40) * 16 * 4
 
 
-def model(*, max_model_len: int = 100, **config: Any) -> LoadedModel:
+def model(*, max_model_len: int = 100) -> LoadedModel:
     """Return a model of which only the sizes matter."""
-    network = nn.Module()
-    network.config = type("Config", (), {"hidden_size": 64, "intermediate_size": 128} | config)()
-    return LoadedModel(network, (), SHAPES, torch.float32, CPU, 500, max_model_len)
+    network = cast("Network", None)
+    sizes = {"hidden_width": 64, "inner_width": 128}
+    return LoadedModel(
+        network, SHAPES, ReferenceAttention, torch.float32, CPU, 500, max_model_len, **sizes
+    )
 
 
 def settings(**changes: Any) -> EngineConfig:
@@ -43,16 +44,14 @@ def fixture_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def test_a_page_takes_what_the_cache_allocates_for_it() -> None:
+def test_a_page_takes_what_is_allocated_for_it() -> None:
     """Keys and values of every layer, of unequal widths too."""
-    assert page_bytes(SHAPES, 16, torch.float32) == PAGE_BYTES
-    cache = KVCache(SHAPES, 7, 16, torch.bfloat16, CPU)
-    tensors = [*cache.keys, *cache.values]
+    assert ReferenceAttention.page_bytes(SHAPES, torch.float32) == PAGE_BYTES
+    attention = ReferenceAttention(SHAPES, 7, torch.bfloat16, CPU)
+    tensors = [*attention.keys, *attention.values]
     total = sum(tensor.numel() * tensor.element_size() for tensor in tensors)
-    assert total == 7 * page_bytes(SHAPES, 16, torch.bfloat16)
+    assert total == 7 * ReferenceAttention.page_bytes(SHAPES, torch.bfloat16)
     assert not any(tensor.any() for tensor in tensors)
-    assert cache.keys[1].shape == (7, 1, 24, 16)
-    assert cache.values[1].shape == (7, 1, 16, 16)
 
 
 def test_memory_that_was_asked_for_is_filled_with_whole_pages() -> None:
@@ -168,10 +167,3 @@ def test_this_machine_has_memory_free() -> None:
     """Measured for real: more than nothing, less than there is."""
     total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     assert 0 < memory.free_bytes(CPU) <= total
-
-
-@pytest.mark.parametrize("inner", [None, 128, [64, 128]])
-def test_configs_name_their_inner_width_in_several_ways(machine: Path, inner: Any) -> None:
-    """One number, one a layer, or none."""
-    del machine
-    assert memory.count_pages(model(intermediate_size=inner), settings()) == 28

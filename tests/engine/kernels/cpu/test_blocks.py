@@ -1,0 +1,84 @@
+"""The CPU's norm and gate, against torch's."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from engine.kernels.cpu.blocks import rms_norm, silu_mul
+from engine.kernels.cpu.scalars import DTYPES
+
+ROWS = [1, 3, 700]
+
+
+@pytest.mark.parametrize("rows", ROWS)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_rms_norm_is_that_of_torch(dtype: torch.dtype, rows: int) -> None:
+    """Of rows of any size of values, in the dtype of the input."""
+    generator = torch.Generator().manual_seed(rows)
+    x = (torch.randn(1, rows, 96, generator=generator) * 10.0 ** (rows % 4 - 2)).to(dtype)
+    weight = torch.randn(96, generator=generator)
+    out = rms_norm(x, weight, 1e-5)
+    expected = torch.nn.functional.rms_norm(x.double(), (96,), weight.double(), 1e-5)
+    assert out.dtype == dtype
+    assert out.shape == x.shape
+    tolerance = 2e-6 if dtype == torch.float32 else 2**-8
+    torch.testing.assert_close(out.double(), expected, atol=1e-6, rtol=tolerance)
+
+
+def test_rms_norm_takes_the_heads_of_a_wider_row() -> None:
+    """A slice of merged projections is not contiguous."""
+    x = torch.randn(1, 5, 12, 16, generator=torch.Generator().manual_seed(0))[:, :, 4:8]
+    weight = torch.ones(16)
+    out = rms_norm(x, weight, 1e-6)
+    expected = torch.nn.functional.rms_norm(x, (16,), weight, 1e-6)
+    torch.testing.assert_close(out, expected, atol=2e-6, rtol=2e-6)
+
+
+def test_rms_norm_of_zeros_is_zeros() -> None:
+    """The epsilon keeps the scale finite."""
+    assert not rms_norm(torch.zeros(2, 96), torch.ones(96), 1e-6).any()
+
+
+@pytest.mark.parametrize("rows", ROWS)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_the_gate_is_that_of_torch(dtype: torch.dtype, rows: int) -> None:
+    """From where the sigmoid is 0 to where it is 1, rounded once."""
+    generator = torch.Generator().manual_seed(rows)
+    gate = (torch.randn(1, rows, 96, generator=generator) * 12).to(dtype)
+    up = torch.randn(1, rows, 96, generator=generator).to(dtype)
+    out = silu_mul(torch.cat([gate, up], dim=-1))
+    expected = torch.nn.functional.silu(gate.double()) * up.double()
+    assert out.dtype == dtype
+    tolerance = 1e-6 if dtype == torch.float32 else 2**-8
+    torch.testing.assert_close(out.double(), expected, atol=1e-6, rtol=tolerance)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_the_gate_is_closed_and_open_at_its_ends(dtype: torch.dtype) -> None:
+    """Nothing overflows far out, and what is not finite stays so."""
+    gate = torch.tensor([[-1e30, -300.0, 0.0, 300.0, 1e30, torch.nan]], dtype=dtype)
+    out = silu_mul(torch.cat([gate, torch.ones_like(gate)], dim=-1))[0]
+    assert out[:3].abs().max() < 1e-6
+    torch.testing.assert_close(out[3:5], gate[0, 3:5], rtol=2e-7, atol=0)
+    assert out[5].isnan()
+
+
+def test_bfloat16_is_rounded_as_torch_rounds_it() -> None:
+    """To the nearest, ties to even, up into the next exponent and beyond the largest."""
+    weight = torch.tensor([1 + 2**-8, 1 + 3 * 2**-8, 2 - 2**-8, 1 + 2**-8 + 2**-20, -3.3896e38])
+    normed = rms_norm(torch.ones(1, 5, dtype=torch.bfloat16), weight, 0.0)
+    assert torch.equal(normed[0], weight.bfloat16())
+    both = torch.cat([torch.full_like(normed, 64.0), normed], dim=-1)
+    assert not silu_mul(both)[0, 4].isfinite()
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_what_is_not_finite_goes_through_norm_and_gate(dtype: torch.dtype, value: float) -> None:
+    """In its own row, and in no other."""
+    x = torch.ones(3, 64, dtype=dtype)
+    x[1, 5] = value
+    for out in (rms_norm(x, torch.ones(64), 1e-6), silu_mul(x)):
+        assert not out[1].isfinite().all()
+        assert out[[0, 2]].isfinite().all()

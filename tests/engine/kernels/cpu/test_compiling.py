@@ -1,0 +1,76 @@
+"""Where the machine code of kernels is kept, and what it was compiled with."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import numba
+import pytest
+
+from engine.kernels.cpu import attention, blocks, compiling, scalars
+from engine.sources import digest_of
+
+NAME = digest_of(Path(compiling.__file__).parent)
+
+
+def test_machine_code_is_kept_under_a_digest_of_all_the_kernels_sources(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In the user's cache folder, or where `NUMBA_CACHE_DIR` says."""
+    monkeypatch.delenv("NUMBA_CACHE_DIR", raising=False)
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert compiling.make_folder() == tmp_path / ".cache/tidemill/kernels" / NAME
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
+    assert compiling.make_folder() == tmp_path / "xdg/tidemill/kernels" / NAME
+    monkeypatch.setenv("NUMBA_CACHE_DIR", str(tmp_path / "numba"))
+    assert compiling.make_folder() == tmp_path / "numba" / NAME
+    assert (tmp_path / "numba" / NAME).is_dir()
+
+
+def test_this_very_process_uses_it() -> None:
+    """numba was told before the first kernel was made."""
+    assert numba.config.CACHE_DIR.endswith(NAME)
+    for kernel in kernels():
+        kept = Path(kernel.stats.cache_path)
+        assert kept.parent == Path(numba.config.CACHE_DIR)
+
+
+def test_where_nothing_can_be_written_kernels_are_compiled_all_the_same(tmp_path: Path) -> None:
+    """A file stands where the folder should be: no cache, and no error."""
+    (tmp_path / "file").touch()
+    code = (
+        "import torch; from engine.kernels.cpu import blocks, compiling; "
+        "assert compiling.make_folder() is None; "
+        "print(blocks.silu_mul(torch.zeros(1, 4)).tolist())"
+    )
+    ran = subprocess.run(
+        [sys.executable, "-c", code],
+        env={"NUMBA_CACHE_DIR": str(tmp_path / "file"), "NUMBA_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert ran.stdout == "[[0.0, 0.0]]\n"
+
+
+def test_no_kernel_may_take_it_that_there_is_no_nan() -> None:
+    """What is not finite must come out: a compiler that may assume otherwise need not keep it."""
+    inlined = [scalars.tanh, scalars.sigmoid]
+    for kernel in (*kernels(), *inlined):
+        assert isinstance(kernel.targetoptions["fastmath"], set)
+        assert not kernel.targetoptions["fastmath"] & {"fast", "nnan", "ninf"}
+
+
+def kernels() -> list[numba.core.dispatcher.Dispatcher]:
+    """Return all kernels that are kept."""
+    found = [
+        value
+        for module in (attention, blocks)
+        for value in vars(module).values()
+        if hasattr(value, "targetoptions") and value.__module__ == module.__name__
+    ]
+    assert len(found) == 5
+    return found

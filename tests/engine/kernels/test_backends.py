@@ -1,0 +1,158 @@
+"""Every attention backend, against plain attention in float64, over random runs of mixed steps."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from engine.kernels.attention import AttentionBackend, AttentionShape
+from engine.kernels.backends import choose_backend
+from engine.kernels.cpu.attention import CpuAttention
+from engine.kernels.reference import ReferenceAttention
+from tests.engine.kernels.paged import CPU, Paged, Piece, Sequences, num_pages, scattered
+
+Makes = Callable[..., ReferenceAttention]
+BACKENDS: dict[str, tuple[Makes, int]] = {
+    "reference": (ReferenceAttention, 16),
+    "reference, odd pages": (partial(ReferenceAttention, page_size=5), 5),
+    "cpu": (CpuAttention, 16),
+}
+GROUPED = AttentionShape(6, 2, 16, 16, 0.25)
+SHAPES = {
+    "full": AttentionShape(4, 4, 16, 16, 0.25),
+    "grouped": GROUPED,
+    "one key head": AttentionShape(3, 1, 8, 8, 0.5),
+    "one head of one value": AttentionShape(1, 1, 8, 1, 0.2),
+    "wide values": AttentionShape(4, 2, 8, 24, 0.3),
+    "narrow values": AttentionShape(9, 3, 24, 8, 0.3, window=19),
+    "window within a page": replace(GROUPED, window=5),
+    "window over pages": replace(GROUPED, window=37),
+    "window of one": replace(GROUPED, window=1),
+    "softcap": replace(GROUPED, softcap=1.5),
+    "sinks": replace(GROUPED, has_sinks=True),
+    "everything": AttentionShape(6, 2, 8, 16, 0.7, window=20, softcap=2.0, has_sinks=True),
+}
+# In bf16 a short chunk's weights are rounded before they meet the values.
+TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 2**-6}
+
+
+def made(
+    name: str, sequences: Sequences, dtype: torch.dtype = torch.float32, seed: int = 1
+) -> Paged:
+    """Return a backend over which sequences are scattered, NaN wherever nothing was stored."""
+    make, page_size = BACKENDS[name]
+    backend = make([sequences.shape], num_pages(sequences, page_size), dtype, CPU)
+    assert backend.page_size == page_size
+    backend.keys[0].fill_(torch.nan)
+    backend.values[0].fill_(torch.nan)
+    return Paged(backend, sequences, scattered(sequences, page_size, seed))
+
+
+def check_random_run(
+    name: str, shape: AttentionShape, seed: int, dtype: torch.dtype = torch.float32
+) -> None:
+    """Compute random sequences by random steps and hold each token to plain attention.
+
+    Sequence 0 comes first, so that others may share its pages; of these they compute nothing.
+    """
+    rng = random.Random(seed)
+    size = BACKENDS[name][1]
+    lengths = [rng.choice([1, 2, size - 1, size, size + 1, rng.randint(1, 70)]) for _ in range(5)]
+    lengths[0] = rng.choice([2 * size, 3 * size + 1, 300])
+    shared = [0] + [
+        rng.randint(0, (min(length, lengths[0]) - 1) // size) * size for length in lengths[1:]
+    ]
+    sequences = Sequences.random(shape, lengths, dtype, shared)
+    paged = made(name, sequences, dtype, seed)
+    expected = [sequences.expected(index) for index in range(len(lengths))]
+    done = list(shared)
+
+    def run(pieces: list[Piece]) -> None:
+        num_decodes = rng.randint(0, sum(stop - start == 1 for _, start, stop in pieces))
+        pieces.sort(key=lambda piece: piece[2] - piece[1] > 1)
+        for (index, start, stop), out in zip(pieces, paged.run(pieces, num_decodes), strict=True):
+            bound = TOLERANCE[dtype]
+            wanted = expected[index][start:stop]
+            torch.testing.assert_close(out.double(), wanted, atol=bound, rtol=bound)
+            done[index] = stop
+
+    def pieces_of(indices: list[int]) -> list[Piece]:
+        left = [(index, done[index], lengths[index] - done[index]) for index in indices]
+        return [
+            (index, start, start + rng.choice([1, rng.randint(1, most)]))
+            for index, start, most in left
+            if most and rng.random() < 0.8
+        ]
+
+    while done[0] < max(1, *shared):
+        run([(0, done[0], rng.randint(done[0] + 1, lengths[0]))])
+    while done != lengths:
+        pieces = pieces_of(rng.sample(range(len(lengths)), len(lengths)))
+        if pieces:
+            run(pieces)
+
+
+@pytest.mark.parametrize("name", BACKENDS)
+@pytest.mark.parametrize("kind", SHAPES)
+@given(seed=st.integers(0, 2**32))
+def test_any_steps_give_plain_attention(name: str, kind: str, seed: int) -> None:
+    """Decodes and chunks mixed, over pages in no order, of which some are shared."""
+    check_random_run(name, SHAPES[kind], seed)
+
+
+@pytest.mark.parametrize("name", BACKENDS)
+@pytest.mark.parametrize("kind", ["grouped", "everything"])
+@given(seed=st.integers(0, 2**32))
+def test_in_bf16_it_is_plain_attention_but_for_rounding(name: str, kind: str, seed: int) -> None:
+    """What is summed is fp32."""
+    check_random_run(name, SHAPES[kind], seed, torch.bfloat16)
+
+
+@pytest.mark.parametrize("name", BACKENDS)
+def test_nothing_is_stored_but_where_the_step_says(name: str) -> None:
+    """As many numbers as the step's tokens have; every other slot stays as it was."""
+    sequences = Sequences.random(SHAPES["narrow values"], [1, 30, 17])
+    paged = made(name, sequences)
+    paged.run([(0, 0, 1), (1, 0, 30), (2, 0, 9)])
+    backend = paged.backend
+    assert isinstance(backend, ReferenceAttention)
+    held = 40 * sequences.shape.num_kv_heads
+    assert int((~backend.keys[0].isnan()).sum()) == held * sequences.shape.key_dim
+    assert int((~backend.values[0].isnan()).sum()) == held * sequences.shape.value_dim
+
+
+@pytest.mark.parametrize("name", BACKENDS)
+def test_layers_have_pages_of_their_own(name: str) -> None:
+    """What one stores is not seen by another of the same shape."""
+    sequences = Sequences.random(GROUPED, [9])
+    make, page_size = BACKENDS[name]
+    backend: AttentionBackend = make([GROUPED] * 2, 5, torch.float32, CPU)
+    paged = Paged(backend, sequences, scattered(sequences, page_size))
+    backend.prepare(paged.step([(0, 0, 9)], 0))
+    keys, values = sequences.keys[0].transpose(0, 1), sequences.values[0].transpose(0, 1)
+    for layer, factor in enumerate((1.0, -1.0)):
+        backend.store(layer, keys, values * factor)
+    first, second = (backend.attend(layer, sequences.queries[0]) for layer in range(2))
+    torch.testing.assert_close(first.double(), sequences.expected(0), atol=1e-5, rtol=1e-5)
+    assert torch.equal(second, -first)
+
+
+def test_a_cpu_has_its_own_kernels_where_they_fit_all_layers() -> None:
+    """Odd widths of keys and dtypes that are not widened are left to the reference."""
+    odd = replace(GROUPED, key_dim=10)
+    for dtype in (torch.float32, torch.bfloat16):
+        assert choose_backend([GROUPED] * 2, dtype, CPU) is CpuAttention
+    assert choose_backend([GROUPED, odd], torch.float32, CPU) is ReferenceAttention
+    assert choose_backend([GROUPED], torch.float16, CPU) is ReferenceAttention
+
+
+def test_another_device_has_the_reference() -> None:
+    """There are no kernels for it yet."""
+    assert choose_backend([GROUPED], torch.bfloat16, torch.device("cuda")) is ReferenceAttention
