@@ -32,10 +32,8 @@ def test_machine_code_is_kept_under_a_digest_of_all_the_kernels_sources(
 
 def test_this_very_process_uses_it() -> None:
     """numba was told before the first kernel was made."""
-    assert numba.config.CACHE_DIR.endswith(NAME)
     for kernel in kernels():
-        kept = Path(kernel.stats.cache_path)
-        assert kept.parent == Path(numba.config.CACHE_DIR)
+        assert Path(kernel.stats.cache_path).parent.name == NAME
 
 
 def test_where_nothing_can_be_written_kernels_are_compiled_all_the_same(tmp_path: Path) -> None:
