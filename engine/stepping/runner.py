@@ -82,20 +82,21 @@ def packed(
     owners = np.concatenate([plan.decodes, chunks[:, 0]])  # [S] slots of the table
     contexts = np.concatenate([table.num_tokens[plan.decodes] - 1, chunks[:, 1]])
     lengths = np.concatenate([np.ones(num_decodes, np.int64), chunks[:, 2] - chunks[:, 1]])
-    query_starts, page_starts = _starts(lengths), _starts(-(-(contexts + lengths) // size))
-    token_owners, places = _laid_out(owners, query_starts)  # [T]
-    page_owners, indices = _laid_out(owners, page_starts)  # [P]
-    positions = places + np.repeat(contexts, lengths)
+    page_counts = -(-(contexts + lengths) // size)
+    query_starts, page_starts = _starts(lengths), _starts(page_counts)
+    positions = _runs(contexts, lengths, query_starts)
+    pages = _read(table.pages, owners, 0, page_counts, page_starts)
+    token_pages = pages[np.repeat(page_starts[:-1], lengths) + positions // size]
     return Step.pack(
         num_decodes,
         device,
-        token_ids=table.tokens[token_owners, positions],
+        token_ids=_read(table.tokens, owners, contexts, lengths, query_starts),
         positions=positions,
-        slots=table.pages[token_owners, positions // size] * size + positions % size,
+        slots=token_pages * size + positions % size,
         query_starts=query_starts,
         context_lengths=contexts,
         page_starts=page_starts,
-        pages=table.pages[page_owners, indices],
+        pages=pages,
         logit_rows=logit_rows,
     )
 
@@ -105,9 +106,19 @@ def _starts(counts: NDArray[np.int64]) -> NDArray[np.int64]:
     return np.concatenate([[0], np.cumsum(counts)])
 
 
-def _laid_out(
-    owners: NDArray[np.int64], starts: NDArray[np.int64]
-) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Return of each element of the runs whose it is and its place in the run."""
-    counts = np.diff(starts)
-    return np.repeat(owners, counts), np.arange(starts[-1]) - np.repeat(starts[:-1], counts)
+def _runs(
+    first: NDArray[np.int64], counts: NDArray[np.int64], starts: NDArray[np.int64]
+) -> NDArray[np.int64]:
+    """Return runs of counting up, each from its `first`, laid end to end at `starts`."""
+    return np.arange(starts[-1]) + np.repeat(first - starts[:-1], counts)
+
+
+def _read(
+    rows: NDArray[np.int32],
+    owners: NDArray[np.int64],
+    first: NDArray[np.int64] | int,
+    counts: NDArray[np.int64],
+    starts: NDArray[np.int64],
+) -> NDArray[np.int32]:
+    """Return `counts` numbers of each owner's row, from `first` on, laid end to end at `starts`."""
+    return rows.ravel().take(_runs(owners * rows.shape[1] + first, counts, starts))
