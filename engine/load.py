@@ -1,4 +1,4 @@
-"""From settings to something that answers requests: model, cache, core, engine, endpoints."""
+"""From settings to something that answers requests: model, cache, work, engine, endpoints."""
 
 from __future__ import annotations
 
@@ -17,11 +17,13 @@ from engine.errors import EngineError
 from engine.model.loading import load_model
 from engine.model.memory import Room, find_room
 from engine.model.network import LoadedModel
+from engine.scheduling.admission import ArrivalOrder
 from engine.scheduling.pages import PagePool
+from engine.scheduling.scheduler import Scheduler
 from engine.scheduling.table import SequenceTable
 from engine.sources import digest_of
-from engine.stepping.core import Core
 from engine.stepping.engine import Engine
+from engine.stepping.generation import GenerationWork
 from engine.stepping.runner import Runner
 from engine.text.chat_template import ChatTemplate, read_chat_template
 from engine.text.text_model import TextModel, eos_ids, read_generation_config
@@ -42,12 +44,12 @@ def load_served(
     template = None if chat_template is None else read_chat_template(chat_template)
     loaded: Future[tuple[LoadedModel, Room]] = Future()
 
-    def make() -> Core:
+    def make() -> GenerationWork:
         read_generation_config(config.model)  # transformers reads it too, and says less clearly
         model = load_model(config)
         room = find_room(model, config)
         loaded.set_result((model, room))
-        return make_core(model, room, config)
+        return make_work(model, room, config)
 
     engine = Engine(make)
     model, room = loaded.result()
@@ -61,17 +63,13 @@ def load_served(
     return ServedEngine(endpoints, engine, info, model_names=served_names or (config.model,))
 
 
-def make_core(model: LoadedModel, room: Room, config: EngineConfig) -> Core:
+def make_work(model: LoadedModel, room: Room, config: EngineConfig) -> GenerationWork:
     """Give a loaded model its pages, table and scheduler."""
     attention = model.attention(room.num_pages)
     table = SequenceTable(config.max_num_seqs, room.max_model_len, attention.page_size)
-    return Core(
-        table,
-        PagePool(room.num_pages),
-        Runner(model, attention, table),
-        config.max_num_batched_tokens,
-        model.vocab_size,
-    )
+    pool = PagePool(room.num_pages)
+    scheduler = Scheduler(table, pool, ArrivalOrder(), config.max_num_batched_tokens)
+    return GenerationWork(scheduler, Runner(model, attention, table), model.vocab_size)
 
 
 def load_text_model(

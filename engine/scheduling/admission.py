@@ -30,7 +30,7 @@ class Admission(Protocol):
     def take(self) -> Sequence:
         """Remove what `first` returned, which starts now, and return it."""
 
-    def remove(self, unwanted: AbstractSet[Sequence]) -> None:
+    def remove(self, unwanted: AbstractSet[object]) -> None:
         """Forget those of `unwanted` that wait here."""
 
 
@@ -58,7 +58,7 @@ class ArrivalOrder:
         """Remove and return the one that arrived first."""
         return heappop(self._heap)[1]
 
-    def remove(self, unwanted: AbstractSet[Sequence]) -> None:
+    def remove(self, unwanted: AbstractSet[object]) -> None:
         """Forget those of `unwanted` that wait here."""
         self._heap = [entry for entry in self._heap if entry[1] not in unwanted]
         heapify(self._heap)

@@ -168,7 +168,7 @@ class Scheduler:
         table.num_tokens[slots] += 1
         return len(slots)
 
-    def drop(self, unwanted: AbstractSet[Sequence]) -> None:
+    def drop(self, unwanted: AbstractSet[object]) -> None:
         """Take sequences out for good, wherever they are."""
         for slot in self.table.running.tolist():
             if self.table.sequence(slot) in unwanted:

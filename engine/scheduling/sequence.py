@@ -52,7 +52,8 @@ class SequenceRequest:
     `stop_token_ids` (kept as the last of `token_ids`) or where `stop_text` finds the end; none of
     the latter two before `min_tokens`. `prompt_logprobs` asks for the prompt's own
     log-probabilities with that many alternatives (0: none besides the token itself). Pages of the
-    KV cache are shared only among requests of one `cache_salt`.
+    KV cache are shared only among requests of one `cache_salt`. When it `is_streamed` each token is
+    told as it comes, else all at the end.
     """
 
     prompt_ids: list[int]
@@ -63,6 +64,7 @@ class SequenceRequest:
     stop_text: StopText | None = None
     prompt_logprobs: int | None = None
     cache_salt: str = ""
+    is_streamed: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +105,7 @@ class Sequence:
         "num_cached_tokens",
         "num_failures",
         "num_preemptions",
+        "num_told",
         "prompt_logprobs",
         "request",
         "seniority",
@@ -119,6 +122,7 @@ class Sequence:
         self.digests: list[bytes] = []  # of the full pages so far
         self.num_cached_tokens = 0
         self.num_preemptions = 0
+        self.num_told = 0  # of those generated: the rest is for its next event
         self.logprobs: list[TokenLogprob] = []
         self.prompt_logprobs: list[TokenLogprob | None] = [None]
         self.stop_reason: int | str | None = None

@@ -38,6 +38,7 @@ class SequenceTable:
         self.logprobs = np.full(slots, -1, np.int64)  # -1: none
         self.is_shaped = np.zeros(slots, np.bool_)  # penalties, bias or banned tokens
         self.has_stop_text = np.zeros(slots, np.bool_)
+        self.is_streamed = np.zeros(slots, np.bool_)
 
     @property
     def running(self) -> NDArray[np.int64]:
@@ -85,6 +86,7 @@ class SequenceTable:
             or request.min_tokens > 0
         )
         self.has_stop_text[slot] = request.stop_text is not None
+        self.is_streamed[slot] = request.is_streamed
         self.is_running[slot] = True
         return slot
 

@@ -1,4 +1,4 @@
-"""The engine that others hold: `await generate(requests)`; a thread of its own runs the model."""
+"""The engine that others hold: requests in, events or results out; a thread of its own works."""
 
 from __future__ import annotations
 
@@ -6,70 +6,100 @@ import asyncio
 import logging
 import queue
 import threading
-from collections.abc import Callable
-from collections.abc import Sequence as Requests
+from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
 from concurrent.futures import Future
+from contextlib import aclosing
 from dataclasses import dataclass, field
+from typing import Generic, TypeAlias, TypeVar
 
 from engine.contract import EngineStats
 from engine.errors import EngineClosed
 from engine.protocol.errors import InternalError, RequestError
-from engine.scheduling.sequence import Sequence, SequenceRequest, SequenceResult
-from engine.stepping.core import Core
+from engine.stepping.work import Event, Item, Work
 
 logger = logging.getLogger(__name__)
 
+RequestT = TypeVar("RequestT")
+ResultT = TypeVar("ResultT")
+
+# An event and the place of its request in the call, or what ends the call.
+_News: TypeAlias = tuple[int, Event[ResultT]] | Exception
+
 
 @dataclass(slots=True, eq=False)
-class _Group:
-    """The sequences of one `generate` call, answered together."""
+class _Call(Generic[RequestT, ResultT]):
+    """One call of `stream`: what it asks for, and what has arrived for it in its loop."""
 
-    requests: Requests[SequenceRequest]
+    requests: Sequence[RequestT]
     loop: asyncio.AbstractEventLoop
-    future: asyncio.Future[list[SequenceResult]]
-    sequences: list[Sequence] = field(default_factory=list)
-    num_open: int = 0
+    arrived: asyncio.Queue[_News[ResultT]] = field(default_factory=asyncio.Queue)
+    place_of: dict[Item[ResultT], int] = field(default_factory=dict)
+    is_left: bool = False  # nobody waits for it any more
 
 
-class Engine:
-    """Runs sequences for any number of asyncio callers until `close`."""
+_Letter: TypeAlias = tuple[_Call[RequestT, ResultT], _News[ResultT]]
 
-    def __init__(self, make_core: Callable[[], Core]) -> None:
-        """Build the core in the engine's thread, wait for it, and raise what it raised."""
-        self._inbox: queue.SimpleQueue[_Group | None] = queue.SimpleQueue()
-        self._group_of: dict[Sequence, _Group] = {}
+
+class Engine(Generic[RequestT, ResultT]):
+    """Runs work of one kind for any number of asyncio callers until `close`."""
+
+    def __init__(self, make_work: Callable[[], Work[RequestT, ResultT]]) -> None:
+        """Make the work in the engine's thread, wait for it, and raise what it raised."""
+        self._inbox: queue.SimpleQueue[_Call[RequestT, ResultT] | None] = queue.SimpleQueue()
+        self._call_of: dict[Item[ResultT], _Call[RequestT, ResultT]] = {}
         self._is_closed = False
-        self._has_cancelled = False
+        self._has_left = False  # some caller has, since the thread last looked
         # Loading runs in the thread that runs steps: OpenMP keeps workers for each thread that ever
         # computed, and with more of them than cores they sleep between operations instead of spin.
         made: Future[None] = Future()
         self._thread = threading.Thread(
-            target=self._run, args=(make_core, made), name="tidemill-engine", daemon=True
+            target=self._run, args=(make_work, made), name="tidemill-engine", daemon=True
         )
         self._thread.start()
         made.result()
 
-    async def generate(self, requests: Requests[SequenceRequest]) -> list[SequenceResult]:
-        """Generate all `requests` and return their results in the same order.
+    async def stream(
+        self, requests: Sequence[RequestT]
+    ) -> AsyncGenerator[tuple[int, Event[ResultT]], None]:
+        """Run all `requests`; yield events as they come, each with the place of its request.
 
-        Raises `RequestError` when one of them cannot run here or failed, `EngineClosed` when the
-        engine was closed before the end. Cancelling the call drops its sequences.
+        Raises `RequestError` when one of them cannot run here, `EngineClosed` when the engine was
+        closed before the end. An iterator that is closed or cancelled drops what it asked for
+        within a step.
         """
-        loop = asyncio.get_running_loop()
-        group = _Group(requests, loop, loop.create_future())
-        self._inbox.put(group)
-        if self._is_closed:  # asked last: the thread may have emptied its inbox before
-            group.future.cancel()
-            raise EngineClosed("the engine is closed")
+        num_open = len(requests)
+        call = _Call[RequestT, ResultT](requests, asyncio.get_running_loop())
+        self._inbox.put(call)
         try:
-            return await group.future
-        except asyncio.CancelledError:
-            self._has_cancelled = True
-            raise
+            if self._is_closed:  # asked last: the thread may have emptied its inbox before
+                raise EngineClosed("the engine is closed")
+            while num_open:
+                news = await call.arrived.get()
+                if isinstance(news, Exception):
+                    raise news
+                num_open -= news[1].is_finished
+                yield news
+        finally:
+            if num_open:
+                call.is_left = True
+                self._has_left = True
+
+    async def generate(self, requests: Sequence[RequestT]) -> list[ResultT]:
+        """Run all `requests` and return their results in the same order.
+
+        Raises as `stream` does, and the `RequestError` of the first that failed, once all are
+        through.
+        """
+        finished: dict[int, Item[ResultT]] = {}
+        async with aclosing(self.stream(requests)) as events:
+            async for place, event in events:
+                if event.is_finished:
+                    finished[place] = event.item
+        return [finished[place].result() for place in range(len(requests))]
 
     def stats(self) -> EngineStats:
         """Return a snapshot of the work; callable from any thread."""
-        return self._core.stats()
+        return self._work.stats()
 
     def close(self) -> None:
         """Stop after the step now running; unfinished calls raise `EngineClosed`. Idempotent."""
@@ -77,90 +107,88 @@ class Engine:
         self._inbox.put(None)
         self._thread.join()
 
-    def _run(self, make_core: Callable[[], Core], made: Future[None]) -> None:
+    def _run(self, make_work: Callable[[], Work[RequestT, ResultT]], made: Future[None]) -> None:
         try:
-            self._core = make_core()
+            self._work = make_work()
         except BaseException as exc:  # noqa: BLE001 - raised again where the engine was asked for
             made.set_exception(exc)
             return
         made.set_result(None)
-        self._work()
-
-    def _work(self) -> None:
         reason = "the engine was closed"
         try:
-            while not self._is_closed:
-                self._receive(block=not self._group_of)
-                self._drop_cancelled()
-                finished = self._core.step() if self._group_of else None
-                for sequence in finished or ():
-                    self._close_sequence(sequence)
+            self._step_until_closed()
         except Exception as exc:  # whoever waits must hear of it: a silent thread is a hang
             logger.exception("the engine stopped")
             reason = f"the engine stopped: {type(exc).__name__}: {exc}"
         self._is_closed = True
-        for group in set(self._group_of.values()):
-            self._deliver(group, EngineClosed(reason))
+        calls = set(self._call_of.values())
         while not self._inbox.empty():
-            waiting = self._inbox.get()
-            if waiting is not None:
-                self._deliver(waiting, EngineClosed(reason))
+            call = self._inbox.get()
+            if call is not None:
+                calls.add(call)
+        self._send((call, EngineClosed(reason)) for call in calls)
+
+    def _step_until_closed(self) -> None:
+        is_idle = True
+        while not self._is_closed:
+            self._receive(block=is_idle)
+            self._drop_left()
+            events = self._work.step()
+            is_idle = events is None
+            self._send([self._address(event) for event in events or ()])
 
     def _receive(self, *, block: bool) -> None:
         """Take in what has arrived, waiting for the first when there is nothing to do."""
         try:
-            group = self._inbox.get(block=block)
-            while group is not None:
-                self._admit(group)
-                group = self._inbox.get(block=False)
+            call = self._inbox.get(block=block)
+            while call is not None:
+                self._admit(call)
+                call = self._inbox.get(block=False)
         except queue.Empty:
             return
 
-    def _admit(self, group: _Group) -> None:
-        if group.future.cancelled():
+    def _admit(self, call: _Call[RequestT, ResultT]) -> None:
+        if call.is_left:
             return
         try:
-            for request in group.requests:
-                group.sequences.append(self._core.add(request))
+            for place, request in enumerate(call.requests):
+                call.place_of[self._work.add(request)] = place
         except Exception as exc:  # noqa: BLE001 - whatever one request holds, the others go on
-            self._core.abort(set(group.sequences))
+            self._work.abort(call.place_of.keys())
             known = exc if isinstance(exc, RequestError) else InternalError(repr(exc))
-            self._deliver(group, known)
+            self._send([(call, known)])
             return
-        if not group.sequences:
-            self._deliver(group, [])
-        group.num_open = len(group.sequences)
-        self._group_of.update(dict.fromkeys(group.sequences, group))
+        self._call_of.update(dict.fromkeys(call.place_of, call))
 
-    def _drop_cancelled(self) -> None:
-        if not self._has_cancelled:
+    def _drop_left(self) -> None:
+        if not self._has_left:
             return
-        self._has_cancelled = False
-        dropped = {seq for seq, group in self._group_of.items() if group.future.cancelled()}
-        self._core.abort(dropped)
-        for sequence in dropped:
-            del self._group_of[sequence]
+        self._has_left = False
+        left = {item for item, call in self._call_of.items() if call.is_left}
+        self._work.abort(left)
+        for item in left:
+            del self._call_of[item]
 
-    def _close_sequence(self, sequence: Sequence) -> None:
-        group = self._group_of.pop(sequence)
-        group.num_open -= 1
-        if group.num_open:
-            return
-        try:
-            self._deliver(group, [sequence.result() for sequence in group.sequences])
-        except RequestError as exc:
-            self._deliver(group, exc)
+    def _address(self, event: Event[ResultT]) -> _Letter[RequestT, ResultT]:
+        call = self._call_of[event.item]
+        if event.is_finished:
+            del self._call_of[event.item]
+        return call, (call.place_of[event.item], event)
 
-    def _deliver(self, group: _Group, outcome: list[SequenceResult] | Exception) -> None:
-        def settle() -> None:
-            if group.future.done():
-                return
-            if isinstance(outcome, Exception):
-                group.future.set_exception(outcome)
-            else:
-                group.future.set_result(outcome)
+    def _send(self, mail: Iterable[_Letter[RequestT, ResultT]]) -> None:
+        """Hand news to the calls that they are for, waking each loop once."""
+        letters_of: dict[asyncio.AbstractEventLoop, list[_Letter[RequestT, ResultT]]] = {}
+        for call, news in mail:
+            letters_of.setdefault(call.loop, []).append((call, news))
+        for loop, letters in letters_of.items():
+            try:
+                loop.call_soon_threadsafe(_hand_out, letters)
+            except RuntimeError:  # the loop is gone, and the callers with it
+                for call, _ in letters:
+                    call.is_left = True
+                self._has_left = True
 
-        try:
-            group.loop.call_soon_threadsafe(settle)
-        except RuntimeError:
-            return  # the caller's loop is gone, and the caller with it
+
+def _hand_out(letters: list[_Letter[RequestT, ResultT]]) -> None:
+    for call, news in letters:
+        call.arrived.put_nowait(news)

@@ -10,12 +10,10 @@ import torch
 
 from demo import MODEL_PATH, questions
 from engine.config import EngineConfig
+from engine.load import make_work
 from engine.model.loading import load_model
-from engine.scheduling.pages import PagePool
+from engine.model.memory import Room
 from engine.scheduling.sequence import Sampling, SequenceRequest
-from engine.scheduling.table import SequenceTable
-from engine.stepping.core import Core
-from engine.stepping.runner import Runner
 from engine.text.tokenizer import load_pretrained_tokenizer
 from tests.engine.families import judge
 
@@ -47,18 +45,21 @@ def test_greedy_output_of_200_prompts_is_transformers_eager_output() -> None:
     """Token for token, log-probabilities within 1e-3: chunked, prefix-shared and preempted."""
     from transformers import AutoModelForCausalLM
 
-    config = EngineConfig(str(MODEL_PATH), dtype="float32", device="cpu")
+    config = EngineConfig(
+        str(MODEL_PATH),
+        dtype="float32",
+        device="cpu",
+        max_num_seqs=24,
+        max_num_batched_tokens=64,
+    )
     model = load_model(config)
     prompts = ask_ids(load_pretrained_tokenizer(str(MODEL_PATH)))
-    num_pages = 60
-    attention = model.attention(num_pages)
-    table = SequenceTable(24, model.max_model_len, attention.page_size)
-    core = Core(table, PagePool(num_pages), Runner(model, attention, table), 64, model.vocab_size)
+    work = make_work(model, Room(60, model.max_model_len), config)
     sampling = Sampling(temperature=0, logprobs=0)
-    sequences = [core.add(SequenceRequest(ids, MAX_TOKENS, sampling)) for ids in prompts]
-    while core.step() is not None:
+    sequences = [work.add(SequenceRequest(ids, MAX_TOKENS, sampling)) for ids in prompts]
+    while work.step() is not None:
         pass
-    stats = core.stats()
+    stats = work.stats()
     assert stats.preemptions > 0
     assert stats.cached_tokens > 1000
 

@@ -10,14 +10,13 @@ import pytest
 import torch
 
 from engine.config import EngineConfig
+from engine.contract import EngineStats
+from engine.load import make_work
 from engine.model.forward import ATTENTION
 from engine.model.loading import prepare
+from engine.model.memory import Room
 from engine.model.network import LoadedModel
-from engine.scheduling.pages import PagePool
 from engine.scheduling.sequence import Sampling, SequenceRequest, SequenceResult
-from engine.scheduling.table import SequenceTable
-from engine.stepping.core import Core
-from engine.stepping.runner import Runner
 from tests.engine.families import FAMILIES, VOCAB, build, judge
 
 NEW_TOKENS = 24
@@ -30,16 +29,14 @@ def run_all(
     num_pages: int = 400,
     max_num_seqs: int = 8,
     budget: int = 16,
-) -> tuple[list[SequenceResult], Core]:
-    """Run requests through a core whose budget forces chunks, mixed steps and queueing."""
-    attention = model.attention(num_pages)
-    table = SequenceTable(max_num_seqs, model.max_model_len, attention.page_size)
-    runner = Runner(model, attention, table)
-    core = Core(table, PagePool(num_pages), runner, budget, model.vocab_size)
-    sequences = [core.add(request) for request in requests]
-    while core.step() is not None:
+) -> tuple[list[SequenceResult], EngineStats]:
+    """Run requests with a budget that forces chunks, mixed steps and queueing."""
+    config = EngineConfig("tiny", max_num_seqs=max_num_seqs, max_num_batched_tokens=budget)
+    work = make_work(model, Room(num_pages, model.max_model_len), config)
+    sequences = [work.add(request) for request in requests]
+    while work.step() is not None:
         pass
-    return [sequence.result() for sequence in sequences], core
+    return [sequence.result() for sequence in sequences], work.stats()
 
 
 def prompts(count: int, seed: int = 3) -> list[list[int]]:
@@ -76,8 +73,7 @@ def test_greedy_tokens_and_logprobs_are_those_of_eager_attention(family: str) ->
     asked = prompts(10)
     sampling = Sampling(temperature=0, logprobs=0)
     requests = [SequenceRequest(prompt, NEW_TOKENS, sampling) for prompt in asked]
-    results, core = run_all(model, requests, num_pages=21)
-    stats = core.stats()
+    results, stats = run_all(model, requests, num_pages=21)
     assert stats.preemptions > 0
     assert stats.cached_tokens > 0
     for prompt, got in zip(asked, results, strict=True):
@@ -118,8 +114,8 @@ def test_a_sampled_row_does_not_depend_on_what_runs_beside_it(family: str) -> No
         )
         for index, prompt in enumerate(prompts(10, seed=5))
     ]
-    together, core = run_all(model, requests, num_pages=14)
-    assert core.stats().preemptions > 0
+    together, stats = run_all(model, requests, num_pages=14)
+    assert stats.preemptions > 0
     for request, got in zip(requests, together, strict=True):
         (alone,), _ = run_all(model, [request], budget=256)
         assert alone.token_ids == got.token_ids

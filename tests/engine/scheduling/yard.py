@@ -183,7 +183,7 @@ class LongestFirst:
         """Remove and return the one that asks for most."""
         return self._queue.pop()
 
-    def remove(self, unwanted: AbstractSet[Sequence]) -> None:
+    def remove(self, unwanted: AbstractSet[object]) -> None:
         """Forget those of `unwanted` that wait here."""
         self._queue = [one for one in self._queue if one not in unwanted]
 

@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import pytest
 
+from engine.contract import EngineStats
 from engine.errors import EngineClosed, ModelRefused
 from engine.protocol.errors import InternalError, RequestError
 from engine.scheduling.sequence import Sampling, Sequence, SequenceRequest, SequenceResult
-from engine.stepping.core import Core
-from engine.stepping.engine import Engine
+from engine.stepping.engine import Engine, _Call
+from engine.stepping.work import Event
 from tests.engine.paged_model import Tokens, spread_logits
-from tests.engine.stepping.core_rig import Rig
+from tests.engine.stepping.generation_rig import Rig
 
 GREEDY = Sampling(temperature=0)
 logits_of = spread_logits(11)
@@ -53,7 +56,7 @@ class Stage:
         self.rig = Rig(logits_of)
         self.model = self.rig.model
         self.model.fails = self._wait
-        self.engine = Engine(lambda: self.rig.core)
+        self.engine = Engine(lambda: self.rig.work)
         self.in_step = threading.Event()
         self._may_go = threading.Event()
         self._may_go.set()
@@ -203,7 +206,7 @@ async def test_a_call_that_was_cancelled_before_it_was_seen_never_runs(stage: St
     dropped.cancel()
     with pytest.raises(asyncio.CancelledError):
         await dropped
-    stage.engine._has_cancelled = False  # as if the thread had looked between put and cancel
+    stage.engine._has_left = False  # as if the thread had looked between put and cancel
     stage.release()
     assert (await answered(kept))[0].token_ids == greedy(1)
     await stage.until_idle()
@@ -283,7 +286,7 @@ async def test_when_the_thread_dies_every_caller_hears_of_it(
     await stage.until_in_step()
     unseen = asyncio.create_task(stage.engine.generate([request(2)]))
     await asyncio.sleep(0)
-    monkeypatch.setattr(stage.rig.core._scheduler, part, die)
+    monkeypatch.setattr(stage.rig.scheduler, part, die)
     stage.release()
     for call in (running, unseen):
         with pytest.raises(EngineClosed, match="ZeroDivisionError: a bug of ours"):
@@ -295,23 +298,20 @@ async def test_when_the_thread_dies_every_caller_hears_of_it(
 
 
 def test_a_caller_whose_loop_is_gone_disturbs_nobody(stage: Stage) -> None:
-    """Its answer has nowhere to go."""
+    """Its answer has nowhere to go, and the rest of its call is dropped."""
     stage.hold()
 
     async def leave() -> None:
-        stage.engine._inbox.put(group_of_this_loop())
-        await stage.until_in_step()
-
-    def group_of_this_loop() -> Any:
-        from engine.stepping.engine import _Group
-
         loop = asyncio.get_running_loop()
-        return _Group([request(3)], loop, loop.create_future())
+        stage.engine._inbox.put(_Call([request(3), request(4, 50)], loop))
+        await stage.until_in_step()
 
     asyncio.run(leave())
     stage.release()
     (answer,) = asyncio.run(answered(stage.engine.generate([request()])))
     assert answer.token_ids == greedy(1)
+    asyncio.run(stage.until_idle())
+    assert stage.engine.stats().prompt_tokens == 6
 
 
 async def test_a_request_that_leaves_midway_frees_room_for_one_that_waits() -> None:
@@ -324,7 +324,7 @@ async def test_a_request_that_leaves_midway_frees_room_for_one_that_waits() -> N
         return logits_of(tokens)
 
     rig = Rig(slow, num_pages=6, max_num_seqs=1, max_model_len=24)
-    engine = Engine(lambda: rig.core)
+    engine = Engine(lambda: rig.work)
     first = asyncio.create_task(engine.generate([request(5, 21)]))
     second = asyncio.create_task(engine.generate([request(1, 8)]))
     await until(lambda: engine.stats().running > 0)
@@ -336,11 +336,110 @@ async def test_a_request_that_leaves_midway_frees_room_for_one_that_waits() -> N
     engine.close()
 
 
-def test_a_core_that_cannot_be_made_says_so_where_the_engine_was_asked_for() -> None:
+def test_work_that_cannot_be_made_says_so_where_the_engine_was_asked_for() -> None:
     """The model loads in the engine's thread; its refusal must not die there."""
 
-    def refuse() -> Core:
+    def refuse() -> Lengths:
         raise ModelRefused("no such model")
 
     with pytest.raises(ModelRefused, match="no such model"):
         Engine(refuse)
+
+
+async def test_a_stream_tells_each_token_of_what_is_streamed(stage: Stage) -> None:
+    """With the place of its request; what is not streamed comes at its end, all at once."""
+    asked = [request(1, 5, is_streamed=True), request(2, 6), request(3, 7, is_streamed=True)]
+    told: list[list[list[int]]] = [[], [], []]
+    last = []
+    async with asyncio.timeout(PATIENCE_SECONDS):
+        async for place, event in stage.engine.stream(asked):
+            told[place].append(event.new_token_ids)
+            if event.is_finished:
+                last.append((place, event.item.result().token_ids))
+    assert told[0] == [[token] for token in greedy(1, 5)]
+    assert told[1] == [greedy(2, 6)]
+    assert told[2] == [[token] for token in greedy(3, 7)]
+    assert last == [(0, greedy(1, 5)), (1, greedy(2, 6)), (2, greedy(3, 7))]
+
+
+@pytest.mark.parametrize("leaves", ["closes", "is cancelled", "lets go"])
+async def test_a_stream_that_nobody_reads_any_more_drops_its_sequences(
+    stage: Stage, leaves: str
+) -> None:
+    """Within a step, however its reader leaves; what runs beside it goes on."""
+    kept = asyncio.create_task(stage.engine.generate([request()]))
+    stream = stage.engine.stream([request(5, 50, is_streamed=True), request(6, 50)])
+    async with asyncio.timeout(PATIENCE_SECONDS):
+        await anext(stream)
+        stage.hold()
+        await stage.until_in_step()
+        if leaves == "closes":
+            await stream.aclose()
+        elif leaves == "is cancelled":
+            reading = asyncio.ensure_future(read(stream))
+            await asyncio.sleep(0.01)
+            reading.cancel()
+            await asyncio.gather(reading, return_exceptions=True)
+        del stream
+        await asyncio.sleep(0.01)
+    stage.release()
+    assert (await answered(kept))[0].token_ids == greedy(1)
+    await stage.until_idle()
+    assert stage.engine.stats().prompt_tokens == 3  # of the one that was kept
+
+
+async def read(stream: AsyncIterator[object]) -> None:
+    """Read a stream to its end."""
+    async for _ in stream:
+        pass
+
+
+class Lengths:
+    """Work of another kind, which an encoder's would be like: one step for all that waits."""
+
+    def __init__(self) -> None:
+        self._waiting: list[Length] = []
+
+    def add(self, request: str) -> Length:
+        """Queue a text."""
+        if not request:
+            raise RequestError("There is nothing to measure.")
+        self._waiting.append(Length(request))
+        return self._waiting[-1]
+
+    def step(self) -> list[Event[float]] | None:
+        """Measure all that waits."""
+        waiting, self._waiting = self._waiting, []
+        return [Event(length, [], is_finished=True) for length in waiting] or None
+
+    def abort(self, unwanted: AbstractSet[object]) -> None:
+        """Forget texts."""
+        self._waiting = [length for length in self._waiting if length not in unwanted]
+
+    def stats(self) -> EngineStats:
+        """Tell what waits."""
+        return EngineStats(waiting=len(self._waiting))
+
+
+@dataclass(eq=False)
+class Length:
+    """One text, and what it came to."""
+
+    text: str
+
+    def result(self) -> float:
+        """Return how long it is."""
+        return float(len(self.text))
+
+
+async def test_the_engine_runs_work_of_any_kind() -> None:
+    """It hands requests in and results out, and knows of neither what it is."""
+    engine = Engine(Lengths)
+    assert await asyncio.gather(engine.generate(["one", "four"]), engine.generate(["eleven"])) == [
+        [3, 4],
+        [6],
+    ]
+    with pytest.raises(RequestError, match="nothing to measure"):
+        await engine.generate(["one", ""])
+    assert engine.stats().waiting == 0
+    engine.close()

@@ -22,11 +22,12 @@ from engine.scheduling.sequence import (
 )
 from tests.engine.paged_model import Tokens
 from tests.engine.scheduling.yard import waiting
-from tests.engine.stepping.core_rig import (
+from tests.engine.stepping.generation_rig import (
     GREEDY,
     Rig,
     Watch,
     check_scores,
+    finished_in,
     greedy,
     logits_of,
     only,
@@ -146,7 +147,7 @@ def test_a_step_that_fails_half_scored_scores_no_token_twice(
 ) -> None:
     """The sampled tokens had their scores when those of a prompt could not be computed."""
     rig = Rig(logits_of)
-    sampler = rig.core._sampler
+    sampler = rig.work._sampler
     score, calls = sampler.score, []
 
     def failing(*rows: Any) -> list[TokenLogprob]:
@@ -156,11 +157,11 @@ def test_a_step_that_fails_half_scored_scores_no_token_twice(
         return score(*rows)
 
     monkeypatch.setattr(sampler, "score", failing)
-    first = rig.core.add(request(sampling=replace(GREEDY, logprobs=1)))
-    rig.core.step()
-    rig.core.step()
-    second = rig.core.add(request([4, 5, 6], prompt_logprobs=1))
-    rig.core.step()
+    first = rig.work.add(request(sampling=replace(GREEDY, logprobs=1)))
+    rig.work.step()
+    rig.work.step()
+    second = rig.work.add(request([4, 5, 6], prompt_logprobs=1))
+    rig.work.step()
     assert first.is_suspect
     assert second.is_suspect
     rig.finish()
@@ -175,10 +176,10 @@ def test_a_step_that_fails_half_scored_scores_no_token_twice(
 def test_the_sequences_of_a_failed_step_wait_in_their_order_before_all_others() -> None:
     """A failure must not cost a place either."""
     rig = Rig(logits_of, max_num_seqs=4)
-    sequences = [rig.core.add(request([one, 2])) for one in range(6)]
+    sequences = [rig.work.add(request([one, 2])) for one in range(6)]
     rig.model.fails = lambda _: RuntimeError("once")
-    rig.core.step()
-    assert waiting(rig.core._scheduler) == sequences
+    rig.work.step()
+    assert waiting(rig.scheduler) == sequences
 
 
 def test_two_culprits_each_get_their_error() -> None:
@@ -280,7 +281,7 @@ def test_whatever_happens_each_request_comes_to_what_it_would_alone(storm: Storm
         max_num_seqs=storm.max_num_seqs,
         budget=storm.budget,
     )
-    sequences = [rig.core.add(one) for one in storm.requests]
+    sequences = [rig.work.add(one) for one in storm.requests]
     culprits = {sequences[number] for number in storm.culprits}
 
     def fails(running: list[Sequence]) -> Exception | None:
@@ -293,8 +294,8 @@ def test_whatever_happens_each_request_comes_to_what_it_would_alone(storm: Storm
     for step in range(26):
         if step in storm.dropped and sequences[storm.dropped[step]] not in finished:
             dropped.add(sequences[storm.dropped[step]])
-            rig.core.abort(dropped)
-        finished += rig.core.step() or []
+            rig.work.abort(dropped)
+        finished += finished_in(rig.work.step())
     finished += rig.finish()
     assert len(finished) == len(set(finished))
     assert set(finished) == set(sequences) - dropped

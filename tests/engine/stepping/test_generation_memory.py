@@ -19,7 +19,7 @@ from engine.scheduling.failures import MAX_FAILURES_IN_COMPANY
 from engine.scheduling.scheduler import GROW_AFTER_STEPS, StepPlan
 from engine.scheduling.sequence import Sampling, Sequence, SequenceRequest, SequenceResult
 from tests.engine.scheduling.yard import waiting
-from tests.engine.stepping.core_rig import GREEDY, Rig, logits_of, only, outcome, request
+from tests.engine.stepping.generation_rig import GREEDY, Rig, logits_of, only, outcome, request
 
 
 def out_of_memory() -> torch.OutOfMemoryError:
@@ -28,7 +28,7 @@ def out_of_memory() -> torch.OutOfMemoryError:
 
 
 def lacking(fits: Callable[[StepPlan], bool], **sizes: int) -> Rig:
-    """Return a core on whose device only those steps fit."""
+    """Return generation on a device that has room for only those steps."""
     rig = Rig(logits_of, **sizes)
     rig.model.fails = lambda _: None if fits(rig.model.plans[-1]) else out_of_memory()
     return rig
@@ -56,11 +56,11 @@ def test_steps_above_a_size_are_split_until_they_fit(caplog: pytest.LogCaptureFi
 def test_the_oldest_half_goes_on_as_if_nothing_had_been() -> None:
     """The newest half wait, first in the queue, and come back as the others end."""
     rig = lacking(lambda plan: len(plan.decodes) <= 4)
-    sequences = [rig.core.add(request([one, 2], 12)) for one in range(8)]
+    sequences = [rig.work.add(request([one, 2], 12)) for one in range(8)]
     while rig.model.num_memory_freed == 0:
-        rig.core.step()
+        rig.work.step()
     assert rig.table.sequences.count(None) == 4
-    assert waiting(rig.core._scheduler) == sequences[4:]
+    assert waiting(rig.scheduler) == sequences[4:]
     rig.finish()
     assert [sequence.num_preemptions > 0 for sequence in sequences] == [False] * 4 + [True] * 4
 
@@ -88,7 +88,7 @@ def test_a_step_that_runs_out_while_it_scores_scores_no_token_twice(
 ) -> None:
     """Those that go on have had some of their scores already."""
     rig = Rig(logits_of)
-    score, calls = rig.core._sampler.score, []
+    score, calls = rig.work._sampler.score, []
 
     def failing(*rows: Any) -> Any:
         calls.append(rows)
@@ -96,16 +96,16 @@ def test_a_step_that_runs_out_while_it_scores_scores_no_token_twice(
             raise out_of_memory()
         return score(*rows)
 
-    monkeypatch.setattr(rig.core._sampler, "score", failing)
+    monkeypatch.setattr(rig.work._sampler, "score", failing)
     asked = [
         request([1, 2, 3], 8, replace(GREEDY, logprobs=1)),
         request([4, 5, 6], 8, prompt_logprobs=1),
     ]
-    sequences = [rig.core.add(asked[0])]
-    rig.core.step()
-    rig.core.step()
-    sequences.append(rig.core.add(asked[1]))
-    rig.core.step()
+    sequences = [rig.work.add(asked[0])]
+    rig.work.step()
+    rig.work.step()
+    sequences.append(rig.work.add(asked[1]))
+    rig.work.step()
     assert rig.model.num_memory_freed == 1
     assert sequences[0].num_preemptions == 0
     rig.finish()
@@ -259,7 +259,7 @@ def test_however_memory_comes_and_goes_each_request_comes_to_what_it_would_alone
         return out_of_memory() if rig.model.plans[-1].num_tokens > next(capacity) else None
 
     rig.model.fails = fails
-    sequences = [rig.core.add(one) for one in requests]
+    sequences = [rig.work.add(one) for one in requests]
     rig.finish()
     for sequence in sequences:
         answer, expected = outcome(sequence), alone(sequence.request)

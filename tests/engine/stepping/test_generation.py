@@ -1,14 +1,15 @@
-"""Sequences through a core: what ends them, what is refused, what is shared and counted."""
+"""Sequences through generation: what ends them, what is refused, what is shared and counted."""
 
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import chain
 
 import pytest
 
 from engine.protocol.errors import InternalError, RequestError
 from engine.scheduling.sequence import Sampling, SequenceRequest, SequenceResult
-from tests.engine.stepping.core_rig import (
+from tests.engine.stepping.generation_rig import (
     GREEDY,
     VOCABULARY,
     Rig,
@@ -143,7 +144,7 @@ def test_choices_of_one_prompt_share_it_and_differ_by_seed() -> None:
     ids = [answer.token_ids for answer in together if isinstance(answer, SequenceResult)]
     assert [only(Rig(logits_of), one).token_ids for one in asked] == ids
     assert len(set(map(tuple, ids))) == 5
-    assert rig.core.stats().cached_tokens == 4 * 8
+    assert rig.work.stats().cached_tokens == 4 * 8
 
 
 def test_a_sampled_row_is_the_same_after_preemption() -> None:
@@ -154,7 +155,7 @@ def test_a_sampled_row_is_the_same_after_preemption() -> None:
     ]
     tight = Rig(logits_of, num_pages=9, max_num_seqs=5, budget=6)
     answers = tight.run(*asked)
-    assert tight.core.stats().preemptions > 0
+    assert tight.work.stats().preemptions > 0
     assert answers == Rig(logits_of, num_pages=200).run(*asked)
 
 
@@ -162,7 +163,7 @@ def test_a_sampled_row_is_the_same_after_preemption() -> None:
 def test_a_prompt_without_tokens_or_beyond_the_context_is_refused(prompt: list[int]) -> None:
     """As the request's own fault."""
     with pytest.raises(RequestError) as refused:
-        Rig(logits_of).core.add(SequenceRequest(prompt, 1))
+        Rig(logits_of).work.add(SequenceRequest(prompt, 1))
     assert refused.value.status_code == 400
 
 
@@ -170,7 +171,7 @@ def test_a_request_that_can_never_fit_is_refused() -> None:
     """The message says how much room there is and what to do; one that just fits runs."""
     rig = Rig(logits_of, num_pages=4)
     with pytest.raises(RequestError, match="--kv-cache-memory") as refused:
-        rig.core.add(request(max_tokens=14))
+        rig.work.add(request(max_tokens=14))
     assert (refused.value.code, refused.value.param) == ("kv_cache_exceeded", "max_tokens")
     assert only(rig, request(max_tokens=13)).token_ids == greedy([1, 2, 3], 13)
 
@@ -179,38 +180,55 @@ def test_dropped_sequences_leave_no_trace_and_the_rest_goes_on() -> None:
     """Waiting, in the middle of a prompt, or generating."""
     rig = Rig(logits_of, max_num_seqs=3, budget=6)
     prompts = [[1, 2], [3] * 20, [4] * 20, [5, 6], [7, 8]]
-    sequences = [rig.core.add(request(prompt, 10)) for prompt in prompts]
+    sequences = [rig.work.add(request(prompt, 10)) for prompt in prompts]
     for _ in range(3):
-        rig.core.step()
-    assert rig.core.stats().waiting
-    rig.core.abort({sequences[0], sequences[1], sequences[4]})
+        rig.work.step()
+    assert rig.work.stats().waiting
+    rig.work.abort({sequences[0], sequences[1], sequences[4]})
     finished = rig.finish()
     assert set(finished) == {sequences[2], sequences[3]}
     assert sequences[2].result().token_ids == greedy([4] * 20, 10)
     assert sequences[3].result().token_ids == greedy([5, 6], 10)
 
 
+def test_only_what_is_streamed_has_an_event_for_each_token() -> None:
+    """The others have one, at their end, with all their tokens; preemption repeats nothing."""
+    rig = Rig(logits_of, num_pages=9, max_num_seqs=4, budget=6)
+    asked = [request([one, 2, 3], 20, is_streamed=one % 2 == 0) for one in range(4)]
+    sequences = [rig.work.add(one) for one in asked]
+    told: list[list[list[int]]] = [[] for _ in asked]
+    while (events := rig.work.step()) is not None:
+        for event in events:
+            place = sequences.index(event.item)
+            told[place].append(event.new_token_ids)
+            assert event.is_finished is (sum(map(len, told[place])) == 20)
+    assert rig.work.stats().preemptions > 0
+    for one, ids, sequence in zip(asked, told, sequences, strict=True):
+        assert [*chain(*ids)] == sequence.result().token_ids == greedy(one.prompt_ids, 20)
+        assert len(ids) == (20 if one.is_streamed else 1)
+
+
 def test_dropping_what_is_finished_or_unknown_is_nothing() -> None:
     """A cancelled call may be through already."""
     rig = Rig(logits_of)
-    sequence = rig.core.add(request())
+    sequence = rig.work.add(request())
     rig.finish()
-    rig.core.abort({sequence})
-    rig.core.abort(set())
+    rig.work.abort({sequence})
+    rig.work.abort(set())
     assert sequence.result().token_ids == greedy([1, 2, 3], 8)
 
 
 def test_stats_count_what_was_done() -> None:
     """Prompts and hits of finished sequences, outputs as they come; and what runs now."""
     rig = Rig(logits_of, num_pages=10, max_num_seqs=1)
-    rig.core.add(request(list(range(9)), 4))
-    rig.core.add(request(list(range(9)), 4))
-    rig.core.step()
-    now = rig.core.stats()
+    rig.work.add(request(list(range(9)), 4))
+    rig.work.add(request(list(range(9)), 4))
+    rig.work.step()
+    now = rig.work.stats()
     assert (now.running, now.waiting, now.kv_cache_usage, now.steps) == (1, 1, 0.3, 1)
     assert now.output_tokens == 1
     rig.finish()
-    done = rig.core.stats()
+    done = rig.work.stats()
     assert (done.running, done.waiting, done.kv_cache_usage) == (0, 0, 0)
     assert (done.prompt_tokens, done.cached_tokens, done.output_tokens) == (18, 8, 8)
     assert done.steps == 8

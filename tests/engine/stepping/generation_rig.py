@@ -1,4 +1,4 @@
-"""A core over a scripted model, requests for it, and what each must come to."""
+"""Generation over a scripted model, requests for it, and what each must come to."""
 
 from __future__ import annotations
 
@@ -10,7 +10,9 @@ import pytest
 from numpy.typing import NDArray
 
 from engine.protocol.errors import RequestError
+from engine.scheduling.admission import ArrivalOrder
 from engine.scheduling.pages import PagePool
+from engine.scheduling.scheduler import Scheduler
 from engine.scheduling.sequence import (
     Sampling,
     Sequence,
@@ -19,8 +21,9 @@ from engine.scheduling.sequence import (
     TokenLogprob,
 )
 from engine.scheduling.table import SequenceTable
-from engine.stepping.core import Core
+from engine.stepping.generation import GenerationWork
 from engine.stepping.runner import Runner
+from engine.stepping.work import Event
 from tests.engine.paged_model import LogitsOf, PagedModel, Tokens, spread_logits
 
 VOCABULARY = 11
@@ -89,7 +92,7 @@ def check_scores(
 
 
 class Rig:
-    """A core over a `PagedModel`, with its parts in reach; pages are 4 tokens long."""
+    """Generation over a `PagedModel`, with its parts in reach; pages are 4 tokens long."""
 
     def __init__(
         self,
@@ -103,13 +106,14 @@ class Rig:
         self.table = SequenceTable(max_num_seqs, max_model_len, 4)
         self.pool = PagePool(num_pages)
         self.model = PagedModel(self.table, logits_of)
+        self.scheduler = Scheduler(self.table, self.pool, ArrivalOrder(), budget)
         # A scripted model stands in for the runner: nothing else of it is asked for.
         runner = cast("Runner", self.model)
-        self.core = Core(self.table, self.pool, runner, budget, len(logits_of((0,))))
+        self.work = GenerationWork(self.scheduler, runner, len(logits_of((0,))))
 
     def run(self, *requests: SequenceRequest) -> list[SequenceResult | Exception]:
         """Run requests to their end and return what each came to."""
-        sequences = [self.core.add(request) for request in requests]
+        sequences = [self.work.add(request) for request in requests]
         self.finish()
         return [outcome(sequence) for sequence in sequences]
 
@@ -117,14 +121,19 @@ class Rig:
         """Step until nothing is left to do; return what came out, and leave no page behind."""
         finished: list[Sequence] = []
         for _ in range(max_steps):
-            done = self.core.step()
-            if done is None:
+            events = self.work.step()
+            if events is None:
                 break
-            finished += done
-        assert self.core.step() is None
+            finished += finished_in(events)
+        assert self.work.step() is None
         assert self.pool.num_free == self.pool.num_pages
         assert not self.table.is_running.any()
         return finished
+
+
+def finished_in(events: list[Event[SequenceResult]] | None) -> list[Sequence]:
+    """Return the sequences that a step finished."""
+    return [cast("Sequence", event.item) for event in events or () if event.is_finished]
 
 
 def outcome(sequence: Sequence) -> SequenceResult | Exception:

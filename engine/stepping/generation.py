@@ -1,8 +1,9 @@
-"""One model working through its sequences, step by step; no threads and no I/O."""
+"""Generation, one kind of work: a model goes through its sequences step by step; no threads."""
 
 from __future__ import annotations
 
 import logging
+from collections.abc import Set as AbstractSet
 
 import numpy as np
 import torch
@@ -10,37 +11,28 @@ from numpy.typing import NDArray
 
 from engine.contract import EngineStats
 from engine.protocol.errors import InternalError, RequestError
-from engine.scheduling.admission import ArrivalOrder
 from engine.scheduling.failures import Failures
-from engine.scheduling.pages import PagePool
 from engine.scheduling.scheduler import Scheduler, StepPlan
-from engine.scheduling.sequence import Sequence, SequenceRequest
-from engine.scheduling.table import SequenceTable
+from engine.scheduling.sequence import Sequence, SequenceRequest, SequenceResult
 from engine.stepping.runner import Runner
 from engine.stepping.sampler import Sampled, Sampler
+from engine.stepping.work import Event
 
 logger = logging.getLogger(__name__)
 
 NO_ROOM = "The engine is out of memory for this request, even when it runs alone."
 
 
-class Core:
-    """Sequences in by `add`, finished ones out of `step`."""
+class GenerationWork:
+    """Sequences in by `add`, what becomes of them out of `step`."""
 
-    def __init__(
-        self,
-        table: SequenceTable,
-        pool: PagePool,
-        runner: Runner,
-        max_num_batched_tokens: int,
-        vocab_size: int,
-    ) -> None:
-        self._table = table
-        self._pool = pool
+    def __init__(self, scheduler: Scheduler, runner: Runner, vocab_size: int) -> None:
+        self._table = scheduler.table
+        self._pool = scheduler.pool
         self._runner = runner
-        self._scheduler = Scheduler(table, pool, ArrivalOrder(), max_num_batched_tokens)
-        self._failures = Failures(self._scheduler)
-        self._sampler = Sampler(table)
+        self._scheduler = scheduler
+        self._failures = Failures(scheduler)
+        self._sampler = Sampler(scheduler.table)
         # True for ids that any sequence ever stops at: most steps then need no look at any set.
         self._may_stop = np.zeros(vocab_size, np.bool_)
         self._num_added = 0
@@ -71,8 +63,8 @@ class Core:
         self._scheduler.add(sequence)
         return sequence
 
-    def step(self) -> list[Sequence] | None:
-        """Run one step and return the sequences it finished; None when there is nothing to do."""
+    def step(self) -> list[Event[SequenceResult]] | None:
+        """Run one step and return what it brought; None when there is nothing to do."""
         plan = self._scheduler.plan()
         if plan is None:
             return None
@@ -93,12 +85,12 @@ class Core:
             culprit = self._failures.make_room(plan)
             return [] if culprit is None else [_failed(culprit, NO_ROOM, code="out_of_memory")]
         self._output_tokens += self._scheduler.advance(plan, sampled.token_ids)
-        finished = self._collect(plan.sampled, sampled)
+        events = self._collect(plan.sampled, sampled)
         self._failures.note_success(plan)
-        return finished
+        return events
 
-    def abort(self, unwanted: set[Sequence]) -> None:
-        """Drop sequences wherever they are; they never come out of `step`."""
+    def abort(self, unwanted: AbstractSet[object]) -> None:
+        """Drop sequences wherever they are; no event comes of them any more."""
         self._scheduler.drop(unwanted)
 
     def stats(self) -> EngineStats:
@@ -123,7 +115,7 @@ class Core:
         self._sampler.keep_scores(plan.sampled, sampled, logits)
         return sampled
 
-    def _collect(self, slots: NDArray[np.int64], sampled: Sampled) -> list[Sequence]:
+    def _collect(self, slots: NDArray[np.int64], sampled: Sampled) -> list[Event[SequenceResult]]:
         """Finish the sequences that are broken, have stopped, or are as long as they may be."""
         table = self._table
         is_done = table.num_tokens[slots] >= table.max_tokens[slots]
@@ -131,7 +123,8 @@ class Core:
         candidates = self._may_stop[sampled.token_ids] | table.has_stop_text[slots]
         for row in np.flatnonzero(candidates & ~sampled.is_broken).tolist():
             is_done[row] |= self._has_stopped(int(slots[row]), int(sampled.token_ids[row]))
-        finished = []
+        streamed = slots[table.is_streamed[slots] & ~is_done].tolist()
+        events = [_event(table.sequence(i), table.generated(i).tolist()) for i in streamed]
         for row in np.flatnonzero(is_done).tolist():
             sequence = self._scheduler.finish(int(slots[row]))
             if sampled.is_broken[row]:
@@ -140,8 +133,8 @@ class Core:
                     "The model's logits for this request are not finite."
                 )
             self._count(sequence)
-            finished.append(sequence)
-        return finished
+            events.append(_event(sequence, sequence.generated, is_finished=True))
+        return events
 
     def _has_stopped(self, slot: int, token_id: int) -> bool:
         sequence = self._table.sequence(slot)
@@ -170,7 +163,17 @@ class Core:
         self._cached_tokens += sequence.num_cached_tokens
 
 
-def _failed(culprit: Sequence, words: str, *, code: str = "internal_error") -> Sequence:
-    """Return the sequence that a failed step is blamed on, with these words as its error."""
+def _event(
+    sequence: Sequence, generated: list[int], *, is_finished: bool = False
+) -> Event[SequenceResult]:
+    new_token_ids = generated[sequence.num_told :]
+    sequence.num_told = len(generated)
+    return Event(sequence, new_token_ids, is_finished)
+
+
+def _failed(
+    culprit: Sequence, words: str, *, code: str = "internal_error"
+) -> Event[SequenceResult]:
+    """Return the end of a sequence that a failed step is blamed on, with these words as error."""
     culprit.error = InternalError(words, code=code)
-    return culprit
+    return _event(culprit, culprit.generated, is_finished=True)

@@ -10,7 +10,7 @@ import pytest
 
 from engine.scheduling.scheduler import MAX_SCORED_ROWS
 from engine.scheduling.sequence import Sampling, SequenceResult, TokenLogprob
-from tests.engine.stepping.core_rig import (
+from tests.engine.stepping.generation_rig import (
     GREEDY,
     VOCABULARY,
     Rig,
@@ -93,7 +93,7 @@ def test_prompt_logprobs_survive_preemption() -> None:
     rig = Rig(logits_of, num_pages=13, max_num_seqs=4, budget=9)
     sampling = replace(GREEDY, logprobs=2)
     answers = rig.run(*(request(one, 30, sampling, prompt_logprobs=1) for one in prompts))
-    assert rig.core.stats().preemptions > 0
+    assert rig.work.stats().preemptions > 0
     for prompt, answer in zip(prompts, answers, strict=True):
         assert isinstance(answer, SequenceResult)
         assert answer.token_ids == greedy(prompt, 30)
@@ -110,12 +110,12 @@ def test_prompt_logprobs_survive_a_preemption_within_the_prompt(budget: int) -> 
     old = [3] * 8
     young = np.random.default_rng(2).integers(0, VOCABULARY, 30).tolist()
     rig = Rig(logits_of, num_pages=12, max_num_seqs=2, budget=budget)
-    first = rig.core.add(request(old, 24))
+    first = rig.work.add(request(old, 24))
     while len(rig.model.plans) < 4:
-        rig.core.step()
-    second = rig.core.add(request(young, 3, prompt_logprobs=0))
+        rig.work.step()
+    second = rig.work.add(request(young, 3, prompt_logprobs=0))
     while not second.num_preemptions:
-        rig.core.step()
+        rig.work.step()
     assert 1 < len(second.prompt_logprobs) < 30
     rig.finish()
     assert first.result().token_ids == greedy(old, 24)

@@ -1,0 +1,52 @@
+"""What an engine's thread runs: work of one kind, in steps, each of which brings events.
+
+Generation is one kind. Another (vectors of an encoder, text of a recording) is another class behind
+the same four verbs; the thread knows none of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from collections.abc import Set as AbstractSet
+from typing import Generic, NamedTuple, Protocol, TypeVar
+
+from engine.contract import EngineStats
+
+RequestT_contra = TypeVar("RequestT_contra", contravariant=True)
+ResultT_co = TypeVar("ResultT_co", covariant=True)
+ResultT = TypeVar("ResultT")
+
+
+class Item(Protocol[ResultT_co]):
+    """What came of one request; its identity is its name."""
+
+    def result(self) -> ResultT_co:
+        """Return what it came to, once finished; raises its `RequestError` if it failed."""
+
+
+class Event(NamedTuple, Generic[ResultT]):
+    """What a step brought one item: its new token ids since its last event, and whether it is done.
+
+    Each item has one event that is finished, its last; after that its `result` may be asked for.
+    Others come only for what is streamed, since an event costs more than a token.
+    """
+
+    item: Item[ResultT]
+    new_token_ids: list[int]
+    is_finished: bool
+
+
+class Work(Protocol[RequestT_contra, ResultT]):
+    """Items in by `add`, events out of `step`; called by one thread, but for `stats`."""
+
+    def add(self, request: RequestT_contra) -> Item[ResultT]:
+        """Queue one item; raises `RequestError` when it could never run here."""
+
+    def step(self) -> Sequence[Event[ResultT]] | None:
+        """Run one step and return what it brought; None when there is nothing to do."""
+
+    def abort(self, unwanted: AbstractSet[object]) -> None:
+        """Drop items wherever they are; no event comes of them any more."""
+
+    def stats(self) -> EngineStats:
+        """Return what runs, waits and was done; readable from another thread."""
