@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
 from importlib import metadata
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -14,20 +13,22 @@ from engine.contract import EngineInfo
 from engine.endpoints import text_endpoints
 from engine.endpoints.served import ServedEngine
 from engine.errors import EngineError
+from engine.files import find_folder, revision_of
 from engine.model.loading import load_model
 from engine.model.memory import Room, find_room
 from engine.model.network import LoadedModel
+from engine.remembered import sources_digest
 from engine.scheduling.admission import ArrivalOrder
 from engine.scheduling.pages import PagePool
 from engine.scheduling.scheduler import Scheduler
 from engine.scheduling.table import SequenceTable
-from engine.sources import digest_of
 from engine.stepping.engine import Engine
 from engine.stepping.generation import GenerationWork
 from engine.stepping.runner import Runner
 from engine.text.chat_template import ChatTemplate, read_chat_template
-from engine.text.text_model import TextModel, eos_ids, read_generation_config
+from engine.text.text_model import GenerationConfig, TextModel, eos_ids, read_generation_config
 from engine.text.tokenizer import load_tokenizer
+from engine.text.vocabulary import Vocabulary, load_vocabulary, recall_vocabulary
 
 
 def load_served(
@@ -42,24 +43,35 @@ def load_served(
     Raises `EngineError` for what cannot be loaded.
     """
     template = None if chat_template is None else read_chat_template(chat_template)
+    generation = read_generation_config(config.model)  # transformers does, and says less clearly
+    folder = find_folder(config.model)
     loaded: Future[tuple[LoadedModel, Room]] = Future()
 
     def make() -> GenerationWork:
-        read_generation_config(config.model)  # transformers reads it too, and says less clearly
         model = load_model(config)
         room = find_room(model, config)
         loaded.set_result((model, room))
         return make_work(model, room, config)
 
-    engine = Engine(make)
+    with ThreadPoolExecutor(1, "tidemill-vocabulary") as beside:
+        recalled = beside.submit(recall_vocabulary, config.model, folder)
+        engine = Engine(make)
     model, room = loaded.result()
     try:
-        text = load_text_model(config.model, model, template, room.max_model_len)
+        vocabulary = recalled.result() or load_vocabulary(config.model, folder)
+        text = load_text_model(
+            config.model,
+            vocabulary,
+            template=template,
+            generation=generation,
+            model=model,
+            max_model_len=room.max_model_len,
+        )
     except BaseException:
         engine.close()
         raise
     endpoints = text_endpoints(text, engine, seed=config.seed)
-    info = _info(model, room, config)
+    info = _info(model, room, config, folder)
     return ServedEngine(endpoints, engine, info, model_names=served_names or (config.model,))
 
 
@@ -73,15 +85,19 @@ def make_work(model: LoadedModel, room: Room, config: EngineConfig) -> Generatio
 
 
 def load_text_model(
-    name: str, model: LoadedModel, template: str | None, max_model_len: int
+    name: str,
+    vocabulary: Vocabulary,
+    *,
+    template: str | None,
+    generation: GenerationConfig,
+    model: LoadedModel,
+    max_model_len: int,
 ) -> TextModel:
-    """Load what the endpoints know of a model: tokenizer, template, defaults, stop tokens."""
-    tokenizer = load_tokenizer(name, model.vocab_size)
-    pretrained = tokenizer.pretrained
-    generation = read_generation_config(name)
+    """Return what the endpoints know of a model: tokenizer, template, defaults, stop tokens."""
+    tokenizer = load_tokenizer(name, vocabulary, model.vocab_size)
     chat_template = None
-    if template is not None or bool(getattr(pretrained, "chat_template", None)):
-        chat_template = _chat_template(name, pretrained, template)
+    if template is not None or vocabulary.chat_template:
+        chat_template = _chat_template(name, vocabulary, template)
     return TextModel(
         tokenizer=tokenizer,
         chat_template=chat_template,
@@ -92,9 +108,9 @@ def load_text_model(
     )
 
 
-def _chat_template(name: str, pretrained: Any, source: str | None) -> ChatTemplate:
+def _chat_template(name: str, vocabulary: Vocabulary, source: str | None) -> ChatTemplate:
     try:
-        template = ChatTemplate(pretrained, source=source)
+        template = ChatTemplate(vocabulary, source=source)
     except EngineError as exc:
         raise EngineError(f"{name}: {exc}") from exc
     if template.leaves_messages_out:
@@ -102,7 +118,7 @@ def _chat_template(name: str, pretrained: Any, source: str | None) -> ChatTempla
     return template
 
 
-def _info(model: LoadedModel, room: Room, config: EngineConfig) -> EngineInfo:
+def _info(model: LoadedModel, room: Room, config: EngineConfig, folder: Path | None) -> EngineInfo:
     is_gpu = model.device.type == "cuda"
     notes = []
     if room.max_model_len < model.max_model_len:
@@ -112,7 +128,7 @@ def _info(model: LoadedModel, room: Room, config: EngineConfig) -> EngineInfo:
         )
     return EngineInfo(
         model=config.model,
-        revision=_revision(config.model),
+        revision=None if folder is None else revision_of(folder),
         engine_version=_version(),
         device=torch.cuda.get_device_name(model.device) if is_gpu else model.device.type,
         num_gpus=int(is_gpu),
@@ -126,15 +142,4 @@ def _version() -> str:
     try:
         return metadata.version("tidemill")
     except metadata.PackageNotFoundError:
-        return f"source-{digest_of(Path(__file__).parent)}"
-
-
-def _revision(name: str) -> str | None:
-    """Return the revision of a model that lies in a snapshot of the hub's cache, or of one like it.
-
-    Transformers does not tell it any more, but files lie in `snapshots/<revision>/`.
-    """
-    from transformers.utils.hub import cached_file, extract_commit_hash
-
-    revision: str | None = extract_commit_hash(cached_file(name, "config.json"), None)
-    return revision
+        return f"source-{sources_digest()}"

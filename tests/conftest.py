@@ -27,6 +27,8 @@ settings.load_profile("quick")
 
 # Engines of tests run tiny models, several at once: second threads would spin in each other's way.
 os.environ |= {"OMP_NUM_THREADS": "1", "NUMBA_NUM_THREADS": "1"}
+# What was remembered would hide what a test changes; tests of remembering have caches of their own.
+os.environ["TIDEMILL_CACHE"] = "off"
 
 # A shell's background job ignores Ctrl-C, and so would all that tests of it start.
 signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -11,6 +11,7 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 MODEL_LIBRARIES = {
+    "huggingface_hub",
     "llvmlite",
     "numba",
     "numpy",

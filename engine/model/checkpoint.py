@@ -16,6 +16,7 @@ from typing import Any
 from torch import nn
 
 from engine.errors import ModelRefused
+from engine.files import find_file
 
 WHOLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
@@ -82,18 +83,16 @@ def check_tensors(
 
 def _fetched(name: str) -> Path:
     """Return the hub's snapshot of a model on this machine, its weights fetched into it."""
-    from transformers.utils.hub import cached_file, cached_files
-
-    def fetch(file: str) -> str | None:
-        path: str | None = cached_file(name, file, _raise_exceptions_for_missing_entries=False)
-        return path
-
-    first = fetch(WHOLE) or fetch(INDEX)
+    first = find_file(name, WHOLE) or find_file(name, INDEX)
     if first is None:
         raise _holds_neither(name, [])
-    folder = Path(first).parent
-    if Path(first).name == INDEX:
-        cached_files(name, _indexed(name, folder), revision=folder.name)
+    folder = first.parent
+    if first.name == INDEX:
+        files = _indexed(name, folder)
+        if not all(os.path.isfile(folder / file) for file in files):  # noqa: PTH113 - it never raises
+            from transformers.utils.hub import cached_files
+
+            cached_files(name, files, revision=folder.name)
     return folder
 
 

@@ -13,6 +13,7 @@ from engine.protocol.chat import Message
 from engine.protocol.errors import RequestError
 from engine.protocol.validation import printable, shown
 from engine.text.sandbox import Sandbox, TemplateEndless, dated
+from engine.text.vocabulary import Vocabulary
 
 _PROBE = "tidemill probe of a template"
 _PART_SEPARATOR = "\n"
@@ -39,15 +40,15 @@ def read_chat_template(argument: str) -> str:
 class ChatTemplate:
     """A compiled chat template, rendered as transformers renders it but never without end.
 
-    `pretrained` is transformers' tokenizer; `source` replaces its own template. Raises
-    `EngineError` when there is none, when it is no Jinja, and when one short message is enough to
-    keep it from coming to an end. One that `leaves_messages_out` makes one prompt of all messages.
+    `source` replaces the vocabulary's own template. Raises `EngineError` when there is none, when
+    it is no Jinja, and when one short message is enough to keep it from coming to an end. One that
+    `leaves_messages_out` makes one prompt of all messages.
     """
 
-    def __init__(self, pretrained: Any, *, source: str | None = None) -> None:
-        template = _source(pretrained, source)
+    def __init__(self, vocabulary: Vocabulary, *, source: str | None = None) -> None:
+        template = _own_template(vocabulary.chat_template) if source is None else source
         self._knows_developer = "developer" in template
-        self._special_tokens: dict[str, Any] = dict(pretrained.special_tokens_map)
+        self._special_tokens = vocabulary.special_tokens
         try:
             self._compiled = Sandbox().compiled(template)
         except TemplateSyntaxError as exc:
@@ -135,11 +136,18 @@ class ChatTemplate:
         return False, leaves_messages_out
 
 
-def _source(pretrained: Any, given: str | None) -> str:
-    try:
-        template = pretrained.get_chat_template(given, None)
-    except (ValueError, AttributeError) as exc:
-        raise EngineError(f"the model has no chat template of its own: {exc}") from exc
+def _own_template(template: Any) -> str:
+    """Return the template of a model, of several the one that transformers takes, too."""
+    if isinstance(template, dict):
+        if "default" not in template:
+            names = printable(", ".join(map(str, template)), _MAX_REASON_CHARS)
+            raise EngineError(
+                f"the model has several chat templates ({names}), and none of them is the default: "
+                "--chat-template takes one"
+            )
+        template = template["default"]
+    if template is None:
+        raise EngineError("the model has no chat template of its own")
     if not isinstance(template, str):
         raise EngineError(f"the model's chat template is {shown(template)}, not a text")
     return template

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+from typing import Any, Literal
+
 METASPACE = "▁"  # LOWER ONE EIGHTH BLOCK, SentencePiece's mark for a space
 
 
@@ -19,3 +22,22 @@ def _byte_alphabet() -> dict[str, int]:
 
 
 BYTE_OF_CHAR = _byte_alphabet()
+
+
+def writing_of(backend: Any) -> Literal["byte-level", "sentencepiece"] | None:
+    """Return how a fast tokenizer's tokens are written, by its decoder; None for any other way."""
+    if backend is None or backend.decoder is None:
+        return None
+    state: dict[str, Any] = json.loads(backend.decoder.__getstate__())
+    steps: list[dict[str, Any]] = state.get("decoders", [state])
+    if any(step["type"] == "ByteLevel" for step in steps):
+        return "byte-level"
+    return "sentencepiece" if steps and all(map(_is_of_sentencepiece, steps)) else None
+
+
+def _is_of_sentencepiece(step: dict[str, Any]) -> bool:
+    if step["type"] == "Replace":
+        return bool(step["pattern"] == {"String": METASPACE} and step["content"] == " ")
+    if step["type"] == "Metaspace":
+        return bool(step["replacement"] == METASPACE)
+    return step["type"] in {"ByteFallback", "Fuse", "Strip"}

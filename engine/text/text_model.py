@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 from pydantic import BaseModel, ConfigDict
 
 from engine.errors import EngineError, first_line_of
+from engine.files import find_file
 from engine.protocol.errors import RequestError
 from engine.protocol.fields import Count, RepetitionPenalty, Share, Temperature, TopK
 from engine.protocol.validation import parse, shown
@@ -85,22 +86,15 @@ def read_generation_config(model: str) -> GenerationConfig:
 
     `EngineError` names the file and the key that no request could set so.
     """
-    from transformers.utils import cached_file
-
     try:
-        path = cached_file(
-            model,
-            _GENERATION,
-            _raise_exceptions_for_missing_entries=False,
-            _raise_exceptions_for_connection_errors=False,
-        )
+        path = find_file(model, _GENERATION)
     except (OSError, ValueError) as exc:
         raise EngineError(f"{model}: cannot be read as a model: {first_line_of(exc)}") from exc
-    # transformers takes a folder of that name for no file, and later opens it.
+    # A folder of that name is no file, and later transformers would open it.
     if path is None and not (Path(model) / _GENERATION).exists():
         return GenerationConfig()
     try:
-        config = json.loads(Path(path or Path(model) / _GENERATION).read_bytes())
+        config = json.loads((path or Path(model) / _GENERATION).read_bytes())
     except (OSError, ValueError, RecursionError) as exc:
         raise EngineError(f"{model}: {_GENERATION} is no JSON: {first_line_of(exc)}") from exc
     if not isinstance(config, dict):
@@ -123,7 +117,7 @@ def eos_ids(
         ).eos_token_id
     if not isinstance(configured, list):
         configured = [] if configured is None else [configured]
-    own = getattr(tokenizer.pretrained, "eos_token_id", None)
+    own = tokenizer.vocabulary.eos_id
     return frozenset([*configured, *([] if own is None else [own])])
 
 

@@ -10,7 +10,6 @@ after a plain letter.
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Callable, Iterable, Sequence
 from functools import cached_property
@@ -18,39 +17,26 @@ from typing import Any
 
 from engine.errors import EngineError, first_line_of
 from engine.protocol.errors import RequestError
-from engine.text.pieces import BYTE_OF_CHAR, METASPACE
+from engine.text.pieces import BYTE_OF_CHAR, METASPACE, writing_of
 from engine.text.token_bound import TokenBound, token_bound
+from engine.text.vocabulary import Vocabulary, reraise_unless_broken
 
 _TRIAL = "A text, 1 line.\n"
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
 
-def load_pretrained_tokenizer(model: str) -> Any:
-    """Return transformers' tokenizer of a local folder or hub id; remote code is never run."""
-    from transformers import AutoTokenizer
-
-    try:
-        return AutoTokenizer.from_pretrained(model, trust_remote_code=False)
-    except BaseException as exc:
-        _reraise_unless_broken(exc)
-        raise EngineError(
-            f"{model} has no tokenizer that can be loaded: {first_line_of(exc)}"
-        ) from exc
-
-
-def load_tokenizer(model: str, vocab_size: int) -> Tokenizer:
+def load_tokenizer(model: str, vocabulary: Vocabulary, vocab_size: int) -> Tokenizer:
     """Return the tokenizer of a folder or hub id, tried out; `EngineError` when it is none.
 
     Its vocabulary must be that of a model of `vocab_size` tokens. Tokens added later may lie
     beyond it: a prompt that holds one is refused by name.
     """
-    pretrained = load_pretrained_tokenizer(model)
     try:
-        tokenizer = Tokenizer(pretrained)
+        tokenizer = Tokenizer(vocabulary)
         highest = tokenizer.highest_id()
         tokenizer.text(tokenizer.encode(_TRIAL, add_special_tokens=True))
     except BaseException as exc:
-        _reraise_unless_broken(exc)
+        reraise_unless_broken(exc)
         raise EngineError(f"{model}: its tokenizer does not work: {first_line_of(exc)}") from exc
     if highest >= vocab_size:
         raise EngineError(
@@ -60,25 +46,14 @@ def load_tokenizer(model: str, vocab_size: int) -> Tokenizer:
     return tokenizer
 
 
-def _reraise_unless_broken(exc: BaseException) -> None:
-    """Let pass what no broken file raises; a panic of the tokenizers library is no `Exception`."""
-    if not isinstance(exc, Exception) and type(exc).__name__ != "PanicException":
-        raise exc
-
-
 class Tokenizer:
-    """A model's vocabulary. `pretrained` is transformers' tokenizer; safe to use from threads."""
+    """A model's vocabulary at work; safe to use from threads."""
 
-    def __init__(self, pretrained: Any) -> None:
-        self.pretrained = pretrained
-        self._backend = getattr(pretrained, "backend_tokenizer", None)
-        if self._backend is not None:
-            self._backend.no_truncation()
-            self._backend.no_padding()
-        added = pretrained.added_tokens_decoder
-        self._added = {int(token_id): str(token) for token_id, token in added.items()}
-        self._special = {int(token_id) for token_id, token in added.items() if token.special}
-        self._special.update(pretrained.all_special_ids)
+    def __init__(self, vocabulary: Vocabulary) -> None:
+        self.vocabulary = vocabulary
+        self._backend = vocabulary.backend
+        self._added = vocabulary.added
+        self._special = vocabulary.special_ids
         self._special_ids = {self._added[i]: i for i in self._special if i in self._added}
         self._pieces: dict[int, bytes] = {}
         self._piece_of = self._piece_reader()
@@ -91,7 +66,7 @@ class Tokenizer:
             except UnicodeEncodeError as exc:
                 raise RequestError("The prompt holds lone surrogates: it is no Unicode.") from exc
         if self._backend is None:
-            ids = self.pretrained.encode(text, add_special_tokens=add_special_tokens)
+            ids = self.vocabulary.pretrained.encode(text, add_special_tokens=add_special_tokens)
             return [int(token_id) for token_id in ids]
         # The batch form lets go of the interpreter while it works, and computes no offsets.
         encodings = self._backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)
@@ -143,19 +118,20 @@ class Tokenizer:
         return data.decode("utf-8", "replace")
 
     def _piece_reader(self) -> Callable[[int], bytes]:
-        steps = _decoder_steps(self._backend)
-        if any(step["type"] == "ByteLevel" for step in steps):
-            return self._byte_level_piece
-        if steps and all(map(_is_of_sentencepiece, steps)):
-            return self._sentencepiece_piece
-        anchor = self.pretrained.encode("a", add_special_tokens=False)
+        match writing_of(self._backend):
+            case "byte-level":
+                return self._byte_level_piece
+            case "sentencepiece":
+                return self._sentencepiece_piece
+        anchor = self.vocabulary.pretrained.encode("a", add_special_tokens=False)
         return lambda token_id: self._decoded_piece(anchor, token_id)
 
     def _token(self, token_id: int) -> str | None:
         if self._backend is not None:
             token: str | None = self._backend.id_to_token(token_id)
             return token
-        return None if token_id >= len(self.pretrained) else _one_token(self.pretrained, token_id)
+        pretrained = self.vocabulary.pretrained
+        return None if token_id >= len(pretrained) else _one_token(pretrained, token_id)
 
     def _byte_level_piece(self, token_id: int) -> bytes:
         token = self._token(token_id)
@@ -184,31 +160,15 @@ class Tokenizer:
             return token.encode()
         if byte := _BYTE_TOKEN.fullmatch(token):
             return bytes([int(byte[1], 16)])
-        before: str = self.pretrained.decode([*anchor])
-        after: str = self.pretrained.decode([*anchor, token_id])
+        pretrained = self.vocabulary.pretrained
+        before: str = pretrained.decode([*anchor])
+        after: str = pretrained.decode([*anchor, token_id])
         if after.startswith(before):
             return after[len(before) :].encode()
-        alone: str = self.pretrained.decode([token_id])
+        alone: str = pretrained.decode([token_id])
         return alone.encode()
 
 
 def _one_token(pretrained: Any, token_id: int) -> str | None:
     token: str | None = pretrained.convert_ids_to_tokens(token_id)
     return token
-
-
-def _decoder_steps(backend: Any) -> list[dict[str, Any]]:
-    """Return the steps that a fast tokenizer's decoder is made of; empty if it has none."""
-    if backend is None or backend.decoder is None:
-        return []
-    state: dict[str, Any] = json.loads(backend.decoder.__getstate__())
-    steps: list[dict[str, Any]] = state.get("decoders", [state])
-    return steps
-
-
-def _is_of_sentencepiece(step: dict[str, Any]) -> bool:
-    if step["type"] == "Replace":
-        return bool(step["pattern"] == {"String": METASPACE} and step["content"] == " ")
-    if step["type"] == "Metaspace":
-        return bool(step["replacement"] == METASPACE)
-    return step["type"] in {"ByteFallback", "Fuse", "Strip"}

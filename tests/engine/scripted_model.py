@@ -17,6 +17,7 @@ from engine.scheduling.sequence import SequenceRequest, SequenceResult, TokenLog
 from engine.text.chat_template import ChatTemplate
 from engine.text.text_model import SamplingDefaults, TextModel
 from engine.text.tokenizer import Tokenizer
+from engine.text.vocabulary import vocabulary_of
 
 END, TURN, TURN_END = "<|endoftext|>", "<|im_start|>", "<|im_end|>"
 CREATED = 1_700_000_000
@@ -84,9 +85,10 @@ def text_model_of(
     pretrained: Any, *, has_template: bool = True, defaults: SamplingDefaults | None = None
 ) -> TextModel:
     """Return the text side of a model with this tokenizer and `MAX_MODEL_LEN` tokens of context."""
+    vocabulary = vocabulary_of(pretrained)
     return TextModel(
-        tokenizer=Tokenizer(pretrained),
-        chat_template=ChatTemplate(pretrained) if has_template else None,
+        tokenizer=Tokenizer(vocabulary),
+        chat_template=ChatTemplate(vocabulary) if has_template else None,
         max_model_len=MAX_MODEL_LEN,
         vocab_size=len(pretrained),
         eos_token_ids=frozenset({pretrained.eos_token_id}),

@@ -14,7 +14,6 @@ from engine.load import make_work
 from engine.model.loading import load_model
 from engine.model.memory import Room
 from engine.scheduling.sequence import Sampling, SequenceRequest
-from engine.text.tokenizer import load_pretrained_tokenizer
 from tests.engine.families import judge
 
 NUM_PROMPTS = 200
@@ -43,7 +42,7 @@ def ask_ids(tokenizer: Any) -> list[list[int]]:
 
 def test_greedy_output_of_200_prompts_is_transformers_eager_output() -> None:
     """Token for token, log-probabilities within 1e-3: chunked, prefix-shared and preempted."""
-    from transformers import AutoModelForCausalLM
+    from transformers import AutoModelForCausalLM, AutoTokenizer
 
     config = EngineConfig(
         str(MODEL_PATH),
@@ -53,7 +52,7 @@ def test_greedy_output_of_200_prompts_is_transformers_eager_output() -> None:
         max_num_batched_tokens=64,
     )
     model = load_model(config)
-    prompts = ask_ids(load_pretrained_tokenizer(str(MODEL_PATH)))
+    prompts = ask_ids(AutoTokenizer.from_pretrained(MODEL_PATH))
     work = make_work(model, Room(60, model.max_model_len), config)
     sampling = Sampling(temperature=0, logprobs=0)
     sequences = [work.add(SequenceRequest(ids, MAX_TOKENS, sampling)) for ids in prompts]

@@ -4,31 +4,10 @@ from __future__ import annotations
 
 import re
 from importlib import metadata
-from pathlib import Path
 
 import pytest
 
-from engine.load import _revision, _version
-
-COMMIT = "0123456789abcdef0123456789abcdef01234567"
-
-
-@pytest.mark.parametrize(
-    ("folder", "revision"),
-    [
-        (f"models--org--name/snapshots/{COMMIT}", COMMIT),
-        ("models--org--name/snapshots/main", None),
-        (f"models/{COMMIT}", None),
-    ],
-)
-def test_the_revision_is_that_of_the_snapshot(
-    tmp_path: Path, folder: str, revision: str | None
-) -> None:
-    """As the hub's cache lays them out; any other folder has none."""
-    model = tmp_path / folder
-    model.mkdir(parents=True)
-    (model / "config.json").write_text("{}")
-    assert _revision(str(model)) == revision
+from engine.load import _version
 
 
 def test_an_installed_engine_tells_its_version(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,9 +11,10 @@ from hypothesis import strategies as st
 from engine.endpoints.logprobs import chat_logprobs, completion_logprobs, text_offsets
 from engine.scheduling.sequence import TokenLogprob
 from engine.text.tokenizer import Tokenizer
+from engine.text.vocabulary import vocabulary_of
 from tests.engine.scripted_model import TURN_END, pretrained_tokenizer
 
-TOKENIZER = Tokenizer(pretrained_tokenizer())
+TOKENIZER = Tokenizer(vocabulary_of(pretrained_tokenizer()))
 
 
 def test_a_token_that_cannot_come_has_a_number() -> None:

@@ -12,6 +12,7 @@ from engine.protocol.chat import Message
 from engine.protocol.errors import RequestError
 from engine.text import sandbox
 from engine.text.chat_template import ChatTemplate, read_chat_template
+from engine.text.vocabulary import vocabulary_of
 from tests.engine.scripted_model import TEMPLATE, pretrained_tokenizer
 
 PARTS_ONLY = (
@@ -23,7 +24,7 @@ CREATED = 1_700_000_000  # 14 November 2023
 
 def template(source: str | None = None) -> ChatTemplate:
     """Return the tiny model's template, or another in its place."""
-    return ChatTemplate(pretrained_tokenizer(), source=source)
+    return ChatTemplate(vocabulary_of(pretrained_tokenizer()), source=source)
 
 
 def render(messages: list[Message], source: str | None = None, **options: Any) -> str:
@@ -197,7 +198,7 @@ def test_an_open_end_in_the_last_of_many_parts() -> None:
 def test_a_model_without_a_template_is_refused() -> None:
     """The caller then serves it as a base model."""
     with pytest.raises(EngineError, match="no chat template"):
-        ChatTemplate(pretrained_tokenizer(chat_template=None))
+        ChatTemplate(vocabulary_of(pretrained_tokenizer(chat_template=None)))
 
 
 def test_the_argument_is_a_file_or_the_template_itself(tmp_path: Path) -> None:

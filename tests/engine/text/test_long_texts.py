@@ -11,6 +11,7 @@ import pytest
 from engine.protocol.errors import RequestError
 from engine.text.long_texts import LongTexts
 from engine.text.tokenizer import Tokenizer
+from engine.text.vocabulary import vocabulary_of
 from tests.engine.scripted_model import pretrained_tokenizer
 
 
@@ -18,7 +19,7 @@ class SlowTokenizer(Tokenizer):
     """Tokenizes when it is let, and notes how much it had in hand at most."""
 
     def __init__(self) -> None:
-        super().__init__(pretrained_tokenizer())
+        super().__init__(vocabulary_of(pretrained_tokenizer()))
         self.go_on = threading.Event()
         self.now = self.most = 0
         self._lock = threading.Lock()

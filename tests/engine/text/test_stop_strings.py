@@ -11,9 +11,10 @@ from hypothesis import strategies as st
 
 from engine.text.stop_strings import StopStrings
 from engine.text.tokenizer import Tokenizer
+from engine.text.vocabulary import vocabulary_of
 from tests.engine.scripted_model import TURN_END, pretrained_tokenizer
 
-TOKENIZER = Tokenizer(pretrained_tokenizer())
+TOKENIZER = Tokenizer(vocabulary_of(pretrained_tokenizer()))
 TEXTS = st.text(alphabet="ab\n.é€😀", max_size=30)
 STOPS = st.lists(st.text(alphabet="ab\n.é€😀", min_size=1, max_size=5), min_size=1, max_size=4)
 

@@ -16,10 +16,11 @@ from engine.text.text_model import (
     read_generation_config,
 )
 from engine.text.tokenizer import Tokenizer
+from engine.text.vocabulary import vocabulary_of
 from tests.engine.scripted_model import pretrained_tokenizer
 
-TOKENIZER = Tokenizer(pretrained_tokenizer())
-END_OF_TURN = TOKENIZER.pretrained.eos_token_id
+TOKENIZER = Tokenizer(vocabulary_of(pretrained_tokenizer()))
+END_OF_TURN = TOKENIZER.vocabulary.eos_id
 
 
 def config_in(folder: Path, text: str | bytes) -> GenerationConfig:

@@ -14,6 +14,7 @@ from tokenizers import Tokenizer as Backend
 from transformers import PreTrainedTokenizerFast
 
 from engine.text.tokenizer import Tokenizer
+from engine.text.vocabulary import vocabulary_of
 from tests.engine.scripted_model import byte_level_backend, sentencepiece_tokenizer
 
 # What normal forms shrink most, what is joined to a token's own text, and all the rest.
@@ -32,7 +33,7 @@ def byte_level(*, normalizer: Any = None, splitter: Any = None, rstrip: bool = F
     if splitter is not None:
         backend.pre_tokenizer = splitter
     backend.add_special_tokens([AddedToken("<|im_start|>", rstrip=rstrip, lstrip=rstrip)])
-    return Tokenizer(PreTrainedTokenizerFast(tokenizer_object=backend))
+    return Tokenizer(vocabulary_of(PreTrainedTokenizerFast(tokenizer_object=backend)))
 
 
 def unigram(*, byte_fallback: bool, normalizer: Any = None) -> Tokenizer:
@@ -44,13 +45,15 @@ def unigram(*, byte_fallback: bool, normalizer: Any = None) -> Tokenizer:
         backend.normalizer = normalizer
     backend.pre_tokenizer = pre_tokenizers.Metaspace()
     backend.decoder = decoders.Sequence([decoders.ByteFallback(), decoders.Metaspace()])
-    return Tokenizer(PreTrainedTokenizerFast(tokenizer_object=backend))
+    return Tokenizer(vocabulary_of(PreTrainedTokenizerFast(tokenizer_object=backend)))
 
 
 def word_pieces() -> Tokenizer:
     """Return a tokenizer that writes one unknown token for a word of any length."""
     backend = Backend(models.WordPiece({"[UNK]": 0, "a": 1}, unk_token="[UNK]"))
-    return Tokenizer(PreTrainedTokenizerFast(tokenizer_object=backend, unk_token="[UNK]"))
+    return Tokenizer(
+        vocabulary_of(PreTrainedTokenizerFast(tokenizer_object=backend, unk_token="[UNK]"))
+    )
 
 
 SPLIT = pre_tokenizers.Sequence(
@@ -68,7 +71,7 @@ BOUNDED = {
         normalizer=normalizers.Sequence([normalizers.NFKC(), normalizers.Lowercase()])
     ),
     "NFD": byte_level(normalizer=normalizers.NFD()),
-    "SentencePiece": Tokenizer(sentencepiece_tokenizer()),
+    "SentencePiece": Tokenizer(vocabulary_of(sentencepiece_tokenizer())),
     "unigram": unigram(byte_fallback=True),
 }
 UNBOUNDED = {
@@ -116,7 +119,7 @@ def test_letters_tell_more_than_spaces() -> None:
     """A vocabulary's longest tokens are runs of spaces; a text of words is not made of those."""
     backend = Backend.from_str(byte_level_backend().to_str())
     backend.add_tokens([" " * 128])
-    tokenizer = Tokenizer(PreTrainedTokenizerFast(tokenizer_object=backend))
+    tokenizer = Tokenizer(vocabulary_of(PreTrainedTokenizerFast(tokenizer_object=backend)))
     assert tokenizer.least_tokens(" " * 12_800) == 100
     assert tokenizer.least_tokens("x" * 12_800) > 1_000
 

@@ -11,12 +11,13 @@ from tokenizers import AddedToken, decoders, models, pre_tokenizers
 from tokenizers import Tokenizer as Backend
 from transformers import PreTrainedTokenizer, PreTrainedTokenizerFast
 
-from engine.errors import EngineError
 from engine.protocol.errors import RequestError
-from engine.text.tokenizer import Tokenizer, load_pretrained_tokenizer
-from tests.engine.scripted_model import END, TURN_END, pretrained_tokenizer, sentencepiece_tokenizer
+from engine.text.tokenizer import Tokenizer
+from engine.text.vocabulary import vocabulary_of
+from tests.engine.scripted_model import TURN_END, pretrained_tokenizer, sentencepiece_tokenizer
 
-BYTE_LEVEL = Tokenizer(pretrained_tokenizer())
+PRETRAINED = pretrained_tokenizer()
+BYTE_LEVEL = Tokenizer(vocabulary_of(PRETRAINED))
 
 
 def word_pieces() -> Any:
@@ -34,34 +35,34 @@ def word_pieces() -> Any:
 def test_byte_level_text_equals_decode(text: str, skip: bool) -> None:  # noqa: FBT001
     """Any text survives, and so does markup when it is not skipped."""
     ids = BYTE_LEVEL.encode(f"{text}{TURN_END}", add_special_tokens=False)
-    expected = BYTE_LEVEL.pretrained.decode(ids, skip_special_tokens=skip)
+    expected = PRETRAINED.decode(ids, skip_special_tokens=skip)
     assert BYTE_LEVEL.text(ids, skip_special_tokens=skip) == expected
 
 
 @given(st.lists(st.integers(0, 299)))
 def test_byte_level_text_equals_decode_for_ids_that_no_text_gives(ids: list[int]) -> None:
     """A model may sample bytes that are no UTF-8."""
-    assert BYTE_LEVEL.text(ids) == BYTE_LEVEL.pretrained.decode(ids, skip_special_tokens=True)
+    assert BYTE_LEVEL.text(ids) == PRETRAINED.decode(ids, skip_special_tokens=True)
 
 
 @given(st.text(alphabet="ab é€😀"))
 def test_sentencepiece_text_equals_decode_but_for_the_first_space(text: str) -> None:
     """`decode` drops the space before the first word; in the middle of a text it belongs there."""
-    tokenizer = Tokenizer(sentencepiece_tokenizer())
+    tokenizer = Tokenizer(vocabulary_of(sentencepiece_tokenizer()))
     ids = tokenizer.encode(text, add_special_tokens=False)
-    assert tokenizer.text(ids).removeprefix(" ") == tokenizer.pretrained.decode(ids)
+    assert tokenizer.text(ids).removeprefix(" ") == tokenizer.vocabulary.pretrained.decode(ids)
 
 
 def test_a_byte_token_is_one_byte() -> None:
     """The euro sign is three tokens of a vocabulary that does not hold it."""
-    tokenizer = Tokenizer(sentencepiece_tokenizer())
+    tokenizer = Tokenizer(vocabulary_of(sentencepiece_tokenizer()))
     ids = tokenizer.encode("€", add_special_tokens=False)[-3:]
     assert [tokenizer.piece(i) for i in ids] == [b"\xe2", b"\x82", b"\xac"]
 
 
 def test_other_vocabularies_are_read_through_decode() -> None:
     """Word pieces know whether a space stands before them."""
-    tokenizer = Tokenizer(word_pieces())
+    tokenizer = Tokenizer(vocabulary_of(word_pieces()))
     ids = tokenizer.encode("a cats sat", add_special_tokens=False)
     assert tokenizer.text(ids) == " a cats sat"
     assert tokenizer.piece(1) == b"[SEP]"
@@ -81,7 +82,7 @@ def test_an_added_token_that_is_not_special_is_text() -> None:
     """Its characters are its own, also those that stand for bytes in the vocabulary."""
     pretrained = pretrained_tokenizer()
     pretrained.add_tokens([AddedToken("<é>", special=False)])
-    tokenizer = Tokenizer(pretrained)
+    tokenizer = Tokenizer(vocabulary_of(pretrained))
     ids = tokenizer.encode("<é>a", add_special_tokens=False)
     assert len(ids) == 2
     assert tokenizer.text(ids) == "<é>a"
@@ -91,25 +92,13 @@ def test_an_added_token_that_is_not_special_is_text() -> None:
 @pytest.mark.parametrize("make", [pretrained_tokenizer, sentencepiece_tokenizer, word_pieces])
 def test_an_id_without_a_token_has_no_text(make: Any) -> None:
     """Models have more rows in their embeddings than tokens: padding."""
-    assert Tokenizer(make()).piece(100_000) == b""
+    assert Tokenizer(vocabulary_of(make())).piece(100_000) == b""
 
 
 def test_lone_surrogates_are_a_fault_of_the_request() -> None:
     """JSON can write them, no tokenizer can read them."""
     with pytest.raises(RequestError, match="surrogates"):
         BYTE_LEVEL.encode("a\ud800", add_special_tokens=False)
-
-
-def test_a_tokenizer_is_loaded_from_a_folder(tmp_path: Any) -> None:
-    """What transformers saved is read again; a folder without one is refused with its name."""
-    pretrained_tokenizer().save_pretrained(tmp_path / "tiny")
-    loaded = Tokenizer(load_pretrained_tokenizer(str(tmp_path / "tiny")))
-    assert loaded.encode(f"a{END}", add_special_tokens=False) == BYTE_LEVEL.encode(
-        f"a{END}", add_special_tokens=False
-    )
-    (tmp_path / "empty").mkdir()
-    with pytest.raises(EngineError, match="empty"):
-        load_pretrained_tokenizer(str(tmp_path / "empty"))
 
 
 class Characters(PreTrainedTokenizer):  # type: ignore[misc]
@@ -144,7 +133,7 @@ class Characters(PreTrainedTokenizer):  # type: ignore[misc]
 
 def test_a_tokenizer_written_in_python_works_too() -> None:
     """It is slower, and its texts and bytes are the same."""
-    tokenizer = Tokenizer(Characters())
+    tokenizer = Tokenizer(vocabulary_of(Characters()))
     ids = tokenizer.encode("ab éa", add_special_tokens=False)
     assert ids == [1, 2, 3, 4, 1]
     assert tokenizer.text([0, *ids]) == "ab éa"

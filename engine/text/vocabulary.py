@@ -1,0 +1,186 @@
+"""What transformers makes of a model's tokenizer files, as far as it is read here: remembered.
+
+transformers makes the same of the same files every time, but takes seconds to be imported and to
+read a large vocabulary. What it has made once of these files, byte for byte, is taken from the
+cache. A tokenizer that only transformers can run is never remembered, and no failure is.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from engine.errors import EngineError, first_line_of
+from engine.remembered import Fact, versions_of
+from engine.text.pieces import writing_of
+
+# What decides, beside the files, what transformers makes of them.
+_PACKAGES = (
+    "transformers",
+    "tokenizers",
+    "sentencepiece",
+    "protobuf",
+    "tiktoken",
+    "mistral_common",
+)
+_WEIGHTS = {".safetensors", ".bin", ".pt", ".pth", ".gguf", ".h5", ".msgpack", ".onnx"}
+_TEMPLATES = "additional_chat_templates"
+# Old ones name this one by its path on another machine; it is not read.
+_UNREAD_FILE = "special_tokens_map_file"
+_MAX_FILES_BYTES = 2**28
+
+
+@dataclass(frozen=True, slots=True)
+class Vocabulary:
+    """A model's tokenizer: `backend` is that of the tokenizers library, None if Python runs it.
+
+    `added` are the texts of tokens that were added to the vocabulary. `special_tokens` has the
+    names that templates know. `pretrained` is transformers' own, None when it was remembered.
+    """
+
+    backend: Any
+    added: dict[int, str]
+    special_ids: frozenset[int]
+    special_tokens: dict[str, str]
+    eos_id: int | None
+    chat_template: Any
+    pretrained: Any = None
+
+
+def recall_vocabulary(model: str, folder: Path | None) -> Vocabulary | None:
+    """Return what was made of the tokenizer files that lie in a model's folder now, if it was."""
+    fact = _fact_of(model, folder)
+    data = None if fact is None else fact.recall()
+    return None if data is None else _unpacked(data)
+
+
+def load_vocabulary(model: str, folder: Path | None) -> Vocabulary:
+    """Return what transformers makes of a folder or hub id, and remember it where that is possible.
+
+    `folder` is where its files lie. Remote code is never run. Raises `EngineError`.
+    """
+    from transformers import AutoTokenizer
+
+    fact = _fact_of(model, folder)
+    try:
+        pretrained = AutoTokenizer.from_pretrained(model, trust_remote_code=False)
+    except BaseException as exc:
+        reraise_unless_broken(exc)
+        raise EngineError(
+            f"{model} has no tokenizer that can be loaded: {first_line_of(exc)}"
+        ) from exc
+    try:
+        vocabulary = vocabulary_of(pretrained)
+    except BaseException as exc:
+        reraise_unless_broken(exc)
+        raise EngineError(f"{model}: its tokenizer does not work: {first_line_of(exc)}") from exc
+    if fact is not None and fact == _fact_of(model, folder):
+        _remember(fact, vocabulary)
+    return vocabulary
+
+
+def vocabulary_of(pretrained: Any) -> Vocabulary:
+    """Return what is read of transformers' tokenizer, which never cuts or pads from now on."""
+    backend = getattr(pretrained, "backend_tokenizer", None)
+    if backend is not None:
+        backend.no_truncation()
+        backend.no_padding()
+    added = pretrained.added_tokens_decoder
+    return Vocabulary(
+        backend=backend,
+        added={int(token_id): str(token) for token_id, token in added.items()},
+        special_ids=frozenset(
+            [int(token_id) for token_id, token in added.items() if token.special]
+            + [token_id for token_id in pretrained.all_special_ids if token_id is not None]
+        ),
+        special_tokens=dict(pretrained.special_tokens_map),
+        eos_id=getattr(pretrained, "eos_token_id", None),
+        chat_template=getattr(pretrained, "chat_template", None),
+        pretrained=pretrained,
+    )
+
+
+def reraise_unless_broken(exc: BaseException) -> None:
+    """Let pass what no broken file raises; a panic of the tokenizers library is no `Exception`."""
+    if not isinstance(exc, Exception) and type(exc).__name__ != "PanicException":
+        raise exc
+
+
+def _fact_of(model: str, folder: Path | None) -> Fact | None:
+    """Return the fact of what transformers makes of the files in a folder, as they are now.
+
+    `model` counts, as some names are read differently. None when it cannot be told which files
+    are read.
+    """
+    try:
+        files = list(_files_in(folder)) if folder else []
+        if not files or _may_read_others(dict(files).get("tokenizer_config.json")):
+            return None
+    except (OSError, ValueError, RecursionError):
+        return None
+    causes = [part for name, data in files for part in (name, data)]
+    return Fact.of("tokenizer", versions_of(*_PACKAGES), model, str(folder), *causes)
+
+
+def _remember(fact: Fact, vocabulary: Vocabulary) -> None:
+    """Remember a vocabulary, if all of it comes back as it is."""
+    if writing_of(vocabulary.backend) is None:
+        return  # its texts are put together by transformers
+    try:
+        data = _packed(vocabulary)
+        again = _unpacked(data)
+        is_whole = again.backend.to_str() == vocabulary.backend.to_str()
+    except BaseException as exc:  # noqa: BLE001 - the parts of some cannot be written down
+        reraise_unless_broken(exc)
+        return
+    if is_whole and again == replace(vocabulary, backend=again.backend, pretrained=None):
+        fact.remember(data)
+
+
+def _files_in(folder: Path) -> Iterator[tuple[str, bytes]]:
+    """Yield all files that a tokenizer may be made of; ValueError when they are too many bytes."""
+    num_bytes = 0
+    for path in sorted([*folder.iterdir(), *folder.glob(f"{_TEMPLATES}/*")]):
+        if path.suffix in _WEIGHTS or not path.is_file():
+            continue
+        num_bytes += path.stat().st_size
+        if num_bytes > _MAX_FILES_BYTES:
+            raise ValueError(f"{folder} holds more than a tokenizer")
+        yield path.relative_to(folder).as_posix(), path.read_bytes()
+
+
+def _may_read_others(tokenizer_config: bytes | None) -> bool:
+    """Say whether a tokenizer_config.json names files, which may lie anywhere."""
+    config = json.loads(tokenizer_config or b"{}")
+    return not isinstance(config, dict) or any(
+        "_file" in key and key != _UNREAD_FILE and config[key] for key in config
+    )
+
+
+def _packed(vocabulary: Vocabulary) -> bytes:
+    facts = {
+        "added": sorted(vocabulary.added.items()),
+        "special_ids": sorted(vocabulary.special_ids),
+        "special_tokens": vocabulary.special_tokens,
+        "eos_id": vocabulary.eos_id,
+        "chat_template": vocabulary.chat_template,
+        "encode_special_tokens": vocabulary.backend.encode_special_tokens,
+    }
+    backend: str = vocabulary.backend.to_str()
+    return json.dumps(facts).encode() + b"\n" + backend.encode()
+
+
+def _unpacked(data: bytes) -> Vocabulary:
+    from tokenizers import Tokenizer
+
+    facts, backend = data.split(b"\n", 1)
+    said = json.loads(facts)
+    made = Tokenizer.from_buffer(backend)
+    made.encode_special_tokens = said.pop("encode_special_tokens")  # to_str leaves it out
+    return Vocabulary(
+        **{**said, "added": dict(said["added"]), "special_ids": frozenset(said["special_ids"])},
+        backend=made,
+    )

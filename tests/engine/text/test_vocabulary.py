@@ -1,0 +1,285 @@
+"""What transformers makes of tokenizer files, remembered: the same, or made anew."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import transformers
+from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers
+from tokenizers import Tokenizer as Backend
+from transformers import PreTrainedTokenizerFast
+
+import demo
+from engine.errors import EngineError
+from engine.text.chat_template import ChatTemplate
+from engine.text.tokenizer import Tokenizer
+from engine.text.vocabulary import Vocabulary, load_vocabulary, recall_vocabulary, vocabulary_of
+from tests.engine.scripted_model import END, TURN_END, pretrained_tokenizer, sentencepiece_tokenizer
+
+TEXTS = [
+    "",
+    "A text, 1 line.\n",
+    " a  b",
+    "héllo €😀",
+    f"a{TURN_END}b{END}",
+    "<s>a</s>",
+    "<é>a<x> b",
+]
+
+
+def with_added_tokens() -> Any:
+    """Return a tokenizer with tokens of every sort added, and two templates."""
+    pretrained = pretrained_tokenizer()
+    pretrained.add_tokens(
+        [AddedToken("<é>", special=False, lstrip=True), AddedToken("b", rstrip=True)]
+    )
+    pretrained.add_special_tokens({"pad_token": "<x>"})
+    pretrained.chat_template = {"default": "{{ messages[0].content }}", "tool_use": "x"}
+    return pretrained
+
+
+def that_splits_markup() -> Any:
+    """Return a tokenizer to which special tokens in a text are text."""
+    return PreTrainedTokenizerFast(
+        tokenizer_object=Backend.from_str(pretrained_tokenizer().backend_tokenizer.to_str()),
+        eos_token=TURN_END,
+        split_special_tokens=True,
+    )
+
+
+def of_unigrams() -> Any:
+    """Return a tokenizer of T5's kind, whose tokens have scores that are no round numbers."""
+    vocab = [("<unk>", 0.0), ("▁", -1 / 3), ("a", -2.0000001), ("▁a", -0.1), ("b", -7e-30)]
+    backend = Backend(models.Unigram(vocab, unk_id=0, byte_fallback=False))
+    backend.normalizer = normalizers.NFC()
+    backend.pre_tokenizer = pre_tokenizers.Metaspace()
+    backend.decoder = decoders.Metaspace()
+    return PreTrainedTokenizerFast(tokenizer_object=backend, unk_token="<unk>")
+
+
+def word_pieces() -> Any:
+    """Return a tokenizer whose texts are put together by transformers."""
+    backend = Backend(models.WordPiece({"[UNK]": 0, "a": 1, "##b": 2}, unk_token="[UNK]"))
+    backend.pre_tokenizer = pre_tokenizers.Whitespace()
+    backend.decoder = decoders.WordPiece(cleanup=False)
+    return PreTrainedTokenizerFast(tokenizer_object=backend, unk_token="[UNK]")
+
+
+KINDS = [
+    pretrained_tokenizer,
+    sentencepiece_tokenizer,
+    with_added_tokens,
+    that_splits_markup,
+    of_unigrams,
+]
+
+
+@pytest.fixture(name="cache", autouse=True)
+def fixture_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A cache of the test's own."""
+    monkeypatch.setenv("TIDEMILL_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+def saved(make: Callable[[], Any], folder: Path) -> Path:
+    """Return a folder that holds a tokenizer."""
+    make().save_pretrained(folder)
+    return folder
+
+
+def loaded(folder: Path) -> Vocabulary:
+    """Return what transformers makes of a folder."""
+    return load_vocabulary(str(folder), folder)
+
+
+def recalled(folder: Path) -> Vocabulary | None:
+    """Return what is remembered of a folder."""
+    return recall_vocabulary(str(folder), folder)
+
+
+@pytest.mark.parametrize("make", KINDS)
+def test_what_is_recalled_is_what_was_made(make: Callable[[], Any], tmp_path: Path) -> None:
+    """Every part of it, and all that is made of it: ids, texts, pieces, bounds, prompts."""
+    folder = saved(make, tmp_path / "model")
+    assert recalled(folder) is None
+    cold, warm = loaded(folder), recalled(folder)
+    assert warm is not None
+    assert warm.pretrained is None
+    assert replace(warm, backend=None) == replace(cold, backend=None, pretrained=None)
+    assert warm.backend.to_str() == cold.backend.to_str()
+    ours, theirs = Tokenizer(warm), Tokenizer(cold)
+    for text in TEXTS:
+        for special in (False, True):
+            ids = theirs.encode(text, add_special_tokens=special)
+            assert ours.encode(text, add_special_tokens=special) == ids
+            assert ours.text(ids) == theirs.text(ids)
+        assert ours.least_tokens(text) == theirs.least_tokens(text)
+    assert ours.highest_id() == theirs.highest_id()
+    ids = range(theirs.highest_id() + 10)
+    assert [ours.piece(i) for i in ids] == [theirs.piece(i) for i in ids]
+    assert [ours.is_special(i) for i in ids] == [theirs.is_special(i) for i in ids]
+
+
+def test_a_template_of_several_is_recalled_with_the_rest(tmp_path: Path) -> None:
+    """It is the one that transformers takes."""
+    folder = saved(with_added_tokens, tmp_path / "model")
+    cold, warm = loaded(folder), recalled(folder)
+    assert warm is not None
+    assert warm.chat_template == {"default": "{{ messages[0].content }}", "tool_use": "x"}
+    assert ChatTemplate(warm)._special_tokens == ChatTemplate(cold)._special_tokens
+
+
+def test_of_several_templates_one_must_be_the_default() -> None:
+    """The sentence names those that there are."""
+    vocabulary = replace(vocabulary_of(pretrained_tokenizer()), chat_template={"rag": "x"})
+    with pytest.raises(EngineError, match="rag"):
+        ChatTemplate(vocabulary)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda folder: replaced(folder / "tokenizer.json", "[", "[ "),
+        lambda folder: replaced(folder / "tokenizer_config.json", "{", "{ "),
+        lambda folder: (folder / "chat_template.jinja").write_text("{{ messages[0].content }}"),
+        lambda folder: (folder / "chat_template.jinja").unlink(),
+        lambda folder: (folder / "special_tokens_map.json").write_text("{}"),
+        lambda folder: (folder / "config.json").write_text("{}"),
+        lambda folder: written(folder / "additional_chat_templates/rag.jinja"),
+    ],
+    ids=["tokenizer", "config", "template", "no template", "map", "model", "templates"],
+)
+def test_any_change_of_its_files_is_noticed(
+    change: Callable[[Path], object], tmp_path: Path
+) -> None:
+    """A byte more, a file more, a file less."""
+    folder = saved(pretrained_tokenizer, tmp_path / "model")
+    loaded(folder)
+    assert recalled(folder) is not None
+    change(folder)
+    assert recalled(folder) is None
+
+
+def replaced(path: Path, old: str, new: str) -> None:
+    """Write a file's text anew with its first `old` made `new`."""
+    path.write_text(path.read_text(encoding="utf-8").replace(old, new, 1), encoding="utf-8")
+
+
+def written(path: Path) -> None:
+    """Write a small file into a folder that may not be there."""
+    path.parent.mkdir(exist_ok=True)
+    path.write_text("x")
+
+
+def test_its_name_and_the_versions_count(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """transformers reads some names differently, and every version may."""
+    folder = saved(pretrained_tokenizer, tmp_path / "model")
+    loaded(folder)
+    assert recall_vocabulary("another", folder) is None
+    monkeypatch.setattr("engine.text.vocabulary.versions_of", lambda *_: "transformers=9")
+    assert recalled(folder) is None
+
+
+def test_weights_are_not_looked_at(tmp_path: Path) -> None:
+    """No tokenizer is in them, and they are large."""
+    folder = saved(pretrained_tokenizer, tmp_path / "model")
+    loaded(folder)
+    (folder / "model.safetensors").write_bytes(b"x")
+    assert recalled(folder) is not None
+
+
+def test_files_that_change_while_they_are_read_are_not_remembered(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody can say which of the two states was read."""
+    folder = saved(pretrained_tokenizer, tmp_path / "model")
+    load = transformers.AutoTokenizer.from_pretrained
+
+    def slowly(*args: Any, **options: Any) -> Any:
+        made = load(*args, **options)
+        replaced(folder / "tokenizer.json", "[", "[ ")
+        return made
+
+    monkeypatch.setattr(transformers.AutoTokenizer, "from_pretrained", slowly)
+    loaded(folder)
+    assert recalled(folder) is None
+
+
+@pytest.mark.parametrize("said", ['{"vocab_file": "/etc/passwd"}', "[]", "{", "[" * 100_000])
+def test_a_config_that_may_name_other_files_is_read_by_transformers(
+    said: str, tmp_path: Path
+) -> None:
+    """They may change without a sign, and what is broken has to be said each time."""
+    folder = saved(pretrained_tokenizer, tmp_path / "model")
+    config = folder / "tokenizer_config.json"
+    if said.endswith("}"):
+        config.write_text(json.dumps(json.loads(config.read_text()) | json.loads(said)))
+        loaded(folder)
+    else:
+        config.write_text(said)
+        with pytest.raises(EngineError, match="has no tokenizer that can be loaded"):
+            loaded(folder)
+    assert recalled(folder) is None
+
+
+def test_what_transformers_puts_together_is_not_remembered(tmp_path: Path, cache: Path) -> None:
+    """Its decode is asked at every token."""
+    folder = saved(word_pieces, tmp_path / "model")
+    assert Tokenizer(loaded(folder)).piece(1) == b" a"
+    assert recalled(folder) is None
+    assert not cache.exists()
+
+
+def test_a_vocabulary_that_does_not_come_back_whole_is_not_remembered(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is compared before it is written."""
+    folder = saved(pretrained_tokenizer, tmp_path / "model")
+    make = transformers.AutoTokenizer.from_pretrained
+
+    def odd(*args: Any, **options: Any) -> Any:
+        made = make(*args, **options)
+        made.chat_template = {1: "a key that JSON has not"}
+        return made
+
+    monkeypatch.setattr(transformers.AutoTokenizer, "from_pretrained", odd)
+    loaded(folder)
+    assert recalled(folder) is None
+
+
+def test_a_torn_memory_is_none(tmp_path: Path, cache: Path) -> None:
+    """The vocabulary is made again, and remembered again."""
+    folder = saved(pretrained_tokenizer, tmp_path / "model")
+    loaded(folder)
+    [path] = (cache / "remembered").iterdir()
+    path.write_bytes(path.read_bytes()[:-1])
+    assert recalled(folder) is None
+    loaded(folder)
+    assert recalled(folder) is not None
+
+
+def test_a_tokenizer_is_loaded_from_a_folder(tmp_path: Path) -> None:
+    """What transformers saved is read again; a folder without one is refused with its name."""
+    vocabulary = loaded(saved(pretrained_tokenizer, tmp_path / "tiny"))
+    ours, made = Tokenizer(vocabulary), Tokenizer(vocabulary_of(pretrained_tokenizer()))
+    text = f"a{END}"
+    assert ours.encode(text, add_special_tokens=False) == made.encode(
+        text, add_special_tokens=False
+    )
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(EngineError, match="empty"):
+        load_vocabulary(str(tmp_path / "empty"), None)
+
+
+def test_the_demo_models_is_remembered(tmp_path: Path) -> None:
+    """A real one, of a folder with weights."""
+    folder = tmp_path / "model"
+    shutil.copytree(demo.MODEL_PATH, folder)
+    loaded(folder)
+    assert recalled(folder) is not None
