@@ -70,7 +70,7 @@ def load_served(
     except BaseException:
         engine.close()
         raise
-    endpoints = text_endpoints(text, engine, seed=config.seed)
+    endpoints = text_endpoints(text, seed=config.seed)
     info = _info(model, room, config, folder)
     return ServedEngine(endpoints, engine, info, model_names=served_names or (config.model,))
 

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from engine.endpoints.chat import ChatCompletions
 from engine.endpoints.completions import Completions
 from engine.endpoints.endpoint import Endpoint
-from engine.endpoints.generation import Generator, TextGeneration
+from engine.scheduling.sequence import SequenceRequest, SequenceResult
 from engine.text.text_model import TextModel
 
 __all__ = ["Endpoint", "text_endpoints"]
 
 
-def text_endpoints(model: TextModel, generator: Generator, *, seed: int) -> tuple[Endpoint, ...]:
+def text_endpoints(
+    model: TextModel, *, seed: int
+) -> tuple[Endpoint[SequenceRequest, SequenceResult, Any], ...]:
     """Return the endpoints of a model that generates text; `seed` keys requests that name none."""
-    generation = TextGeneration(model, generator, seed=seed)
-    return (ChatCompletions(generation), Completions(generation))
+    return (ChatCompletions(model, seed=seed), Completions(model, seed=seed))

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from engine.contract import Reply
-from engine.endpoints.generation import Generated, Terms, TextGeneration, usage_of
+from engine.endpoints.choices import Choice, choices_of, usage_of
+from engine.endpoints.endpoint import Heading, Prepared
 from engine.endpoints.logprobs import completion_logprobs, prompt_logprobs, text_offsets
+from engine.endpoints.sequences import Terms, TextSequences
 from engine.protocol.bodies import completion_body, response_id, usage_body
 from engine.protocol.completions import (
     DEFAULT_MAX_TOKENS,
@@ -17,7 +20,10 @@ from engine.protocol.completions import (
 )
 from engine.protocol.requests import read_body
 from engine.protocol.routes import COMPLETIONS
-from engine.scheduling.sequence import TokenLogprob
+from engine.scheduling.sequence import SequenceRequest, SequenceResult, TokenLogprob
+from engine.text.text_model import TextModel
+
+_Prepared = Prepared[SequenceRequest, CompletionRequest]
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,45 +39,49 @@ class _Echo:
 
 
 class Completions:
-    """The endpoint of any text model."""
+    """The endpoint of any text model; `seed` keys requests that name none."""
 
     route = COMPLETIONS
 
-    def __init__(self, generation: TextGeneration) -> None:
-        self._generation = generation
-        self._tokenizer = generation.model.tokenizer
+    def __init__(self, model: TextModel, *, seed: int) -> None:
+        self._tokenizer = model.tokenizer
+        self._sequences = TextSequences(model, seed=seed)
 
-    async def reply_to(
-        self, body: dict[str, Any], *, model: str, request_id: str, created: int
-    ) -> Reply:
-        """Answer a completion body; raises `RequestError` for what is wrong in it."""
+    def prepare(self, body: dict[str, Any], heading: Heading) -> _Prepared:
+        """Return a sequence for each choice of each prompt."""
         request = read_body(CompletionRequest, body)
-        prompts = [await self._ids(prompt, request) for prompt in request.prompt]
-        generated = await self._generation.run(
-            prompts, request, _terms(request), request_id=request_id
+        prompts = [self._ids(prompt, request) for prompt in request.prompt]
+        sequences = self._sequences.of(
+            prompts, request, _terms(request), request_id=heading.request_id
         )
-        choices: list[dict[str, Any]] = []
-        for prompt, ids, results in zip(request.prompt, prompts, generated, strict=True):
-            echo = self._echo(prompt, ids, request) if request.echo else _Echo()
-            choices += [
-                self._choice(len(choices) + i, ids, echo, result, request)
-                for i, result in enumerate(results)
+        return Prepared(sequences, request, heading)
+
+    def finish(self, prepared: _Prepared, results: Sequence[SequenceResult]) -> Reply:
+        """Return the text completion, its choices numbered prompt by prompt."""
+        request, heading = prepared.context, prepared.heading
+        by_prompt = choices_of(prepared.requests, results, request, self._tokenizer)
+        shown: list[dict[str, Any]] = []
+        for prompt, choices in zip(request.prompt, by_prompt, strict=True):
+            echo = self._echo(prompt, choices[0].prompt_ids, request) if request.echo else _Echo()
+            shown += [
+                self._choice(len(shown) + i, echo, choice, request)
+                for i, choice in enumerate(choices)
             ]
-        usage = usage_of(prompts, generated)
+        usage = usage_of(by_prompt)
         answer = completion_body(
             "text_completion",
-            response_id("cmpl", request_id),
-            created=created,
-            model=model,
-            choices=choices,
+            response_id("cmpl", heading.request_id),
+            created=heading.created,
+            model=heading.model,
+            choices=shown,
             usage=usage_body(usage.prompt_tokens, usage.completion_tokens),
         )
         return Reply(200, answer, usage)
 
-    async def _ids(self, prompt: Prompt, request: CompletionRequest) -> list[int]:
+    def _ids(self, prompt: Prompt, request: CompletionRequest) -> list[int]:
         if not isinstance(prompt, str):
             return prompt
-        return await self._generation.tokenize(
+        return self._sequences.tokenized(
             prompt, param="prompt", add_special_tokens=request.add_special_tokens is not False
         )
 
@@ -88,38 +98,29 @@ class Completions:
         return _Echo(text, tuple(ids), tuple(offsets))
 
     def _choice(
-        self,
-        index: int,
-        prompt_ids: list[int],
-        echo: _Echo,
-        generated: Generated,
-        request: CompletionRequest,
+        self, index: int, echo: _Echo, choice: Choice, request: CompletionRequest
     ) -> dict[str, Any]:
-        result = generated.result
-        choice = completion_choice(
+        result = choice.result
+        shown = completion_choice(
             index,
-            echo.text + generated.text,
-            logprobs=None if request.logprobs is None else self._logprobs(echo, generated, request),
+            echo.text + choice.text,
+            logprobs=None if request.logprobs is None else self._logprobs(echo, result, request),
             finish_reason=result.finish_reason,
-            stop_reason=generated.stop_reason,
+            stop_reason=choice.stop_reason,
         )
         if request.return_token_ids:
-            choice["prompt_token_ids"] = prompt_ids
-            choice["token_ids"] = result.token_ids
+            shown["prompt_token_ids"] = choice.prompt_ids
+            shown["token_ids"] = result.token_ids
         if request.prompt_logprobs is not None:
-            choice["prompt_logprobs"] = prompt_logprobs(
-                [
-                    _shortened(entry, request.prompt_logprobs)
-                    for entry in result.prompt_logprobs or []
-                ],
-                self._tokenizer,
+            entries = result.prompt_logprobs or []
+            shown["prompt_logprobs"] = prompt_logprobs(
+                [_shortened(entry, request.prompt_logprobs) for entry in entries], self._tokenizer
             )
-        return choice
+        return shown
 
     def _logprobs(
-        self, echo: _Echo, generated: Generated, request: CompletionRequest
+        self, echo: _Echo, result: SequenceResult, request: CompletionRequest
     ) -> dict[str, Any]:
-        result = generated.result
         entries: list[TokenLogprob | None] = [*(result.logprobs or [])]
         if echo.token_ids:
             prompt_entries = result.prompt_logprobs or []

@@ -1,24 +1,65 @@
-"""What an endpoint is: something that has a reply to each body of one route."""
+"""What an endpoint is: a pure function on either side of the engine."""
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Generic, Protocol, TypeVar
 
 from engine.contract import Reply
 from engine.protocol.routes import Route
 
 
-class Endpoint(Protocol):
-    """Turns one kind of body into sequences, and their results into the response's body."""
+class Sized(Protocol):
+    """What the engine makes of one request."""
+
+    @property
+    def num_values(self) -> int:
+        """Return about how many values a body would show of it, which is what that costs."""
+
+
+RequestT = TypeVar("RequestT")
+ContextT = TypeVar("ContextT")
+ResultT_contra = TypeVar("ResultT_contra", bound=Sized, contravariant=True)
+
+
+@dataclass(frozen=True, slots=True)
+class Heading:
+    """What stands in a response beside the answer: the model's name as asked for, an id, a time.
+
+    `request_id` also keys the randomness of a request that names no seed; `created` (seconds since
+    the epoch) is the time that a template may ask for.
+    """
+
+    model: str
+    request_id: str
+    created: int
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared(Generic[RequestT, ContextT]):
+    """A body as the engine runs it; `context` is what its endpoint keeps for the answer."""
+
+    requests: Sequence[RequestT]
+    context: ContextT
+    heading: Heading
+
+
+class Endpoint(Protocol[RequestT, ResultT_contra, ContextT]):
+    """Turns one kind of body into requests of the engine, and their results into a reply.
+
+    Both functions may run in any thread. Neither changes what it is given, nor knows what else
+    runs: the same arguments give the same value.
+    """
 
     @property
     def route(self) -> Route:
         """Return the urls that this endpoint answers."""
 
-    async def reply_to(
-        self, body: dict[str, Any], *, model: str, request_id: str, created: int
-    ) -> Reply:
-        """Answer a body that asks for `model`; raises `RequestError` for what is wrong in it.
+    def prepare(self, body: dict[str, Any], heading: Heading) -> Prepared[RequestT, ContextT]:
+        """Return what the engine shall run; raises `RequestError` for what is wrong in the body."""
 
-        `created` (seconds since the epoch) is what the response body says.
-        """
+    def finish(
+        self, prepared: Prepared[RequestT, ContextT], results: Sequence[ResultT_contra]
+    ) -> Reply:
+        """Return the reply; `results` are in the order of `prepared.requests`."""

@@ -7,7 +7,7 @@ A token that is no whole text (a piece of a character) is written by its bytes, 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from engine.scheduling.sequence import TokenLogprob
 from engine.text.tokenizer import Tokenizer
@@ -16,20 +16,49 @@ from engine.text.tokenizer import Tokenizer
 _LEAST_LOGPROB = -9999.0
 
 
+class _Form(NamedTuple):
+    """A token as responses show it: its text, or its bytes as escapes when that is not whole."""
+
+    text: str
+    is_whole: bool
+    data: list[int]
+
+
+class _Forms(dict[int, _Form]):
+    """The tokens of one response: among the likeliest, the same few come again and again."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        super().__init__()
+        self._tokenizer = tokenizer
+
+    def __missing__(self, token_id: int) -> _Form:
+        piece = self._tokenizer.piece(token_id)
+        try:
+            form = _Form(piece.decode("utf-8"), is_whole=True, data=list(piece))
+        except UnicodeDecodeError:
+            text = "".join(f"\\x{byte:02x}" for byte in piece)
+            form = _Form(text, is_whole=False, data=list(piece))
+        self[token_id] = form
+        return form
+
+    def in_chat(self, token_id: int, logprob: float) -> dict[str, Any]:
+        """Return a token of a chat choice."""
+        form = self[token_id]
+        return {"token": form.text, "logprob": _finite(logprob), "bytes": form.data}
+
+    def in_text(self, token_id: int) -> str:
+        """Return a token of a text choice."""
+        form = self[token_id]
+        return form.text if form.is_whole else f"bytes:{form.text}"
+
+
 def chat_logprobs(logprobs: Sequence[TokenLogprob], tokenizer: Tokenizer) -> dict[str, Any]:
     """Return the `logprobs` object of a chat choice."""
-    return {
-        "content": [
-            {
-                **_chat_token(entry.token_id, entry.logprob, tokenizer),
-                "top_logprobs": [
-                    _chat_token(token_id, logprob, tokenizer) for token_id, logprob in entry.top
-                ],
-            }
-            for entry in logprobs
-        ],
-        "refusal": None,
-    }
+    forms = _Forms(tokenizer)
+    content = [forms.in_chat(entry.token_id, entry.logprob) for entry in logprobs]
+    for shown, entry in zip(content, logprobs, strict=True):
+        shown["top_logprobs"] = [forms.in_chat(token_id, value) for token_id, value in entry.top]
+    return {"content": content, "refusal": None}
 
 
 def completion_logprobs(
@@ -43,18 +72,19 @@ def completion_logprobs(
     `entries` goes with `token_ids`, None where nothing predicts the token. The likeliest tokens at
     a place always hold the one that came, so there may be one more than was asked for.
     """
+    forms = _Forms(tokenizer)
     top_logprobs: list[dict[str, float] | None] = []
     for entry in entries:
         if entry is None:
             top_logprobs.append(None)
             continue
         pairs = [(entry.token_id, entry.logprob), *entry.top]
-        top = {_completion_text(token_id, tokenizer): _finite(lp) for token_id, lp in pairs[::-1]}
+        top = {forms.in_text(token_id): _finite(lp) for token_id, lp in pairs[::-1]}
         top_logprobs.append(dict(reversed(top.items())))
     return {
         "text_offset": list(offsets),
         "token_logprobs": [None if entry is None else _finite(entry.logprob) for entry in entries],
-        "tokens": [_completion_text(token_id, tokenizer) for token_id in token_ids],
+        "tokens": [forms.in_text(token_id) for token_id in token_ids],
         "top_logprobs": top_logprobs,
     }
 
@@ -66,7 +96,8 @@ def prompt_logprobs(
 
     `rank` counts from 1; it is null for a token that is not among the likeliest.
     """
-    return [None if entry is None else _prompt_entry(entry, tokenizer) for entry in entries]
+    forms = _Forms(tokenizer)
+    return [None if entry is None else _prompt_entry(entry, forms) for entry in entries]
 
 
 def text_offsets(
@@ -104,33 +135,14 @@ def _finite(logprob: float) -> float:
     return max(logprob, _LEAST_LOGPROB)
 
 
-def _text_or_bytes(token_id: int, tokenizer: Tokenizer) -> tuple[str, bool]:
-    """Return a token's text and whether it is whole; if not, its bytes as escapes."""
-    piece = tokenizer.piece(token_id)
-    try:
-        return piece.decode("utf-8"), True
-    except UnicodeDecodeError:
-        return "".join(f"\\x{byte:02x}" for byte in piece), False
-
-
-def _chat_token(token_id: int, logprob: float, tokenizer: Tokenizer) -> dict[str, Any]:
-    text, _ = _text_or_bytes(token_id, tokenizer)
-    return {"token": text, "logprob": _finite(logprob), "bytes": list(tokenizer.piece(token_id))}
-
-
-def _completion_text(token_id: int, tokenizer: Tokenizer) -> str:
-    text, whole = _text_or_bytes(token_id, tokenizer)
-    return text if whole else f"bytes:{text}"
-
-
-def _prompt_entry(entry: TokenLogprob, tokenizer: Tokenizer) -> dict[str, Any]:
+def _prompt_entry(entry: TokenLogprob, forms: _Forms) -> dict[str, Any]:
     ranks = {token_id: rank for rank, (token_id, _) in enumerate(entry.top, start=1)}
     pairs = [(entry.token_id, entry.logprob), *entry.top]
     return {
         str(token_id): {
             "logprob": _finite(logprob),
             "rank": ranks.get(token_id),
-            "decoded_token": _text_or_bytes(token_id, tokenizer)[0],
+            "decoded_token": forms[token_id].text,
         }
         for token_id, logprob in pairs
     }

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Sequence
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from engine.contract import EngineInfo, EngineStats, Reply
-from engine.endpoints import Endpoint
+from engine.endpoints.endpoint import Endpoint, Heading, Sized
+from engine.endpoints.turns import Turns, size_of_body
 from engine.errors import EngineError
 from engine.protocol.bodies import error_body
 from engine.protocol.errors import InternalError, RequestError
 from engine.protocol.names import name_of_model, own_names
-from engine.protocol.routes import UNKNOWN_URL, served_route
+from engine.protocol.routes import UNKNOWN_URL, not_served
 from engine.protocol.stream import STREAM_NOT_SUPPORTED, refuse_stream
 from engine.protocol.validation import printable
 
@@ -23,8 +24,21 @@ _MAX_NAME_CHARS = 200
 _BARE_CODES = frozenset({UNKNOWN_URL, STREAM_NOT_SUPPORTED})
 
 
-class StepLoop(Protocol):
-    """What runs below the endpoints, as far as the owner of the engine has to do with it."""
+RequestT = TypeVar("RequestT")
+RequestT_contra = TypeVar("RequestT_contra", contravariant=True)
+ResultT = TypeVar("ResultT", bound=Sized)
+ResultT_co = TypeVar("ResultT_co", bound=Sized, covariant=True)
+
+
+class StepLoop(Protocol[RequestT_contra, ResultT_co]):
+    """What runs below the endpoints."""
+
+    async def generate(self, requests: Sequence[RequestT_contra]) -> Sequence[ResultT_co]:
+        """Run the requests of one body together and return their results in the same order.
+
+        Raises `RequestError` when one of them can never run (it needs more KV cache than there
+        is): all of them then fail. Cancelling the call drops what it asked for.
+        """
 
     def stats(self) -> EngineStats:
         """Return a snapshot of the work; callable from any thread."""
@@ -42,16 +56,17 @@ class ServedEngine:
 
     def __init__(
         self,
-        endpoints: Iterable[Endpoint],
-        engine: StepLoop,
+        endpoints: Iterable[Endpoint[RequestT, ResultT, Any]],
+        engine: StepLoop[RequestT, ResultT],
         info: EngineInfo,
         *,
         model_names: Sequence[str],
     ) -> None:
         if not own_names(model_names):
             raise ValueError("an engine needs the name of its model")
-        self._endpoints = {endpoint.route.name: endpoint for endpoint in endpoints}
-        self._engine = engine
+        self._endpoints: list[Endpoint[Any, Any, Any]] = list(endpoints)
+        self._engine: StepLoop[Any, Any] = engine
+        self._preparing, self._finishing = Turns(), Turns()
         self._info = info
         self._model_names = tuple(model_names)
 
@@ -63,12 +78,10 @@ class ServedEngine:
         Looked at in this order: the url, `stream`, `model`, the rest of the body.
         """
         try:
-            endpoint = self._endpoints[served_route(url, self._endpoints).name]
+            endpoint = self._endpoint_of(url)
             refuse_stream(body)
-            model = name_of_model(body, self._model_names)
-            return await endpoint.reply_to(
-                body, model=model, request_id=request_id, created=created
-            )
+            heading = Heading(name_of_model(body, self._model_names), request_id, created)
+            return await self._answered(endpoint, body, heading)
         except RequestError as error:
             return _failed(error)
         except EngineError:
@@ -76,6 +89,20 @@ class ServedEngine:
         except Exception as error:
             _logger.exception("the request %s failed", request_id)
             return _failed(InternalError(f"The engine failed: {type(error).__name__}."))
+
+    def _endpoint_of(self, url: str) -> Endpoint[Any, Any, Any]:
+        for endpoint in self._endpoints:
+            if endpoint.route.matches(url):
+                return endpoint
+        raise not_served(url, [endpoint.route.name for endpoint in self._endpoints])
+
+    async def _answered(
+        self, endpoint: Endpoint[Any, Any, Any], body: dict[str, Any], heading: Heading
+    ) -> Reply:
+        prepared = await self._preparing.run(size_of_body(body), endpoint.prepare, body, heading)
+        results = await self._engine.generate(prepared.requests)
+        size = sum(result.num_values for result in results)
+        return await self._finishing.run(size, endpoint.finish, prepared, results)
 
     def info(self) -> EngineInfo:
         """Return what runs here, and on what."""

@@ -61,22 +61,27 @@ def known_route(url: str, endpoints: Collection[str] = ENDPOINTS) -> Route:
     """Return the route of a url; raises a `RequestError` that offers `endpoints` if it has none."""
     route = find_route(url)
     if route is None:
-        raise RequestError(
-            f"The url {printable(url, _MAX_URL_CHARS)} is not supported. Supported endpoints:"
-            f" {', '.join(endpoints)}.",
-            param="url",
-            code=UNKNOWN_URL,
-        )
+        raise not_served(url, endpoints)
     return route
 
 
 def served_route(url: str, endpoints: Collection[str] = ENDPOINTS) -> Route:
     """Return the route of a url; raises `RequestError` unless it is that of one of `endpoints`."""
-    route = known_route(url, endpoints)
-    if route.name not in endpoints:
-        raise RequestError(
-            f"Model does not support endpoint: {printable(url, _MAX_URL_CHARS)}",
-            param="url",
-            code="endpoint_not_supported",
-        )
+    route = find_route(url)
+    if route is None or route.name not in endpoints:
+        raise not_served(url, endpoints)
     return route
+
+
+def not_served(url: str, endpoints: Collection[str]) -> RequestError:
+    """Return the error of a url that none of `endpoints` answers: other models do, or nothing."""
+    shown = printable(url, _MAX_URL_CHARS)
+    if find_route(url) is not None:
+        return RequestError(
+            f"Model does not support endpoint: {shown}", param="url", code="endpoint_not_supported"
+        )
+    return RequestError(
+        f"The url {shown} is not supported. Supported endpoints: {', '.join(endpoints)}.",
+        param="url",
+        code=UNKNOWN_URL,
+    )

@@ -90,6 +90,15 @@ class SequenceResult:
     logprobs: list[TokenLogprob] | None = None
     prompt_logprobs: list[TokenLogprob | None] | None = None
 
+    @property
+    def num_values(self) -> int:
+        """Return how many tokens it names, the likeliest at each place among them."""
+        num_values = len(self.token_ids)
+        for scores in (self.logprobs, self.prompt_logprobs):
+            if scores and (last := scores[-1]):
+                num_values += len(scores) * (1 + len(last.top))
+        return num_values
+
 
 class Sequence:
     """One sequence from submission to result: what does not fit an array."""

@@ -6,13 +6,16 @@ from collections.abc import Sequence
 from functools import cache
 from typing import Any
 
+import pytest
 from tokenizers import Tokenizer as Backend
 from tokenizers import decoders, models, normalizers, pre_tokenizers, processors, trainers
 from transformers import PreTrainedTokenizerFast
 
-from engine.contract import EngineInfo, EngineStats
+from engine.contract import EngineInfo, EngineStats, Reply
 from engine.endpoints import text_endpoints
+from engine.endpoints.endpoint import Endpoint, Heading
 from engine.endpoints.served import ServedEngine
+from engine.protocol.errors import RequestError
 from engine.scheduling.sequence import SequenceRequest, SequenceResult, TokenLogprob
 from engine.text.chat_template import ChatTemplate
 from engine.text.text_model import SamplingDefaults, TextModel
@@ -108,6 +111,9 @@ def text_model(
 
 
 INFO = EngineInfo("tiny", None, "test", "cpu", 0, 4)
+HEADING = Heading("tiny", "req_0123", CREATED)
+
+TextEndpoint = Endpoint[SequenceRequest, SequenceResult, Any]
 
 
 class ScriptedGenerator:
@@ -125,6 +131,10 @@ class ScriptedGenerator:
 
     async def generate(self, requests: Sequence[SequenceRequest]) -> list[SequenceResult]:
         """Run the script once for each sequence."""
+        return self.results(requests)
+
+    def results(self, requests: Sequence[SequenceRequest]) -> list[SequenceResult]:
+        """Return what the sequences come to, without an event loop."""
         self.requests += requests
         if self.failure is not None:
             raise self.failure
@@ -169,7 +179,11 @@ def _logprob(token_id: int, num_top: int) -> TokenLogprob:
 
 
 class Scene:
-    """An engine with a scripted generator, which says `answer` and then ends its turn."""
+    """Endpoints over a scripted generator, which says `answer` and then ends its turn.
+
+    `served` is all of it behind the path that an engine's requests take; the functions here call
+    the endpoints themselves.
+    """
 
     def __init__(
         self,
@@ -182,39 +196,37 @@ class Scene:
         self.tokenizer = self.model.tokenizer
         ids = self.tokenizer.encode(answer, add_special_tokens=False)
         self.generator = ScriptedGenerator([*ids, *self.model.eos_token_ids])
-        endpoints = text_endpoints(self.model, self.generator, seed=7)
+        endpoints = text_endpoints(self.model, seed=7)
+        self.chats, self.completions = endpoints
         self.served = ServedEngine(endpoints, self.generator, INFO, model_names=model_names)
 
-    async def chat(self, content: object = "Hi", **fields: object) -> dict[str, Any]:
-        """Return the body that answers one user message; fails the test when it is an error."""
-        body = {"messages": [{"role": "user", "content": content}], **fields}
-        return await self.ok("/v1/chat/completions", body)
+    def chat(self, content: object = "Hi", **fields: object) -> dict[str, Any]:
+        """Return the body that answers one user message."""
+        messages = [{"role": "user", "content": content}]
+        return self.reply(self.chats, {"messages": messages, **fields}).body
 
-    async def complete(self, prompt: object = "The capital", **fields: object) -> dict[str, Any]:
-        """Return the body that answers a prompt; fails the test when it is an error."""
-        return await self.ok("/v1/completions", {"prompt": prompt, **fields})
+    def complete(self, prompt: object = "The capital", **fields: object) -> dict[str, Any]:
+        """Return the body that answers a prompt."""
+        return self.reply(self.completions, {"prompt": prompt, **fields}).body
 
-    async def ok(self, url: str, body: dict[str, Any]) -> dict[str, Any]:
-        """Return the body of a reply whose status is 200."""
-        reply = await self.served.respond(url, body, "req_0123", CREATED)
-        assert reply.status_code == 200, reply.body
-        return reply.body
+    def reply(self, endpoint: TextEndpoint, body: dict[str, Any]) -> Reply:
+        """Return what an endpoint replies to a body."""
+        prepared = endpoint.prepare(body, HEADING)
+        return endpoint.finish(prepared, self.generator.results(prepared.requests))
 
-    async def fault(self, url: str, body: dict[str, Any]) -> dict[str, Any]:
-        """Return the error object of a reply whose status is 400."""
-        reply = await self.served.respond(url, body, "req_0123", CREATED)
-        assert reply.status_code == 400, reply.body
-        error: dict[str, Any] = reply.body["error"]
-        return error
+    def chat_fault(self, **fields: object) -> RequestError:
+        """Return the error that a chat body with these fields gets."""
+        return self.fault(self.chats, {"messages": [{"role": "user", "content": "Hi"}], **fields})
 
-    async def chat_fault(self, **fields: object) -> dict[str, Any]:
-        """Return the error object that a chat body with these fields gets."""
-        body = {"messages": [{"role": "user", "content": "Hi"}], **fields}
-        return await self.fault("/v1/chat/completions", body)
+    def completion_fault(self, **fields: object) -> RequestError:
+        """Return the error that a completion body with these fields gets."""
+        return self.fault(self.completions, {"prompt": "The capital", **fields})
 
-    async def completion_fault(self, **fields: object) -> dict[str, Any]:
-        """Return the error object that a completion body with these fields gets."""
-        return await self.fault("/v1/completions", {"prompt": "The capital", **fields})
+    def fault(self, endpoint: TextEndpoint, body: dict[str, Any]) -> RequestError:
+        """Return the error that a body gets before the generator hears of it."""
+        with pytest.raises(RequestError) as raised:
+            endpoint.prepare(body, HEADING)
+        return raised.value
 
     def last(self) -> SequenceRequest:
         """Return the sequence that the generator was asked for last."""

@@ -19,9 +19,9 @@ from tests.engine.scripted_model import (
 )
 
 
-async def test_the_answer_is_openais_chat_completion() -> None:
+def test_the_answer_is_openais_chat_completion() -> None:
     """It validates as the SDK's type; ids and times come from the line and the job."""
-    body = await Scene().chat(model="tiny", logprobs=True, top_logprobs=2, n=2)
+    body = Scene().chat(model="tiny", logprobs=True, top_logprobs=2, n=2)
     answer = ChatCompletion.model_validate(body)
     assert answer.id == "chatcmpl-0123"
     assert (answer.created, answer.model) == (CREATED, "tiny")
@@ -31,26 +31,26 @@ async def test_the_answer_is_openais_chat_completion() -> None:
     assert answer.choices[0].finish_reason == "stop"
 
 
-async def test_the_same_line_gives_the_same_body() -> None:
+def test_the_same_line_gives_the_same_body() -> None:
     """Nothing random enters a row."""
     scene = Scene()
-    assert await scene.chat(n=3) == await scene.chat(n=3)
+    assert scene.chat(n=3) == scene.chat(n=3)
 
 
-async def test_the_prompt_is_the_rendered_conversation() -> None:
+def test_the_prompt_is_the_rendered_conversation() -> None:
     """Its tokens are those of the template's text, with nothing added."""
     scene = Scene()
-    await scene.chat("Hi")
+    scene.chat("Hi")
     text = scene.tokenizer.text(scene.last().prompt_ids, skip_special_tokens=False)
     assert text == "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n"
 
 
-async def test_usage_counts_the_prompt_once_and_every_choice() -> None:
+def test_usage_counts_the_prompt_once_and_every_choice() -> None:
     """Cached tokens are told to the summary only: a row must not depend on the cache."""
     scene = Scene()
     scene.generator.num_cached_tokens = 8
     body = {"messages": [{"role": "user", "content": "Hi"}], "n": 2}
-    reply = await scene.served.respond("/v1/chat/completions", body, "req_1", 0)
+    reply = scene.reply(scene.chats, body)
     num_prompt, num_answer = len(scene.last().prompt_ids), len(scene.generator.token_ids)
     assert reply.body["usage"] == {
         "prompt_tokens": num_prompt,
@@ -61,10 +61,10 @@ async def test_usage_counts_the_prompt_once_and_every_choice() -> None:
     assert reply.usage.completion_tokens == 2 * num_answer
 
 
-async def test_every_sampling_parameter_reaches_the_generator() -> None:
+def test_every_sampling_parameter_reaches_the_generator() -> None:
     """None of them is dropped on the way."""
     scene = Scene()
-    await scene.chat(
+    scene.chat(
         temperature=0.5,
         top_p=0.9,
         top_k=5,
@@ -90,17 +90,17 @@ async def test_every_sampling_parameter_reaches_the_generator() -> None:
     assert request.stop_token_ids == {11} | scene.model.eos_token_ids
 
 
-async def test_a_request_that_says_nothing_gets_the_models_defaults() -> None:
+def test_a_request_that_says_nothing_gets_the_models_defaults() -> None:
     """The model's generation config speaks where the request does not; the context is the limit."""
     defaults = SamplingDefaults(temperature=0.6, top_p=0.8, top_k=20, repetition_penalty=1.1)
     scene = Scene(model=text_model(defaults=defaults))
-    await scene.chat()
+    scene.chat()
     request = scene.last()
     sampling = request.sampling
     assert (sampling.temperature, sampling.top_p, sampling.top_k) == (0.6, 0.8, 20)
     assert sampling.repetition_penalty == 1.1
     assert request.max_tokens == MAX_MODEL_LEN - len(request.prompt_ids)
-    await scene.chat(temperature=0, top_p=1, top_k=-1, repetition_penalty=1)
+    scene.chat(temperature=0, top_p=1, top_k=-1, repetition_penalty=1)
     sampling = scene.last().sampling
     assert (sampling.temperature, sampling.top_p, sampling.top_k) == (0, 1, 0)
     assert sampling.repetition_penalty == 1
@@ -117,89 +117,89 @@ async def test_a_request_that_says_nothing_gets_the_models_defaults() -> None:
         ({"temperature": 1e300}, {"temperature": 1e4}),
     ],
 )
-async def test_values_at_the_edge_are_given_a_plain_meaning(
+def test_values_at_the_edge_are_given_a_plain_meaning(
     fields: dict[str, Any], expected: dict[str, float]
 ) -> None:
     """-1 and 0 and the whole vocabulary keep all tokens; a share of 0 keeps the likeliest."""
     scene = Scene()
-    await scene.chat(**fields)
+    scene.chat(**fields)
     sampling = scene.last().sampling
     assert {name: getattr(sampling, name) for name in expected} == expected
 
 
-async def test_choice_0_draws_as_if_it_were_alone() -> None:
+def test_choice_0_draws_as_if_it_were_alone() -> None:
     """`n` only adds choices, each with a seed of its own."""
     scene = Scene()
-    await scene.chat(seed=5)
-    await scene.chat(seed=5, n=3)
+    scene.chat(seed=5)
+    scene.chat(seed=5, n=3)
     alone, *choices = [request.sampling.seed for request in scene.generator.requests]
     assert choices[0] == alone
     assert len(set(choices)) == 3
 
 
-async def test_the_end_of_a_turn_is_no_text() -> None:
+def test_the_end_of_a_turn_is_no_text() -> None:
     """vLLM gives no stop reason for the model's own end, and we neither."""
-    choice = (await Scene().chat())["choices"][0]
+    choice = Scene().chat()["choices"][0]
     assert choice["message"]["content"] == " Paris."
     assert (choice["finish_reason"], choice["stop_reason"]) == ("stop", None)
 
 
-async def test_the_end_of_a_turn_may_be_ignored() -> None:
+def test_the_end_of_a_turn_may_be_ignored() -> None:
     """`ignore_eos` goes on; markup is shown when it is not skipped."""
     scene = Scene(f" Paris.{TURN_END} the")
-    choice = (await scene.chat(ignore_eos=True, skip_special_tokens=False))["choices"][0]
+    choice = scene.chat(ignore_eos=True, skip_special_tokens=False)["choices"][0]
     assert choice["message"]["content"] == f" Paris.{TURN_END} the{TURN_END}"
     assert choice["finish_reason"] == "length"
 
 
-async def test_a_stop_token_ends_and_is_cut() -> None:
+def test_a_stop_token_ends_and_is_cut() -> None:
     """It is named as the reason; `include_stop_str_in_output` keeps its text."""
     scene = Scene()
     [dot] = scene.tokenizer.encode(".", add_special_tokens=False)
-    choice = (await scene.chat(stop_token_ids=[dot]))["choices"][0]
+    choice = scene.chat(stop_token_ids=[dot])["choices"][0]
     assert (choice["message"]["content"], choice["stop_reason"]) == (" Paris", dot)
-    kept = await scene.chat(stop_token_ids=[dot], include_stop_str_in_output=True)
+    kept = scene.chat(stop_token_ids=[dot], include_stop_str_in_output=True)
     assert kept["choices"][0]["message"]["content"] == " Paris."
 
 
-async def test_a_stop_string_inside_tokens_ends_and_is_cut() -> None:
+def test_a_stop_string_inside_tokens_ends_and_is_cut() -> None:
     """The text before it is kept to the letter, and what the token held after it is dropped."""
     scene = Scene()
-    choice = (await scene.chat(stop=["zzz", "ari"]))["choices"][0]
+    choice = scene.chat(stop=["zzz", "ari"])["choices"][0]
     assert (choice["message"]["content"], choice["stop_reason"]) == (" P", "ari")
     assert choice["finish_reason"] == "stop"
-    kept = await scene.chat(stop="ari", include_stop_str_in_output=True)
+    kept = scene.chat(stop="ari", include_stop_str_in_output=True)
     assert kept["choices"][0]["message"]["content"] == " Pari"
 
 
-async def test_a_stop_token_that_completes_a_stop_string_is_cut_as_a_token() -> None:
+def test_a_stop_token_that_completes_a_stop_string_is_cut_as_a_token() -> None:
     """The engine reports the token, and the whole of it goes."""
     scene = Scene()
     ris = scene.generator.token_ids[1]
-    choice = (await scene.chat(stop="ari", stop_token_ids=[ris]))["choices"][0]
+    choice = scene.chat(stop="ari", stop_token_ids=[ris])["choices"][0]
     assert (choice["message"]["content"], choice["stop_reason"]) == (" Pa", ris)
 
 
-async def test_a_stop_string_before_the_least_length_is_text() -> None:
+def test_a_stop_string_before_the_least_length_is_text() -> None:
     """`min_tokens` protects it, and later occurrences still end the sequence."""
     scene = Scene(" Paris. Paris.")
-    choice = (await scene.chat(stop="ari", min_tokens=3))["choices"][0]
+    choice = scene.chat(stop="ari", min_tokens=3)["choices"][0]
     assert choice["message"]["content"] == " Paris. P"
 
 
-async def test_half_a_character_at_the_limit_is_replaced() -> None:
+def test_half_a_character_at_the_limit_is_replaced() -> None:
     """A sequence may end inside a character; the body stays valid UTF-8."""
     scene = Scene("é")
-    choice = (await scene.chat(max_tokens=1, logprobs=True))["choices"][0]
+    choice = scene.chat(max_tokens=1, logprobs=True)["choices"][0]
     assert choice["message"]["content"] == "\ufffd"
     [token] = choice["logprobs"]["content"]
     assert (token["token"], token["bytes"]) == ("\\xc3", [0xC3])
 
 
-async def test_log_probabilities_go_with_the_tokens() -> None:
+def test_log_probabilities_go_with_the_tokens() -> None:
     """Each token has its text, its bytes and the likeliest beside it, best first."""
     scene = Scene()
-    choice = (await scene.chat(logprobs=True, top_logprobs=2))["choices"][0]
+    choice = scene.chat(logprobs=True, top_logprobs=2)["choices"][0]
     content = choice["logprobs"]["content"]
     assert len(content) == len(scene.generator.token_ids)
     first_id = scene.generator.token_ids[0]
@@ -207,15 +207,15 @@ async def test_log_probabilities_go_with_the_tokens() -> None:
     assert bytes(content[0]["bytes"]) == scene.tokenizer.piece(first_id)
     assert content[0]["logprob"] == -first_id / 100
     assert [top["logprob"] for top in content[0]["top_logprobs"]] == [0, -0.01]
-    plain = (await scene.chat(logprobs=True))["choices"][0]["logprobs"]["content"]
+    plain = scene.chat(logprobs=True)["choices"][0]["logprobs"]["content"]
     assert plain[0]["top_logprobs"] == []
-    assert (await scene.chat())["choices"][0]["logprobs"] is None
+    assert scene.chat()["choices"][0]["logprobs"] is None
 
 
-async def test_token_ids_and_prompt_log_probabilities_are_vllms() -> None:
+def test_token_ids_and_prompt_log_probabilities_are_vllms() -> None:
     """They come in vLLM's places, only when asked for."""
     scene = Scene()
-    body = await scene.chat(return_token_ids=True, prompt_logprobs=1)
+    body = scene.chat(return_token_ids=True, prompt_logprobs=1)
     prompt_ids = scene.last().prompt_ids
     assert body["prompt_token_ids"] == prompt_ids
     assert body["choices"][0]["token_ids"] == scene.generator.token_ids
@@ -224,29 +224,29 @@ async def test_token_ids_and_prompt_log_probabilities_are_vllms() -> None:
     assert second[str(prompt_ids[1])]["decoded_token"] == scene.tokenizer.text([prompt_ids[1]])
     assert second["0"]["rank"] == 1
     assert second[str(prompt_ids[1])]["rank"] is None
-    assert "prompt_logprobs" not in await scene.chat()
+    assert "prompt_logprobs" not in scene.chat()
 
 
-async def test_echo_puts_the_message_before_its_continuation() -> None:
+def test_echo_puts_the_message_before_its_continuation() -> None:
     """With `continue_final_message` the whole of the assistant's message comes back."""
     scene = Scene(" Paris.")
     messages = [{"role": "user", "content": "?"}, {"role": "assistant", "content": "It is"}]
     body = {"messages": messages, "continue_final_message": True, "echo": True}
-    answer = await scene.ok("/v1/chat/completions", body)
+    answer = scene.reply(scene.chats, body).body
     assert answer["choices"][0]["message"]["content"] == "It is Paris."
     prompt = scene.tokenizer.text(scene.last().prompt_ids, skip_special_tokens=False)
     assert prompt.endswith("<|im_start|>assistant\nIt is")
-    assert (await scene.chat(echo=True))["choices"][0]["message"]["content"] == " Paris."
+    assert scene.chat(echo=True)["choices"][0]["message"]["content"] == " Paris."
 
 
-async def test_reasoning_effort_and_template_variables_reach_the_template() -> None:
+def test_reasoning_effort_and_template_variables_reach_the_template() -> None:
     """A template that knows the hint takes it, one that does not renders as without it."""
     source = "{{ reasoning_effort }} {{ enable_thinking }} {{ messages[0].content }}"
     scene = Scene(model=text_model(chat_template=source))
-    await scene.chat(reasoning_effort="low", chat_template_kwargs={"enable_thinking": False})
+    scene.chat(reasoning_effort="low", chat_template_kwargs={"enable_thinking": False})
     assert scene.tokenizer.text(scene.last().prompt_ids) == "low False Hi"
     plain = Scene()
-    with_hint, without = await plain.chat(reasoning_effort="low"), await plain.chat()
+    with_hint, without = plain.chat(reasoning_effort="low"), plain.chat()
     assert with_hint == without
 
 
@@ -268,61 +268,61 @@ async def test_reasoning_effort_and_template_variables_reach_the_template() -> N
         ({"tools": [{"type": "function"}]}, "tools", "unsupported_parameter"),
     ],
 )
-async def test_what_the_model_cannot_do_is_refused_by_name(
+def test_what_the_model_cannot_do_is_refused_by_name(
     fields: dict[str, Any], param: str, code: str
 ) -> None:
     """Nothing of such a request reaches the generator."""
     scene = Scene()
-    error = await scene.chat_fault(**fields)
-    assert (error["param"], error["code"]) == (param, code)
+    error = scene.chat_fault(**fields)
+    assert (error.param, error.code) == (param, code)
     assert scene.generator.requests == []
 
 
-async def test_a_prompt_beyond_the_context_is_told_the_figures() -> None:
+def test_a_prompt_beyond_the_context_is_told_the_figures() -> None:
     """Whoever reads it knows by how much to shorten what."""
-    error = await Scene().chat_fault(max_tokens=63)
-    assert "64 tokens" in error["message"]
-    assert "63 to generate" in error["message"]
+    error = Scene().chat_fault(max_tokens=63)
+    assert "64 tokens" in error.message
+    assert "63 to generate" in error.message
 
 
-async def test_the_whole_context_may_be_used() -> None:
+def test_the_whole_context_may_be_used() -> None:
     """Prompt and completion together may be as long as the context, and no longer."""
     scene = Scene()
-    await scene.chat()
+    scene.chat()
     rest = MAX_MODEL_LEN - len(scene.last().prompt_ids)
-    await scene.chat(max_tokens=rest)
+    scene.chat(max_tokens=rest)
     assert scene.last().max_tokens == rest
-    assert (await scene.chat_fault(max_tokens=rest + 1))["param"] == "max_tokens"
+    assert scene.chat_fault(max_tokens=rest + 1).param == "max_tokens"
 
 
-async def test_a_model_without_a_template_says_how_to_give_one() -> None:
+def test_a_model_without_a_template_says_how_to_give_one() -> None:
     """A base model still serves completions."""
     scene = Scene(model=text_model(chat_template=None))
-    error = await scene.chat_fault()
-    assert "--chat-template" in error["message"]
-    assert (await scene.complete())["choices"][0]["text"] == " Paris."
+    error = scene.chat_fault()
+    assert "--chat-template" in error.message
+    assert scene.complete()["choices"][0]["text"] == " Paris."
 
 
-async def test_a_template_error_is_a_fault_of_the_messages() -> None:
+def test_a_template_error_is_a_fault_of_the_messages() -> None:
     """The template's own words come through."""
     source = "{{ raise_exception('roles must alternate') }}"
-    error = await Scene(model=text_model(chat_template=source)).chat_fault()
-    assert error["param"] == "messages"
-    assert "roles must alternate" in error["message"]
+    error = Scene(model=text_model(chat_template=source)).chat_fault()
+    assert error.param == "messages"
+    assert "roles must alternate" in error.message
 
 
-async def test_a_conversation_that_renders_to_nothing_is_refused() -> None:
+def test_a_conversation_that_renders_to_nothing_is_refused() -> None:
     """There is no token to begin from."""
-    error = await Scene(model=text_model(chat_template="{# nothing #}")).chat_fault()
-    assert error["param"] == "messages"
+    error = Scene(model=text_model(chat_template="{# nothing #}")).chat_fault()
+    assert error.param == "messages"
 
 
-async def test_a_rendered_prompt_gets_no_more_special_tokens_unless_asked() -> None:
+def test_a_rendered_prompt_gets_no_more_special_tokens_unless_asked() -> None:
     """Templates write their own; `add_special_tokens: true` adds the tokenizer's."""
     scene = Scene("a", model=text_model_of(sentencepiece_tokenizer()))
-    await scene.chat("ab")
+    scene.chat("ab")
     [start, *rest] = scene.last().prompt_ids
     assert start == 1
     assert 1 not in rest
-    await scene.chat("ab", add_special_tokens=True)
+    scene.chat("ab", add_special_tokens=True)
     assert scene.last().prompt_ids == [1, 1, *rest]

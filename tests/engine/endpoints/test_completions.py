@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -15,16 +14,15 @@ from tests.engine.scripted_model import (
     TURN_END,
     Scene,
     sentencepiece_tokenizer,
-    text_model,
     text_model_of,
 )
 
 PROMPT = "The capital"
 
 
-async def test_the_answer_is_openais_text_completion() -> None:
+def test_the_answer_is_openais_text_completion() -> None:
     """It validates as the SDK's type; ids and times come from the line and the job."""
-    body = await Scene().complete(PROMPT, model="tiny", logprobs=2)
+    body = Scene().complete(PROMPT, model="tiny", logprobs=2)
     answer = Completion.model_validate(body)
     assert answer.id == "cmpl-0123"
     assert (answer.created, answer.model) == (CREATED, "tiny")
@@ -32,20 +30,20 @@ async def test_the_answer_is_openais_text_completion() -> None:
     assert answer.choices[0].finish_reason == "stop"
 
 
-async def test_the_four_forms_of_a_prompt_run_the_same_tokens() -> None:
+def test_the_four_forms_of_a_prompt_run_the_same_tokens() -> None:
     """Text and its tokens are one and the same prompt."""
     scene = Scene()
     ids = scene.tokenizer.encode(PROMPT, add_special_tokens=True)
     for prompt in (PROMPT, [PROMPT], ids, [ids]):
-        body = await scene.complete(prompt)
+        body = scene.complete(prompt)
         assert scene.last().prompt_ids == ids
         assert [choice["text"] for choice in body["choices"]] == [" Paris."]
 
 
-async def test_choices_are_numbered_by_prompt_and_then_by_choice() -> None:
+def test_choices_are_numbered_by_prompt_and_then_by_choice() -> None:
     """Two prompts with two choices each make four; each prompt is counted once."""
     scene = Scene()
-    body = await scene.complete([PROMPT, "the"], n=2, echo=True)
+    body = scene.complete([PROMPT, "the"], n=2, echo=True)
     assert [choice["index"] for choice in body["choices"]] == [0, 1, 2, 3]
     texts = [choice["text"] for choice in body["choices"]]
     assert texts == [f"{PROMPT} Paris."] * 2 + ["the Paris."] * 2
@@ -54,40 +52,40 @@ async def test_choices_are_numbered_by_prompt_and_then_by_choice() -> None:
     assert body["usage"]["completion_tokens"] == 4 * len(scene.generator.token_ids)
 
 
-async def test_a_seed_gives_each_prompt_of_a_list_what_it_gives_alone() -> None:
+def test_a_seed_gives_each_prompt_of_a_list_what_it_gives_alone() -> None:
     """With a seed a list of prompts is the same as that many lines; without one all differ."""
     scene = Scene()
-    await scene.complete(PROMPT, seed=5)
-    await scene.complete([PROMPT, PROMPT], seed=5)
-    await scene.complete([PROMPT, PROMPT])
+    scene.complete(PROMPT, seed=5)
+    scene.complete([PROMPT, PROMPT], seed=5)
+    scene.complete([PROMPT, PROMPT])
     alone, first, second, *unseeded = [r.sampling.seed for r in scene.generator.requests]
     assert alone == first == second
     assert len({alone, *unseeded}) == 3
 
 
-async def test_sixteen_tokens_are_generated_when_nothing_is_said() -> None:
+def test_sixteen_tokens_are_generated_when_nothing_is_said() -> None:
     """OpenAI's default, or the rest of the context when that is less."""
     scene = Scene()
-    await scene.complete(PROMPT)
+    scene.complete(PROMPT)
     assert scene.last().max_tokens == 16
-    await scene.complete([5] * (MAX_MODEL_LEN - 3))
+    scene.complete([5] * (MAX_MODEL_LEN - 3))
     assert scene.last().max_tokens == 3
 
 
-async def test_echo_comes_back_to_the_letter() -> None:
+def test_echo_comes_back_to_the_letter() -> None:
     """The prompt's own characters stand before the completion, with or without tokens."""
     scene = Scene()
     prompt = "The  capital é\n"
-    assert (await scene.complete(prompt, echo=True))["choices"][0]["text"] == f"{prompt} Paris."
+    assert scene.complete(prompt, echo=True)["choices"][0]["text"] == f"{prompt} Paris."
     assert scene.last().prompt_logprobs is None
     ids = scene.tokenizer.encode(prompt, add_special_tokens=False)
-    assert (await scene.complete(ids, echo=True))["choices"][0]["text"] == f"{prompt} Paris."
+    assert scene.complete(ids, echo=True)["choices"][0]["text"] == f"{prompt} Paris."
 
 
-async def test_log_probabilities_point_into_the_text() -> None:
+def test_log_probabilities_point_into_the_text() -> None:
     """Every token's text lies in the choice's text at its offset."""
     scene = Scene()
-    choice = (await scene.complete(PROMPT, logprobs=1))["choices"][0]
+    choice = scene.complete(PROMPT, logprobs=1)["choices"][0]
     logprobs = choice["logprobs"]
     assert len(logprobs["tokens"]) == len(scene.generator.token_ids)
     assert logprobs["tokens"][-1] == TURN_END
@@ -96,21 +94,21 @@ async def test_log_probabilities_point_into_the_text() -> None:
     assert logprobs["token_logprobs"] == [-i / 100 for i in scene.generator.token_ids]
 
 
-async def test_the_likeliest_tokens_hold_the_one_that_came() -> None:
+def test_the_likeliest_tokens_hold_the_one_that_came() -> None:
     """There may be one more than was asked for; with 0 it is the token alone."""
     scene = Scene()
-    two = (await scene.complete(PROMPT, logprobs=2))["choices"][0]["logprobs"]
+    two = scene.complete(PROMPT, logprobs=2)["choices"][0]["logprobs"]
     first = two["tokens"][0]
     assert list(two["top_logprobs"][0]) == [first, "<|endoftext|>", "<|im_start|>"]
-    none = (await scene.complete(PROMPT, logprobs=0))["choices"][0]["logprobs"]
+    none = scene.complete(PROMPT, logprobs=0)["choices"][0]["logprobs"]
     assert list(none["top_logprobs"][0]) == [first]
-    assert (await scene.complete(PROMPT))["choices"][0]["logprobs"] is None
+    assert scene.complete(PROMPT)["choices"][0]["logprobs"] is None
 
 
-async def test_echo_with_log_probabilities_scores_the_prompt() -> None:
+def test_echo_with_log_probabilities_scores_the_prompt() -> None:
     """Nothing predicts the first token; the others have their values, then the completion's."""
     scene = Scene()
-    choice = (await scene.complete(PROMPT, echo=True, logprobs=1))["choices"][0]
+    choice = scene.complete(PROMPT, echo=True, logprobs=1)["choices"][0]
     prompt_ids = scene.last().prompt_ids
     ids = [*prompt_ids, *scene.generator.token_ids]
     logprobs = choice["logprobs"]
@@ -122,43 +120,41 @@ async def test_echo_with_log_probabilities_scores_the_prompt() -> None:
         assert choice["text"].startswith(token, offset)
 
 
-async def test_a_space_that_a_tokenizer_adds_is_not_echoed() -> None:
+def test_a_space_that_a_tokenizer_adds_is_not_echoed() -> None:
     """Llama 2's kind begins every text with one; the prompt comes back as it was sent."""
     scene = Scene(" a", model=text_model_of(sentencepiece_tokenizer()))
-    choice = (await scene.complete("ab a", echo=True, logprobs=0))["choices"][0]
+    choice = scene.complete("ab a", echo=True, logprobs=0)["choices"][0]
     assert choice["text"].startswith("ab a")
     assert choice["logprobs"]["tokens"][:3] == ["<s>", " ab", " a"]
     assert choice["logprobs"]["text_offset"][:4] == [0, 0, 2, 4]
 
 
-async def test_a_prompt_gets_the_tokens_that_begin_a_text() -> None:
+def test_a_prompt_gets_the_tokens_that_begin_a_text() -> None:
     """As vLLM does it; `add_special_tokens: false` leaves them out."""
     scene = Scene("a", model=text_model_of(sentencepiece_tokenizer()))
-    await scene.complete("ab")
+    scene.complete("ab")
     with_start = scene.last().prompt_ids
-    await scene.complete("ab", add_special_tokens=False)
+    scene.complete("ab", add_special_tokens=False)
     assert with_start == [1, *scene.last().prompt_ids]
 
 
-async def test_a_prompt_is_scored_without_a_new_token() -> None:
+def test_a_prompt_is_scored_without_a_new_token() -> None:
     """`max_tokens: 0` with `echo` and `logprobs` gives the prompt's own values, nothing else."""
     scene = Scene()
-    body = await scene.complete(PROMPT, echo=True, logprobs=0, max_tokens=0)
+    body = scene.complete(PROMPT, echo=True, logprobs=0, max_tokens=0)
     choice = body["choices"][0]
     assert choice["text"] == PROMPT
     assert choice["finish_reason"] == "length"
     assert "".join(choice["logprobs"]["tokens"]) == PROMPT
     assert body["usage"]["completion_tokens"] == 0
-    await scene.complete([5] * MAX_MODEL_LEN, echo=True, logprobs=0, max_tokens=0)
+    scene.complete([5] * MAX_MODEL_LEN, echo=True, logprobs=0, max_tokens=0)
     assert scene.last().max_tokens == 0
 
 
-async def test_prompt_log_probabilities_go_with_each_choice() -> None:
+def test_prompt_log_probabilities_go_with_each_choice() -> None:
     """vLLM's form, with as many alternatives as were asked for there."""
     scene = Scene()
-    body = await scene.complete(
-        PROMPT, prompt_logprobs=1, echo=True, logprobs=3, return_token_ids=True
-    )
+    body = scene.complete(PROMPT, prompt_logprobs=1, echo=True, logprobs=3, return_token_ids=True)
     choice = body["choices"][0]
     assert scene.last().prompt_logprobs == 3
     assert choice["prompt_logprobs"][0] is None
@@ -168,10 +164,10 @@ async def test_prompt_log_probabilities_go_with_each_choice() -> None:
     assert choice["token_ids"] == scene.generator.token_ids
 
 
-async def test_the_choices_of_a_prompt_share_one_scoring() -> None:
+def test_the_choices_of_a_prompt_share_one_scoring() -> None:
     """Each shows the scores; only the first asks for them."""
     scene = Scene()
-    body = await scene.complete([PROMPT, "the"], n=3, prompt_logprobs=1)
+    body = scene.complete([PROMPT, "the"], n=3, prompt_logprobs=1)
     asked = [request.prompt_logprobs for request in scene.generator.requests]
     assert asked == [1, None, None] * 2
     shown = [choice["prompt_logprobs"] for choice in body["choices"]]
@@ -179,38 +175,29 @@ async def test_the_choices_of_a_prompt_share_one_scoring() -> None:
     assert shown[3] == shown[4] == shown[5]
 
 
-async def test_a_token_inside_a_character_is_written_by_its_bytes() -> None:
+def test_a_token_inside_a_character_is_written_by_its_bytes() -> None:
     """Both halves of a character have the character's offset; their keys do not collide."""
     scene = Scene("aé!")
-    logprobs = (await scene.complete(PROMPT, logprobs=0))["choices"][0]["logprobs"]
+    logprobs = scene.complete(PROMPT, logprobs=0)["choices"][0]["logprobs"]
     assert logprobs["tokens"][:4] == ["a", "bytes:\\xc3", "bytes:\\xa9", "!"]
     assert logprobs["text_offset"][:4] == [0, 1, 1, 2]
 
 
-async def test_a_long_text_is_tokenized_like_a_short_one() -> None:
-    """It goes through another thread, with the same result."""
-    scene = Scene(model=replace(text_model(), max_model_len=100_000))
-    prompt = "the " * 10_000
-    await scene.complete(prompt)
-    ids = scene.tokenizer.encode(prompt, add_special_tokens=True)
-    assert scene.last().prompt_ids == ids
-
-
-@pytest.mark.parametrize("url", ["/v1/completions", "/v1/chat/completions"])
-async def test_a_text_that_is_too_long_by_its_bytes_is_not_tokenized(
-    url: str, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("endpoint", ["chats", "completions"])
+def test_a_text_that_is_too_long_by_its_bytes_is_not_tokenized(
+    endpoint: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Tokenizing takes 160 times its memory; the row says what is known without."""
     scene = Scene()
     monkeypatch.setattr(scene.tokenizer, "encode", None)
     text = "the " * 10_000
     body = {"prompt": text, "messages": [{"role": "user", "content": text}]}
-    error = await scene.fault(url, body)
-    assert error["code"] == "context_length_exceeded"
-    assert re.search(r"the prompt has at least \d+ tokens, which leaves none", error["message"])
+    error = scene.fault(getattr(scene, endpoint), body)
+    assert error.code == "context_length_exceeded"
+    assert re.search(r"the prompt has at least \d+ tokens, which leaves none", error.message)
 
 
-async def test_of_many_prompts_the_first_that_is_too_long_ends_the_work() -> None:
+def test_of_many_prompts_the_first_that_is_too_long_ends_the_work() -> None:
     """Those behind it are never tokenized, and nothing is held for them."""
     scene = Scene()
     tokenized: list[str] = []
@@ -222,8 +209,8 @@ async def test_of_many_prompts_the_first_that_is_too_long_ends_the_work() -> Non
 
     scene.tokenizer.encode = noted  # type: ignore[method-assign]
     long = "z" * (MAX_MODEL_LEN + 1)
-    error = await scene.completion_fault(prompt=["a", long, "b"])
-    assert (error["code"], error["param"]) == ("context_length_exceeded", "prompt")
+    error = scene.completion_fault(prompt=["a", long, "b"])
+    assert (error.code, error.param) == ("context_length_exceeded", "prompt")
     assert tokenized == ["a", long]
 
 
@@ -242,10 +229,8 @@ async def test_of_many_prompts_the_first_that_is_too_long_ends_the_work() -> Non
         ({"best_of": 2}, "best_of"),
     ],
 )
-async def test_what_cannot_be_completed_is_refused_by_name(
-    fields: dict[str, Any], param: str
-) -> None:
+def test_what_cannot_be_completed_is_refused_by_name(fields: dict[str, Any], param: str) -> None:
     """Nothing of such a request reaches the generator."""
     scene = Scene()
-    assert (await scene.completion_fault(**fields))["param"] == param
+    assert scene.completion_fault(**fields).param == param
     assert scene.generator.requests == []

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import re
+import threading
 from typing import Any
 
 import pytest
@@ -13,12 +15,22 @@ from hypothesis import strategies as st
 
 from engine.contract import EngineStats, Reply
 from engine.endpoints import text_endpoints
+from engine.endpoints.chat import ChatCompletions
 from engine.endpoints.served import ServedEngine
+from engine.endpoints.turns import MAX_BYTES_AT_ONCE
 from engine.protocol.chat import ChatCompletionRequest
 from engine.protocol.completions import CompletionRequest
 from engine.protocol.errors import RequestError
 from engine.protocol.unsupported import _NEUTRAL
-from tests.engine.scripted_model import INFO, Scene, ScriptedGenerator, text_model
+from engine.scheduling.sequence import SequenceResult
+from tests.engine.scripted_model import (
+    HEADING,
+    INFO,
+    Scene,
+    ScriptedGenerator,
+    TextEndpoint,
+    text_model,
+)
 
 MESSAGES = [{"role": "user", "content": "Hi"}]
 CHAT = "/v1/chat/completions"
@@ -163,7 +175,7 @@ async def test_a_fault_of_ours_is_a_500_with_its_traceback_in_the_log(
 async def test_cancelling_a_request_is_no_failure() -> None:
     """A job that stops must not turn its last requests into error rows."""
 
-    class Endless:
+    class Endless(ScriptedGenerator):
         """A generator that never ends."""
 
         async def generate(self, requests: object) -> list[Any]:
@@ -172,8 +184,8 @@ async def test_cancelling_a_request_is_no_failure() -> None:
             await asyncio.Event().wait()
             return []
 
-    endpoints = text_endpoints(text_model(), Endless(), seed=0)
-    served = ServedEngine(endpoints, ScriptedGenerator([]), INFO, model_names=["tiny"])
+    endpoints = text_endpoints(text_model(), seed=0)
+    served = ServedEngine(endpoints, Endless([]), INFO, model_names=["tiny"])
     task = asyncio.create_task(served.respond(CHAT, {"messages": MESSAGES}, "req_1", 0))
     await asyncio.sleep(0)
     task.cancel()
@@ -181,11 +193,89 @@ async def test_cancelling_a_request_is_no_failure() -> None:
         await task
 
 
+class SlowScene(Scene):
+    """A scene in which a text of `z` is tokenized once it is let, and as a single token."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.has_begun = asyncio.Event()
+        self.go_on = threading.Event()
+        self.now = self.most = 0
+        self._loop = asyncio.get_running_loop()
+        self._encode = self.tokenizer.encode
+        self.tokenizer.encode = self._slowly  # type: ignore[method-assign]
+        self.tokenizer.least_tokens = lambda _: 0  # type: ignore[method-assign]
+
+    def long(self, num_bytes: int) -> asyncio.Task[Reply]:
+        """Ask for the completion of a text of that many bytes."""
+        body = {"prompt": "z" * num_bytes}
+        return asyncio.create_task(self.served.respond("/v1/completions", body, "req_1", 0))
+
+    def _slowly(self, text: str, *, add_special_tokens: bool) -> list[int]:
+        if not text.startswith("z"):
+            return self._encode(text, add_special_tokens=add_special_tokens)
+        self.now += 1
+        self.most = max(self.most, self.now)
+        self._loop.call_soon_threadsafe(self.has_begun.set)
+        self.go_on.wait()
+        self.now -= 1
+        return [5]
+
+
+async def test_a_long_text_does_not_hold_up_the_others() -> None:
+    """Short requests come and go while it is tokenized, and it gets its answer in the end."""
+    scene = SlowScene()
+    task = scene.long(30_000)
+    await scene.has_begun.wait()
+    for _ in range(3):
+        reply = await scene.served.respond(CHAT, {"messages": MESSAGES}, "req_2", 0)
+        assert reply.status_code == 200
+    assert not task.done()
+    scene.go_on.set()
+    assert (await task).body["choices"][0]["text"] == " Paris."
+
+
+async def test_texts_that_memory_does_not_hold_together_take_turns() -> None:
+    """Each of two above the bound is tokenized alone; one that is cancelled while it waits, never.
+
+    Memory is what a tokenizer needs: 160 bytes for each byte of text.
+    """
+    scene = SlowScene()
+    first, second, third = [scene.long(MAX_BYTES_AT_ONCE) for _ in range(3)]
+    await scene.has_begun.wait()
+    second.cancel()
+    scene.go_on.set()
+    replies = await asyncio.gather(first, second, third, return_exceptions=True)
+    assert isinstance(replies[1], asyncio.CancelledError)
+    assert [isinstance(reply, Reply) for reply in replies] == [True, False, True]
+    assert scene.most == 1
+    assert len(scene.generator.requests) == 2
+
+
+@pytest.mark.parametrize(("num_tokens", "is_elsewhere"), [(100, False), (30_000, True)])
+async def test_a_long_result_is_printed_beside_the_loop(
+    num_tokens: int, *, is_elsewhere: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Thousands of tokens with the likeliest beside each take half a second to make a body of."""
+    scene = Scene()
+    scene.generator.results = lambda _: [SequenceResult([5] * num_tokens, "length")]  # type: ignore[method-assign]
+    finish, threads = ChatCompletions.finish, []
+
+    def noted(*arguments: Any) -> Reply:
+        threads.append(threading.get_ident())
+        return finish(*arguments)
+
+    monkeypatch.setattr(ChatCompletions, "finish", noted)
+    reply = await scene.served.respond(CHAT, {"messages": MESSAGES}, "req_1", 0)
+    assert reply.usage.completion_tokens == num_tokens
+    assert [thread != threading.get_ident() for thread in threads] == [is_elsewhere]
+
+
 def test_it_tells_of_the_engine_below_and_closes_it() -> None:
     """Whoever holds it needs to hold nothing else."""
     scene = Scene()
     assert scene.served.info() is INFO
-    asyncio.run(scene.chat())
+    scene.chat()
     assert scene.served.stats() == scene.generator.stats() != EngineStats()
     scene.served.close()
     assert scene.generator.is_closed
@@ -273,6 +363,27 @@ def bodies(draw: st.DrawFn) -> dict[str, Any]:
     if draw(st.integers(0, 9)) == 9:
         body[draw(st.sampled_from(sorted(_NEUTRAL)))] = draw(JSON_VALUES)
     return body
+
+
+@given(endpoint=st.sampled_from([SCENE.chats, SCENE.completions]), body=bodies())
+def test_an_endpoint_is_a_function_of_what_it_is_given(
+    endpoint: TextEndpoint, body: dict[str, Any]
+) -> None:
+    """Asked twice, either side says the same, and what it was given is as it was."""
+    before = repr(body)
+    try:
+        prepared = endpoint.prepare(body, HEADING)
+    except RequestError as error:
+        with pytest.raises(RequestError, match=f"^{re.escape(error.message)}$"):
+            endpoint.prepare(body, HEADING)
+        assert repr(body) == before
+        return
+    asked = repr(prepared)
+    assert repr(endpoint.prepare(body, HEADING)) == asked
+    results = SCENE.generator.results(prepared.requests)
+    given = repr(results)
+    assert endpoint.finish(prepared, results) == endpoint.finish(prepared, results)
+    assert (repr(body), repr(prepared), repr(results)) == (before, asked, given)
 
 
 @given(url=st.sampled_from([CHAT, "/v1/completions"]), body=bodies())

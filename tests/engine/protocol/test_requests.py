@@ -10,7 +10,7 @@ from engine.endpoints import text_endpoints
 from engine.protocol.errors import RequestError
 from engine.protocol.requests import check_request
 from engine.protocol.routes import ENDPOINTS
-from tests.engine.scripted_model import Scene, ScriptedGenerator, text_model
+from tests.engine.scripted_model import Scene, text_model
 
 MESSAGES = [{"role": "user", "content": "Hi"}]
 CHAT = "/v1/chat/completions"
@@ -51,5 +51,5 @@ def test_nothing_is_foretold_of_what_can_run(url: str) -> None:
 
 def test_what_is_offered_is_what_an_engine_answers() -> None:
     """No url is named that no engine here has."""
-    endpoints = text_endpoints(text_model(), ScriptedGenerator([1]), seed=0)
+    endpoints = text_endpoints(text_model(), seed=0)
     assert tuple(endpoint.route.name for endpoint in endpoints) == ENDPOINTS

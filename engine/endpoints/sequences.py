@@ -1,40 +1,26 @@
-"""What chat and text completions share: from prompt ids and parameters to finished texts."""
+"""What chat and text completions ask of the engine: prompts and parameters into sequences."""
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from hashlib import blake2b
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
-from engine.contract import Usage
 from engine.protocol.errors import RequestError
 from engine.protocol.fields import GenerationRequest
-from engine.scheduling.sequence import Sampling, SequenceRequest, SequenceResult
-from engine.text.long_texts import LongTexts
+from engine.scheduling.sequence import Sampling, SequenceRequest
 from engine.text.stop_strings import StopStrings
 from engine.text.text_model import TextModel
 
-# Below this a text takes a few milliseconds at most, less than it is worth to hand it over.
-_LARGE_TEXT_CHARS = 20_000
+# Up to this a text is tokenized without a look at its bytes: it takes a few milliseconds at most.
+_LONG_TEXT_CHARS = 20_000
 # Cooler than this is greedy; hotter than that is uniform, and would overflow in half precision.
 _MIN_TEMPERATURE = 1e-5
 _MAX_TEMPERATURE = 1e4
 _SEED_BITS = 63
 
 _Number = TypeVar("_Number", int, float)
-
-
-class Generator(Protocol):
-    """Anything that runs token sequences: the engine core, or a scripted stand-in."""
-
-    async def generate(self, requests: Sequence[SequenceRequest]) -> list[SequenceResult]:
-        """Run the sequences of one request together and return their results in the same order.
-
-        Raises `RequestError` when one of them can never run (it needs more KV cache than there
-        is): the whole request then fails. Cancelling the call drops the sequences.
-        """
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,53 +40,42 @@ class Terms:
     prompt_logprobs: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Generated:
-    """One finished choice: the sequence's result, its text, and what a row says ended it."""
+class TextSequences:
+    """Makes the sequences of one model's requests; `seed` keys those that name none."""
 
-    result: SequenceResult
-    text: str
-    stop_reason: int | str | None
-
-
-class TextGeneration:
-    """Runs the prompts of one request through the generator; `seed` keys unseeded requests."""
-
-    def __init__(self, model: TextModel, generator: Generator, *, seed: int) -> None:
-        self.model = model
-        self._generator = generator
+    def __init__(self, model: TextModel, *, seed: int) -> None:
+        self._model = model
         self._seed = seed
-        self._long_texts = LongTexts(model.tokenizer)
 
-    async def tokenize(self, text: str, *, param: str, add_special_tokens: bool) -> list[int]:
-        """Return the token ids of a prompt, in another thread when it is long.
+    def tokenized(self, text: str, *, param: str, add_special_tokens: bool) -> list[int]:
+        """Return the token ids of a prompt.
 
         Raises `RequestError` naming `param` when the context cannot hold it; one that its bytes
         show to be too long is not tokenized.
         """
-        tokenizer = self.model.tokenizer
-        if len(text) <= _LARGE_TEXT_CHARS:
-            ids = tokenizer.encode(text, add_special_tokens=add_special_tokens)
-        else:
-            least = await asyncio.to_thread(tokenizer.least_tokens, text)
+        tokenizer = self._model.tokenizer
+        if len(text) > _LONG_TEXT_CHARS:
+            least = tokenizer.least_tokens(text)
             self._check_prompt(least, param, words=f"at least {least} tokens")
-            ids = await self._long_texts.encode(text, add_special_tokens=add_special_tokens)
+        ids = tokenizer.encode(text, add_special_tokens=add_special_tokens)
         self._check_prompt(len(ids), param, words=f"{len(ids)} tokens")
         return ids
 
-    async def run(
+    def of(
         self,
         prompts: Sequence[list[int]],
         request: GenerationRequest,
         terms: Terms,
         *,
         request_id: str,
-    ) -> list[list[Generated]]:
-        """Return the `n` choices of each prompt; raises `RequestError` before anything runs."""
+    ) -> list[SequenceRequest]:
+        """Return a sequence for each of the `n` choices of each prompt, prompt by prompt.
+
+        Raises `RequestError` for what the model cannot do.
+        """
         self._check_tokens(prompts, request, terms)
         sampling = self._sampling(request, terms)
-        choices = request.n or 1
-        sequences = [
+        return [
             self._sequence(
                 ids,
                 request,
@@ -109,23 +84,10 @@ class TextGeneration:
                 sampling=replace(sampling, seed=seed),
             )
             for number, ids in enumerate(prompts)
-            for choice, seed in enumerate(self._seeds(request, choices, number, request_id))
+            for choice, seed in enumerate(self._seeds(request, number, request_id))
         ]
-        results = await self._generator.generate(sequences)
-        if terms.prompt_logprobs is not None:
-            results = [
-                replace(result, prompt_logprobs=results[i - i % choices].prompt_logprobs)
-                for i, result in enumerate(results)
-            ]
-        generated = [
-            self._generated(sequence, result, request)
-            for sequence, result in zip(sequences, results, strict=True)
-        ]
-        return [generated[i : i + choices] for i in range(0, len(generated), choices)]
 
-    def _seeds(
-        self, request: GenerationRequest, choices: int, prompt: int, request_id: str
-    ) -> list[int]:
+    def _seeds(self, request: GenerationRequest, prompt: int, request_id: str) -> list[int]:
         return [
             seed_of_choice(
                 request.seed,
@@ -134,11 +96,11 @@ class TextGeneration:
                 prompt=prompt,
                 choice=choice,
             )
-            for choice in range(choices)
+            for choice in range(request.n or 1)
         ]
 
     def _sampling(self, request: GenerationRequest, terms: Terms) -> Sampling:
-        defaults = self.model.defaults
+        defaults = self._model.defaults
         temperature = _or(request.temperature, defaults.temperature)
         top_p = _or(request.top_p, defaults.top_p)
         top_k = max(0, _or(request.top_k, defaults.top_k))
@@ -149,7 +111,7 @@ class TextGeneration:
             if temperature < _MIN_TEMPERATURE
             else min(temperature, _MAX_TEMPERATURE),
             top_p=top_p,
-            top_k=0 if top_k >= self.model.vocab_size else top_k,
+            top_k=0 if top_k >= self._model.vocab_size else top_k,
             min_p=_or(request.min_p, defaults.min_p),
             presence_penalty=request.presence_penalty or 0.0,
             frequency_penalty=request.frequency_penalty or 0.0,
@@ -175,7 +137,7 @@ class TextGeneration:
             max_tokens=max_tokens,
             sampling=sampling,
             min_tokens=min_tokens,
-            stop_token_ids=stops if request.ignore_eos else stops | self.model.eos_token_ids,
+            stop_token_ids=stops if request.ignore_eos else stops | self._model.eos_token_ids,
             stop_text=self._stop_strings(request, min_tokens),
             prompt_logprobs=terms.prompt_logprobs,
             cache_salt=request.cache_salt or "",
@@ -186,14 +148,14 @@ class TextGeneration:
             return None
         return StopStrings(
             tuple(request.stop),
-            self.model.tokenizer,
+            self._model.tokenizer,
             min_tokens=min_tokens,
             skip_special_tokens=request.skip_special_tokens is not False,
         )
 
     def _max_tokens(self, num_prompt_tokens: int, terms: Terms) -> int:
         """Return how many tokens may be generated after a prompt that must fit the context."""
-        rest = self.model.max_model_len - num_prompt_tokens
+        rest = self._model.max_model_len - num_prompt_tokens
         least = 0 if terms.max_tokens == 0 else 1
         self._check_prompt(
             num_prompt_tokens + least, terms.prompt_param, words=f"{num_prompt_tokens} tokens"
@@ -212,12 +174,12 @@ class TextGeneration:
     @property
     def _limit(self) -> str:
         return (
-            f"This model's maximum context length is {self.model.max_model_len} tokens. However, "
+            f"This model's maximum context length is {self._model.max_model_len} tokens. However, "
         )
 
     def _check_prompt(self, num_tokens: int, param: str, *, words: str) -> None:
         """Refuse a prompt whose tokens, and those that must follow, the context cannot hold."""
-        if num_tokens > self.model.max_model_len:
+        if num_tokens > self._model.max_model_len:
             raise RequestError(
                 f"{self._limit}the prompt has {words}, which leaves none to generate.",
                 param=param,
@@ -236,35 +198,13 @@ class TextGeneration:
         self._check_ids(request.stop_token_ids or (), "stop_token_ids")
 
     def _check_ids(self, ids: Sequence[int] | dict[int, float], param: str) -> None:
-        size = self.model.vocab_size
+        size = self._model.vocab_size
         for token_id in ids:
             if not 0 <= token_id < size:
                 raise RequestError(
                     f"`{param}` names token {token_id}; this model has tokens 0 to {size - 1}.",
                     param=param,
                 )
-
-    def _generated(
-        self, sequence: SequenceRequest, result: SequenceResult, request: GenerationRequest
-    ) -> Generated:
-        """Return a result with its text, cut where a stop string or stop token ended it."""
-        with_stop = bool(request.include_stop_str_in_output)
-        skip_special_tokens = request.skip_special_tokens is not False
-        ids, stops = result.token_ids, sequence.stop_text
-        if isinstance(stops, StopStrings) and isinstance(result.stop_reason, str):
-            data = stops.kept(ids, result.stop_reason, with_stop=with_stop)
-        else:
-            kept = ids[:-1] if result.finish_reason == "stop" and not with_stop else ids
-            data = self.model.tokenizer.text_bytes(kept, skip_special_tokens=skip_special_tokens)
-        return Generated(result, data.decode("utf-8", "replace"), _stop_reason(result, request))
-
-
-def _stop_reason(result: SequenceResult, request: GenerationRequest) -> int | str | None:
-    """Return what ended the sequence, as vLLM says it: nothing for the model's own end."""
-    reason = result.stop_reason
-    if isinstance(reason, int) and reason not in (request.stop_token_ids or ()):
-        return None
-    return reason
 
 
 def seed_of_choice(
@@ -283,17 +223,6 @@ def seed_of_choice(
         key = f"seed {request_seed} {choice}"
     digest = blake2b(key.encode(errors="backslashreplace"), digest_size=8).digest()
     return int.from_bytes(digest, "little") >> (64 - _SEED_BITS)
-
-
-def usage_of(prompts: Sequence[list[int]], generated: Sequence[Sequence[Generated]]) -> Usage:
-    """Return what a request cost: each prompt once, every choice's tokens."""
-    return Usage(
-        prompt_tokens=sum(map(len, prompts)),
-        cached_tokens=sum(choices[0].result.num_cached_tokens for choices in generated),
-        completion_tokens=sum(
-            len(choice.result.token_ids) for choices in generated for choice in choices
-        ),
-    )
 
 
 def _or(value: _Number | None, default: _Number) -> _Number:

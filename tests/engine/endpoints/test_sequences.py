@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from engine.endpoints.generation import seed_of_choice
+from engine.endpoints.sequences import seed_of_choice
 from tests.engine.scripted_model import Scene
 
 
@@ -38,12 +38,12 @@ def test_a_seed_fits_a_signed_integer_of_64_bits() -> None:
         assert 0 <= seed(request_seed) < 2**63
 
 
-async def test_a_salt_reaches_every_sequence_of_its_request() -> None:
+def test_a_salt_reaches_every_sequence_of_its_request() -> None:
     """Of both endpoints; without one, and with null, all share."""
     scene = Scene()
-    await scene.chat(cache_salt="one", n=2)
-    await scene.complete(["a", "b"], cache_salt="two")
-    await scene.chat(cache_salt=None)
-    await scene.complete()
+    scene.chat(cache_salt="one", n=2)
+    scene.complete(["a", "b"], cache_salt="two")
+    scene.chat(cache_salt=None)
+    scene.complete()
     salts = [request.cache_salt for request in scene.generator.requests]
     assert salts == ["one", "one", "two", "two", "", ""]

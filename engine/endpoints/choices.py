@@ -1,0 +1,82 @@
+"""What chat and text completions make of finished sequences: the choices of each prompt."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from engine.contract import Usage
+from engine.protocol.fields import GenerationRequest
+from engine.scheduling.sequence import SequenceRequest, SequenceResult
+from engine.text.stop_strings import StopStrings
+from engine.text.tokenizer import Tokenizer
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """One finished choice: its prompt, its sequence's result, its text, and what ended it."""
+
+    prompt_ids: list[int]
+    result: SequenceResult
+    text: str
+    stop_reason: int | str | None
+
+
+def choices_of(
+    sequences: Sequence[SequenceRequest],
+    results: Sequence[SequenceResult],
+    request: GenerationRequest,
+    tokenizer: Tokenizer,
+) -> list[list[Choice]]:
+    """Return the choices of each prompt; those of one prompt show the scores of the first."""
+    num_choices = request.n or 1
+    choices = [
+        Choice(
+            sequence.prompt_ids,
+            replace(result, prompt_logprobs=results[i - i % num_choices].prompt_logprobs)
+            if i % num_choices
+            else result,
+            _text(sequence, result, request, tokenizer),
+            _stop_reason(result, request),
+        )
+        for i, (sequence, result) in enumerate(zip(sequences, results, strict=True))
+    ]
+    return [choices[i : i + num_choices] for i in range(0, len(choices), num_choices)]
+
+
+def usage_of(choices: Sequence[Sequence[Choice]]) -> Usage:
+    """Return what a request cost: each prompt once, every choice's tokens."""
+    return Usage(
+        prompt_tokens=sum(len(first.prompt_ids) for first, *_ in choices),
+        cached_tokens=sum(first.result.num_cached_tokens for first, *_ in choices),
+        completion_tokens=sum(
+            len(choice.result.token_ids) for of_prompt in choices for choice in of_prompt
+        ),
+    )
+
+
+def _text(
+    sequence: SequenceRequest,
+    result: SequenceResult,
+    request: GenerationRequest,
+    tokenizer: Tokenizer,
+) -> str:
+    """Return the text of a sequence, cut where a stop string or stop token ended it."""
+    with_stop = bool(request.include_stop_str_in_output)
+    ids, stops = result.token_ids, sequence.stop_text
+    if isinstance(stops, StopStrings) and isinstance(result.stop_reason, str):
+        data = stops.kept(ids, result.stop_reason, with_stop=with_stop)
+    else:
+        if result.finish_reason == "stop" and not with_stop:
+            ids = ids[:-1]
+        skip_special_tokens = request.skip_special_tokens is not False
+        data = tokenizer.text_bytes(ids, skip_special_tokens=skip_special_tokens)
+    return data.decode("utf-8", "replace")
+
+
+def _stop_reason(result: SequenceResult, request: GenerationRequest) -> int | str | None:
+    """Return what ended the sequence, as vLLM says it: nothing for the model's own end."""
+    reason = result.stop_reason
+    if isinstance(reason, int) and reason not in (request.stop_token_ids or ()):
+        return None
+    return reason

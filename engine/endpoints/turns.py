@@ -1,0 +1,92 @@
+"""What is long goes to threads, and only so many bytes of it at once.
+
+A tokenizer takes about 160 bytes of memory for each byte of a text that it works on; of a result's
+values each becomes about 400 bytes of a body.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Iterable
+from typing import Any, TypeVar, TypeVarTuple
+
+SHORT_BYTES = 20_000
+"""So much takes a few milliseconds at most, less than it is worth to hand it over."""
+
+MAX_BYTES_AT_ONCE = 2 * 2**20
+
+_Value = TypeVar("_Value")
+_Arguments = TypeVarTuple("_Arguments")
+
+
+def size_of_body(body: dict[str, Any]) -> int:
+    """Return about how many bytes of text a body holds; an entry of a list counts as one."""
+    size = 0
+    seen: list[dict[str, Any] | list[Any]] = [body]
+    for holder in seen:  # which grows by what is found inside
+        inside: Iterable[Any] = holder
+        if isinstance(holder, dict):
+            size += sum(map(len, holder))
+            inside = holder.values()
+        else:
+            size += len(holder)
+        for value in inside:
+            if isinstance(value, str):
+                size += len(value) if value.isascii() else len(value.encode("utf-8", "replace"))
+            elif isinstance(value, (dict, list)):
+                seen.append(value)
+    return size
+
+
+class Turns:
+    """Calls functions in the order in which they come; one above the bound has its turn alone.
+
+    One that works on no more than `short_bytes` is called at once, where it is asked for.
+    """
+
+    def __init__(
+        self, max_bytes: int = MAX_BYTES_AT_ONCE, *, short_bytes: int = SHORT_BYTES
+    ) -> None:
+        self._max_bytes = max_bytes
+        self._short_bytes = short_bytes
+        self._held_bytes = 0
+        self._waiting: deque[tuple[int, asyncio.Future[None]]] = deque()
+
+    async def run(
+        self, num_bytes: int, function: Callable[[*_Arguments], _Value], *arguments: *_Arguments
+    ) -> _Value:
+        """Return what a function returns that works on so many bytes, once there is room for it."""
+        if num_bytes <= self._short_bytes:
+            return function(*arguments)
+        await self._take(num_bytes)
+        work = asyncio.get_running_loop().run_in_executor(None, function, *arguments)
+        # A thread cannot be called off: its room is free when it has ended, whoever still waits.
+        work.add_done_callback(lambda _: self._give_back(num_bytes))
+        return await asyncio.shield(work)
+
+    async def _take(self, num_bytes: int) -> None:
+        if not self._waiting and self._has_room(num_bytes):
+            self._held_bytes += num_bytes
+            return
+        turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiting.append((num_bytes, turn))
+        try:
+            await turn
+        except asyncio.CancelledError:
+            if turn.done() and not turn.cancelled():
+                self._give_back(num_bytes)
+            raise
+
+    def _give_back(self, num_bytes: int) -> None:
+        self._held_bytes -= num_bytes
+        while self._waiting and (
+            self._waiting[0][1].cancelled() or self._has_room(self._waiting[0][0])
+        ):
+            wanted, turn = self._waiting.popleft()
+            if not turn.cancelled():
+                self._held_bytes += wanted
+                turn.set_result(None)
+
+    def _has_room(self, num_bytes: int) -> bool:
+        return not self._held_bytes or self._held_bytes + num_bytes <= self._max_bytes

@@ -1,0 +1,89 @@
+"""A url is one file: an endpoint that nobody has, served beside those that everybody has.
+
+`docs/engine.md` points here: this is all that a new one needs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from engine.contract import Reply, Usage
+from engine.endpoints import text_endpoints
+from engine.endpoints.endpoint import Heading, Prepared
+from engine.endpoints.served import ServedEngine
+from engine.protocol.errors import RequestError
+from engine.protocol.routes import Route
+from engine.scheduling.sequence import SequenceRequest, SequenceResult
+from engine.text.tokenizer import Tokenizer
+from tests.engine.scripted_model import CREATED, HEADING, INFO, Scene, ScriptedGenerator, text_model
+
+URL = "/v1/likelihood"
+
+_Prepared = Prepared[SequenceRequest, None]
+
+
+class Likelihood:
+    """How likely the model finds a text: the sum of its tokens' log-probabilities."""
+
+    route = Route(URL, exact=frozenset({URL}))
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+
+    def prepare(self, body: dict[str, Any], heading: Heading) -> _Prepared:
+        """Return a sequence that scores its prompt and generates nothing."""
+        text = body.get("text")
+        if not isinstance(text, str) or not text:
+            raise RequestError("`text` must be a text that is not empty.", param="text")
+        ids = self._tokenizer.encode(text, add_special_tokens=True)
+        return Prepared([SequenceRequest(ids, max_tokens=0, prompt_logprobs=0)], None, heading)
+
+    def finish(self, prepared: _Prepared, results: Sequence[SequenceResult]) -> Reply:
+        """Return the sum; nothing predicts the first token."""
+        [result] = results
+        likelihood = sum(entry.logprob for entry in result.prompt_logprobs or [] if entry)
+        body = {"id": prepared.heading.request_id, "likelihood": likelihood}
+        return Reply(200, body, Usage(prompt_tokens=len(prepared.requests[0].prompt_ids)))
+
+
+MODEL = text_model()
+ENDPOINTS = (*text_endpoints(MODEL, seed=0), Likelihood(MODEL.tokenizer))
+
+
+def served() -> ServedEngine:
+    """Return an engine that answers one url more."""
+    return ServedEngine(ENDPOINTS, ScriptedGenerator([5]), INFO, model_names=["tiny"])
+
+
+def test_each_side_is_tested_by_itself() -> None:
+    """What is asked of the engine, and what is made of its results: no loop, no engine."""
+    endpoint = Likelihood(MODEL.tokenizer)
+    prepared = endpoint.prepare({"text": "Paris"}, HEADING)
+    [request] = prepared.requests
+    assert MODEL.tokenizer.text(request.prompt_ids) == "Paris"
+    reply = endpoint.finish(prepared, ScriptedGenerator([]).results(prepared.requests))
+    assert reply.body["likelihood"] == pytest.approx(-sum(request.prompt_ids[1:]) / 100)
+    assert reply.usage.prompt_tokens == len(request.prompt_ids)
+
+
+async def test_it_is_answered_on_the_path_that_all_share() -> None:
+    """A reply, or an error in the form of all others; the other urls are as they were."""
+    engine = served()
+    reply = await engine.respond(URL, {"text": "Paris"}, "req_1", CREATED)
+    assert (reply.status_code, reply.body["id"]) == (200, "req_1")
+    reply = await engine.respond(URL, {"text": 5}, "req_2", CREATED)
+    assert (reply.status_code, reply.body["error"]["param"]) == (400, "text")
+    reply = await engine.respond("/v1/completions", {"prompt": "Paris"}, "req_3", CREATED)
+    assert reply.status_code == 200
+
+
+async def test_it_is_offered_with_the_others() -> None:
+    """By an engine that has it, and by no other."""
+    for engine, status in ((served(), 200), (Scene().served, 400)):
+        reply = await engine.respond(URL, {"text": "Paris"}, "req_1", CREATED)
+        assert reply.status_code == status
+        reply = await engine.respond("/v1/unknown", {}, "req_1", CREATED)
+        assert (URL in reply.body["error"]["message"]) == (status == 200)

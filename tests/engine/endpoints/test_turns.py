@@ -1,0 +1,163 @@
+"""What is long has turns: how many bytes at once, in which order, and what becomes of the rest."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from engine.endpoints.turns import Turns, size_of_body
+
+
+class Desk:
+    """Where texts are worked on once it is let; notes how many bytes it had in hand at most."""
+
+    def __init__(self, max_bytes: int = 100, *, is_open: bool = False) -> None:
+        self.turns = Turns(max_bytes, short_bytes=10)
+        self.go_on = threading.Event()
+        self.now = self.most = 0
+        self.order: list[str] = []
+        self._lock = threading.Lock()
+        if is_open:
+            self.go_on.set()
+
+    def start(self, *texts: str) -> list[asyncio.Task[str]]:
+        """Ask for a turn for each text."""
+        return [asyncio.create_task(self.turns.run(len(text), self.work, text)) for text in texts]
+
+    def work(self, text: str) -> str:
+        """Wait for the word, then return the text."""
+        with self._lock:
+            self.order.append(text)
+            self.now += len(text)
+            self.most = max(self.most, self.now)
+        self.go_on.wait()
+        with self._lock:
+            self.now -= len(text)
+        if "bad" in text:
+            raise ValueError(text)
+        return text
+
+
+async def settle(condition: Any) -> None:
+    """Let others run until something holds."""
+    while not condition():  # noqa: ASYNC110 - what is waited for happens in threads
+        await asyncio.sleep(0.001)
+
+
+async def test_what_is_short_waits_for_nobody() -> None:
+    """It runs at once in the loop's own thread, though the room is full and others wait."""
+    desk = Desk()
+    tasks = desk.start("a" * 90, "b" * 90)
+    await settle(lambda: desk.now == 90)
+    thread = await desk.turns.run(10, threading.get_ident)
+    assert thread == threading.get_ident()
+    assert desk.now == 90
+    desk.go_on.set()
+    await asyncio.gather(*tasks)
+
+
+async def test_what_is_long_runs_in_another_thread() -> None:
+    """The loop is free meanwhile."""
+    assert await Desk().turns.run(11, threading.get_ident) != threading.get_ident()
+
+
+async def test_long_ones_share_the_room() -> None:
+    """Ten texts of 40 in a room of 100: two at a time, each with its own outcome."""
+    desk = Desk()
+    texts = [letter * 40 for letter in "abcdefghij"]
+    tasks = desk.start(*texts)
+    await settle(lambda: desk.now == 80)
+    desk.go_on.set()
+    assert await asyncio.gather(*tasks) == texts
+    assert desk.most <= 100
+
+
+async def test_one_above_the_bound_has_its_turn_alone() -> None:
+    """It waits for those before it, and those behind it wait."""
+    desk = Desk(is_open=True)
+    texts = ["a" * 60, "b" * 1_000, "c" * 60]
+    assert await asyncio.gather(*desk.start(*texts)) == texts
+    assert (desk.most, desk.order) == (1_000, texts)
+
+
+async def test_one_that_is_called_off_keeps_its_room_until_its_thread_is_done() -> None:
+    """Nothing stops the thread; one that had not begun gives its turn to the next."""
+    desk = Desk()
+    working, waiting, last = desk.start("a" * 90, "b" * 90, "c" * 90)
+    await settle(lambda: desk.now == 90)
+    working.cancel()
+    waiting.cancel()
+    await asyncio.wait([working, waiting])
+    assert desk.most == 90
+    desk.go_on.set()
+    assert await last == "c" * 90
+    assert (desk.most, desk.order) == (90, ["a" * 90, "c" * 90])
+
+
+async def test_one_that_is_called_off_as_its_turn_comes_gives_it_on(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Its room is free again, though it never had a thread."""
+    desk = Desk()
+    _, waiting, last = desk.start("a" * 90, "b" * 90, "c" * 90)
+    await settle(lambda: desk.now == 90)
+    give_back = desk.turns._give_back
+
+    def give_back_and_call_off(num_bytes: int) -> None:
+        """Call the next one off when it has its turn and does not know of it yet."""
+        give_back(num_bytes)
+        waiting.cancel()
+
+    monkeypatch.setattr(desk.turns, "_give_back", give_back_and_call_off)
+    desk.go_on.set()
+    assert await last == "c" * 90
+    assert waiting.cancelled()
+    assert desk.order == ["a" * 90, "c" * 90]
+
+
+async def test_one_that_fails_gives_its_room_back() -> None:
+    """Its error is its own, and the next one runs."""
+    desk = Desk(is_open=True)
+    broken, good = desk.start("bad" * 30, "a" * 90)
+    with pytest.raises(ValueError, match="bad"):
+        await broken
+    assert await good == "a" * 90
+
+
+@pytest.mark.parametrize(
+    ("body", "size"),
+    [
+        ({}, 0),
+        ({"a": "four"}, 5),
+        ({"a": "é😀"}, 7),
+        ({"a": "\ud800"}, 2),
+        ({"a": [1, 2, [3]], "b": None, "c": 10**9}, 3 + 3 + 1),
+        ({"ab": [{"cd": "ef"}]}, 2 + 1 + 2 + 2),
+    ],
+)
+def test_a_body_is_as_large_as_what_is_to_be_read_of_it(body: dict[str, Any], size: int) -> None:
+    """Text by its bytes, lists by their length, whatever lies inside what."""
+    assert size_of_body(body) == size
+
+
+@given(
+    st.recursive(
+        st.text(max_size=9) | st.integers() | st.none(),
+        lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=4), inner),
+    )
+)
+def test_no_text_of_a_body_is_overlooked(value: Any) -> None:
+    """Every text counts with its bytes at least."""
+
+    def texts(value: Any) -> int:
+        if isinstance(value, str):
+            return len(value.encode())
+        inside = value.values() if isinstance(value, dict) else value
+        return sum(map(texts, inside)) if isinstance(value, (dict, list)) else 0
+
+    assert size_of_body({"": value}) >= texts(value)
