@@ -34,7 +34,7 @@ class Failures:
         and returned.
         """
         self._pool.forget_all()
-        slots = plan.slots
+        slots = plan.slots.tolist()
         if len(slots) == 1 and self._table.sequence(slots[0]).is_accused:
             return self._scheduler.finish(slots[0])
         for slot in slots:
@@ -72,9 +72,9 @@ class Failures:
         A suspect that ran alone runs with others again, unless it failed too often in company.
         """
         self._scheduler.bound.note_fit()
-        if len(plan.decodes) + len(plan.chunks) > 1:
+        if len(plan.slots) > 1:
             return
-        (slot,) = plan.slots
+        (slot,) = plan.slots.tolist()
         if not self._table.is_running[slot] or not self._table.sequence(slot).is_suspect:
             return
         sequence = self._table.sequence(slot)
@@ -91,11 +91,12 @@ class Failures:
         bound = self._scheduler.bound
         bound.lower(plan.num_tokens)
         running = self._table.running.tolist()
+        new = set(plan.slots[plan.starts_anew].tolist())
         num_kept = max(1, min(len(running) // 2, bound.tokens))
         for place, slot in enumerate(running):
             sequence = self._table.sequence(slot)
             if place >= num_kept:
                 sequence.num_failures += 1
                 sequence.is_suspect |= sequence.num_failures >= MAX_FAILURES_IN_COMPANY
-            if place >= num_kept or slot in plan.started:
+            if place >= num_kept or slot in new:
                 self._scheduler.preempt(slot)

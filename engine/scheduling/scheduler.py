@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,41 +27,38 @@ GROW_AFTER_STEPS = 64
 GROWTH = 1 / 8
 
 
-class PromptChunk(NamedTuple):
-    """Tokens `start:stop` of the sequence in `slot`; `is_last` when the next token can follow."""
-
-    slot: int
-    start: int
-    stop: int
-    is_last: bool
-
-
 @dataclass(frozen=True, slots=True)
 class StepPlan:
-    """One step: `decodes [N]` slots compute their last token; `chunks` parts of prompts.
+    """One step of `S` spans: tokens `starts[s] : stops[s]` of the sequence in `slots[s]`, for each.
 
-    `started` are the slots that were taken for this step: what they share, it may yet compute.
+    The first `num_decodes` spans are of one token, their sequence's last. The logits of a span's
+    last `num_logits[s]` tokens are wanted. Where it `samples`, the last of these gives the sequence
+    its next token. Where it `starts_anew`, the sequence was taken for this step: the pages that it
+    shares, the step may yet compute.
     """
 
-    decodes: NDArray[np.int64]
-    chunks: tuple[PromptChunk, ...]
-    started: frozenset[int]
+    num_decodes: int
+    slots: NDArray[np.int64]  # [S]
+    starts: NDArray[np.int64]  # [S]
+    stops: NDArray[np.int64]  # [S]
+    num_logits: NDArray[np.int64]  # [S]
+    samples: NDArray[np.bool_]  # [S]
+    starts_anew: NDArray[np.bool_]  # [S]
 
     @property
     def sampled(self) -> NDArray[np.int64]:
         """Slots that get a new token from this step, in the order of its logits."""
-        last = [chunk.slot for chunk in self.chunks if chunk.is_last]
-        return np.concatenate([self.decodes, np.array(last, np.int64)])
+        return self.slots[self.samples]
 
     @property
-    def slots(self) -> list[int]:
-        """All slots of the step."""
-        return [*self.decodes.tolist(), *(chunk.slot for chunk in self.chunks)]
+    def sampled_rows(self) -> NDArray[np.int64]:
+        """Rows of the step's logits that the tokens of `sampled` are chosen from."""
+        return (np.cumsum(self.num_logits) - 1)[self.samples]
 
     @property
     def num_tokens(self) -> int:
         """Tokens that the step computes."""
-        return len(self.decodes) + sum(chunk.stop - chunk.start for chunk in self.chunks)
+        return int((self.stops - self.starts).sum())
 
 
 class StepBound:
@@ -141,15 +137,37 @@ class Scheduler:
         self._scored_rows_left = MAX_SCORED_ROWS
         decodes = self._plan_decodes()
         budget = self.bound.tokens - len(decodes)
-        chunks = self._continue_prompts(budget)
-        budget -= sum(chunk.stop - chunk.start for chunk in chunks)
-        single, more = self._admit(budget)
-        decodes = np.concatenate([decodes, np.array(single, np.int64)])
-        chunks += more
-        if not len(decodes) and not chunks:
-            return None
+        stops = self._continue_prompts(budget)
+        num_old = len(decodes) + len(stops)
+        budget -= sum(stop - int(self.table.num_computed[slot]) for slot, stop in stops.items())
+        stops |= self._admit(budget)
+        return self._laid_out(decodes, stops, num_old) if len(decodes) or stops else None
+
+    def _laid_out(
+        self, decodes: NDArray[np.int64], stops_of: dict[int, int], num_old: int
+    ) -> StepPlan:
+        """Lay a step's spans out, decodes first: `decodes`, then slots with where they stop.
+
+        All after the first `num_old` were taken for this step.
+        """
+        table = self.table
+        slots = np.concatenate([decodes, np.array(list(stops_of), np.int64)])
+        starts = table.num_computed[slots]
+        is_decode = table.num_tokens[slots] - starts == 1
+        stops = np.concatenate([starts[: len(decodes)] + 1, list(stops_of.values())])
+        order = np.argsort(~is_decode, kind="stable")
+        slots, starts, stops = slots[order], starts[order], stops.astype(np.int64)[order]
+        samples = stops == table.num_tokens[slots]
+        is_scored = table.prompt_logprobs[slots] >= 0
+        is_scored &= starts + 1 < table.num_prompt_tokens[slots]
         return StepPlan(
-            decodes, tuple(chunks), frozenset([*single, *(chunk.slot for chunk in more)])
+            num_decodes=int(is_decode.sum()),
+            slots=slots,
+            starts=starts,
+            stops=stops,
+            num_logits=np.where(is_scored, stops - starts, samples),
+            samples=samples,
+            starts_anew=order >= num_old,
         )
 
     def advance(self, plan: StepPlan, token_ids: NDArray[np.int64]) -> int:
@@ -158,9 +176,7 @@ class Scheduler:
         Returns how many there was room for.
         """
         table = self.table
-        table.num_computed[plan.decodes] += 1
-        for chunk in plan.chunks:
-            table.num_computed[chunk.slot] = chunk.stop
+        table.num_computed[plan.slots] = plan.stops
         sampled = plan.sampled
         growing = table.num_tokens[sampled] < table.max_tokens[sampled]
         slots = sampled[growing]
@@ -209,24 +225,24 @@ class Scheduler:
             self._register(slot, int(table.num_tokens[slot]))
         return decodes
 
-    def _continue_prompts(self, budget: int) -> list[PromptChunk]:
+    def _continue_prompts(self, budget: int) -> dict[int, int]:
+        """Go on with prompts that are under way; return slots with where their spans stop."""
         table = self.table
         running = table.running
         pending = table.num_tokens[running] - table.num_computed[running]
-        chunks: list[PromptChunk] = []
+        stops: dict[int, int] = {}
         for slot in running[pending > 1].tolist():
             if budget <= 0:
                 break
             if not self._has_rows_for(table.sequence(slot)):
                 continue
-            chunks.append(self._chunk(slot, budget))
-            budget -= chunks[-1].stop - chunks[-1].start
-        return chunks
+            stops[slot] = self._compute(slot, budget)
+            budget -= stops[slot] - int(table.num_computed[slot])
+        return stops
 
-    def _admit(self, budget: int) -> tuple[list[int], list[PromptChunk]]:
-        """Start waiting sequences; return the slots with one token to compute, and the chunks."""
-        single: list[int] = []
-        chunks: list[PromptChunk] = []
+    def _admit(self, budget: int) -> dict[int, int]:
+        """Start waiting sequences; return their slots with where their spans stop."""
+        stops: dict[int, int] = {}
         while budget > 0 and self.table.free_slots:
             queue = self._suspects if len(self._suspects) else self._admission
             sequence = queue.first()
@@ -236,13 +252,9 @@ class Scheduler:
             if slot is None:
                 break
             queue.take()
-            if self.table.num_tokens[slot] - self.table.num_computed[slot] == 1:
-                single.append(slot)
-                budget -= 1
-            else:
-                chunks.append(self._chunk(slot, budget))
-                budget -= chunks[-1].stop - chunks[-1].start
-        return single, chunks
+            stops[slot] = self._compute(slot, budget)
+            budget -= stops[slot] - int(self.table.num_computed[slot])
+        return stops
 
     def _may_join(self, sequence: Sequence) -> bool:
         """A suspect of a failed step runs alone, so that a second failure tells who it was."""
@@ -284,7 +296,8 @@ class Scheduler:
         """Say whether the step may compute more of a prompt: all of it, or a few scored rows."""
         return sequence.request.prompt_logprobs is None or self._scored_rows_left > 0
 
-    def _chunk(self, slot: int, budget: int) -> PromptChunk:
+    def _compute(self, slot: int, budget: int) -> int:
+        """Take up to `budget` tokens of a sequence into the step; return where its span stops."""
         table = self.table
         start, total = int(table.num_computed[slot]), int(table.num_tokens[slot])
         is_scored = table.sequence(slot).request.prompt_logprobs is not None
@@ -292,7 +305,7 @@ class Scheduler:
         if is_scored:
             self._scored_rows_left -= stop - start
         self._register(slot, stop)
-        return PromptChunk(slot, start, stop, is_last=stop == total)
+        return stop
 
     def _register(self, slot: int, num_tokens: int) -> None:
         """Name the pages that this step fills.

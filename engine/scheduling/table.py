@@ -36,6 +36,7 @@ class SequenceTable:
         self.min_p = np.zeros(slots, np.float32)
         self.seed = np.zeros(slots, np.uint64)
         self.logprobs = np.full(slots, -1, np.int64)  # -1: none
+        self.prompt_logprobs = np.full(slots, -1, np.int64)
         self.is_shaped = np.zeros(slots, np.bool_)  # penalties, bias or banned tokens
         self.has_stop_text = np.zeros(slots, np.bool_)
         self.is_streamed = np.zeros(slots, np.bool_)
@@ -77,7 +78,8 @@ class SequenceTable:
         self.top_k[slot] = sampling.top_k
         self.min_p[slot] = sampling.min_p
         self.seed[slot] = sampling.seed
-        self.logprobs[slot] = -1 if sampling.logprobs is None else sampling.logprobs
+        self.logprobs[slot] = _or_none(sampling.logprobs)
+        self.prompt_logprobs[slot] = _or_none(request.prompt_logprobs)
         self.is_shaped[slot] = (
             bool(sampling.logit_bias)
             or sampling.presence_penalty != 0
@@ -103,3 +105,7 @@ class SequenceTable:
     def generated(self, slot: int) -> NDArray[np.int32]:
         """Return a view of the tokens generated so far."""
         return self.tokens[slot, self.num_prompt_tokens[slot] : self.num_tokens[slot]]
+
+
+def _or_none(count: int | None) -> int:
+    return -1 if count is None else count

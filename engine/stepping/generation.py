@@ -111,8 +111,12 @@ class GenerationWork:
 
     def _compute(self, plan: StepPlan) -> Sampled:
         logits = self._runner.run(plan)
-        sampled = self._sampler.choose(plan.sampled, logits.sampled)
-        self._sampler.keep_scores(plan.sampled, sampled, logits)
+        rows = plan.sampled_rows
+        is_all = len(rows) == len(logits)
+        sampled = self._sampler.choose(
+            plan.sampled, logits if is_all else logits[torch.from_numpy(rows)]
+        )
+        self._sampler.keep_scores(plan, sampled, logits)
         return sampled
 
     def _collect(self, slots: NDArray[np.int64], sampled: Sampled) -> list[Event[SequenceResult]]:

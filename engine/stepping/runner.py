@@ -1,8 +1,6 @@
-"""One step on the device: a plan in, the logits of its sampled and scored rows out."""
+"""One step on the device: a plan in, the logits of its rows out."""
 
 from __future__ import annotations
-
-from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -12,15 +10,8 @@ from torch import Tensor
 from engine.kernels.attention import AttentionBackend
 from engine.kernels.step import Step
 from engine.model.network import LoadedModel
-from engine.scheduling.scheduler import PromptChunk, StepPlan
+from engine.scheduling.scheduler import StepPlan
 from engine.scheduling.table import SequenceTable
-
-
-class StepLogits(NamedTuple):
-    """`sampled [N, V]` in the order of `plan.sampled`; `scored`: chunks and their rows `[t, V]`."""
-
-    sampled: Tensor
-    scored: list[tuple[PromptChunk, Tensor]]
 
 
 class Runner:
@@ -39,65 +30,41 @@ class Runner:
         return self._model.network.num_layers_begun
 
     @torch.inference_mode()
-    def run(self, plan: StepPlan) -> StepLogits:
-        """Compute the plan's tokens, writing their keys and values to their pages."""
-        rows, scored = self._logit_rows(plan)
-        step = packed(plan, rows, self._table, self._model.device)
+    def run(self, plan: StepPlan) -> Tensor:
+        """Compute the plan's tokens, writing their keys and values to their pages → `[N, V]`.
+
+        The logits are those of the plan's spans in order, `plan.num_logits` of each.
+        """
+        step = packed(plan, self._table, self._model.device)
         self._attention.prepare(step)
-        logits = self._model.network.forward(step, self._attention)
-        lengths = [chunk.stop - chunk.start for chunk in scored]
-        num_sampled = len(rows) - sum(lengths)
-        parts = torch.split(logits[num_sampled:], lengths)
-        return StepLogits(logits[:num_sampled], list(zip(scored, parts, strict=True)))
+        return self._model.network.forward(step, self._attention)
 
     def free_memory(self) -> None:
         """Give back what the device's allocator keeps for later: it may lie in pieces too small."""
         if self._model.device.type == "cuda":
             torch.cuda.empty_cache()
 
-    def _logit_rows(self, plan: StepPlan) -> tuple[NDArray[np.int64], list[PromptChunk]]:
-        """Pick the packed tokens whose logits are needed: sampled first, then scored prompts."""
-        num_decodes = len(plan.decodes)
-        rows = [np.arange(num_decodes)]
-        scores = []
-        scored = []
-        start = num_decodes
-        for chunk in plan.chunks:
-            stop = start + chunk.stop - chunk.start
-            if chunk.is_last:
-                rows.append(np.array([stop - 1]))
-            if self._table.sequence(chunk.slot).request.prompt_logprobs is not None:
-                scores.append(np.arange(start, stop))
-                scored.append(chunk)
-            start = stop
-        return np.concatenate([*rows, *scores]), scored
 
-
-def packed(
-    plan: StepPlan, logit_rows: NDArray[np.int64], table: SequenceTable, device: torch.device
-) -> Step:
-    """Return the step of a plan: its decodes, then its chunks, each over its sequence's pages."""
-    size, num_decodes = table.page_size, len(plan.decodes)
-    chunks = np.array([chunk[:3] for chunk in plan.chunks], np.int64).reshape(-1, 3)
-    owners = np.concatenate([plan.decodes, chunks[:, 0]])  # [S] slots of the table
-    contexts = np.concatenate([table.num_tokens[plan.decodes] - 1, chunks[:, 1]])
-    lengths = np.concatenate([np.ones(num_decodes, np.int64), chunks[:, 2] - chunks[:, 1]])
-    page_counts = -(-(contexts + lengths) // size)
+def packed(plan: StepPlan, table: SequenceTable, device: torch.device) -> Step:
+    """Return the step of a plan, each span over its sequence's pages."""
+    size = table.page_size
+    lengths, page_counts = plan.stops - plan.starts, -(-plan.stops // size)
     query_starts, page_starts = _starts(lengths), _starts(page_counts)
-    positions = _runs(contexts, lengths, query_starts)
-    pages = _read(table.pages, owners, 0, page_counts, page_starts)
+    positions = _runs(plan.starts, lengths, query_starts)
+    pages = _read(table.pages, plan.slots, 0, page_counts, page_starts)
     token_pages = pages[np.repeat(page_starts[:-1], lengths) + positions // size]
+    first_rows = query_starts[1:] - plan.num_logits
     return Step.pack(
-        num_decodes,
+        plan.num_decodes,
         device,
-        token_ids=_read(table.tokens, owners, contexts, lengths, query_starts),
+        token_ids=_read(table.tokens, plan.slots, plan.starts, lengths, query_starts),
         positions=positions,
         slots=token_pages * size + positions % size,
         query_starts=query_starts,
-        context_lengths=contexts,
+        context_lengths=plan.starts,
         page_starts=page_starts,
         pages=pages,
-        logit_rows=logit_rows,
+        logit_rows=_runs(first_rows, plan.num_logits, _starts(plan.num_logits)),
     )
 
 

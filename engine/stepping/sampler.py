@@ -15,9 +15,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from engine.kernels import sampling
+from engine.scheduling.scheduler import StepPlan
 from engine.scheduling.sequence import SequenceRequest, TokenLogprob
 from engine.scheduling.table import SequenceTable
-from engine.stepping.runner import StepLogits
 
 ROWS_AT_ONCE = 32
 
@@ -76,30 +76,35 @@ class Sampler:
             )
         return results
 
-    def keep_scores(self, slots: NDArray[np.int64], sampled: Sampled, logits: StepLogits) -> None:
+    def keep_scores(self, plan: StepPlan, sampled: Sampled, logits: Tensor) -> None:
         """Give each sequence of a step the log-probabilities that it asked for.
 
-        Those of the tokens that were just chosen for `slots`, and those of the prompt's own.
+        Those of the tokens that were just chosen, and those of the prompt's own; `logits [N, V]`
+        are all of the step.
         """
         table = self._table
-        wanted = np.flatnonzero(table.logprobs[slots] >= 0)
+        wanted = np.flatnonzero(table.logprobs[plan.sampled] >= 0)
         if len(wanted):
-            tops = table.logprobs[slots[wanted]]
-            scores = self.score(logits.sampled[wanted], sampled.token_ids[wanted], tops)
-            for slot, score in zip(slots[wanted].tolist(), scores, strict=True):
+            slots = plan.sampled[wanted]
+            rows = logits[torch.from_numpy(plan.sampled_rows[wanted])]
+            scores = self.score(rows, sampled.token_ids[wanted], table.logprobs[slots])
+            for slot, score in zip(slots.tolist(), scores, strict=True):
                 table.sequence(slot).logprobs.append(score)
-        for chunk, rows in logits.scored:
-            sequence = table.sequence(chunk.slot)
-            prompt = table.num_prompt_tokens[chunk.slot]
+        ends = np.cumsum(plan.num_logits)
+        for span in np.flatnonzero(table.prompt_logprobs[plan.slots] >= 0).tolist():
+            slot, start, stop = (int(a[span]) for a in (plan.slots, plan.starts, plan.stops))
+            sequence = table.sequence(slot)
+            prompt = table.num_prompt_tokens[slot]
             # Row i scores token start+i+1; the last row of the prompt scores the first new token.
-            following = table.tokens[chunk.slot, chunk.start + 1 : min(chunk.stop + 1, prompt)]
+            following = table.tokens[slot, start + 1 : min(stop + 1, prompt)]
             known = len(sequence.prompt_logprobs) - 1  # nonzero after a preemption
-            fresh = following[max(0, known - chunk.start) :].astype(np.int64)
+            fresh = following[max(0, known - start) :].astype(np.int64)
             if not len(fresh):
                 continue
-            rows_ = rows[len(following) - len(fresh) : len(following)]
+            end = ends[span] - plan.num_logits[span] + len(following)
             tops = np.full(len(fresh), sequence.request.prompt_logprobs or 0)
-            sequence.prompt_logprobs.extend(self.score(rows_, fresh, tops))
+            scores = self.score(logits[end - len(fresh) : end], fresh, tops)
+            sequence.prompt_logprobs.extend(scores)
 
     def _choose_plain(
         self,

@@ -14,11 +14,11 @@ from zlib import crc32
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from engine.scheduling.scheduler import StepPlan
 from engine.scheduling.sequence import Sequence
 from engine.scheduling.table import SequenceTable
-from engine.stepping.runner import StepLogits
 
 Tokens = tuple[int, ...]
 LogitsOf = Callable[[Tokens], "list[float] | NDArray[np.float32]"]
@@ -34,7 +34,7 @@ class PageMemory:
     def compute(self, plan: StepPlan) -> None:
         """Write the tokens of a plan, as each layer does before it attends, then read them all."""
         size = self._table.page_size
-        spans = spans_of(plan, self._table)
+        spans = spans_of(plan)
         for slot, start, stop in spans:
             tokens = tokens_of(self._table, slot)
             salt = self._table.sequence(slot).request.cache_salt
@@ -52,7 +52,7 @@ class PageMemory:
     def scramble(self, plan: StepPlan) -> None:
         """Write nonsense where a plan's tokens go: the step failed half way."""
         size = self._table.page_size
-        for slot, start, stop in spans_of(plan, self._table):
+        for slot, start, stop in spans_of(plan):
             for position in range(start, stop):
                 page = int(self._table.pages[slot, position // size])
                 self._slots[page, position % size] = "", ()
@@ -82,34 +82,32 @@ class PagedModel:
         """Count the calls."""
         self.num_memory_freed += 1
 
-    def run(self, plan: StepPlan) -> StepLogits:
+    def run(self, plan: StepPlan) -> Tensor:
         """Compute a plan as `Runner.run` does."""
         self.plans.append(plan)
-        failure = self.fails([self._table.sequence(i) for i in plan.slots]) if self.fails else None
+        running = [self._table.sequence(slot) for slot in plan.slots.tolist()]
+        failure = self.fails(running) if self.fails else None
         if failure is not None:
             self._memory.scramble(plan)
             raise failure
         self._memory.compute(plan)
-        sampled = [self._logits_of(tokens_of(self._table, int(i))) for i in plan.sampled]
         width = len(self._logits_of((0,)))
-        scored = []
-        for chunk in plan.chunks:
-            if self._table.sequence(chunk.slot).request.prompt_logprobs is None:
-                continue
-            tokens = tokens_of(self._table, chunk.slot)
-            rows = [self._logits_of(tokens[: i + 1]) for i in range(chunk.start, chunk.stop)]
-            scored.append((chunk, torch.tensor(np.array(rows, np.float32))))
-        logits = torch.tensor(np.array(sampled, np.float32).reshape(-1, width))
-        return StepLogits(logits, scored)
+        rows = []
+        for (slot, _, stop), count in zip(spans_of(plan), plan.num_logits.tolist(), strict=True):
+            tokens = tokens_of(self._table, slot)
+            rows += [self._logits_of(tokens[: end + 1]) for end in range(stop - count, stop)]
+        return torch.tensor(np.array(rows, np.float32).reshape(-1, width))
 
 
-def spans_of(plan: StepPlan, table: SequenceTable) -> list[tuple[int, int, int]]:
-    """Return slot, first position and the one after the last of each sequence in a plan."""
-    decodes = plan.decodes.tolist()
-    ends = table.num_tokens[plan.decodes].tolist()
-    return [(slot, end - 1, end) for slot, end in zip(decodes, ends, strict=True)] + [
-        (chunk.slot, chunk.start, chunk.stop) for chunk in plan.chunks
-    ]
+def spans_of(plan: StepPlan) -> list[tuple[int, int, int]]:
+    """Return slot, first position and the one after the last of each span in a plan."""
+    columns = (plan.slots.tolist(), plan.starts.tolist(), plan.stops.tolist())
+    return list(zip(*columns, strict=True))
+
+
+def chunks_of(plan: StepPlan) -> list[tuple[int, int]]:
+    """Return first position and the one after the last of each span that is no decode."""
+    return [(start, stop) for _, start, stop in spans_of(plan)[plan.num_decodes :]]
 
 
 def tokens_of(table: SequenceTable, slot: int) -> Tokens:

@@ -36,7 +36,7 @@ class Ward:
 
     def of(self, plan: StepPlan) -> list[Sequence]:
         """Return the sequences of a step."""
-        return [self.scheduler.table.sequence(slot) for slot in plan.slots]
+        return [self.scheduler.table.sequence(slot) for slot in plan.slots.tolist()]
 
     def succeed(self, plan: StepPlan) -> None:
         """Let a step go well; no sequence ends."""

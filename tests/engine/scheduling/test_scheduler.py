@@ -15,6 +15,7 @@ from engine.scheduling.admission import ArrivalOrder
 from engine.scheduling.pages import page_digest
 from engine.scheduling.scheduler import MAX_SCORED_ROWS
 from engine.scheduling.sequence import SequenceRequest
+from tests.engine.paged_model import chunks_of, spans_of
 from tests.engine.scheduling.yard import (
     END,
     PAGE,
@@ -102,7 +103,7 @@ def test_a_long_prompt_runs_in_chunks_of_the_budget() -> None:
     yard = Yard(budget=10)
     yard.add(long(27))
     plans = [yard.step() for _ in range(3)]
-    spans = [(chunk.start, chunk.stop) for plan in plans for chunk in plan.chunks]
+    spans = [span for plan in plans for span in chunks_of(plan)]
     assert spans == [(0, 10), (10, 20), (20, 27)]
     assert [len(plan.sampled) for plan in plans] == [0, 0, 1]
 
@@ -114,8 +115,8 @@ def test_running_sequences_get_their_token_before_any_prompt() -> None:
     yard.step()
     yard.add(long(30), 1)
     plan = yard.step()
-    assert plan.decodes.tolist() == [yard.slot_of(first)]
-    assert [(chunk.start, chunk.stop) for chunk in plan.chunks] == [(0, 5)]
+    assert plan.slots[: plan.num_decodes].tolist() == [yard.slot_of(first)]
+    assert chunks_of(plan) == [(0, 5)]
 
 
 def test_prompts_are_chunked_oldest_first() -> None:
@@ -125,10 +126,7 @@ def test_prompts_are_chunked_oldest_first() -> None:
     yard.step()
     plan = yard.plan()
     slots = [yard.slot_of(sequence) for sequence in sequences]
-    assert [(chunk.slot, chunk.start, chunk.stop) for chunk in plan.chunks] == [
-        (slots[0], 10, 14),
-        (slots[1], 0, 6),
-    ]
+    assert spans_of(plan) == [(slots[0], 10, 14), (slots[1], 0, 6)]
 
 
 def test_a_prompt_cut_before_its_last_token_ends_as_a_decode() -> None:
@@ -137,7 +135,7 @@ def test_a_prompt_cut_before_its_last_token_ends_as_a_decode() -> None:
     sequence = yard.add(long(11), 1)
     yard.step()
     plan = yard.step()
-    assert (len(plan.decodes), plan.chunks) == (1, ())
+    assert (plan.num_decodes, chunks_of(plan)) == (1, [])
     assert sequence.generated == expected_tokens(sequence.request)
 
 
@@ -157,7 +155,7 @@ def test_a_prompt_of_whole_pages_that_is_all_known_computes_its_last_page() -> N
     yard.run_all()
     again = yard.add(prompt)
     plan = yard.step()
-    assert [(chunk.start, chunk.stop) for chunk in plan.chunks] == [(2 * PAGE, 3 * PAGE)]
+    assert chunks_of(plan) == [(2 * PAGE, 3 * PAGE)]
     assert again.num_cached_tokens == 2 * PAGE
 
 
@@ -169,7 +167,7 @@ def test_a_prompt_known_but_for_its_last_token_is_a_decode() -> None:
     yard.run_all()
     again = yard.add(prompt)
     plan = yard.step()
-    assert (len(plan.decodes), plan.chunks) == (1, ())
+    assert (plan.num_decodes, chunks_of(plan)) == (1, [])
     assert again.num_cached_tokens == 3 * PAGE
 
 
@@ -179,7 +177,7 @@ def test_sequences_admitted_in_one_step_share_the_pages_that_it_fills() -> None:
     prompt = long(2 * PAGE + 2)
     sequences = [yard.add(prompt, 2) for _ in range(3)]
     plan = yard.plan()
-    assert [chunk.start for chunk in plan.chunks] == [0, 2 * PAGE, 2 * PAGE]
+    assert plan.starts.tolist() == [0, 2 * PAGE, 2 * PAGE]
     pages = [yard.table.pages[yard.slot_of(one), :3].tolist() for one in sequences]
     assert pages[0][:2] == pages[1][:2] == pages[2][:2]
     assert len({row[2] for row in pages}) == 3
@@ -232,7 +230,7 @@ def test_a_scored_prompt_is_computed_whole_in_small_chunks() -> None:
     yard.run_all()
     scored = yard.add(prompt, prompt_logprobs=0)
     plan = yard.step()
-    assert [(chunk.start, chunk.stop) for chunk in plan.chunks] == [(0, MAX_SCORED_ROWS)]
+    assert chunks_of(plan) == [(0, MAX_SCORED_ROWS)]
     yard.run_all()
     assert scored.num_cached_tokens == 0
 
@@ -244,7 +242,7 @@ def test_scored_prompts_of_one_step_share_its_rows() -> None:
         yard.add(long(60, seed), prompt_logprobs=0)
     num_rows = 0
     while yard.is_busy:
-        rows = sum(chunk.stop - chunk.start for chunk in yard.step().chunks)
+        rows = int(yard.step().num_logits.sum())
         assert rows <= MAX_SCORED_ROWS
         num_rows += rows
     assert 8 * 59 <= num_rows <= 8 * 60
@@ -323,7 +321,7 @@ def test_a_suspect_of_a_failed_step_runs_alone() -> None:
     together = []
     while yard.is_busy:
         plan = yard.plan()
-        together.append({yard.table.sequence(slot) for slot in plan.slots})
+        together.append({yard.table.sequence(slot) for slot in plan.slots.tolist()})
         yard.run(plan)
     assert {running, suspect, other} == set().union(*together)
     assert all(group == {suspect} for group in together if suspect in group)

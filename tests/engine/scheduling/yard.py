@@ -118,11 +118,13 @@ class Yard:
     def _check_work(self, plan: StepPlan) -> None:
         """Each sequence goes on just where it stopped; who started first is always among them."""
         table = self.table
-        spans = spans_of(plan, table)
+        spans = spans_of(plan)
         assert spans
         assert sum(stop - start for _, start, stop in spans) <= self.budget
         assert len({slot for slot, _, _ in spans}) == len(spans)
-        assert [slot for slot, _, _ in spans] == plan.slots
+        lengths = (plan.stops - plan.starts).tolist()
+        assert lengths[: plan.num_decodes] == [1] * plan.num_decodes
+        assert all(plan.samples[: plan.num_decodes])
         for slot, start, stop in spans:
             sequence = table.sequence(slot)
             cached = int(table.num_computed[slot])

@@ -55,7 +55,7 @@ def test_steps_above_a_size_are_split_until_they_fit(caplog: pytest.LogCaptureFi
 
 def test_the_oldest_half_goes_on_as_if_nothing_had_been() -> None:
     """The newest half wait, first in the queue, and come back as the others end."""
-    rig = lacking(lambda plan: len(plan.decodes) <= 4)
+    rig = lacking(lambda plan: plan.num_decodes <= 4)
     sequences = [rig.work.add(request([one, 2], 12)) for one in range(8)]
     while rig.model.num_memory_freed == 0:
         rig.work.step()
@@ -68,7 +68,7 @@ def test_the_oldest_half_goes_on_as_if_nothing_had_been() -> None:
 def test_what_started_with_the_step_starts_again() -> None:
     """It may share pages that the failed step was to compute, and that are computed only later."""
     prompt = [*range(11), *range(10)]  # five pages that all share, and one token
-    rig = lacking(lambda plan: len(plan.started) < 4, budget=64)
+    rig = lacking(lambda plan: plan.starts_anew.sum() < 4, budget=64)
     answers = rig.run(*[request(prompt)] * 4)
     assert rig.model.num_memory_freed == 1
     for answer in answers:

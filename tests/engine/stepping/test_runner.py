@@ -9,7 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.scheduling.scheduler import PromptChunk, StepPlan
+from engine.scheduling.scheduler import StepPlan
 from engine.scheduling.sequence import Sampling, Sequence, SequenceRequest
 from engine.scheduling.table import SequenceTable
 from engine.stepping.runner import packed
@@ -19,29 +19,32 @@ GREEDY = Sampling(temperature=0)
 
 
 def random_plan(rng: random.Random, page_size: int) -> tuple[StepPlan, SequenceTable]:
-    """Return some decodes and some chunks of sequences of a full table, whose pages are random."""
+    """Return some decodes and longer spans of sequences of a full table, whose pages are random."""
     table = SequenceTable(8, 50, page_size)
     for index in range(8):
         prompt = [rng.randrange(1000) for _ in range(rng.randint(1, 50))]
         pages = rng.sample(range(1000), -(-len(prompt) // page_size))
         table.place(Sequence(SequenceRequest(prompt, 5, GREEDY), index), pages, 0)
     slots = rng.sample(range(8), rng.randint(1, 8))
-    cut = rng.randint(0, len(slots))
-    chunks = []
-    for slot in slots[cut:]:
+    num_decodes = rng.randint(0, len(slots))
+    spans = []
+    for index, slot in enumerate(slots):
         total = int(table.num_tokens[slot])
-        start = rng.randrange(total)
-        chunks.append(PromptChunk(slot, start, rng.randint(start + 1, total), is_last=False))
-    return StepPlan(np.array(slots[:cut], np.int64), tuple(chunks), frozenset()), table
+        start = total - 1 if index < num_decodes else rng.randrange(total)
+        stop = rng.randint(start + 1, total)
+        spans.append((slot, start, stop, rng.randint(0, stop - start)))
+    columns = np.array(spans, np.int64).T
+    no = np.zeros(len(slots), np.bool_)
+    return StepPlan(num_decodes, *columns, samples=no, starts_anew=no), table
 
 
 @given(seed=st.integers(0, 2**32), page_size=st.sampled_from([1, 3, 16]))
 def test_a_step_says_of_each_span_what_the_plan_says(seed: int, page_size: int) -> None:
-    """Its tokens, their positions and slots, its context, and the pages of both and no more."""
+    """Its tokens with their positions and slots, its context, the pages of both, its last rows."""
     plan, table = random_plan(random.Random(seed), page_size)
-    step = packed(plan, np.array([0]), table, torch.device("cpu"))
-    spans = spans_of(plan, table)
-    assert step.num_decodes == len(plan.decodes)
+    step = packed(plan, table, torch.device("cpu"))
+    spans = spans_of(plan)
+    assert step.num_decodes == plan.num_decodes
     assert step.num_tokens == plan.num_tokens
     assert step.num_spans == len(spans)
     starts, page_starts = step.query_starts.tolist(), step.page_starts.tolist()
@@ -57,4 +60,9 @@ def test_a_step_says_of_each_span_what_the_plan_says(seed: int, page_size: int) 
         assert step.slots[tokens].tolist() == [
             pages[at // page_size] * page_size + at % page_size for at in range(start, stop)
         ]
-    assert step.logit_rows.tolist() == [0]
+    rows = [
+        row
+        for end, count in zip(starts[1:], plan.num_logits.tolist(), strict=True)
+        for row in range(end - count, end)
+    ]
+    assert step.logit_rows.tolist() == rows
