@@ -1,34 +1,18 @@
-"""From settings to something that answers requests: model, cache, work, engine, endpoints."""
+"""From settings to something that answers requests: what the model is decides what that takes."""
 
 from __future__ import annotations
 
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Sequence
 from importlib import metadata
-from pathlib import Path
 
 import torch
 
 from engine.config import EngineConfig
 from engine.contract import EngineInfo
-from engine.endpoints import text_endpoints
 from engine.endpoints.served import ServedEngine
-from engine.errors import EngineError
 from engine.files import find_folder, revision_of
-from engine.model.loading import load_model
-from engine.model.memory import Room, find_room
-from engine.model.network import LoadedModel
+from engine.kinds import KINDS, Kind, kind_of
 from engine.remembered import sources_digest
-from engine.scheduling.admission import ArrivalOrder
-from engine.scheduling.pages import PagePool
-from engine.scheduling.scheduler import Scheduler
-from engine.scheduling.table import SequenceTable
-from engine.stepping.engine import Engine
-from engine.stepping.generation import GenerationWork
-from engine.stepping.runner import Runner
-from engine.text.chat_template import ChatTemplate, read_chat_template
-from engine.text.text_model import GenerationConfig, TextModel, eos_ids, read_generation_config
-from engine.text.tokenizer import load_tokenizer
-from engine.text.vocabulary import Vocabulary, load_vocabulary, recall_vocabulary
 
 
 def load_served(
@@ -36,105 +20,28 @@ def load_served(
     *,
     served_names: tuple[str, ...] = (),
     chat_template: str | None = None,
+    kinds: Sequence[Kind] = KINDS,
 ) -> ServedEngine:
     """Load `config.model` and serve it under `served_names` (default: the model's own name).
 
-    `chat_template` is a template's text or the path of a file that holds it.
-    Raises `EngineError` for what cannot be loaded.
+    `chat_template` is a template's text or the path of a file that holds it; `kinds` are what a
+    model may be. Raises `EngineError` for what cannot be loaded.
     """
-    template = None if chat_template is None else read_chat_template(chat_template)
-    generation = read_generation_config(config.model)  # transformers does, and says less clearly
     folder = find_folder(config.model)
-    loaded: Future[tuple[LoadedModel, Room]] = Future()
-
-    def make() -> GenerationWork:
-        model = load_model(config)
-        room = find_room(model, config)
-        loaded.set_result((model, room))
-        return make_work(model, room, config)
-
-    with ThreadPoolExecutor(1, "tidemill-vocabulary") as beside:
-        recalled = beside.submit(recall_vocabulary, config.model, folder)
-        engine = Engine(make)
-    model, room = loaded.result()
-    try:
-        vocabulary = recalled.result() or load_vocabulary(config.model, folder)
-        text = load_text_model(
-            config.model,
-            vocabulary,
-            template=template,
-            generation=generation,
-            model=model,
-            max_model_len=room.max_model_len,
-        )
-    except BaseException:
-        engine.close()
-        raise
-    endpoints = text_endpoints(text, seed=config.seed)
-    info = _info(model, room, config, folder)
-    return ServedEngine(endpoints, engine, info, model_names=served_names or (config.model,))
-
-
-def make_work(model: LoadedModel, room: Room, config: EngineConfig) -> GenerationWork:
-    """Give a loaded model its pages, table and scheduler."""
-    attention = model.attention(room.num_pages)
-    table = SequenceTable(config.max_num_seqs, room.max_model_len, attention.page_size)
-    pool = PagePool(room.num_pages)
-    scheduler = Scheduler(table, pool, ArrivalOrder(), config.max_num_batched_tokens)
-    return GenerationWork(scheduler, Runner(model, attention, table), model.vocab_size)
-
-
-def load_text_model(
-    name: str,
-    vocabulary: Vocabulary,
-    *,
-    template: str | None,
-    generation: GenerationConfig,
-    model: LoadedModel,
-    max_model_len: int,
-) -> TextModel:
-    """Return what the endpoints know of a model: tokenizer, template, defaults, stop tokens."""
-    tokenizer = load_tokenizer(name, vocabulary, model.vocab_size)
-    chat_template = None
-    if template is not None or vocabulary.chat_template:
-        chat_template = _chat_template(name, vocabulary, template)
-    return TextModel(
-        tokenizer=tokenizer,
-        chat_template=chat_template,
-        max_model_len=max_model_len,
-        vocab_size=model.vocab_size,
-        eos_token_ids=eos_ids(name, generation, model.eos_token_ids, tokenizer),
-        defaults=generation.defaults,
-    )
-
-
-def _chat_template(name: str, vocabulary: Vocabulary, source: str | None) -> ChatTemplate:
-    try:
-        template = ChatTemplate(vocabulary, source=source)
-    except EngineError as exc:
-        raise EngineError(f"{name}: {exc}") from exc
-    if template.leaves_messages_out:
-        raise EngineError(f"{name}: the chat template leaves out what a user's message says")
-    return template
-
-
-def _info(model: LoadedModel, room: Room, config: EngineConfig, folder: Path | None) -> EngineInfo:
-    is_gpu = model.device.type == "cuda"
-    notes = []
-    if room.max_model_len < model.max_model_len:
-        notes.append(
-            f"the context is {room.max_model_len:,} tokens, not the model's "
-            f"{model.max_model_len:,}: the KV cache has no room for more (--kv-cache-memory)"
-        )
-    return EngineInfo(
+    kind = kind_of(folder, kinds)
+    loaded = kind.load(config, folder=folder, chat_template=chat_template)
+    is_gpu = loaded.device.type == "cuda"
+    info = EngineInfo(
         model=config.model,
         revision=None if folder is None else revision_of(folder),
         engine_version=_version(),
-        device=torch.cuda.get_device_name(model.device) if is_gpu else model.device.type,
+        device=torch.cuda.get_device_name(loaded.device) if is_gpu else loaded.device.type,
         num_gpus=int(is_gpu),
         max_num_seqs=config.max_num_seqs,
-        notes=tuple(notes),
+        notes=loaded.notes,
     )
+    names = served_names or (config.model,)
+    return ServedEngine(loaded.endpoints, loaded.engine, info, model_names=names)
 
 
 def _version() -> str:

@@ -10,7 +10,7 @@ import torch
 
 from demo import MODEL_PATH, questions
 from engine.config import EngineConfig
-from engine.load import make_work
+from engine.kinds.generation import make_work
 from engine.model.loading import load_model
 from engine.model.memory import Room
 from engine.scheduling.sequence import Sampling, SequenceRequest

@@ -11,7 +11,7 @@ import torch
 
 from engine.config import EngineConfig
 from engine.contract import EngineStats
-from engine.load import make_work
+from engine.kinds.generation import make_work
 from engine.model.forward import ATTENTION
 from engine.model.loading import prepare
 from engine.model.memory import Room

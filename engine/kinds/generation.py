@@ -1,0 +1,125 @@
+"""Generation: decoders that write text, behind chat and text completions."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+from engine.config import EngineConfig
+from engine.endpoints import text_endpoints
+from engine.errors import EngineError
+from engine.kinds.kind import Loaded
+from engine.model.loading import load_model
+from engine.model.memory import Room, find_room
+from engine.model.network import LoadedModel
+from engine.scheduling.admission import ArrivalOrder
+from engine.scheduling.pages import PagePool
+from engine.scheduling.scheduler import Scheduler
+from engine.scheduling.sequence import SequenceRequest, SequenceResult
+from engine.scheduling.table import SequenceTable
+from engine.stepping.engine import Engine
+from engine.stepping.generation import GenerationWork
+from engine.stepping.runner import Runner
+from engine.text.chat_template import ChatTemplate, read_chat_template
+from engine.text.text_model import GenerationConfig, TextModel, eos_ids, read_generation_config
+from engine.text.tokenizer import load_tokenizer
+from engine.text.vocabulary import Vocabulary, load_vocabulary, recall_vocabulary
+
+
+class Generation:
+    """The kind of every model that is of no other; it refuses by name what is no decoder."""
+
+    def takes(self, description: Mapping[str, Any]) -> bool:
+        """Take every one."""
+        del description
+        return True
+
+    def load(
+        self, config: EngineConfig, *, folder: Path | None, chat_template: str | None
+    ) -> Loaded[SequenceRequest, SequenceResult]:
+        """Load model and vocabulary beside each other, and begin to generate."""
+        template = None if chat_template is None else read_chat_template(chat_template)
+        # transformers reads it too, and says less clearly what is wrong.
+        generation = read_generation_config(config.model)
+        loaded: Future[tuple[LoadedModel, Room]] = Future()
+
+        def make() -> GenerationWork:
+            model = load_model(config)
+            room = find_room(model, config)
+            loaded.set_result((model, room))
+            return make_work(model, room, config)
+
+        with ThreadPoolExecutor(1, "tidemill-vocabulary") as beside:
+            recalled = beside.submit(recall_vocabulary, config.model, folder)
+            engine = Engine(make)
+        model, room = loaded.result()
+        try:
+            vocabulary = recalled.result() or load_vocabulary(config.model, folder)
+            text = load_text_model(
+                config.model,
+                vocabulary,
+                template=template,
+                generation=generation,
+                model=model,
+                max_model_len=room.max_model_len,
+            )
+        except BaseException:
+            engine.close()
+            raise
+        endpoints = text_endpoints(text, seed=config.seed)
+        return Loaded(engine, endpoints, model.device, _notes(model, room))
+
+
+def make_work(model: LoadedModel, room: Room, config: EngineConfig) -> GenerationWork:
+    """Give a loaded model its pages, table and scheduler."""
+    attention = model.attention(room.num_pages)
+    table = SequenceTable(config.max_num_seqs, room.max_model_len, attention.page_size)
+    pool = PagePool(room.num_pages)
+    scheduler = Scheduler(table, pool, ArrivalOrder(), config.max_num_batched_tokens)
+    return GenerationWork(scheduler, Runner(model, attention, table), model.vocab_size)
+
+
+def load_text_model(
+    name: str,
+    vocabulary: Vocabulary,
+    *,
+    template: str | None,
+    generation: GenerationConfig,
+    model: LoadedModel,
+    max_model_len: int,
+) -> TextModel:
+    """Return what the endpoints know of a model: tokenizer, template, defaults, stop tokens."""
+    tokenizer = load_tokenizer(name, vocabulary, model.vocab_size)
+    chat_template = None
+    if template is not None or vocabulary.chat_template:
+        chat_template = _chat_template(name, vocabulary, template)
+    return TextModel(
+        tokenizer=tokenizer,
+        chat_template=chat_template,
+        max_model_len=max_model_len,
+        vocab_size=model.vocab_size,
+        eos_token_ids=eos_ids(name, generation, model.eos_token_ids, tokenizer),
+        defaults=generation.defaults,
+    )
+
+
+def _chat_template(name: str, vocabulary: Vocabulary, source: str | None) -> ChatTemplate:
+    try:
+        template = ChatTemplate(vocabulary, source=source)
+    except EngineError as exc:
+        raise EngineError(f"{name}: {exc}") from exc
+    if template.leaves_messages_out:
+        raise EngineError(f"{name}: the chat template leaves out what a user's message says")
+    return template
+
+
+def _notes(model: LoadedModel, room: Room) -> tuple[str, ...]:
+    if room.max_model_len >= model.max_model_len:
+        return ()
+    note = (
+        f"the context is {room.max_model_len:,} tokens, not the model's "
+        f"{model.max_model_len:,}: the KV cache has no room for more (--kv-cache-memory)"
+    )
+    return (note,)

@@ -1,0 +1,46 @@
+"""What a kind of model is: which models are of it, how its work is made, which urls it answers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Generic, Protocol, TypeVar
+
+import torch
+
+from engine.config import EngineConfig
+from engine.endpoints.endpoint import Endpoint, Sized
+from engine.stepping.engine import Engine
+
+RequestT = TypeVar("RequestT")
+ResultT = TypeVar("ResultT", bound=Sized)
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded(Generic[RequestT, ResultT]):
+    """A model at work: `engine` runs what its `endpoints` ask for.
+
+    `notes` are sentences that whoever runs it should read.
+    """
+
+    engine: Engine[RequestT, ResultT]
+    endpoints: Sequence[Endpoint[RequestT, ResultT, Any]]
+    device: torch.device
+    notes: tuple[str, ...] = ()
+
+
+class Kind(Protocol):
+    """One kind of model."""
+
+    def takes(self, description: Mapping[str, Any]) -> bool:
+        """Say whether a model is of this kind, by its config.json; nothing in that is checked."""
+
+    def load(
+        self, config: EngineConfig, *, folder: Path | None, chat_template: str | None
+    ) -> Loaded[Any, Any]:
+        """Load `config.model`, of which `folder` has the config.json, and begin its work.
+
+        `chat_template` is a template's text or the path of a file that holds it. Raises
+        `EngineError` for what cannot be served.
+        """
