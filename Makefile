@@ -28,7 +28,7 @@ INSTALLED_BROWSER := tests/browser/node_modules/.installed
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
-.PHONY: help fuzz-api demo browser screenshots demo-engine bootstrap deploy destroy smoke test test-all chaos check format openapi demo-model bench bench-host bench-batches bench-upload bench-models clean
+.PHONY: help fuzz-api demo browser screenshots demo-engine bootstrap deploy destroy smoke test test-all chaos check format openapi demo-model bench bench-start bench-host bench-batches bench-upload bench-models clean
 
 help:
 	@echo "make demo          install, run the whole cloud on this machine, drop the example file into it"
@@ -48,6 +48,7 @@ help:
 	@echo "make openapi       write docs/openapi.json again, after a change of the API's routes"
 	@echo "make demo-model    train the demo model again (at most 20 minutes on two cores)"
 	@echo "make bench         compare with transformers (and vLLM, given VLLM_PYTHON=path); FILES=\"base a g\""
+	@echo "make bench-start   seconds from launch to a loaded model, the first row, the exit"
 	@echo "make bench-host    lines/s and memory of the host path at 10,000 and 1,000,000 lines"
 	@echo "make bench-batches batches through an emulator: lines/s, memory, and 1, 2, 4 workers"
 	@echo "make bench-upload  a file of 1 GB through the dashboard: seconds, and the browser's memory"
@@ -207,6 +208,9 @@ bench-models: $(BENCH_MODELS:%=$(OUT)/bench/%/config.json) $(BENCH_FILES:%=$(OUT
 bench: $(OUT)/bench/46m/config.json $(if $(filter g,$(FILES)),$(OUT)/bench/46m-152k/config.json) $(FILES:%=$(OUT)/bench/%.jsonl)
 	$(BIN)/python -m bench.compare $(FILES:%=$(OUT)/bench/%.jsonl) \
 	  $(if $(VLLM_PYTHON),--vllm-python $(VLLM_PYTHON))
+
+bench-start: $(OUT)/bench/46m/config.json
+	$(BIN)/python -m bench.start --model demo/model --model $(OUT)/bench/46m
 
 bench-host: $(INSTALLED_ENGINE)
 	$(BIN)/python -m bench.host_path

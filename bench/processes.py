@@ -31,9 +31,13 @@ class Marks:
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """One run. `steady_seconds` lie between the marks, prefill included, loading excluded."""
+    """One run. `steady_seconds` lie between the marks, prefill included, loading excluded.
+
+    The first mark comes `ready_seconds` after the launch.
+    """
 
     whole_seconds: float
+    ready_seconds: float
     steady_seconds: float
     peak_bytes: int
 
@@ -66,7 +70,8 @@ def measure(
     missing = [mark for mark in (marks.ready, marks.done) if mark not in seen]
     if missing:
         raise RunFailed(f"{command[0]} … never printed {missing}.\n{tail(log)}")
-    return Measured(whole_seconds, seen[marks.done] - seen[marks.ready], memory.peak_bytes)
+    ready, done = seen[marks.ready], seen[marks.done]
+    return Measured(whole_seconds, ready - started, done - ready, memory.peak_bytes)
 
 
 def first_times(output: IO[bytes], marks: Marks, log_file: IO[bytes]) -> dict[str, float]:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import gc
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
@@ -41,7 +44,8 @@ def load_engine(
     Weights that are in S3 are kept in `weights_cache`.
     """
     try:
-        from engine.load import load_served
+        with _nothing_collected():
+            from engine.load import load_served
     except ModuleNotFoundError as exc:
         raise EngineFailed(
             f"the engine needs {exc.name}, which is not installed: pip install 'tidemill[engine]'"
@@ -50,6 +54,21 @@ def load_engine(
         return load_served(
             replace(config, model=model), served_names=served_names, chat_template=chat_template
         )
+
+
+@contextmanager
+def _nothing_collected() -> Iterator[None]:
+    """While entered, nothing is looked for garbage; what was made then never will be.
+
+    What modules make stays, and torch makes so much that looking at it again and again is a fifth
+    of a start.
+    """
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 def engine_config(options: EngineOptions) -> EngineConfig:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -12,7 +14,8 @@ from cli.main import main
 from demo import MODEL_PATH
 from tests.cli.given import line, rows
 
-EXAMPLE = Path(__file__).parents[3] / "examples/demo.jsonl"
+ROOT = Path(__file__).parents[3]
+EXAMPLE = ROOT / "examples/demo.jsonl"
 
 
 def test_a_small_cache_shortens_the_context_and_says_so(
@@ -77,3 +80,21 @@ def test_a_checkpoint_without_its_weights_runs_no_line(
     assert said[-1].startswith(f"tidemill: {model}: its weights lack lm_head.weight, ")
     assert said[-1].endswith("or config.json is another model's.")
     assert not (tmp_path / "out.jsonl").exists()
+
+
+def test_what_modules_hold_is_never_looked_at_for_garbage(tmp_path: Path) -> None:
+    """Whatever comes of the load: later collections pass over what torch alone has made."""
+    script = (
+        "import gc\n"
+        "from cli.serving.engine import load_engine\n"
+        "from engine.config import EngineConfig\n"
+        "from engine.errors import EngineError\n"
+        "try:\n"
+        f"    load_engine(EngineConfig({str(tmp_path)!r}), served_names=(), chat_template=None)\n"
+        "except EngineError:\n"
+        "    print(gc.isenabled(), gc.get_freeze_count() > 100_000)\n"
+    )
+    said = subprocess.run(
+        [sys.executable, "-c", script], check=True, capture_output=True, text=True, cwd=ROOT
+    )
+    assert said.stdout.split() == ["True", "True"]
