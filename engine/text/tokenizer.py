@@ -33,15 +33,14 @@ def load_tokenizer(model: str, vocabulary: Vocabulary, vocab_size: int) -> Token
     """
     try:
         tokenizer = Tokenizer(vocabulary)
-        highest = tokenizer.highest_id()
         tokenizer.text(tokenizer.encode(_TRIAL, add_special_tokens=True))
     except BaseException as exc:
         reraise_unless_broken(exc)
         raise EngineError(f"{model}: its tokenizer does not work: {first_line_of(exc)}") from exc
-    if highest >= vocab_size:
+    if vocabulary.highest_id >= vocab_size:
         raise EngineError(
-            f"{model}: its tokenizer is another model's: it has a token {highest:,}, but the model "
-            f"has tokens 0 to {vocab_size - 1:,}."
+            f"{model}: its tokenizer is another model's: it has a token "
+            f"{vocabulary.highest_id:,}, but the model has tokens 0 to {vocab_size - 1:,}."
         )
     return tokenizer
 
@@ -79,12 +78,6 @@ class Tokenizer:
         It is 0 where this vocabulary allows no such bound.
         """
         return 0 if self._bound is None else self._bound.least_tokens(text)
-
-    def highest_id(self) -> int:
-        """Return the highest id of the vocabulary, without what was added to it later."""
-        if self._backend is None:
-            return -1
-        return max(self._backend.get_vocab(with_added_tokens=False).values(), default=-1)
 
     @cached_property
     def _bound(self) -> TokenBound | None:

@@ -37,11 +37,13 @@ _MAX_FILES_BYTES = 2**28
 class Vocabulary:
     """A model's tokenizer: `backend` is that of the tokenizers library, None if Python runs it.
 
-    `added` are the texts of tokens that were added to the vocabulary. `special_tokens` has the
-    names that templates know. `pretrained` is transformers' own, None when it was remembered.
+    `highest_id` is that of the vocabulary without the tokens that were `added` to it, of which the
+    texts are told; -1 where Python runs it. `special_tokens` has the names that templates know.
+    `pretrained` is transformers' own, None when it was remembered.
     """
 
     backend: Any
+    highest_id: int
     added: dict[int, str]
     special_ids: frozenset[int]
     special_tokens: dict[str, str]
@@ -84,13 +86,15 @@ def load_vocabulary(model: str, folder: Path | None) -> Vocabulary:
 
 def vocabulary_of(pretrained: Any) -> Vocabulary:
     """Return what is read of transformers' tokenizer, which never cuts or pads from now on."""
-    backend = getattr(pretrained, "backend_tokenizer", None)
+    backend, highest_id = getattr(pretrained, "backend_tokenizer", None), -1
     if backend is not None:
         backend.no_truncation()
         backend.no_padding()
+        highest_id = max(backend.get_vocab(with_added_tokens=False).values(), default=-1)
     added = pretrained.added_tokens_decoder
     return Vocabulary(
         backend=backend,
+        highest_id=highest_id,
         added={int(token_id): str(token) for token_id, token in added.items()},
         special_ids=frozenset(
             [int(token_id) for token_id, token in added.items() if token.special]
@@ -162,6 +166,7 @@ def _may_read_others(tokenizer_config: bytes | None) -> bool:
 
 def _packed(vocabulary: Vocabulary) -> bytes:
     facts = {
+        "highest_id": vocabulary.highest_id,
         "added": sorted(vocabulary.added.items()),
         "special_ids": sorted(vocabulary.special_ids),
         "special_tokens": vocabulary.special_tokens,
