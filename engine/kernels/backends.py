@@ -1,4 +1,4 @@
-"""Which attention backend serves a model on a device."""
+"""Which kernels serve a model on a device: its attention, and what lies between its products."""
 
 from __future__ import annotations
 
@@ -6,7 +6,9 @@ from collections.abc import Sequence
 
 import torch
 
+from engine.kernels import blocks
 from engine.kernels.attention import AttentionShape, MakesBackend
+from engine.kernels.blocks import Blocks
 from engine.kernels.reference import ReferenceAttention
 
 
@@ -20,3 +22,14 @@ def choose_backend(
         if CpuAttention.serves(shapes, dtype, device):
             return CpuAttention
     return ReferenceAttention
+
+
+def choose_blocks(dtype: torch.dtype, device: torch.device) -> Blocks:
+    """Return the device's own functions where it has them for this dtype, else the reference."""
+    if device.type == "cpu":
+        from engine.kernels.cpu import blocks as of_cpu
+        from engine.kernels.cpu.scalars import DTYPES
+
+        if dtype in DTYPES:
+            return of_cpu
+    return blocks

@@ -13,11 +13,14 @@ from copy import deepcopy
 import torch
 from torch import Tensor, nn
 
+from engine.kernels.blocks import Gate
+
 # Largest difference as a share of the largest number. A norm must also be as near to itself in fp32
 # as the one it replaces: a weight that is rounded once too often is well within these.
 TOLERANCE = {torch.float32: 1e-5, torch.float16: 4e-3, torch.bfloat16: 3e-2}
 MORE_ERROR = 1.1
 CHECKED_ROWS = 7
+SILU = Gate()
 
 
 class FusedRMSNorm(nn.Module):
@@ -62,7 +65,7 @@ class FusedGatedMLP(nn.Module):
         if _has_cpu_kernel(both):
             from engine.kernels.cpu import blocks
 
-            mixed = blocks.silu_mul(both)
+            mixed = blocks.gated(both, SILU)
         else:
             gate, up = both.chunk(2, dim=-1)
             mixed = nn.functional.silu(gate) * up

@@ -1,4 +1,7 @@
-"""The CPU's norm and gate: one pass over each row, fp32 inside."""
+"""The CPU's norms, gates and turns: one pass over each row, fp32 inside.
+
+Each function stands in for the one of its name in `kernels.blocks`.
+"""
 
 from __future__ import annotations
 
@@ -9,8 +12,18 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from engine.kernels.cpu.compiling import parallel
+from engine.kernels.attention import AttentionShape
+from engine.kernels.blocks import Gate, HeadNorms
+from engine.kernels.cpu.compiling import compiled, parallel
 from engine.kernels.cpu.scalars import elements, narrow, sigmoid, widen
+
+# gelu's tanh as a sigmoid: x · sigmoid(2·√(2/π) · (x + 0.044715·x³)).
+GELU_SLOPE, GELU_CUBE = np.float32(1.5957691216057308), np.float32(0.044715)
+
+
+def norm_weight(stored: Tensor, offset: float) -> Tensor:
+    """Return a norm's weight in fp32, with what its family adds to it."""
+    return stored.float() + offset
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -21,12 +34,36 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     return out.view(x.shape)
 
 
-def silu_mul(both: Tensor) -> Tensor:
-    """Return silu(gate) · up of gate and up side by side: `both […, 2·I]` → `[…, I]`."""
+def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """Add `x [T, H]` to `residual [T, H]`, in place, and return the norm of the sum."""
+    out = torch.empty_like(residual)
+    _add_norm_rows(elements(x), elements(residual), weight.numpy(), np.float32(eps), elements(out))
+    return out
+
+
+def gated(both: Tensor, gate: Gate) -> Tensor:
+    """Join gate and up that lie side by side: `both […, 2·I]` → `[…, I]`."""
     flat = both.reshape(-1, both.shape[-1])
     out = torch.empty(flat.shape[0], flat.shape[1] // 2, dtype=both.dtype)
-    _gate_rows(elements(flat), elements(out))
+    limit = np.float32(np.inf if gate.limit is None else gate.limit)
+    numbers = (np.float32(gate.steepness), limit, np.float32(gate.lift))
+    _gate_rows(elements(flat), gate.curve == "gelu_tanh", *numbers, elements(out))
     return out.view(*both.shape[:-1], -1)
+
+
+def turned(
+    qkv: Tensor, turns: Tensor, shape: AttentionShape, norms: HeadNorms | None
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Split, norm and turn: `qkv [T, (Hq + 2·Hkv)·D]` → `[T, Hq, D]`, `[T, Hkv, D]` twice."""
+    tokens, width = qkv.shape[0], shape.key_dim
+    heads = (shape.num_query_heads, shape.num_kv_heads, shape.num_kv_heads)
+    query, key, value = (torch.empty(tokens, count, width, dtype=qkv.dtype) for count in heads)
+    eps = 0.0 if norms is None else norms.eps
+    weights = () if norms is None else (norms.query.numpy(), norms.key.numpy())
+    weights = weights or (np.empty(0, np.float32),) * 2
+    outs = elements(query), elements(key), elements(value)
+    _turn_rows(elements(qkv), turns.numpy(), *weights, np.float32(eps), *outs)
+    return query, key, value
 
 
 @parallel
@@ -43,9 +80,76 @@ def _norm_rows(x: Any, weight: Any, eps: Any, out: Any) -> None:
 
 
 @parallel
-def _gate_rows(both: Any, out: Any) -> None:
+def _add_norm_rows(x: Any, residual: Any, weight: Any, eps: Any, out: Any) -> None:
+    width = x.shape[1]
+    for row in numba.prange(x.shape[0]):
+        total = np.float32(0)
+        for i in range(width):
+            added = narrow(widen(residual[row, i]) + widen(x[row, i]), x[row, i])
+            residual[row, i] = added
+            value = widen(added)
+            total += value * value
+        scale = np.float32(1) / np.sqrt(total / np.float32(width) + eps)
+        for i in range(width):
+            out[row, i] = narrow(widen(residual[row, i]) * scale * weight[i], x[row, i])
+
+
+@parallel
+def _gate_rows(both: Any, is_gelu: Any, steepness: Any, limit: Any, lift: Any, out: Any) -> None:
     width = out.shape[1]
     for row in numba.prange(out.shape[0]):
         for i in range(width):
-            g = widen(both[row, i])
-            out[row, i] = narrow(g * sigmoid(g) * widen(both[row, width + i]), both[row, i])
+            # In this order a NaN stays one.
+            g = min(widen(both[row, i]), limit)
+            up = max(min(widen(both[row, width + i]), limit), -limit) + lift
+            slope = GELU_SLOPE * (g + GELU_CUBE * g * g * g) if is_gelu else steepness * g
+            out[row, i] = narrow(g * sigmoid(slope) * up, both[row, i])
+
+
+@parallel
+def _turn_rows(
+    qkv: Any,  # [T, (Hq + 2·Hkv)·D]
+    turns: Any,  # [T, 2·R] float32
+    query_weight: Any,  # [D] float32, or empty for no norm
+    key_weight: Any,
+    eps: Any,
+    query: Any,  # [T, Hq, D]
+    key: Any,  # [T, Hkv, D]
+    value: Any,
+) -> None:
+    for token in numba.prange(qkv.shape[0]):
+        row = qkv[token]
+        _turn_heads(row, turns[token], query_weight, eps, query[token])
+        row = row[query.shape[1] * query.shape[2] :]
+        _turn_heads(row, turns[token], key_weight, eps, key[token])
+        row = row[key.shape[1] * key.shape[2] :]
+        for head in range(value.shape[1]):
+            for d in range(value.shape[2]):
+                value[token, head, d] = row[head * value.shape[2] + d]
+
+
+@compiled
+def _turn_heads(row: Any, turns: Any, weight: Any, eps: Any, out: Any) -> None:
+    heads, width = out.shape
+    half = turns.shape[0] // 2
+    is_normed = weight.shape[0] > 0
+    normed = np.empty(width, np.float32)
+    for head in range(heads):
+        start = head * width
+        scale = np.float32(1)
+        for d in range(width):
+            normed[d] = widen(row[start + d])
+        if is_normed:
+            total = np.float32(0)
+            for d in range(width):
+                total += normed[d] * normed[d]
+            scale /= np.sqrt(total / np.float32(width) + eps)
+            for d in range(width):
+                normed[d] *= scale * weight[d]
+        for d in range(half):
+            first, second = normed[d], normed[half + d]
+            cos, sin = turns[d], turns[half + d]
+            out[head, d] = narrow(first * cos - second * sin, row[0])
+            out[head, half + d] = narrow(second * cos + first * sin, row[0])
+        for d in range(2 * half, width):
+            out[head, d] = narrow(normed[d], row[0])

@@ -6,14 +6,17 @@ import random
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from engine.kernels import blocks as reference_blocks
 from engine.kernels.attention import AttentionBackend, AttentionShape
-from engine.kernels.backends import choose_backend
+from engine.kernels.backends import choose_backend, choose_blocks
+from engine.kernels.cpu import blocks as cpu_blocks
 from engine.kernels.cpu.attention import CpuAttention
 from engine.kernels.reference import ReferenceAttention
 from tests.engine.kernels.paged import CPU, Paged, Piece, Sequences, num_pages, scattered
@@ -40,7 +43,7 @@ SHAPES = {
     "everything": AttentionShape(6, 2, 8, 16, 0.7, window=20, softcap=2.0, has_sinks=True),
 }
 # In bf16 a short chunk's weights are rounded before they meet the values.
-TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 2**-6}
+TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 2**-5}
 
 
 def made(
@@ -156,3 +159,21 @@ def test_a_cpu_has_its_own_kernels_where_they_fit_all_layers() -> None:
 def test_another_device_has_the_reference() -> None:
     """There are no kernels for it yet."""
     assert choose_backend([GROUPED], torch.bfloat16, torch.device("cuda")) is ReferenceAttention
+
+
+@pytest.mark.parametrize(
+    ("device", "dtype", "is_own"),
+    [
+        ("cpu", torch.float32, True),
+        ("cpu", torch.bfloat16, True),
+        ("cpu", torch.float16, False),
+        ("cuda", torch.bfloat16, False),
+    ],
+    ids=str,
+)
+def test_what_lies_between_products_is_the_devices_own_where_it_has_any(
+    device: str, dtype: torch.dtype, *, is_own: bool
+) -> None:
+    """The CPU's kernels take two types of numbers; all else is the reference's."""
+    chosen: Any = choose_blocks(dtype, torch.device(device))
+    assert chosen is (cpu_blocks if is_own else reference_blocks)

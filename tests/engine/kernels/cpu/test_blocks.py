@@ -1,14 +1,19 @@
-"""The CPU's norm and gate, against torch's."""
+"""The CPU's norms, gates and turns, against torch's."""
 
 from __future__ import annotations
 
 import pytest
 import torch
 
-from engine.kernels.cpu.blocks import rms_norm, silu_mul
+from engine.kernels import blocks as reference
+from engine.kernels.attention import AttentionShape
+from engine.kernels.blocks import Gate, HeadNorms
+from engine.kernels.cpu.blocks import add_rms_norm, gated, rms_norm, turned
 from engine.kernels.cpu.scalars import DTYPES
 
 ROWS = [1, 3, 700]
+SILU = Gate()
+GATES = [SILU, Gate("gelu_tanh"), Gate(steepness=1.702, limit=1.5, lift=1.0)]
 
 
 @pytest.mark.parametrize("rows", ROWS)
@@ -47,7 +52,7 @@ def test_the_gate_is_that_of_torch(dtype: torch.dtype, rows: int) -> None:
     generator = torch.Generator().manual_seed(rows)
     gate = (torch.randn(1, rows, 96, generator=generator) * 12).to(dtype)
     up = torch.randn(1, rows, 96, generator=generator).to(dtype)
-    out = silu_mul(torch.cat([gate, up], dim=-1))
+    out = gated(torch.cat([gate, up], dim=-1), SILU)
     expected = torch.nn.functional.silu(gate.double()) * up.double()
     assert out.dtype == dtype
     tolerance = 1e-6 if dtype == torch.float32 else 2**-8
@@ -58,7 +63,7 @@ def test_the_gate_is_that_of_torch(dtype: torch.dtype, rows: int) -> None:
 def test_the_gate_is_closed_and_open_at_its_ends(dtype: torch.dtype) -> None:
     """Nothing overflows far out, and what is not finite stays so."""
     gate = torch.tensor([[-1e30, -300.0, 0.0, 300.0, 1e30, torch.nan]], dtype=dtype)
-    out = silu_mul(torch.cat([gate, torch.ones_like(gate)], dim=-1))[0]
+    out = gated(torch.cat([gate, torch.ones_like(gate)], dim=-1), SILU)[0]
     assert out[:3].abs().max() < 1e-6
     torch.testing.assert_close(out[3:5], gate[0, 3:5], rtol=2e-7, atol=0)
     assert out[5].isnan()
@@ -70,7 +75,7 @@ def test_bfloat16_is_rounded_as_torch_rounds_it() -> None:
     normed = rms_norm(torch.ones(1, 5, dtype=torch.bfloat16), weight, 0.0)
     assert torch.equal(normed[0], weight.bfloat16())
     both = torch.cat([torch.full_like(normed, 64.0), normed], dim=-1)
-    assert not silu_mul(both)[0, 4].isfinite()
+    assert not gated(both, SILU)[0, 4].isfinite()
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -79,6 +84,69 @@ def test_what_is_not_finite_goes_through_norm_and_gate(dtype: torch.dtype, value
     """In its own row, and in no other."""
     x = torch.ones(3, 64, dtype=dtype)
     x[1, 5] = value
-    for out in (rms_norm(x, torch.ones(64), 1e-6), silu_mul(x)):
+    for out in (rms_norm(x, torch.ones(64), 1e-6), gated(x, SILU)):
         assert not out[1].isfinite().all()
         assert out[[0, 2]].isfinite().all()
+
+
+def close(got: torch.Tensor, expected: torch.Tensor) -> None:
+    """Hold a result to the reference in fp32 but for one rounding."""
+    tolerance = 5e-6 if got.dtype == torch.float32 else 2**-8
+    torch.testing.assert_close(got.float(), expected, atol=2e-6, rtol=tolerance)
+
+
+@pytest.mark.parametrize("rows", ROWS)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_a_sum_is_rounded_before_its_norm(dtype: torch.dtype, rows: int) -> None:
+    """The residual becomes the sum, as torch adds in that dtype, and the norm is of that."""
+    generator = torch.Generator().manual_seed(rows)
+    x, residual = (torch.randn(rows, 96, generator=generator).to(dtype) for _ in range(2))
+    weight = torch.randn(96, generator=generator)
+    expected = x + residual
+    out = add_rms_norm(x, residual, weight, 1e-5)
+    assert torch.equal(residual, expected)
+    close(out, torch.nn.functional.rms_norm(expected.float(), (96,), weight, 1e-5))
+
+
+@pytest.mark.parametrize("gate", GATES, ids=str)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_every_gate_is_that_of_the_reference(dtype: torch.dtype, gate: Gate) -> None:
+    """Its curve, where it is cut off, and what it adds."""
+    generator = torch.Generator().manual_seed(1)
+    both = (torch.randn(70, 192, generator=generator) * 4).to(dtype)
+    close(gated(both, gate), reference.gated(both.float(), gate))
+
+
+@pytest.mark.parametrize("turned_numbers", [16, 12])
+@pytest.mark.parametrize("is_normed", [True, False])
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_heads_are_normed_and_turned_as_by_the_reference(
+    dtype: torch.dtype, *, is_normed: bool, turned_numbers: int
+) -> None:
+    """Queries and keys by their own weights, values as they are, and what does not turn stays."""
+    generator = torch.Generator().manual_seed(2)
+    shape = AttentionShape(6, 2, 16, 16, 1.0)
+    qkv = torch.randn(9, 10 * 16, generator=generator).to(dtype)
+    angles = torch.randn(9, turned_numbers // 2, generator=generator)
+    turns = torch.cat([angles.cos(), angles.sin()], dim=1)
+    weights = torch.randn(2, 16, generator=generator)
+    norms = HeadNorms(weights[0], weights[1], 1e-6) if is_normed else None
+    got = turned(qkv, turns, shape, norms)
+    expected = reference.turned(qkv.float(), turns, shape, norms)
+    for own, exact in zip(got, expected, strict=True):
+        assert own.is_contiguous()
+        assert own.dtype == dtype
+        close(own, exact)
+    assert torch.equal(got[2].flatten(1), qkv[:, 8 * 16 :])
+    if not is_normed:
+        assert torch.equal(
+            got[0][..., turned_numbers:], qkv.view(9, 10, 16)[:, :6, turned_numbers:]
+        )
+
+
+@pytest.mark.parametrize("gate", GATES, ids=str)
+def test_what_is_not_a_number_goes_through_every_gate(gate: Gate) -> None:
+    """From either half."""
+    both = torch.ones(3, 8)
+    both[1, 1] = both[2, 6] = torch.nan
+    assert gated(both, gate).isnan().nonzero().tolist() == [[1, 1], [2, 2]]
