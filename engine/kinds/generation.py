@@ -117,9 +117,9 @@ def _chat_template(name: str, vocabulary: Vocabulary, source: str | None) -> Cha
 
 def _notes(model: LoadedModel, room: Room) -> tuple[str, ...]:
     if room.max_model_len >= model.max_model_len:
-        return ()
+        return model.notes
     note = (
         f"the context is {room.max_model_len:,} tokens, not the model's "
         f"{model.max_model_len:,}: the KV cache has no room for more (--kv-cache-memory)"
     )
-    return (note,)
+    return (*model.notes, note)

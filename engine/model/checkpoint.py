@@ -1,19 +1,16 @@
 """A model's weights: safetensors inside its folder, and all of them that the model needs.
 
 An index, a link and a config are text that came with the model. None of them decides what is read:
-every file is looked at before transformers opens it, and what it loaded is looked at before use.
+every file is looked at before anything is read from it, and what was read before it is used.
 """
 
 from __future__ import annotations
 
 import json
 import os
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import Any
-
-from torch import nn
 
 from engine.errors import ModelRefused
 from engine.files import find_file
@@ -30,10 +27,24 @@ NAMED = 3
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """The folder that transformers may load from, and the bytes of the weights that lie in it."""
+    """The folder of the model `name`, from which it may be loaded, and its files of weights."""
 
+    name: str
     folder: Path
+    files: tuple[Path, ...]
     num_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Tensors:
+    """How stored tensors fit a network: what it needs and they lack, what they hold beyond that.
+
+    `misfits` are of another shape: name, the shape that is stored, the one that is needed.
+    """
+
+    missing: Collection[str]
+    others: Collection[str]
+    misfits: Collection[tuple[str, Sequence[int], Sequence[int]]]
 
 
 def find_checkpoint(name: str) -> Checkpoint:
@@ -48,32 +59,50 @@ def find_checkpoint(name: str) -> Checkpoint:
     files = _files(name, folder)
     for path in files:
         _check_file(name, path)
-    return Checkpoint(folder, sum(path.stat().st_size for path in files))
+    return Checkpoint(name, folder, tuple(files), sum(path.stat().st_size for path in files))
+
+
+def check_count(checkpoint: Checkpoint, num_weights: int) -> None:
+    """Refuse a network of more weights than the files have bytes."""
+    if num_weights > checkpoint.num_bytes:
+        raise ModelRefused(
+            f"{checkpoint.name}: config.json describes {num_weights:,} weights, but the files hold "
+            f"{checkpoint.num_bytes:,} bytes: one of the two is another model's, or a file is "
+            "missing."
+        )
+
+
+def check_kind(name: str, key: str, kind: str) -> None:
+    """Refuse a weight that is stored as anything but plain numbers."""
+    if kind not in FLOATS:
+        raise ModelRefused(
+            f"{name}: {key} is stored as {kind}: quantised weights are not supported; use the "
+            "unquantised model."
+        )
 
 
 def check_tensors(
-    name: str, network: nn.Module, found: Mapping[str, Collection[Any]], *, is_part: bool
+    name: str, needs: str, modules: Collection[str], base: str, found: Tensors, *, is_part: bool
 ) -> None:
     """Refuse a network that was not filled with all of its weights, or not with all that they say.
 
-    `found` is transformers' loading report. `is_part` says that the weights hold more than text,
-    which this network leaves out.
+    `needs` is what it is called, `modules` the names of all that it is made of, `base` the one of
+    all but its head. `is_part` says that the weights hold more than text, which is left out.
     """
-    needs = type(network).__name__
-    missing, others = sorted(found["missing_keys"]), sorted(found["unexpected_keys"])
+    missing, others = sorted(found.missing), sorted(found.others)
     if missing:
         instead = f" (they hold {_some(others)} instead)" if others else ""
         raise ModelRefused(
             f"{name}: its weights lack {_some(missing)}, which {needs} needs{instead}: a file is "
             "missing, tensors have another prefix, or config.json is another model's."
         )
-    if misfits := sorted(found["mismatched_keys"]):
+    if misfits := sorted(found.misfits):
         shapes = [f"{key} {[*stored]} and not {[*wanted]}" for key, stored, wanted in misfits]
         raise ModelRefused(
             f"{name}: its weights have other shapes than {needs} by its config.json: "
             f"{_some(shapes)}; one of the two is another model's."
         )
-    if needed := _needed(network, others, is_part=is_part):
+    if needed := _needed(others, modules, base, is_part=is_part):
         raise ModelRefused(
             f"{name}: its weights hold {_some(needed)}, for which {needs} has no place: without "
             "them it would answer nonsense; config.json is another model's, or the weights are "
@@ -165,20 +194,17 @@ def _check_file(name: str, path: Path) -> None:
         ) from exc
     # Masks and ids may be stored as anything: only weights are multiplied by.
     for key, kind in stored.items():
-        if key.rpartition(".")[2] == "weight" and kind not in FLOATS:
-            raise ModelRefused(
-                f"{name}: {key} is stored as {kind}: quantised weights are not supported; use the "
-                "unquantised model."
-            )
+        if key.rpartition(".")[2] == "weight":
+            check_kind(name, key, kind)
 
 
-def _needed(network: Any, tensors: Iterable[str], *, is_part: bool) -> list[str]:
+def _needed(
+    tensors: Iterable[str], modules: Collection[str], base: str, *, is_part: bool
+) -> list[str]:
     """Return those tensors without a place that lie within a module that the network has.
 
     Beside its own modules there are heads of training and, in models of more than text, towers.
     """
-    modules = {name for name, _ in network.named_modules()}
-    base = network.base_model_prefix
     outermost = {"", base} if is_part else {""}
 
     def innermost(tensor: str) -> str:

@@ -1,57 +1,164 @@
-"""A model's config.json: read, and refused where it describes what its weights cannot be.
+"""A model's config.json, read as plain JSON: no library that models need is loaded for it.
 
-Whatever it says, transformers would build: a network of a million layers, or one that is filled
-with random numbers because its widths are another model's. Both take minutes, or all memory.
+A field counts as understood once it is taken. What nobody took and what changes how a model
+computes must never be ignored: such a model is left to transformers.
 """
 
 from __future__ import annotations
 
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import isfinite
 from typing import Any
 
 import torch
 
 from engine.errors import ModelRefused, first_line_of
+from engine.files import find_file
 
+CONFIG = "config.json"
 # The deepest models have some 130.
 MAX_LAYERS = 1_000
-_COUNTS = (
+STORED_DTYPES = {
+    name: getattr(torch, name) for name in ("float64", "float32", "float16", "bfloat16")
+}
+# Whatever runs it, a model of other than so many whole ones is none.
+COUNTS = (
     "num_hidden_layers",
     "num_attention_heads",
     "vocab_size",
     "hidden_size",
     "max_position_embeddings",
 )
+# Which text model a model of text and images has where it does not say.
+TEXT_OF_KIND = {"gemma3": "gemma3_text", "llava": "llama"}
+# What says nothing of a forward pass: names, training, sampling, tokens, where it came from.
+_SILENT = frozenset(
+    """
+    _attn_implementation_autoset _name_or_path architectures auto_map bad_words_ids
+    begin_suppress_tokens bos_token_id cache_implementation chunk_size_feed_forward
+    decoder_start_token_id diversity_penalty do_sample dtype early_stopping
+    encoder_no_repeat_ngram_size exponential_decay_length_penalty finetuning_task
+    forced_bos_token_id forced_eos_token_id id2label initializer_factor initializer_range
+    label2id length_penalty max_length max_sequence_length min_length model_type name_or_path
+    no_repeat_ngram_size num_beam_groups num_beams num_return_sequences output_attentions
+    output_hidden_states output_router_logits output_scores pad_token_id prefix pretraining_tp
+    problem_type repetition_penalty return_dict return_dict_in_generate router_aux_loss_coef
+    router_jitter_noise sep_token_id suppress_tokens task_specific_params temperature
+    tokenizer_class top_k top_p torch_dtype torchscript transformers_version
+    transformers_weights typical_p unsloth_fixed unsloth_version use_cache use_return_dict
+    """.split()
+)
 
 
-def read_description(name: str) -> Any:
-    """Return transformers' config of a folder or hub id; `ModelRefused` says why there is none."""
-    from transformers import AutoConfig
+_SILENT_ENDS = ("dropout", "_pdrop")
 
+
+class NotUnderstood(Exception):
+    """What a config says that nobody here knows how to compute; transformers may."""
+
+
+@dataclass(frozen=True, slots=True)
+class Description:
+    """What a config.json says of the model whose text is served.
+
+    `fields` are those of the text model, which `is_part` of more or all of it; `kind` is its
+    `model_type`, `dtype` that of the stored weights.
+    """
+
+    name: str
+    kind: str
+    fields: Mapping[str, Any]
+    is_part: bool
+    dtype: torch.dtype | None
+    is_quantised: bool
+
+
+def read_description(name: str) -> Description:
+    """Return the description in a folder or hub id; `ModelRefused` says why there is none."""
     try:
-        return AutoConfig.from_pretrained(name, trust_remote_code=False)
-    except Exception as exc:  # what a config holds may fail anywhere in transformers
+        path = find_file(name, CONFIG)
+        said = None if path is None else json.loads(path.read_bytes())
+    except (OSError, ValueError, RecursionError) as exc:
         raise ModelRefused(f"{name}: cannot be read as a model: {first_line_of(exc)}") from exc
+    if not isinstance(said, dict):
+        why = f"there is no {CONFIG}" if path is None else f"{CONFIG} holds no JSON object"
+        raise ModelRefused(f"{name}: cannot be read as a model: {why}")
+    text = said.get("text_config")
+    fields = text if isinstance(text, dict) else said
+    kind = fields.get("model_type", TEXT_OF_KIND.get(str(said.get("model_type"))))
+    stored = [part.get(key) for part in (fields, said) for key in ("dtype", "torch_dtype")]
+    dtype = next((name for name in stored if name), None)
+    return Description(
+        name=name,
+        kind=str(kind),
+        fields=fields,
+        is_part=fields is not said,
+        dtype=STORED_DTYPES.get(dtype) if isinstance(dtype, str) else None,
+        is_quantised=any(part.get("quantization_config") for part in (fields, said)),
+    )
 
 
-def check_description(name: str, config: Any, num_bytes: int) -> None:
-    """Refuse a network that `num_bytes` of weights cannot fill, without building it."""
-    from transformers import AutoModelForCausalLM
+class Fields:
+    """The fields of a JSON object, each taken by its name; `where` is what messages call it."""
 
-    for key in _COUNTS:
-        value = getattr(config, key, None)
-        if value is not None and not (type(value) is int and value > 0):
-            raise ModelRefused(f"{name}: config.json says {key} {value!r}; it must be a count.")
-    layers = config.num_hidden_layers
-    if layers > MAX_LAYERS:
-        raise ModelRefused(
-            f"{name}: config.json says num_hidden_layers {layers:,}; no model has above "
-            f"{MAX_LAYERS:,}."
-        )
-    with torch.device("meta"):
-        network = AutoModelForCausalLM.from_config(config, trust_remote_code=False)
-    num_weights = sum(weight.numel() for weight in network.parameters())
-    if num_weights > num_bytes:
-        raise ModelRefused(
-            f"{name}: config.json describes {num_weights:,} weights, but the files hold "
-            f"{num_bytes:,} bytes: one of the two is another model's, or a file is missing."
-        )
+    def __init__(
+        self, where: str, said: Mapping[str, Any], defaults: Mapping[str, Any] | None = None
+    ) -> None:
+        self.where = where
+        self._said = {**(defaults or {}), **said}
+        self._left = {
+            key
+            for key, value in said.items()
+            if not (_is_empty(value) or key in _SILENT or key.endswith(_SILENT_ENDS))
+        }
+
+    def take(self, key: str, default: Any = None) -> Any:
+        """Return what a field says, whatever it is; an absent one says its default."""
+        self._left.discard(key)
+        return self._said.get(key, default)
+
+    def count(self, key: str, default: int | None = None) -> int:
+        """Return a whole number above 0; without a default one must be there."""
+        value = self.take(key)
+        value = default if value is None else value
+        if value is None:
+            raise NotUnderstood(f"{self.where} leaves out {key}")
+        if type(value) is int and value > 0:
+            return value
+        if key in COUNTS:
+            raise ModelRefused(f"{self.where} says {key} {value!r}; it must be a count.")
+        raise NotUnderstood(f"{self.where} says {key} {value!r}")
+
+    def number(self, key: str, default: float | None = None) -> float:
+        """Return a finite number; without a default one must be there."""
+        value = self.take(key)
+        value = default if value is None else value
+        if isinstance(value, bool) or not isinstance(value, int | float) or not isfinite(value):
+            raise NotUnderstood(f"{self.where} says {key} {value!r}")
+        return float(value)
+
+    def flag(self, key: str, *, default: bool = False) -> bool:
+        """Return true or false; null is the default."""
+        value = self.take(key)
+        value = default if value is None else value
+        if not isinstance(value, bool):
+            raise NotUnderstood(f"{self.where} says {key} {value!r}")
+        return value
+
+    def only(self, key: str, *values: Any) -> None:
+        """Accept a field that says one of these values, or nothing."""
+        value = self.take(key)
+        if not _is_empty(value) and value not in values:
+            raise NotUnderstood(f"{self.where} says {key} {value!r}")
+
+    def close(self) -> None:
+        """Refuse to understand the whole when something was not taken."""
+        if self._left:
+            raise NotUnderstood(f"{self.where} says {', '.join(sorted(self._left))}")
+
+
+def _is_empty(value: object) -> bool:
+    """Say whether a field switches nothing on."""
+    return value is None or value is False or value in ([], {}, "")

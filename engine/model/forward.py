@@ -1,7 +1,8 @@
 """A network of transformers: how it is called, and the one attention that its layers call.
 
 transformers hands that function rotated queries and keys of all packed tokens. Whose call it is, a
-layer's of a step or the one-token probe's, is said by the `attend` that rides along.
+layer's of a step or the one-token probe's, is said by the `attend` that rides along. What each
+layer attends with comes from that probe, not from reading configs.
 """
 
 from __future__ import annotations
@@ -9,9 +10,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from transformers import AttentionInterface
 
+from engine.errors import ModelRefused, first_line_of
 from engine.kernels import reference
 from engine.kernels.attention import AttentionBackend, AttentionShape
 from engine.kernels.step import Step
@@ -59,6 +62,30 @@ def forward(
     )
     logits: Tensor = output.logits[0]
     return logits
+
+
+def probe(
+    name: str, module: nn.Module, device: torch.device
+) -> tuple[tuple[nn.Module, ...], tuple[AttentionShape, ...]]:
+    """Run one token and return each layer's attention module and shape, in order."""
+    recording = RecordingAttention()
+    one = torch.zeros(1, dtype=torch.long, device=device)
+    try:
+        forward(module, one, one, one, recording)
+    except (TypeError, ValueError, KeyError, AttributeError) as exc:
+        raise ModelRefused(
+            f"{name}: {type(module).__name__} does not pass the attention interface's arguments "
+            f"through: {first_line_of(exc)}"
+        ) from exc
+    config: Any = module.config
+    expected = config.num_hidden_layers
+    if len(recording.modules) != expected or len(set(map(id, recording.modules))) != expected:
+        raise ModelRefused(
+            f"{name}: {type(module).__name__} has {expected} layers but made "
+            f"{len(recording.modules)} attention calls a token. Every layer must be one attention "
+            "layer: the state of any other kind would be silently wrong."
+        )
+    return tuple(recording.modules), tuple(recording.shapes)
 
 
 class RecordingAttention:

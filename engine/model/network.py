@@ -30,7 +30,7 @@ class LoadedModel:
 
     `shapes[i]` is what layer i attends with, `backend` what makes the attention of all of them.
     `hidden_width` and `inner_width` are those of the widest layer. `eos_token_ids` is as the
-    model's config has it: an id, a list of ids, or None.
+    model's config has it: an id, a list of ids, or None. `notes` are for who runs it.
     """
 
     network: Network
@@ -43,6 +43,7 @@ class LoadedModel:
     hidden_width: int
     inner_width: int
     eos_token_ids: object = None
+    notes: tuple[str, ...] = ()
 
     def attention(self, num_pages: int) -> AttentionBackend:
         """Allocate so many pages of every layer."""

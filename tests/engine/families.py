@@ -47,17 +47,111 @@ FAMILIES: dict[str, dict[str, Any]] = {
 }
 
 
-def build(family: str) -> nn.Module:
-    """Make the family's tiny model with seeded weights spread enough that logits have margins."""
+ROPE: dict[str, Any] = {"rope_theta": 10_000.0}
+# What the families' models differ by among themselves: name → config class, and what differs.
+VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
+    "Llama, llama3 rope": (
+        "LlamaConfig",
+        {
+            "rope_parameters": ROPE
+            | {
+                "rope_type": "llama3",
+                "factor": 8.0,
+                "low_freq_factor": 1.0,
+                "high_freq_factor": 4.0,
+                "original_max_position_embeddings": 64,
+            }
+        },
+    ),
+    "Llama, yarn rope": (
+        "LlamaConfig",
+        {
+            "rope_parameters": ROPE
+            | {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 128}
+        },
+    ),
+    "Llama, linear rope": (
+        "LlamaConfig",
+        {"rope_parameters": ROPE | {"rope_type": "linear", "factor": 4.0}},
+    ),
+    "Llama, dynamic rope": (
+        "LlamaConfig",
+        {"rope_parameters": ROPE | {"rope_type": "dynamic", "factor": 2.0}},
+    ),
+    "Llama, biased and tied": (
+        "LlamaConfig",
+        {"attention_bias": True, "mlp_bias": True, "tie_word_embeddings": True},
+    ),
+    "Llama, one wide key head": ("LlamaConfig", {"num_key_value_heads": 1, "head_dim": 24}),
+    "Qwen2, some layers sliding": (
+        "Qwen2Config",
+        {"use_sliding_window": True, "sliding_window": 12, "max_window_layers": 2},
+    ),
+    "Qwen3, biased": ("Qwen3Config", {"attention_bias": True}),
+    "Gemma2, other scores": (
+        "Gemma2Config",
+        {"sliding_window": 12, "query_pre_attn_scalar": 60, "attn_logit_softcapping": None},
+    ),
+    "Gemma3, near and far": (
+        "Gemma3TextConfig",
+        {
+            "sliding_window": 12,
+            "layer_types": ["sliding_attention", "full_attention"] * 2,
+            "rope_parameters": {
+                "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 1e6},
+                "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+            },
+            "final_logit_softcapping": 20.0,
+        },
+    ),
+    "Phi3, half turned": ("Phi3Config", {"rope_parameters": ROPE | {"partial_rotary_factor": 0.5}}),
+    "Phi3, long rope": (
+        "Phi3Config",
+        {
+            "original_max_position_embeddings": 256,
+            "sliding_window": 12,
+            "rope_parameters": ROPE
+            | {
+                "rope_type": "longrope",
+                "short_factor": [1.0, 1.1, 1.2, 1.3, 1.5, 1.7, 2.0, 2.5],
+                "long_factor": [2.0] * 8,
+            },
+        },
+    ),
+    "Mixtral, sliding": (
+        "MixtralConfig",
+        {"num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": 12},
+    ),
+    "Qwen3Moe, some layers dense": (
+        "Qwen3MoeConfig",
+        {
+            "num_experts": 4,
+            "num_experts_per_tok": 3,
+            "moe_intermediate_size": 48,
+            "mlp_only_layers": [1],
+            "norm_topk_prob": True,
+        },
+    ),
+}
+
+
+def build(name: str) -> nn.Module:
+    """Make the tiny model of a family or variant with seeded weights.
+
+    They are spread enough that logits have margins, and norms need every digit.
+    """
     import transformers
 
     torch.manual_seed(7)
-    config = getattr(transformers, family)(**(COMMON | FAMILIES[family]))
+    kind, differs = VARIANTS[name] if name in VARIANTS else (name, FAMILIES[name])
+    config = getattr(transformers, kind)(**(COMMON | differs))
     network = transformers.AutoModelForCausalLM.from_config(config, attn_implementation="eager")
-    for name, parameter in network.named_parameters():
+    for key, parameter in network.named_parameters():
         if parameter.ndim > 1:
             nn.init.normal_(parameter, std=0.15)
-        elif "sinks" in name or name.endswith("bias"):
+        elif "norm" in key:
+            nn.init.normal_(parameter, 0.0 if "Gemma" in kind else 1.0, 0.2)
+        elif "sinks" in key or key.endswith("bias"):
             nn.init.normal_(parameter, std=0.5)
     eager: nn.Module = network.eval().requires_grad_(requires_grad=False)
     return eager

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 from copy import deepcopy
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,14 +14,21 @@ import torch
 from engine.config import EngineConfig
 from engine.contract import EngineStats
 from engine.kinds.generation import make_work
+from engine.model import own
+from engine.model.checkpoint import find_checkpoint
+from engine.model.description import read_description
+from engine.model.fallback import prepare
+from engine.model.families import architecture_of
 from engine.model.forward import ATTENTION
-from engine.model.loading import prepare
 from engine.model.memory import Room
 from engine.model.network import LoadedModel
 from engine.scheduling.sequence import Sampling, SequenceRequest, SequenceResult
-from tests.engine.families import FAMILIES, VOCAB, build, judge
+from tests.engine.families import FAMILIES, VARIANTS, VOCAB, build, judge
 
 NEW_TOKENS = 24
+CPU = torch.device("cpu")
+
+Ready = Callable[..., tuple[Any, LoadedModel]]
 
 
 def run_all(
@@ -50,13 +59,27 @@ def prompts(count: int, seed: int = 3) -> list[list[int]]:
     return made
 
 
-def ready(family: str) -> tuple[Any, LoadedModel]:
-    """Return the eager model and, made from the same weights, the engine's."""
-    eager = build(family)
-    network = build(family)
-    network.config._attn_implementation = ATTENTION  # type: ignore[union-attr]
-    config = EngineConfig(family)
-    return eager, prepare(network, config, torch.float32, torch.device("cpu"))
+@pytest.fixture(name="ready", params=["ours", "transformers"])
+def fixture_ready(request: pytest.FixtureRequest, tmp_path: Path) -> Ready:
+    """Return a function that makes the eager model and, by either network, the engine's."""
+
+    def ready(family: str, dtype: torch.dtype = torch.float32) -> tuple[Any, LoadedModel]:
+        eager: Any = build(family).to(dtype)
+        if request.param == "ours":
+            eager.save_pretrained(tmp_path)
+            return eager, run_by_ours(tmp_path, dtype)
+        network = deepcopy(eager)
+        network.config._attn_implementation = ATTENTION
+        return eager, prepare(network, EngineConfig(family), dtype, CPU)
+
+    return ready
+
+
+def run_by_ours(folder: Path, dtype: torch.dtype) -> LoadedModel:
+    """Return the model in a folder as our decoder runs it."""
+    description = read_description(str(folder))
+    checkpoint = find_checkpoint(str(folder))
+    return own.load(checkpoint, description, architecture_of(description), dtype, CPU)
 
 
 @torch.inference_mode()
@@ -66,8 +89,8 @@ def scores(network: Any, prompt: list[int]) -> torch.Tensor:
     return logprobs[:-1].gather(1, torch.tensor(prompt[1:])[:, None]).squeeze(1)
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-def test_greedy_tokens_and_logprobs_are_those_of_eager_attention(family: str) -> None:
+@pytest.mark.parametrize("family", [*FAMILIES, *VARIANTS])
+def test_greedy_tokens_and_logprobs_are_those_of_eager_attention(ready: Ready, family: str) -> None:
     """Packed, chunked, prefix-shared and preempted, each family gives its own eager output."""
     eager, model = ready(family)
     asked = prompts(10)
@@ -84,26 +107,26 @@ def test_greedy_tokens_and_logprobs_are_those_of_eager_attention(family: str) ->
         assert [entry.logprob for entry in got.logprobs] == pytest.approx(logprobs, abs=1e-3)
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-def test_in_bf16_scores_are_as_near_to_fp32_as_those_of_eager_attention(family: str) -> None:
+@pytest.mark.parametrize("family", [*FAMILIES, *VARIANTS])
+def test_in_bf16_scores_are_as_near_to_fp32_as_those_of_eager_attention(
+    ready: Ready, family: str
+) -> None:
     """Both round, and ours not more; where rounding changes an expert, a little luck is in it."""
     asked = [prompt for prompt in prompts(8) if len(prompt) > 10]
-    network: Any = build(family).to(torch.bfloat16)
-    eager, exact = deepcopy(network), deepcopy(network).float()
-    network.config._attn_implementation = ATTENTION
-    config = EngineConfig(family)
-    model = prepare(network, config, torch.bfloat16, torch.device("cpu"))
+    eager, model = ready(family, torch.bfloat16)
+    exact = deepcopy(eager).float()
     sampling = Sampling(temperature=0)
     results, _ = run_all(
         model, [SequenceRequest(prompt, 0, sampling, prompt_logprobs=0) for prompt in asked]
     )
     got = [entry.logprob for result in results for entry in (result.prompt_logprobs or ()) if entry]
-    truth, own = (torch.cat([scores(judge, ids) for ids in asked]) for judge in (exact, eager))
-    assert (torch.tensor(got) - truth).norm() <= 2 * (own - truth).norm()
+    truth, own_ = (torch.cat([scores(judge, ids) for ids in asked]) for judge in (exact, eager))
+    most = 2 if "Mo" in family or "Mixtral" in family or "Gpt" in family else 1.2
+    assert (torch.tensor(got) - truth).norm() <= most * (own_ - truth).norm()
 
 
 @pytest.mark.parametrize("family", ["Qwen3Config", "Gemma2Config"])
-def test_a_sampled_row_does_not_depend_on_what_runs_beside_it(family: str) -> None:
+def test_a_sampled_row_does_not_depend_on_what_runs_beside_it(ready: Ready, family: str) -> None:
     """Alone, or packed, chunked, shared and preempted with others: the seed gives the same row."""
     _, model = ready(family)
     requests = [
@@ -121,7 +144,7 @@ def test_a_sampled_row_does_not_depend_on_what_runs_beside_it(family: str) -> No
         assert alone.token_ids == got.token_ids
 
 
-def test_another_seed_gives_another_row() -> None:
+def test_another_seed_gives_another_row(ready: Ready) -> None:
     """The seed, and nothing else, tells two sampled rows of one prompt apart."""
     _, model = ready("Qwen3Config")
     prompt = prompts(1)[0]
@@ -133,7 +156,7 @@ def test_another_seed_gives_another_row() -> None:
     assert rows[0].token_ids != rows[1].token_ids
 
 
-def test_prompt_logprobs_are_those_of_eager_attention() -> None:
+def test_prompt_logprobs_are_those_of_eager_attention(ready: Ready) -> None:
     """Scored in chunks, with another of the same beginning beside it, a prompt gets its scores."""
     eager, model = ready("LlamaConfig")
     prompt = prompts(2)[1]

@@ -18,10 +18,14 @@ from torch import Tensor
 
 from engine.config import EngineConfig
 from engine.errors import ModelRefused
+from engine.model import families
 from engine.model.checkpoint import INDEX, WHOLE
+from engine.model.decoder import Decoder
 from engine.model.forward import TransformersNetwork
 from engine.model.loading import load_model
-from tests.engine.families import COMMON, FAMILIES, build
+from engine.model.network import LoadedModel
+from engine.model.proof import answers
+from tests.engine.families import COMMON, FAMILIES, VARIANTS, build
 
 Tensors = dict[str, Tensor]
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
@@ -55,11 +59,26 @@ def fixture_llama(saved: Callable[[str], Path], tmp_path: Path) -> Path:
     return Path(shutil.copytree(saved("LlamaConfig"), tmp_path / "model"))
 
 
-def load(name: Path | str) -> Any:
+@pytest.fixture(autouse=True, params=["ours", "transformers"])
+def _run_by(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Hold our decoder and transformers' classes to the same."""
+    if request.param == "transformers":
+        monkeypatch.setattr(families, "FAMILIES", {})
+
+
+def load(name: Path | str) -> LoadedModel:
     """Load a model in fp32."""
     model = load_model(EngineConfig(str(name), dtype="float32", device="cpu"))
-    assert isinstance(model.network, TransformersNetwork)
-    return model.network.module
+    assert isinstance(model.network, Decoder if families.FAMILIES else TransformersNetwork)
+    return model
+
+
+def check_logits(model: LoadedModel, eager: Any) -> None:
+    """Hold a model to the logits of transformers' own for the same weights."""
+    ids = torch.arange(3, 20)
+    with torch.inference_mode():
+        expected = eager(input_ids=ids[None], use_cache=False).logits[0]
+    torch.testing.assert_close(answers(model, ids)[0], expected, atol=1e-4, rtol=1e-4)
 
 
 def change_tensors(folder: Path, change: Callable[[Tensors], Tensors]) -> None:
@@ -94,14 +113,12 @@ def without(*words: str) -> Callable[[Tensors], Tensors]:
     }
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", [*FAMILIES, *VARIANTS])
 def test_what_a_family_saves_is_all_that_it_needs(
     saved: Callable[[str], Path], family: str
 ) -> None:
     """Nothing that transformers converts or ties is taken for missing."""
-    eager: Any = build(family)
-    stored, network = eager.state_dict(), load(saved(family))
-    assert torch.equal(network.lm_head.weight, stored["lm_head.weight"])
+    check_logits(load(saved(family)), build(family))
 
 
 @pytest.mark.parametrize(
@@ -174,7 +191,7 @@ def test_layers_too_many_show_in_a_base_models_weights_too(llama: Path) -> None:
     change_tensors(
         llama, lambda tensors: {key.removeprefix("model."): value for key, value in tensors.items()}
     )
-    load(llama)
+    check_logits(load(llama), build("LlamaConfig"))
     change_config(llama, num_hidden_layers=2)
     with pytest.raises(ModelRefused, match=r"hold layers\.2\."):
         load(llama)
@@ -193,10 +210,32 @@ def test_tied_heads_and_heads_of_training_are_no_reason_to_refuse(llama: Path) -
             }
         ),
     )
-    network = load(llama)
-    assert torch.equal(
-        network.lm_head.weight, load_file(llama / WHOLE)["model.embed_tokens.weight"]
-    )
+    eager: Any = build("LlamaConfig")
+    eager.lm_head.weight = eager.model.embed_tokens.weight
+    check_logits(load(llama), eager)
+
+
+@pytest.mark.parametrize("is_equal", [True, False])
+def test_a_head_that_is_stored_counts_though_it_is_said_to_be_tied(
+    llama: Path, *, is_equal: bool
+) -> None:
+    """Stored twice or stored another one: transformers believes the weights, too."""
+    change_config(llama, tie_word_embeddings=True)
+    eager: Any = build("LlamaConfig")
+    if is_equal:
+        head = eager.model.embed_tokens.weight
+        eager.lm_head.weight = head
+        change_tensors(llama, lambda tensors: tensors | {"lm_head.weight": head.clone()})
+    check_logits(load(llama), eager)
+
+
+def test_tied_weights_may_be_stored_as_either(llama: Path) -> None:
+    """As the head alone, which some tools keep."""
+    change_config(llama, tie_word_embeddings=True)
+    change_tensors(llama, without("embed_tokens"))
+    eager: Any = build("LlamaConfig")
+    eager.model.embed_tokens.weight = eager.lm_head.weight
+    check_logits(load(llama), eager)
 
 
 @pytest.mark.parametrize("kind", ["Gemma3", "Llava"])
@@ -216,11 +255,7 @@ def test_the_text_of_a_model_of_images_is_served_by_its_own_weights(
     torch.manual_seed(7)
     whole = getattr(transformers, f"{kind}ForConditionalGeneration")(config).eval()
     whole.save_pretrained(tmp_path)
-    ids = torch.arange(3, 20)[None]
-    network = load(tmp_path)
-    network.config._attn_implementation = "eager"
-    with torch.inference_mode():
-        torch.testing.assert_close(network(ids).logits, whole(input_ids=ids).logits)
+    check_logits(load(tmp_path), whole)
 
 
 class Payload:
@@ -290,7 +325,7 @@ def test_a_link_that_leaves_the_folder_is_not_followed(llama: Path, tmp_path: Pa
 def test_files_that_are_missing_or_torn_are_named(llama: Path) -> None:
     """As a copy that was cut off leaves them."""
     first, second = shard(llama)
-    load(llama)
+    check_logits(load(llama), build("LlamaConfig"))
     whole = (llama / second).read_bytes()
     for torn in (b"", whole[:-1], b"\x00" * 64):
         (llama / second).write_bytes(torn)

@@ -10,8 +10,8 @@ import transformers
 
 from engine.config import EngineConfig
 from engine.errors import ModelRefused
+from engine.model.fallback import prepare
 from engine.model.forward import ATTENTION
-from engine.model.loading import prepare
 from tests.engine.families import COMMON, build
 
 CPU = torch.device("cpu")

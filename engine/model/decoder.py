@@ -1,0 +1,168 @@
+"""A decoder of our own: one block for every family, over merged weights.
+
+Queries, keys and values are one product, gate and up another; a sum with the residual is one pass
+with the norm that follows. After the last layer's attention only the rows whose logits are wanted
+go on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from engine.kernels.attention import AttentionBackend, AttentionShape
+from engine.kernels.backends import choose_blocks
+from engine.kernels.blocks import Blocks, HeadNorms
+from engine.kernels.experts import ExpertWeights, choose, mix
+from engine.kernels.products import Product, make_product
+from engine.kernels.step import Step
+from engine.model.architecture import Architecture, Block, Experts, Rope
+
+
+@dataclass(frozen=True, slots=True)
+class Layer:
+    """One block with its weights; `rope` counts among the decoder's."""
+
+    shape: AttentionShape
+    rope: int
+    is_last: bool
+    input_norm: Tensor
+    qkv: Product
+    head_norms: HeadNorms | None
+    sinks: Tensor | None
+    output: Product
+    attended_norm: Tensor | None
+    inner_norm: Tensor
+    mlp: Callable[[Tensor], Tensor]
+    mixed_norm: Tensor | None
+
+
+class Decoder:
+    """A `Network` of an architecture and its weights by role, which it takes out of the dict."""
+
+    def __init__(self, architecture: Architecture, weights: dict[str, Tensor]) -> None:
+        self.num_layers_begun = 0
+        self._embedding = weights.pop("embedding")
+        dtype, device = self._embedding.dtype, self._embedding.device
+        self._blocks = choose_blocks(dtype, device)
+        self._eps, self._softcap = architecture.eps, architecture.logit_softcap
+        # Rounded as transformers rounds it, and as Gemma was trained.
+        self._scale = torch.tensor(architecture.embedding_scale).to(dtype).item()
+        ropes = list(dict.fromkeys(block.rope for block in architecture.blocks))
+        self._ropes = [(rope, torch.tensor(rope.frequencies, device=device)) for rope in ropes]
+        self._head = make_product(weights.pop("head", self._embedding))
+        maker = _LayerMaker(architecture, self._blocks, weights)
+        self._layers = [
+            maker.layer(index, block, ropes.index(block.rope))
+            for index, block in enumerate(architecture.blocks)
+        ]
+        # What follows each layer: the next one's norm, and the last.
+        self._norms = [*(layer.input_norm for layer in self._layers[1:]), maker.norm("norm")]
+
+    def forward(self, step: Step, attention: AttentionBackend) -> Tensor:
+        """Run one step → logits `[N, V]`; see `Network.forward`."""
+        blocks, eps, rows = self._blocks, self._eps, step.logit_rows
+        turns = [_turns(rope, frequencies, step.positions) for rope, frequencies in self._ropes]
+        residual = functional.embedding(step.token_ids, self._embedding)  # [T, H]
+        if self._scale != 1:
+            residual *= self._scale
+        x = blocks.rms_norm(residual, self._layers[0].input_norm, eps)
+        for index, (layer, next_norm) in enumerate(zip(self._layers, self._norms, strict=True)):
+            self.num_layers_begun += 1
+            query, key, value = blocks.turned(
+                layer.qkv(x), turns[layer.rope], layer.shape, layer.head_norms
+            )
+            attention.store(index, key, value)
+            if layer.is_last and not len(rows):
+                return residual.new_empty(0, len(self._embedding))
+            x = attention.attend(index, query, layer.sinks).flatten(1)  # [T, Hq · D]
+            if layer.is_last:
+                x, residual = x[rows], residual[rows]
+            x = layer.output(x)
+            if layer.attended_norm is not None:
+                x = blocks.rms_norm(x, layer.attended_norm, eps)
+            x = layer.mlp(blocks.add_rms_norm(x, residual, layer.inner_norm, eps))
+            if layer.mixed_norm is not None:
+                x = blocks.rms_norm(x, layer.mixed_norm, eps)
+            x = blocks.add_rms_norm(x, residual, next_norm, eps)
+        logits = self._head(x)
+        if self._softcap is not None:
+            logits = torch.tanh(logits / self._softcap) * self._softcap
+        return logits
+
+
+def _turns(rope: Rope, frequencies: Tensor, positions: Tensor) -> Tensor:
+    """Return the cosines and sines of packed tokens, `[T, 2·R]` fp32: less work than a table."""
+    angles = positions[:, None].float() * frequencies
+    return torch.cat([angles.cos(), angles.sin()], dim=1) * rope.scale
+
+
+class _LayerMaker:
+    """Makes layers of weights, which it takes out of the dict as it goes."""
+
+    def __init__(
+        self, architecture: Architecture, blocks: Blocks, weights: dict[str, Tensor]
+    ) -> None:
+        self._model = architecture
+        self._blocks = blocks
+        self._weights = weights
+
+    def layer(self, index: int, block: Block, rope: int) -> Layer:
+        """Return layer `index`."""
+        role = f"{index}."
+        head_norms = None
+        if self._model.has_head_norms:
+            query, key = self.norm(f"{role}q_norm"), self.norm(f"{role}k_norm")
+            head_norms = HeadNorms(query, key, self._model.eps)
+        is_sandwich = self._model.has_sandwich_norms
+        return Layer(
+            shape=block.attention,
+            rope=rope,
+            is_last=index == len(self._model.blocks) - 1,
+            input_norm=self.norm(f"{role}input_norm"),
+            qkv=self._product(f"{role}qkv"),
+            head_norms=head_norms,
+            sinks=self._weights.pop(f"{role}sinks", None),
+            output=self._product(f"{role}output"),
+            attended_norm=self.norm(f"{role}attended_norm") if is_sandwich else None,
+            inner_norm=self.norm(f"{role}inner_norm"),
+            mlp=self._experts(role, block.experts) if block.experts else self._mlp(role),
+            mixed_norm=self.norm(f"{role}mixed_norm") if is_sandwich else None,
+        )
+
+    def norm(self, role: str) -> Tensor:
+        """Return a norm's weight as the device's functions want it."""
+        return self._blocks.norm_weight(self._weights.pop(role), self._model.norm_offset)
+
+    def _product(self, role: str) -> Product:
+        return make_product(self._weights.pop(role), self._weights.pop(f"{role}_bias", None))
+
+    def _mlp(self, role: str) -> Product:
+        gate_up, down = self._product(f"{role}gate_up"), self._product(f"{role}down")
+        gated, gate = self._blocks.gated, self._model.gate
+        return lambda x: down(gated(gate_up(x), gate))
+
+    def _experts(self, role: str, experts: Experts) -> Product:
+        router = self._product(f"{role}router")
+        weights = ExpertWeights(
+            gate_up=self._weights.pop(f"{role}gate_up"),
+            down=self._weights.pop(f"{role}down"),
+            gate_up_bias=self._weights.pop(f"{role}gate_up_bias", None),
+            down_bias=self._weights.pop(f"{role}down_bias", None),
+        )
+        gate, blocks = self._model.gate, self._blocks
+
+        def mlp(x: Tensor) -> Tensor:
+            chosen, shares = choose(
+                router(x),
+                experts.chosen,
+                among_chosen=experts.softmax == "chosen",
+                is_renormalised=experts.is_renormalised,
+            )
+            return mix(x, chosen, shares, weights, gate, blocks)
+
+        return mlp

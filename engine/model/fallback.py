@@ -1,0 +1,218 @@
+"""Decoders of transformers' own classes: for every family that ours does not compute.
+
+They are read by transformers, made faster where a swap agrees, and refused by name where they would
+run silently wrong: layers that are no attention, weights that are not all there.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from engine.config import EngineConfig
+from engine.errors import ModelRefused, first_line_of
+from engine.kernels.backends import choose_backend
+from engine.model import swaps
+from engine.model.checkpoint import (
+    Checkpoint,
+    Tensors,
+    check_count,
+    check_tensors,
+    find_checkpoint,
+)
+from engine.model.description import COUNTS, MAX_LAYERS
+from engine.model.forward import ATTENTION, TransformersNetwork, probe
+from engine.model.network import LoadedModel
+from engine.model.placement import choose_dtype, context_length
+from engine.model.proof import proof_tokens, prove, refuse_infinite
+from engine.model.rope import SWITCHING
+from engine.model.weights import TEXT_OF_WHOLE
+
+ATTENTION_LAYERS = {"full_attention", "sliding_attention"}
+
+
+def load(settings: EngineConfig, device: torch.device) -> LoadedModel:
+    """Load, probe and prove the model; `ModelRefused` says by name why one cannot be served."""
+    whole = read_config(settings.model)
+    config = whole.get_text_config(decoder=True)
+    refuse_by_config(settings.model, config)
+    stored = getattr(config, "dtype", None)
+    dtype = choose_dtype(settings.dtype, stored and getattr(torch, str(stored), stored), device)
+    checkpoint = find_checkpoint(settings.model)
+    check_config(checkpoint, config)
+    is_part = whole is not config
+    module, found = read_module(checkpoint, config, dtype, device, is_part=is_part)
+    check_tensors(
+        checkpoint.name,
+        type(module).__name__,
+        {name for name, _ in module.named_modules()},
+        module.base_model_prefix,
+        found,
+        is_part=is_part,
+    )
+    try:
+        return prepare(module, settings, dtype, device)
+    except (TypeError, ValueError, RuntimeError) as exc:
+        name = type(module).__name__
+        raise ModelRefused(
+            f"{settings.model}: {name} cannot run here: {first_line_of(exc)}"
+        ) from exc
+
+
+@torch.inference_mode()
+def prepare(
+    module: nn.Module, settings: EngineConfig, dtype: torch.dtype, device: torch.device
+) -> LoadedModel:
+    """Probe a module, put the faster parts in, and prove the whole against eager attention."""
+    config: Any = module.config
+    layers, shapes = probe(settings.model, module, device)
+    hidden_width, inner_width = widths(config)
+    loaded = LoadedModel(
+        network=TransformersNetwork(module, layers),
+        shapes=shapes,
+        backend=choose_backend(shapes, dtype, device),
+        dtype=dtype,
+        device=device,
+        vocab_size=config.vocab_size,
+        max_model_len=context_length(settings, positions_of(config)),
+        hidden_width=hidden_width,
+        inner_width=inner_width,
+        eos_token_ids=config.eos_token_id,
+    )
+    token_ids = proof_tokens(loaded.vocab_size, (shape.window for shape in shapes))
+    expected = run_eagerly(settings.model, module, token_ids, device)
+    swaps.apply(module)
+    prove(settings.model, loaded, token_ids, expected)
+    return loaded
+
+
+def answer_eagerly(
+    checkpoint: Checkpoint, token_ids: Tensor, device: torch.device, num_layers: int | None
+) -> Tensor:
+    """Return what transformers' class answers in fp32: `token_ids [t]` → logits `[t, V]`.
+
+    `num_layers` takes so many of its first layers.
+    """
+    whole = read_config(checkpoint.name)
+    config = whole.get_text_config(decoder=True)
+    if num_layers is not None:
+        config.num_hidden_layers = num_layers
+        if getattr(config, "layer_types", None):
+            config.layer_types = config.layer_types[:num_layers]
+    is_part = whole is not config
+    module, found = read_module(checkpoint, config, torch.float32, device, is_part=is_part)
+    assert not found.missing, found.missing
+    return run_eagerly(checkpoint.name, module, token_ids, device)
+
+
+def read_config(name: str) -> Any:
+    """Return transformers' config of a folder or hub id; `ModelRefused` says why there is none."""
+    from transformers import AutoConfig
+
+    try:
+        return AutoConfig.from_pretrained(name, trust_remote_code=False)
+    except Exception as exc:  # what a config holds may fail anywhere in transformers
+        raise ModelRefused(f"{name}: cannot be read as a model: {first_line_of(exc)}") from exc
+
+
+def refuse_by_config(name: str, config: Any) -> None:
+    """Refuse by what the config says: layers that are no attention, quantised weights."""
+    kind = getattr(config, "model_type", "unknown")
+    others = set(getattr(config, "layer_types", None) or ()) - ATTENTION_LAYERS
+    if others:
+        raise ModelRefused(
+            f"{name}: model type {kind!r} has layers of type {', '.join(sorted(others))}. Only "
+            "models of full or sliding-window attention can be served: a paged attention function "
+            "would leave the other layers' state wrong without any error."
+        )
+    if getattr(config, "is_encoder_decoder", False):
+        raise ModelRefused(f"{name}: model type {kind!r} is an encoder-decoder, not a decoder.")
+    if getattr(config, "quantization_config", None):
+        raise ModelRefused(
+            f"{name}: its weights are quantised, which is not supported; use the unquantised model."
+        )
+
+
+def check_config(checkpoint: Checkpoint, config: Any) -> None:
+    """Refuse a network that the weights cannot fill, without building it.
+
+    Whatever a config says, transformers would build: a network of a million layers, or one that is
+    filled with random numbers because its widths are another model's.
+    """
+    from transformers import AutoModelForCausalLM
+
+    name = checkpoint.name
+    for key in COUNTS:
+        value = getattr(config, key, None)
+        if value is not None and not (type(value) is int and value > 0):
+            raise ModelRefused(f"{name}: config.json says {key} {value!r}; it must be a count.")
+    layers = config.num_hidden_layers
+    if layers > MAX_LAYERS:
+        raise ModelRefused(
+            f"{name}: config.json says num_hidden_layers {layers:,}; no model has above "
+            f"{MAX_LAYERS:,}."
+        )
+    with torch.device("meta"):
+        network = AutoModelForCausalLM.from_config(config, trust_remote_code=False)
+    check_count(checkpoint, sum(weight.numel() for weight in network.parameters()))
+
+
+def read_module(
+    checkpoint: Checkpoint,
+    config: Any,
+    dtype: torch.dtype,
+    device: torch.device,
+    *,
+    is_part: bool,
+) -> tuple[Any, Tensors]:
+    """Return a module, and how the stored tensors fit it; `is_part` as in `check_tensors`."""
+    from transformers import AutoModelForCausalLM
+    from transformers.utils import logging
+
+    logging.disable_progress_bar()
+    logging.set_verbosity_error()  # its tables of what does not fit: `check_tensors` says it
+    config.transformers_weights = None  # the name of a file, which no config decides
+    module, found = AutoModelForCausalLM.from_pretrained(
+        checkpoint.folder,
+        config=config,
+        dtype=dtype,
+        attn_implementation=ATTENTION,
+        trust_remote_code=False,
+        use_safetensors=True,
+        ignore_mismatched_sizes=True,
+        key_mapping=TEXT_OF_WHOLE if is_part else None,
+        output_loading_info=True,
+    )
+    fit = Tensors(found["missing_keys"], found["unexpected_keys"], found["mismatched_keys"])
+    return module.eval().requires_grad_(requires_grad=False).to(device), fit
+
+
+def run_eagerly(name: str, module: nn.Module, token_ids: Tensor, device: torch.device) -> Tensor:
+    """Return the logits `[t, V]` that a module's own attention gives for `token_ids [t]`."""
+    config: Any = module.config
+    config._attn_implementation = "eager"  # noqa: SLF001 - transformers has no other switch
+    expected: Tensor = module(input_ids=token_ids.to(device)[None], use_cache=False).logits[0]
+    config._attn_implementation = ATTENTION  # noqa: SLF001
+    refuse_infinite(name, expected)
+    return expected
+
+
+def widths(config: Any) -> tuple[int, int]:
+    """Return the hidden width and the widest inner one: one number, one a layer, or not told."""
+    hidden = getattr(config, "hidden_size", 4096)
+    inner = getattr(config, "intermediate_size", None) or 4 * hidden
+    return hidden, inner if isinstance(inner, int) else max(inner)
+
+
+def positions_of(config: Any) -> int | None:
+    """Return how many positions a model can tell apart; None where it does not say."""
+    limit = getattr(config, "max_position_embeddings", None)
+    rope = getattr(config, "rope_parameters", None) or {}
+    # Models with two kinds of layers nest one set of parameters under each kind's name.
+    parts = [part for part in (rope, *rope.values()) if isinstance(part, dict)]
+    if any(part.get("rope_type") in SWITCHING for part in parts):
+        originals = [part.get("original_max_position_embeddings") for part in parts]
+        limit = min([found for found in originals if found] or [limit])
+    return int(limit) if limit else None

@@ -1,0 +1,142 @@
+"""A model run by our decoder: loaded from its files, and proved against transformers' classes.
+
+The proof is of a function: both networks compute in fp32 from the same stored weights, where
+nothing but the order of sums tells them apart, one after the other, so that one at a time must fit.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from math import prod
+
+import torch
+from torch import Tensor
+
+from engine.kernels.backends import choose_backend
+from engine.model.architecture import Architecture
+from engine.model.checkpoint import Checkpoint
+from engine.model.decoder import Decoder
+from engine.model.description import Description
+from engine.model.layout import weights_of
+from engine.model.memory import free_bytes
+from engine.model.network import LoadedModel
+from engine.model.proof import answers, distance_of, proof_tokens
+from engine.model.weights import read_weights
+
+# Relative L2 distance of a token's logits in fp32: orders of summation give some 1e-6, and a norm's
+# weight that is rounded once too often 1e-3.
+TOLERANCE = 1e-4
+# That of all logits in the dtype that is served: above it is no rounding, but a kernel.
+TOLERANCE_OF_DTYPE = 0.3
+# Where two experts score the same but for rounding, a token may be given to either.
+TOLERANCE_OF_TIES = 0.1
+SHARE_WITHOUT_TIES = 0.9
+# What a network in fp32 takes while it is made, as a multiple of its weights.
+ROOM = 1.25
+
+
+@dataclass(frozen=True, slots=True)
+class Proof:
+    """Whether our decoder computes what transformers does, and by which distance of logits at most.
+
+    `num_layers` is None where the whole model was compared, else how many of its first layers.
+    """
+
+    holds: bool
+    distance: float
+    num_layers: int | None
+
+
+def load(
+    checkpoint: Checkpoint,
+    description: Description,
+    architecture: Architecture,
+    dtype: torch.dtype,
+    device: torch.device,
+    *,
+    num_layers: int | None = None,
+) -> LoadedModel:
+    """Return the model in a dtype on a device, or the first layers of it."""
+    weights = read_weights(
+        checkpoint,
+        architecture,
+        dtype,
+        device,
+        is_part=description.is_part,
+        num_layers=num_layers,
+    )
+    architecture = replace(architecture, blocks=architecture.blocks[:num_layers])
+    shapes = tuple(block.attention for block in architecture.blocks)
+    return LoadedModel(
+        network=Decoder(architecture, weights),
+        shapes=shapes,
+        backend=choose_backend(shapes, dtype, device),
+        dtype=dtype,
+        device=device,
+        vocab_size=architecture.vocab_size,
+        max_model_len=architecture.max_positions,
+        hidden_width=architecture.hidden_size,
+        inner_width=architecture.widest,
+        eos_token_ids=architecture.eos_token_ids,
+    )
+
+
+@torch.inference_mode()
+def prove(
+    checkpoint: Checkpoint,
+    description: Description,
+    architecture: Architecture,
+    loaded: LoadedModel,
+) -> Proof:
+    """Compare the logits of our decoder with those of transformers' class and its eager attention.
+
+    In fp32 for the function that it is, and what is `loaded`, roughly, for its dtype's kernels. A
+    model of which fp32 weights do not fit is compared by its first layers in fp32 alone, as many as
+    it takes to have one of each kind. Raises `ModelRefused` where transformers cannot run it.
+    """
+    from engine.model import fallback
+
+    device = loaded.device
+    num_layers = None if _fits(architecture, device) else _first_of_each_kind(architecture)
+    blocks = architecture.blocks[:num_layers]
+    windows = [block.attention.window for block in blocks]
+    token_ids = proof_tokens(architecture.vocab_size, windows)
+    exact = loaded
+    if num_layers is not None or loaded.dtype != torch.float32:
+        parts = (checkpoint, description, architecture)
+        exact = load(*parts, torch.float32, device, num_layers=num_layers)
+    got = answers(exact, token_ids)
+    del exact
+    expected = fallback.answer_eagerly(checkpoint, token_ids, device, num_layers)
+    apart = distances(got, expected)
+    has_experts = any(block.experts for block in blocks)
+    holds = holds_for(apart, has_experts=has_experts)
+    if not holds or num_layers is not None or loaded.dtype == torch.float32:
+        return Proof(holds, float(apart.max()), num_layers)
+    rounded = distance_of(answers(loaded, token_ids), expected)
+    return Proof(rounded <= TOLERANCE_OF_DTYPE, rounded, None)
+
+
+def holds_for(apart: Tensor, *, has_experts: bool) -> bool:
+    """Say whether distances `[2·t]` are those of one function computed twice."""
+    most = apart.quantile(SHARE_WITHOUT_TIES) if has_experts else apart.max()
+    return bool(most <= TOLERANCE and apart.max() <= TOLERANCE_OF_TIES)
+
+
+def distances(got: Tensor, expected: Tensor) -> Tensor:
+    """Return the relative L2 distance of each token's logits: `[2, t, V]`, `[t, V]` → `[2·t]`."""
+    difference = torch.linalg.vector_norm(got - expected, dim=-1)  # [2, t]
+    scale = torch.linalg.vector_norm(expected, dim=-1).clamp(min=1e-6)  # [t]
+    relative: Tensor = difference / scale
+    return relative.flatten()
+
+
+def _fits(architecture: Architecture, device: torch.device) -> bool:
+    count = sum(prod(weight.shape) for weight in weights_of(architecture))
+    return ROOM * count * torch.float32.itemsize <= free_bytes(device)
+
+
+def _first_of_each_kind(architecture: Architecture) -> int:
+    """Return how many layers come before there is one of each kind, and two at least."""
+    first = [architecture.blocks.index(block) for block in set(architecture.blocks)]
+    return min(max(*first, 1) + 1, len(architecture.blocks))

@@ -1,0 +1,163 @@
+"""Rotary embeddings: from the parameters of a config to the frequencies that a head turns by.
+
+The formulas are those of transformers (`modeling_rope_utils`), in the same order of operations, so
+that the frequencies are the same to the bit.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from engine.model.architecture import Rope
+from engine.model.description import Fields, NotUnderstood
+
+# These switch by the longest position of all that runs together, so that one request would change
+# another: they are served where they never switch.
+SWITCHING = {"dynamic", "longrope"}
+# These know of the context before it was stretched.
+_STRETCHED = {"llama3", "yarn", "longrope"}
+
+
+class Plain(NamedTuple):
+    """What is the same for all kinds: `powers [R]` are the plain wave lengths over 2π."""
+
+    fields: Fields
+    base: float
+    powers: Tensor
+    positions: int
+    original: int
+
+
+def read_rope(
+    fields: Fields,
+    width: int,
+    positions: int,
+    theta: float,
+    kinds: Mapping[str, str] | None = None,
+    *,
+    may_be_partial: bool = False,
+    default: Mapping[str, Any] | None = None,
+) -> Rope:
+    """Return what a model's one set of parameters comes to, in the old spelling or the new.
+
+    `width` is that of a head, `theta` the base where none is told. `kinds` are those that the
+    family knows, by what they may be called there; `default` are the parameters where none are.
+    """
+    said = fields.take("rope_scaling"), fields.take("rope_parameters"), default
+    parameters = dict(next((part for part in said if part), {}))
+    for key in ("rope_theta", "partial_rotary_factor"):
+        parameters.setdefault(key, fields.take(key))
+    original = fields.take("original_max_position_embeddings")
+    kind: Any = parameters.get("rope_type", parameters.get("type", "default"))
+    if original and (kinds or {}).get(kind, kind) in _STRETCHED:
+        parameters["original_max_position_embeddings"] = original
+    if not may_be_partial and parameters.pop("partial_rotary_factor") not in (None, 1):
+        raise NotUnderstood("its rope says partial_rotary_factor")
+    return make_rope(parameters, width, positions, theta, kinds)
+
+
+def make_rope(
+    parameters: Mapping[str, Any],
+    width: int,
+    positions: int,
+    theta: float,
+    kinds: Mapping[str, str] | None = None,
+) -> Rope:
+    """Return the rope of one set of parameters; `NotUnderstood` says what of it is not known."""
+    fields = Fields("its rope", parameters)
+    called = fields.take("rope_type", fields.take("type", "default"))
+    kind = str(called) if kinds is None else kinds.get(str(called), "")
+    if kind not in _KINDS:
+        raise NotUnderstood(f"its rope says rope_type {called!r}")
+    base = fields.number("rope_theta", theta)
+    turned = int(width * fields.number("partial_rotary_factor", 1.0))
+    if turned < 2 or turned % 2 or turned > width:
+        raise NotUnderstood(f"its rope turns {turned} of the {width} numbers of a head")
+    original = fields.count("original_max_position_embeddings", positions)
+    powers = base ** (torch.arange(0, turned, 2, dtype=torch.float) / turned)
+    frequencies, scale = _KINDS[kind](Plain(fields, base, powers, positions, original))
+    fields.close()
+    if not frequencies.isfinite().all():
+        raise NotUnderstood("its rope turns by what is no number")
+    reach = min(original, positions) if kind in SWITCHING else None
+    return Rope(tuple(frequencies.tolist()), scale, reach)
+
+
+def _default(plain: Plain) -> tuple[Tensor, float]:
+    return 1.0 / plain.powers, 1.0
+
+
+def _dynamic(plain: Plain) -> tuple[Tensor, float]:
+    """Return what holds up to the model's positions: above, the base would grow."""
+    plain.fields.number("factor")
+    return 1.0 / plain.powers, 1.0
+
+
+def _linear(plain: Plain) -> tuple[Tensor, float]:
+    return 1.0 / plain.powers / plain.fields.number("factor"), 1.0
+
+
+def _llama3(plain: Plain) -> tuple[Tensor, float]:
+    """Return long waves stretched, short ones kept, those between mixed by their length."""
+    fields, original = plain.fields, plain.original
+    factor = fields.number("factor")
+    low, high = fields.number("low_freq_factor"), fields.number("high_freq_factor")
+    frequencies = 1.0 / plain.powers
+    lengths = 2 * math.pi / frequencies
+    stretched = torch.where(lengths > original / low, frequencies / factor, frequencies)
+    share = (original / lengths - low) / (high - low)
+    mixed = (1 - share) * stretched / factor + share * stretched
+    is_between = ~(lengths < original / high) * ~(lengths > original / low)
+    return torch.where(is_between, mixed, stretched), 1.0
+
+
+def _yarn(plain: Plain) -> tuple[Tensor, float]:
+    """Return what turns often kept, what turns seldom stretched, with a ramp between."""
+    fields, powers, original = plain.fields, plain.powers, plain.original
+    factor = fields.number("factor", plain.positions / original)
+    above, below = fields.take("mscale"), fields.take("mscale_all_dim")
+    scale = _magnitude(factor, above) / _magnitude(factor, below) if above and below else None
+    scale = fields.number("attention_factor", _magnitude(factor) if scale is None else scale)
+    width = 2 * len(powers)
+    first, last = (
+        width * math.log(original / (turns * 2 * math.pi)) / (2 * math.log(plain.base))
+        for turns in (fields.take("beta_fast") or 32, fields.take("beta_slow") or 1)
+    )
+    if fields.flag("truncate", default=True):
+        first, last = math.floor(first), math.ceil(last)
+    first, last = max(first, 0), min(last, width - 1)
+    last += 0.001 if first == last else 0
+    ramp = (torch.arange(width // 2, dtype=torch.float32) - first) / (last - first)
+    kept = 1 - ramp.clamp(0, 1)
+    return 1.0 / (factor * powers) * (1 - kept) + 1.0 / powers * kept, scale
+
+
+def _magnitude(factor: float, share: float = 1) -> float:
+    return 1.0 if factor <= 1 else 0.1 * share * math.log(factor) + 1.0
+
+
+def _longrope(plain: Plain) -> tuple[Tensor, float]:
+    """Return what holds up to the original positions: above, the long factors would."""
+    fields, original = plain.fields, plain.original
+    fields.take("long_factor")
+    factor = fields.number("factor", plain.positions / original)
+    stretch = 1.0 if factor <= 1 else math.sqrt(1 + math.log(factor) / math.log(original))
+    short = torch.tensor(fields.take("short_factor"), dtype=torch.float32)
+    if short.shape != plain.powers.shape:
+        raise NotUnderstood(f"its rope has {short.numel()} short factors")
+    return 1.0 / (short * plain.powers), fields.number("attention_factor", stretch)
+
+
+_KINDS: dict[str, Callable[[Plain], tuple[Tensor, float]]] = {
+    "default": _default,
+    "dynamic": _dynamic,
+    "linear": _linear,
+    "llama3": _llama3,
+    "longrope": _longrope,
+    "yarn": _yarn,
+}

@@ -1,0 +1,177 @@
+"""Weights from safetensors: one stored tensor after another, each straight to its place.
+
+Files are read, not mapped: what is resident beside the weights is one tensor, and only where it
+changes its type, its order or its device on the way.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, replace
+from io import FileIO
+from math import prod
+from pathlib import Path
+from struct import unpack
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from engine.errors import ModelRefused
+from engine.model.architecture import Architecture
+from engine.model.checkpoint import Checkpoint, Tensors, check_count, check_kind, check_tensors
+from engine.model.description import NotUnderstood
+from engine.model.layout import EMBEDDING, HEAD, Part, weights_of, whole
+
+DTYPES = {
+    "F64": torch.float64,
+    "F32": torch.float32,
+    "F16": torch.float16,
+    "BF16": torch.bfloat16,
+}
+# Where a model of text and images keeps the text model that is served by itself.
+TEXT_OF_WHOLE = {
+    r"^language_model\.(?=model\.|lm_head\.)": "",
+    r"^model\.language_model\.": "model.",
+}
+BASE = "model"
+# What older checkpoints store although it follows from the config.
+_DERIVED = re.compile(r"rotary_emb\.inv_freq")
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """A tensor in a file: its name in a text model, its kind as safetensors say, its first byte."""
+
+    name: str
+    kind: str
+    shape: tuple[int, ...]
+    file: Path
+    start: int
+
+
+def read_weights(
+    checkpoint: Checkpoint,
+    architecture: Architecture,
+    dtype: torch.dtype,
+    device: torch.device,
+    *,
+    is_part: bool = False,
+    num_layers: int | None = None,
+) -> dict[str, Tensor]:
+    """Return a decoder's weights by their roles; `ModelRefused` says what is wrong with them.
+
+    `is_part` says that the files hold more than text; `num_layers` reads so many layers only.
+    """
+    wanted = list(weights_of(architecture))
+    parts = [part for weight in wanted for part in weight.parts]
+    stored = _by_key(checkpoint.files, {part.key for part in parts} | {HEAD}, is_part=is_part)
+    if architecture.is_tied and EMBEDDING not in stored and HEAD in stored:
+        stored[EMBEDDING] = stored.pop(HEAD)
+    if architecture.is_tied and HEAD in stored:
+        # transformers, too, believes what is stored and not what is said.
+        wanted.append(whole("head", HEAD, architecture.vocab_size, architecture.hidden_size))
+        parts.extend(wanted[-1].parts)
+    _check(checkpoint, architecture, parts, stored, is_part=is_part)
+    if num_layers is not None:
+        first = replace(architecture, blocks=architecture.blocks[:num_layers])
+        kept = {weight.role for weight in weights_of(first)} | {"head"}
+        wanted = [weight for weight in wanted if weight.role in kept]
+    weights = {
+        weight.role: torch.empty(weight.shape, dtype=dtype, device=device) for weight in wanted
+    }
+    places = [
+        (stored[part.key], part.place(weights[weight.role]))
+        for weight in wanted
+        for part in weight.parts
+    ]
+    for tensor, place in sorted(places, key=lambda pair: (pair[0].file, pair[0].start)):
+        _read(checkpoint.name, tensor, place)
+    is_twice = architecture.is_tied and "head" in weights
+    if is_twice and torch.equal(weights["head"], weights["embedding"]):
+        del weights["head"]
+    return weights
+
+
+def _by_key(files: Iterable[Path], keys: Collection[str], *, is_part: bool) -> dict[str, Stored]:
+    """Return what the files hold by the keys that the layout has for it."""
+    found = {}
+    for file in files:
+        for tensor in _tensors(file, is_part=is_part):
+            # The weights of a bare base model have its names without its prefix.
+            prefixed = f"{BASE}.{tensor.name}"
+            is_bare = tensor.name not in keys and prefixed in keys
+            found[prefixed if is_bare else tensor.name] = tensor
+    return found
+
+
+def _tensors(file: Path, *, is_part: bool) -> list[Stored]:
+    """Return the tensors of a file that was checked, from the JSON in front of their bytes."""
+    with FileIO(file) as opened:
+        (length,) = unpack("<Q", opened.read(8))
+        header = json.loads(opened.read(length))
+    header.pop("__metadata__", None)
+    found = []
+    for key, said in header.items():
+        name = key
+        for pattern, instead in TEXT_OF_WHOLE.items() if is_part else ():
+            name = re.sub(pattern, instead, name)
+        start = 8 + length + said["data_offsets"][0]
+        found.append(Stored(name, said["dtype"], tuple(said["shape"]), file, start))
+    return found
+
+
+def _check(
+    checkpoint: Checkpoint,
+    architecture: Architecture,
+    parts: list[Part],
+    stored: Mapping[str, Stored],
+    *,
+    is_part: bool,
+) -> None:
+    """Refuse weights that are not all that the decoder needs, or not only that."""
+    keys = {part.key for part in parts}
+    check_count(checkpoint, sum(prod(part.shape) for part in parts))
+    missing = keys - stored.keys()
+    if missing and any(block.experts for block in architecture.blocks):
+        raise NotUnderstood("its experts may be stored in another way")
+    modules = {""}
+    for key in keys:
+        path = key.split(".")[:-1]
+        modules.update(".".join(path[:depth]) for depth in range(1, len(path) + 1))
+    report = Tensors(
+        missing=missing,
+        others=[
+            tensor.name
+            for key, tensor in stored.items()
+            if key not in keys and not _DERIVED.search(key)
+        ],
+        misfits=[
+            (part.key, stored[part.key].shape, part.shape)
+            for part in parts
+            if part.key in stored and stored[part.key].shape != part.shape
+        ],
+    )
+    check_tensors(checkpoint.name, architecture.title, modules, BASE, report, is_part=is_part)
+    for key in keys:
+        check_kind(checkpoint.name, key, stored[key].kind)
+
+
+def _read(name: str, tensor: Stored, place: Tensor) -> None:
+    """Copy a stored tensor to its place, without a stop between where it lies there just so."""
+    dtype = DTYPES[tensor.kind]
+    is_direct = place.device.type == "cpu" and place.dtype == dtype and place.is_contiguous()
+    target = place if is_direct else torch.empty(place.shape, dtype=dtype)
+    numbers: Any = target.view(-1).view(torch.uint8).numpy()
+    left = memoryview(numbers)
+    with FileIO(tensor.file) as opened:
+        opened.seek(tensor.start)
+        while left:
+            count = opened.readinto(left)
+            if not count:
+                raise ModelRefused(f"{name}: {tensor.file.name} was cut off while it was read.")
+            left = left[count:]
+    if not is_direct:
+        place.copy_(target)

@@ -1,0 +1,356 @@
+"""How each family's config fills the block, and that none is filled by half."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+
+from engine.errors import ModelRefused
+from engine.model import families, own
+from engine.model.architecture import Architecture
+from engine.model.checkpoint import find_checkpoint
+from engine.model.description import Fields, NotUnderstood, read_description
+from engine.model.families import Family, Sizes, architecture_of, make
+from engine.model.proof import answers
+from tests.engine.families import COMMON, FAMILIES, ROPE, VARIANTS, build
+
+ALL = [*FAMILIES, *VARIANTS]
+CPU = torch.device("cpu")
+
+
+def said_by(name: str) -> dict[str, Any]:
+    """Return what transformers writes into the config.json of a family or variant."""
+    kind, differs = VARIANTS[name] if name in VARIANTS else (name, FAMILIES[name])
+    said: dict[str, Any] = json.loads(
+        getattr(transformers, kind)(**(COMMON | differs)).to_json_string(use_diff=False)
+    )
+    return said
+
+
+def understood(folder: Path, said: Mapping[str, Any]) -> Architecture:
+    """Return what a config.json comes to."""
+    (folder / "config.json").write_text(json.dumps(said))
+    return architecture_of(read_description(str(folder)))
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_what_a_config_leaves_out_is_as_transformers_has_it(tmp_path: Path, name: str) -> None:
+    """Field by field: the default of the family's class, or not understood."""
+    said = said_by(name)
+    num_understood = 0
+    for key in said.keys() - {"model_type"}:
+        less = {other: value for other, value in said.items() if other != key}
+        try:
+            got = understood(tmp_path, less)
+        except NotUnderstood:
+            continue
+        num_understood += 1
+        resolved = transformers.AutoConfig.from_pretrained(tmp_path).to_dict()
+        assert got == understood(tmp_path, json.loads(json.dumps(resolved, default=str))), key
+    assert num_understood > len(said) / 2
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_a_field_that_no_one_knows_is_not_passed_over(tmp_path: Path, name: str) -> None:
+    """Unless it switches nothing on."""
+    said = said_by(name)
+    expected = understood(tmp_path, said)
+    for off in (None, False, [], {}):
+        assert understood(tmp_path, said | {"new_trick": off}) == expected
+    for on in (True, 0.5, "yes", [1], 0):
+        with pytest.raises(NotUnderstood, match="new_trick"):
+            understood(tmp_path, said | {"new_trick": on})
+
+
+NOT_UNDERSTOOD: list[tuple[str, dict[str, Any], str]] = [
+    *((name, {"hidden_act": "relu"}, "relu") for name in ("LlamaConfig", "Phi3Config")),
+    ("MixtralConfig", {"hidden_act": "gelu"}, "gelu"),
+    ("Gemma2Config", {"hidden_activation": "silu"}, "silu"),
+    ("GemmaConfig", {"hidden_act": "silu"}, "silu"),
+    *(
+        (name, {"use_bidirectional_attention": True}, "bidirectional")
+        for name in ("GemmaConfig", "Gemma2Config", "Gemma3TextConfig")
+    ),
+    ("Gemma3TextConfig", {"attn_logit_softcapping": 50.0}, "attn_logit_softcapping"),
+    ("MistralConfig", {"attention_bias": True}, "attention_bias"),
+    ("Qwen3Config", {"mlp_bias": True}, "mlp_bias"),
+    ("Qwen2Config", {"use_qk_norm": True}, "use_qk_norm"),
+    ("Phi3Config", {"full_attn_mod": 2}, "full_attn_mod"),
+    ("Qwen3Config", {"layer_types": ["full_attention", "linear_attention"] * 2}, "layer_types"),
+    ("Qwen3Config", {"layer_types": ["full_attention"] * 3}, "layer_types"),
+    ("Qwen2Config", {"layer_types": ["sliding_attention"] * 4}, "no window"),
+    ("MistralConfig", {"sliding_window": "12"}, "sliding_window"),
+    ("LlamaConfig", {"num_key_value_heads": 3}, "evenly"),
+    ("LlamaConfig", {"attention_bias": "yes"}, "attention_bias"),
+    ("LlamaConfig", {"rms_norm_eps": "x"}, "rms_norm_eps"),
+    ("LlamaConfig", {"rms_norm_eps": float("nan")}, "rms_norm_eps"),
+    ("LlamaConfig", {"partial_rotary_factor": 0.5}, "partial_rotary_factor"),
+    ("LlamaConfig", {"rope_parameters": ROPE | {"rope_type": "spiral"}}, "spiral"),
+    ("LlamaConfig", {"rope_parameters": ROPE | {"rope_type": "yarn", "mrope": 1}}, "mrope"),
+    ("LlamaConfig", {"rope_parameters": ROPE | {"rope_type": "linear"}}, "factor"),
+    ("LlamaConfig", {"rope_parameters": {"full_attention": ROPE}}, "full_attention"),
+    ("Phi3Config", {"rope_parameters": ROPE | {"rope_type": "linear", "factor": 2}}, "linear"),
+    (
+        "Phi3Config",
+        {"rope_parameters": ROPE | {"partial_rotary_factor": 0.35}},
+        "turns 5 of the 16",
+    ),
+    ("Gemma3TextConfig", {"rope_parameters": ROPE}, "kind of layer"),
+    ("MixtralConfig", {"num_experts": 3}, "how many experts"),
+    ("LlamaConfig", {"per_layer_config": {"0": {"head_dim": 8}}}, "per_layer_config"),
+    ("LlamaConfig", {"is_encoder_decoder": True}, "is_encoder_decoder"),
+]
+
+
+@pytest.mark.parametrize(("name", "differs", "words"), NOT_UNDERSTOOD, ids=str)
+def test_what_the_entry_does_not_know_how_to_compute_is_not_understood(
+    tmp_path: Path, name: str, differs: dict[str, Any], words: str
+) -> None:
+    """Nothing that the family's config may say is ignored in silence."""
+    said = said_by(name) | differs
+    if "3" in words:
+        said.pop("partial_rotary_factor", None)
+    with pytest.raises(NotUnderstood, match=words):
+        understood(tmp_path, said)
+
+
+@pytest.mark.parametrize(
+    ("name", "differs", "words"),
+    [
+        ("LlamaConfig", {"hidden_size": "x"}, "hidden_size 'x'; it must be a count"),
+        ("LlamaConfig", {"vocab_size": True}, "vocab_size True"),
+        ("LlamaConfig", {"num_hidden_layers": -1}, "num_hidden_layers -1"),
+        ("LlamaConfig", {"num_hidden_layers": 10**6}, "no model has above"),
+    ],
+)
+def test_what_no_model_can_be_is_refused(
+    tmp_path: Path, name: str, differs: dict[str, Any], words: str
+) -> None:
+    """By the model's name, whoever would have run it."""
+    with pytest.raises(ModelRefused, match=rf"^{tmp_path}: config.json says .*{words}"):
+        understood(tmp_path, said_by(name) | differs)
+
+
+OLD_SPELLINGS: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
+    ("LlamaConfig", {"rope_theta": 5e5}, {"rope_type": "default", "rope_theta": 5e5}),
+    (
+        "LlamaConfig",
+        {"rope_theta": 5e5, "rope_scaling": {"type": "linear", "factor": 2.0}},
+        {"rope_type": "linear", "factor": 2.0, "rope_theta": 5e5},
+    ),
+    (
+        "Qwen2Config",
+        {
+            "rope_theta": 1e6,
+            "rope_scaling": {
+                "type": "yarn",
+                "factor": 4.0,
+                "original_max_position_embeddings": 128,
+            },
+        },
+        {
+            "rope_type": "yarn",
+            "factor": 4.0,
+            "original_max_position_embeddings": 128,
+            "rope_theta": 1e6,
+        },
+    ),
+    (
+        "Phi3Config",
+        {
+            "partial_rotary_factor": 0.5,
+            "original_max_position_embeddings": 256,
+            "rope_scaling": {
+                "type": "longrope",
+                "short_factor": [1.5] * 4,
+                "long_factor": [2.0] * 4,
+            },
+        },
+        {
+            "rope_type": "longrope",
+            "rope_theta": 1e4,
+            "partial_rotary_factor": 0.5,
+            "original_max_position_embeddings": 256,
+            "short_factor": [1.5] * 4,
+            "long_factor": [2.0] * 4,
+        },
+    ),
+    (
+        "Gemma3TextConfig",
+        {
+            "rope_theta": 1e6,
+            "rope_local_base_freq": 2e4,
+            "rope_scaling": {"rope_type": "linear", "factor": 8.0},
+        },
+        {
+            "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 1e6},
+            "sliding_attention": {"rope_type": "default", "rope_theta": 2e4},
+        },
+    ),
+]
+
+
+@pytest.mark.parametrize(("name", "old", "new"), OLD_SPELLINGS)
+def test_older_files_say_the_same_in_other_words(
+    tmp_path: Path, name: str, old: dict[str, Any], new: dict[str, Any]
+) -> None:
+    """As transformers, too, reads them."""
+    said = said_by(name)
+    said.pop("rope_parameters")
+    said.pop("layer_types", None)
+    got = understood(tmp_path, said | old)
+    resolved = transformers.AutoConfig.from_pretrained(tmp_path).to_dict()
+    assert got == understood(tmp_path, json.loads(json.dumps(resolved, default=str)))
+    outside = {key: value for key, value in old.items() if key.startswith("original")}
+    assert got == understood(tmp_path, said | outside | {"rope_parameters": new})
+    plain = understood(tmp_path, said)
+    assert [block.rope for block in got.blocks] != [block.rope for block in plain.blocks]
+
+
+def test_layers_slide_by_any_of_the_ways_to_say_so(tmp_path: Path) -> None:
+    """By kinds, by a pattern, from a layer on; and not where a window is not to be used."""
+
+    def windows(name: str, **differs: Any) -> list[int]:
+        said = {key: value for key, value in said_by(name).items() if key != "layer_types"}
+        made = understood(tmp_path, said | differs)
+        return [block.attention.window for block in made.blocks]
+
+    assert windows("Gemma3TextConfig", sliding_window_pattern=2) == [12, 0, 12, 0]
+    assert windows("Gemma3TextConfig", sliding_window_pattern=3) == [12, 12, 0, 12]
+    kinds = ["full_attention", "sliding_attention"] * 2
+    assert windows("Gemma2Config", layer_types=kinds) == [0, 12, 0, 12]
+    qwen = {"sliding_window": 12, "max_window_layers": 3}
+    assert windows("Qwen2Config", use_sliding_window=True, **qwen) == [0, 0, 0, 12]
+    assert windows("Qwen2Config", **qwen) == [0, 0, 0, 0]
+    assert windows("Qwen3MoeConfig", sliding_window=12, use_sliding_window=True) == [12] * 4
+    assert windows("Qwen3MoeConfig", sliding_window=12) == [0] * 4
+
+
+def test_the_text_of_a_model_of_images_is_described_by_its_part(tmp_path: Path) -> None:
+    """Also where that leaves out what its family has anyhow, as Gemma 3's does."""
+    text = {"hidden_size": 64, "num_hidden_layers": 2, "head_dim": 16}
+    said = {"model_type": "gemma3", "text_config": text, "torch_dtype": "bfloat16"}
+    (tmp_path / "config.json").write_text(json.dumps(said))
+    description = read_description(str(tmp_path))
+    assert description.is_part
+    assert description.dtype == torch.bfloat16
+    got = architecture_of(description)
+    resolved = transformers.Gemma3TextConfig(**text).to_dict()
+    assert got == understood(tmp_path, json.loads(json.dumps(resolved, default=str)))
+
+
+def test_a_new_family_is_one_entry(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Seed-OSS is a Llama with one more switch for a bias."""
+
+    def seed_oss(fields: Fields, sizes: Sizes) -> Architecture:
+        return make(
+            fields,
+            sizes,
+            qkv_bias=fields.flag("attention_bias", default=True),
+            output_bias=fields.flag("attention_out_bias"),
+            mlp_bias=fields.flag("mlp_bias"),
+        )
+
+    entry = Family("SeedOssForCausalLM", seed_oss, head_dim=128)
+    monkeypatch.setitem(families.FAMILIES, "seed_oss", entry)
+    config = transformers.SeedOssConfig(**COMMON, attention_out_bias=True)
+    torch.manual_seed(7)
+    eager: Any = transformers.AutoModelForCausalLM.from_config(config).eval()
+    eager.save_pretrained(tmp_path)
+    description = read_description(str(tmp_path))
+    architecture = architecture_of(description)
+    checkpoint = find_checkpoint(str(tmp_path))
+    loaded = own.load(checkpoint, description, architecture, torch.float32, CPU)
+    assert own.prove(checkpoint, description, architecture, loaded).holds
+
+
+def changed(architecture: Architecture, **fields: Any) -> Architecture:
+    """Return an architecture whose layers attend with something else."""
+    blocks = tuple(
+        replace(block, attention=replace(block.attention, **fields))
+        for block in architecture.blocks
+    )
+    return replace(architecture, blocks=blocks)
+
+
+MUTATIONS: dict[str, tuple[str, Any]] = {
+    "a wider window": ("MistralConfig", lambda a: changed(a, window=13)),
+    "a smaller window": ("MistralConfig", lambda a: changed(a, window=11)),
+    "no window in one layer": (
+        "Gemma3, near and far",
+        lambda a: replace(a, blocks=(a.blocks[1], *a.blocks[1:])),
+    ),
+    "no softcap of scores": ("Gemma2Config", lambda a: changed(a, softcap=0.0)),
+    "no softcap of logits": ("Gemma2Config", lambda a: replace(a, logit_softcap=None)),
+    "another scaling": ("Gemma2, other scores", lambda a: changed(a, scaling=0.25)),
+    "no offset of norms": ("GemmaConfig", lambda a: replace(a, norm_offset=0.0)),
+    "a little offset": ("GemmaConfig", lambda a: replace(a, norm_offset=1.0 + 2**-9)),
+    "another scale": ("GemmaConfig", lambda a: replace(a, embedding_scale=8.03125)),
+    "another epsilon": ("Qwen3Config", lambda a: replace(a, eps=1e-4)),
+    "another curve": ("GemmaConfig", lambda a: replace(a, gate=families.SILU)),
+    "another limit": ("GptOssConfig", lambda a: replace(a, gate=replace(a.gate, limit=0.5))),
+    "no lift": ("GptOssConfig", lambda a: replace(a, gate=replace(a.gate, lift=0.0))),
+    "other steepness": ("GptOssConfig", lambda a: replace(a, gate=replace(a.gate, steepness=1.7))),
+    "far as near": (
+        "Gemma3, near and far",
+        lambda a: replace(
+            a, blocks=tuple(replace(block, rope=a.blocks[0].rope) for block in a.blocks)
+        ),
+    ),
+    "a longer turn": (
+        "Llama, yarn rope",
+        lambda a: replace(
+            a,
+            blocks=tuple(replace(block, rope=replace(block.rope, scale=1.0)) for block in a.blocks),
+        ),
+    ),
+    "shares as they are": (
+        "MixtralConfig",
+        lambda a: replace(
+            a,
+            blocks=tuple(
+                replace(block, experts=replace(block.experts, is_renormalised=False))
+                for block in a.blocks
+            ),
+        ),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", MUTATIONS)
+def test_every_number_of_an_architecture_counts(tmp_path: Path, name: str) -> None:
+    """The proof tells the right one from one that is a little off."""
+    family, mutate = MUTATIONS[name]
+    build(family).save_pretrained(tmp_path)  # type: ignore[operator]
+    description = read_description(str(tmp_path))
+    right = architecture_of(description)
+    wrong = mutate(right)
+    assert wrong != right
+    checkpoint = find_checkpoint(str(tmp_path))
+    for architecture, holds in ((right, True), (wrong, False)):
+        loaded = own.load(checkpoint, description, architecture, torch.float32, CPU)
+        proof = own.prove(checkpoint, description, architecture, loaded)
+        assert proof.holds is holds, proof
+
+
+def test_numbers_are_finite_where_nothing_was_mutated(tmp_path: Path) -> None:
+    """Every family and variant answers with numbers in bf16, too."""
+    for name in ALL:
+        folder = tmp_path / name.replace(" ", "")
+        build(name).save_pretrained(folder)  # type: ignore[operator]
+        description = read_description(str(folder))
+        loaded = own.load(
+            find_checkpoint(str(folder)),
+            description,
+            architecture_of(description),
+            torch.bfloat16,
+            CPU,
+        )
+        assert answers(loaded, torch.arange(40)).isfinite().all(), name

@@ -1,0 +1,210 @@
+"""The proof of our decoder: what it compares, and that it says no where it should."""
+
+from __future__ import annotations
+
+import gc
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from engine.config import EngineConfig
+from engine.errors import ModelRefused
+from engine.model import families, own
+from engine.model.architecture import Architecture
+from engine.model.checkpoint import WHOLE, Checkpoint, find_checkpoint
+from engine.model.decoder import Decoder
+from engine.model.description import Description, read_description
+from engine.model.families import Family, architecture_of
+from engine.model.forward import TransformersNetwork
+from engine.model.loading import load_model
+from engine.model.own import Proof
+from tests.engine.families import build
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(name="folder")
+def fixture_folder(tmp_path: Path) -> Path:
+    """Return a folder with a tiny Qwen3, whose layers are all alike."""
+    build("Qwen3Config").save_pretrained(tmp_path / "model")  # type: ignore[operator]
+    return tmp_path / "model"
+
+
+def parts_of(folder: Path) -> tuple[Checkpoint, Description, Architecture]:
+    """Return what a folder holds."""
+    description = read_description(str(folder))
+    return find_checkpoint(str(folder)), description, architecture_of(description)
+
+
+def prove(folder: Path, dtype: torch.dtype = torch.float32) -> Proof:
+    """Prove the model in a folder."""
+    parts = parts_of(folder)
+    return own.prove(*parts, own.load(*parts, dtype, CPU))
+
+
+def settings(folder: Path, dtype: Any = "bfloat16") -> EngineConfig:
+    """Return settings that run a folder's model on the CPU."""
+    return EngineConfig(str(folder), dtype=dtype, device="cpu")
+
+
+def test_a_model_in_bf16_is_proved_in_fp32(folder: Path) -> None:
+    """As a function, not within rounding; the distance that it tells is that of bf16."""
+    exact, rounded = prove(folder), prove(folder, torch.bfloat16)
+    assert exact.holds
+    assert exact.distance < 1e-5
+    assert rounded.holds
+    assert 1e-3 < rounded.distance < 0.1
+
+
+def test_what_is_right_in_fp32_and_wrong_in_the_dtype_that_is_served_is_found(
+    folder: Path,
+) -> None:
+    """A kernel may be broken for one type of number on one machine."""
+    checkpoint, description, architecture = parts_of(folder)
+    wrong = replace(architecture, embedding_scale=50.0)
+    loaded = own.load(checkpoint, description, wrong, torch.bfloat16, CPU)
+    assert not own.prove(checkpoint, description, architecture, loaded).holds
+
+
+@pytest.mark.parametrize(
+    ("family", "num_layers"), [("Qwen3Config", 2), ("Qwen2, some layers sliding", 3)]
+)
+def test_what_does_not_fit_in_fp32_is_proved_by_one_layer_of_each_kind(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, family: str, num_layers: int
+) -> None:
+    """Two at least, and the note says how many of how many."""
+    build(family).save_pretrained(tmp_path)  # type: ignore[operator]
+    monkeypatch.setattr(own, "free_bytes", lambda _: 1000)
+    proof = prove(tmp_path)
+    assert proof.holds
+    assert proof.num_layers == num_layers
+    loaded = load_model(settings(tmp_path))
+    assert isinstance(loaded.network, Decoder)
+    (note,) = loaded.notes
+    assert f"the first {num_layers} of 4 layers" in note
+
+
+def test_its_first_layers_are_enough_to_find_a_wrong_one(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Layers of one kind differ by their weights alone."""
+    checkpoint, description, architecture = parts_of(folder)
+    monkeypatch.setattr(own, "free_bytes", lambda _: 1000)
+    wrong = replace(architecture, eps=1e-3)
+    loaded = own.load(checkpoint, description, wrong, torch.float32, CPU)
+    proof = own.prove(checkpoint, description, wrong, loaded)
+    assert not proof.holds
+    assert proof.num_layers == 2
+
+
+def test_a_decoder_that_computes_something_else_gives_way_to_transformers(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The model is served all the same, and the note tells by how much the two differ."""
+
+    def wrong(*args: Any) -> Architecture:
+        return replace(families._qwen3(*args), eps=0.1)
+
+    monkeypatch.setitem(families.FAMILIES, "qwen3", Family("Qwen3ForCausalLM", wrong))
+    loaded = load_model(settings(folder))
+    assert isinstance(loaded.network, TransformersNetwork)
+    (note,) = loaded.notes
+    assert "transformers runs this model" in note
+    assert "relative distance 1.1" in note
+
+
+@pytest.mark.parametrize(
+    ("differs", "words"),
+    [
+        ({"hidden_act": "relu"}, "hidden_act 'relu'"),
+        ({"new_trick": 7}, "says new_trick"),
+    ],
+)
+def test_what_our_decoder_does_not_know_transformers_runs(
+    folder: Path, differs: dict[str, Any], words: str
+) -> None:
+    """In one line it is said, and why."""
+    said = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(said | differs))
+    loaded = load_model(settings(folder))
+    assert isinstance(loaded.network, TransformersNetwork)
+    (note,) = loaded.notes
+    assert words in note
+    assert "\n" not in note
+
+
+def test_a_family_that_has_no_entry_is_run_by_transformers(tmp_path: Path) -> None:
+    """By its name."""
+    import transformers
+
+    config = transformers.Olmo2Config(
+        vocab_size=64, hidden_size=32, intermediate_size=48, num_hidden_layers=2,
+        num_attention_heads=2, pad_token_id=0,
+    )  # fmt: skip
+    transformers.AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
+    loaded = load_model(settings(tmp_path))
+    assert isinstance(loaded.network, TransformersNetwork)
+    assert "'olmo2' is no family" in loaded.notes[0]
+
+
+def test_what_our_decoder_runs_is_not_remarked_upon(folder: Path) -> None:
+    """A model as most are has no notes."""
+    loaded = load_model(settings(folder))
+    assert isinstance(loaded.network, Decoder)
+    assert loaded.notes == ()
+    assert loaded.max_model_len == 512
+    assert load_model(replace(settings(folder), max_model_len=77)).max_model_len == 77
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_weights_that_are_no_numbers_are_refused(folder: Path, value: float) -> None:
+    """Whoever would run them: it is no fault of our decoder's."""
+    tensors = load_file(folder / WHOLE)
+    tensors["model.layers.1.mlp.down_proj.weight"][3, 3] = value
+    save_file(tensors, folder / WHOLE, metadata={"format": "pt"})
+    with pytest.raises(ModelRefused, match="answers with NaN or infinity"):
+        load_model(settings(folder))
+
+
+def test_near_ties_of_experts_are_no_other_function() -> None:
+    """A token in ten may be given to another expert; the rest must be the same."""
+    expected = torch.ones(40, 8)
+    few, many = (expected.repeat(2, 1, 1) for _ in range(2))
+    few[:, 3] *= 1.05
+    many[:, :8] *= 1.05
+    assert own.holds_for(own.distances(few, expected), has_experts=True)
+    assert not own.holds_for(own.distances(few, expected), has_experts=False)
+    assert not own.holds_for(own.distances(many, expected), has_experts=True)
+    few[1, -1] = 5
+    assert not own.holds_for(own.distances(few, expected), has_experts=True)
+
+
+def test_the_network_of_the_proof_is_gone_after_it(folder: Path) -> None:
+    """One at a time must fit: nothing holds it until the collector comes by."""
+    gc.collect()
+    gc.disable()
+    try:
+        prove(folder, torch.bfloat16)
+        left = [found for found in gc.get_objects() if type(found).__name__ == "Qwen3ForCausalLM"]
+        assert not left
+    finally:
+        gc.enable()
+
+
+def test_a_decoder_that_fails_gives_way_to_transformers(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What it could not compute, they may."""
+
+    def fail(*_args: object) -> torch.Tensor:
+        raise RuntimeError("no kernel for this")
+
+    monkeypatch.setattr(Decoder, "forward", fail)
+    loaded = load_model(settings(folder))
+    assert isinstance(loaded.network, TransformersNetwork)
+    assert "no kernel for this" in loaded.notes[0]

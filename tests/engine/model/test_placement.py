@@ -1,0 +1,60 @@
+"""Where a model runs, in which dtype, and how long its sequences may be."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from engine.config import EngineConfig
+from engine.errors import ModelRefused
+from engine.model import placement
+from engine.model.placement import choose_device, choose_dtype, context_length
+
+CPU, CUDA = torch.device("cpu"), torch.device("cuda")
+
+
+def test_a_context_beyond_the_models_positions_is_refused() -> None:
+    """--max-model-len may shorten the context, never stretch it."""
+    assert context_length(EngineConfig("m"), 512) == 512
+    assert context_length(EngineConfig("m", max_model_len=100), 512) == 100
+    with pytest.raises(ModelRefused, match="512 positions"):
+        context_length(EngineConfig("m", max_model_len=513), 512)
+
+
+def test_a_model_that_tells_no_positions_has_a_usual_context() -> None:
+    """And any that is asked for."""
+    assert context_length(EngineConfig("m"), None) == 4096
+    assert context_length(EngineConfig("m", max_model_len=9999), None) == 9999
+
+
+@pytest.mark.parametrize(
+    ("stored", "has_bf16", "dtype"),
+    [
+        (torch.bfloat16, True, torch.bfloat16),
+        (torch.bfloat16, False, torch.float32),
+        (torch.float16, True, torch.bfloat16),
+        (torch.float16, False, torch.float32),
+        (torch.float32, True, torch.float32),
+        (None, True, torch.float32),
+    ],
+)
+def test_a_cpu_takes_the_dtype_that_it_can_compute_in(
+    monkeypatch: pytest.MonkeyPatch, stored: torch.dtype, *, has_bf16: bool, dtype: torch.dtype
+) -> None:
+    """Halves are emulated without instructions for them, and fp16 always."""
+    monkeypatch.setattr(placement, "_cpu_has_bfloat16", lambda: has_bf16)
+    assert choose_dtype("auto", stored, CPU) == dtype
+    assert choose_dtype("float16", stored, CPU) == torch.float16
+
+
+def test_a_gpu_takes_what_is_stored() -> None:
+    """Whatever the CPU can do."""
+    assert choose_dtype("auto", torch.float16, CUDA) == torch.float16
+
+
+def test_a_gpu_that_is_not_there_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the name of the option; `auto` takes the CPU then."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert choose_device("auto") == CPU
+    with pytest.raises(ModelRefused, match="--device cuda"):
+        choose_device("cuda")
