@@ -7,6 +7,7 @@ classes run the rest.
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 
 from engine.config import EngineConfig
 from engine.errors import EngineError, ModelRefused, first_line_of
@@ -17,6 +18,7 @@ from engine.model.families import architecture_of
 from engine.model.network import LoadedModel
 from engine.model.placement import choose_device, choose_dtype, context_length
 from engine.model.proof import answers, proof_tokens, refuse_infinite
+from engine.model.proved import proof_fact, prove_once
 
 
 def load_model(settings: EngineConfig) -> LoadedModel:
@@ -54,9 +56,11 @@ def _run_by_ours(settings: EngineConfig, description: Description) -> LoadedMode
     device = choose_device(settings.device)
     dtype = choose_dtype(settings.dtype, description.dtype, device)
     checkpoint = find_checkpoint(name)
+    fact = proof_fact(checkpoint, dtype, device)
     try:
         loaded = own.load(checkpoint, description, architecture, dtype, device)
-        proof = own.prove(checkpoint, description, architecture, loaded)
+        prove = partial(own.prove, checkpoint, description, architecture, loaded)
+        proof = prove_once(fact, prove)
     except (TypeError, ValueError, RuntimeError) as exc:
         raise NotUnderstood(f"it cannot run here: {first_line_of(exc)}") from exc
     if not proof.holds:

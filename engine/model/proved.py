@@ -1,0 +1,67 @@
+"""Proofs that went well on this machine: what was proved once is not proved again.
+
+A proof says that our decoder gives what transformers' class gives, for a model described so, with
+tensors of these shapes, on a processor of this kind. So it holds until any of that is another, and
+is made anew when a file of weights was written again. Whether weights are numbers at all is no part
+of it: that is looked at whenever they are loaded.
+"""
+
+from __future__ import annotations
+
+import json
+import platform
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+
+import torch
+
+from engine.model.checkpoint import Checkpoint
+from engine.model.description import CONFIG
+from engine.model.own import Proof
+from engine.remembered import Fact, versions_of
+
+_CPUINFO = Path("/proc/cpuinfo")
+_TELLING = ("model name", "flags", "CPU part", "Features")
+
+
+def proof_fact(checkpoint: Checkpoint, dtype: torch.dtype, device: torch.device) -> Fact:
+    """Return the fact of how the proof of a checkpoint goes, in a dtype on a device."""
+    causes: list[str | bytes] = [
+        versions_of("torch", "transformers", "numba", "triton"),
+        str(dtype),
+        _processor(device),
+        (checkpoint.folder / CONFIG).read_bytes(),
+    ]
+    for path in checkpoint.files:
+        status = path.stat()
+        causes += [f"{path.name} {status.st_size} {status.st_mtime_ns}", _header(path)]
+    return Fact.of("proof", *causes)
+
+
+def prove_once(fact: Fact, prove: Callable[[], Proof]) -> Proof:
+    """Return the proof that is remembered, or make it; one that holds is remembered then."""
+    data = fact.recall()
+    if data is not None:
+        return Proof(**json.loads(data))
+    proof = prove()
+    if proof.holds:
+        fact.remember(json.dumps(asdict(proof)).encode())
+    return proof
+
+
+def _header(path: Path) -> bytes:
+    """Return what a file of safetensors says of its tensors."""
+    with path.open("rb") as file:
+        return file.read(int.from_bytes(file.read(8), "little"))
+
+
+def _processor(device: torch.device) -> str:
+    """Return what is another text for a processor that may round otherwise."""
+    if device.type == "cuda":
+        return f"{torch.cuda.get_device_name(device)} {torch.cuda.get_device_capability(device)}"
+    told = [platform.machine(), platform.processor(), torch.backends.cpu.get_cpu_capability()]
+    if _CPUINFO.exists():
+        lines = _CPUINFO.read_text(encoding="utf-8", errors="replace").splitlines()
+        told += sorted({line for line in lines if line.startswith(_TELLING)})
+    return "\n".join(told)
