@@ -194,7 +194,7 @@ demo-model: $(INSTALLED_ENGINE)
 VLLM_PYTHON ?=
 FILES ?= base
 BENCH_FILES := base a b c d e f g
-BENCH_MODELS := 46m 46m-152k 470m
+BENCH_MODELS := 46m 46m-152k 470m 1b
 
 $(BENCH_MODELS:%=$(OUT)/bench/%/config.json): $(OUT)/bench/%/config.json: bench/models.py | $(INSTALLED_ENGINE)
 	$(BIN)/python -m bench.models $* $(OUT)/bench/$*

@@ -36,7 +36,18 @@ SHAPES = {
         "head_dim": 128,
         "vocab_size": 32_768,
     },
+    # 974M parameters, 1.9 GB in shards: to be loaded, not run.
+    "1b": {
+        "hidden_size": 2048,
+        "intermediate_size": 6144,
+        "num_hidden_layers": 18,
+        "num_attention_heads": 16,
+        "num_key_value_heads": 8,
+        "head_dim": 128,
+        "vocab_size": 32_768,
+    },
 }
+SHARD_SIZE = "500MB"
 CHAT_TEMPLATE = (
     "{% for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content }}<|im_end|>\n"
     "{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
@@ -92,7 +103,7 @@ def make_tokenizer(folder: Path, vocab_size: int) -> None:
 def make_model(shape: str, folder: Path) -> None:
     """Write a random bf16 Qwen3 of `SHAPES[shape]` with its tokenizer to `folder`."""
     import torch
-    from transformers import Qwen3Config, Qwen3ForCausalLM
+    from transformers import AutoModelForCausalLM, Qwen3Config
 
     folder.mkdir(parents=True, exist_ok=True)
     make_tokenizer(folder, SHAPES[shape]["vocab_size"])
@@ -105,8 +116,8 @@ def make_model(shape: str, folder: Path) -> None:
         bos_token_id=None,
         **SHAPES[shape],
     )
-    model = Qwen3ForCausalLM(config).to(torch.bfloat16)
-    model.save_pretrained(folder)
+    model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
+    model.save_pretrained(folder, max_shard_size=SHARD_SIZE)
 
 
 def main() -> None:

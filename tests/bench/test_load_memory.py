@@ -1,0 +1,26 @@
+"""How much memory loading takes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from bench.load_memory import peak_of
+
+MEGABYTES = 64
+
+
+def held(megabytes: int) -> Callable[[], object]:
+    """Return what takes so much memory, gives it back, and keeps a little."""
+
+    def load() -> object:
+        passing = bytearray(b"x") * (megabytes << 20)
+        return passing[:1]
+
+    return load
+
+
+def test_what_was_given_back_counts() -> None:
+    """The peak is what was resident at most, not at the end, and not of an earlier load."""
+    first, second = peak_of(held(MEGABYTES)), peak_of(held(1))
+    assert first.most_bytes - first.before_bytes > (MEGABYTES - 1) << 20
+    assert second.most_bytes - second.before_bytes < (MEGABYTES // 2) << 20
