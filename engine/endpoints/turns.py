@@ -60,7 +60,11 @@ class Turns:
         if num_bytes <= self._short_bytes:
             return function(*arguments)
         await self._take(num_bytes)
-        work = asyncio.get_running_loop().run_in_executor(None, function, *arguments)
+        try:
+            work = asyncio.get_running_loop().run_in_executor(None, function, *arguments)
+        except BaseException:  # such as that there can be no more threads
+            self._give_back(num_bytes)
+            raise
         # A thread cannot be called off: its room is free when it has ended, whoever still waits.
         work.add_done_callback(lambda _: self._give_back(num_bytes))
         return await asyncio.shield(work)
@@ -74,8 +78,8 @@ class Turns:
         try:
             await turn
         except asyncio.CancelledError:
-            if turn.done() and not turn.cancelled():
-                self._give_back(num_bytes)
+            # One that never had its turn held nothing, but others may have waited behind it.
+            self._give_back(0 if turn.cancelled() else num_bytes)
             raise
 
     def _give_back(self, num_bytes: int) -> None:

@@ -120,6 +120,35 @@ async def test_one_that_is_called_off_as_its_turn_comes_gives_it_on(
     assert desk.order == ["a" * 90, "c" * 90]
 
 
+async def test_one_that_is_called_off_lets_pass_who_waits_behind_it() -> None:
+    """It waited for more room than there was; the next needs less."""
+    desk = Desk()
+    tasks = desk.start("a" * 60, "b" * 90, "c" * 20)
+    await settle(lambda: desk.now == 60)
+    tasks[1].cancel()
+    async with asyncio.timeout(30):
+        await settle(lambda: desk.now == 80)
+    desk.go_on.set()
+    assert await asyncio.gather(tasks[0], tasks[2]) == ["a" * 60, "c" * 20]
+
+
+async def test_where_no_thread_can_be_started_the_room_is_given_back(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Else everything long would wait for ever once threads can be had again."""
+
+    def refuse(*_: object) -> None:
+        raise RuntimeError("can't start new thread")
+
+    desk = Desk(is_open=True)
+    with monkeypatch.context() as patch:
+        patch.setattr(asyncio.get_running_loop(), "run_in_executor", refuse)
+        with pytest.raises(RuntimeError, match="thread"):
+            await desk.turns.run(90, desk.work, "a" * 90)
+    async with asyncio.timeout(30):
+        assert await desk.turns.run(90, desk.work, "b" * 90) == "b" * 90
+
+
 async def test_one_that_fails_gives_its_room_back() -> None:
     """Its error is its own, and the next one runs."""
     desk = Desk(is_open=True)
