@@ -117,7 +117,7 @@ class Engine(Generic[RequestT, ResultT]):
         reason = "the engine was closed"
         try:
             self._step_until_closed()
-        except Exception as exc:  # whoever waits must hear of it: a silent thread is a hang
+        except BaseException as exc:  # whoever waits must hear of it: a silent thread is a hang
             logger.exception("the engine stopped")
             reason = f"the engine stopped: {type(exc).__name__}: {exc}"
         self._is_closed = True
