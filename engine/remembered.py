@@ -38,7 +38,10 @@ def cache_folder() -> Path | None:
     if named == OFF:
         return None
     if named:
-        return Path(named).absolute()
+        try:
+            return Path(named).absolute()
+        except FileNotFoundError:  # it is relative, and the working folder is gone
+            return None
     base = Path(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"))  # noqa: PTH111 - raises nothing without a home
     return base / "tidemill" if base.is_absolute() else None
 
@@ -66,9 +69,11 @@ class Fact:
         if path is None:
             return None
         try:
-            with path.open("rb") as file:
+            with open(path, "rb", opener=_open_at_once) as file:
                 status = os.fstat(file.fileno())
-                if status.st_uid != os.geteuid() or status.st_mode & _WRITABLE_BY_OTHERS:
+                if not stat.S_ISREG(status.st_mode) or (
+                    status.st_uid != os.geteuid() or status.st_mode & _WRITABLE_BY_OTHERS
+                ):
                     return None
                 seal, data = file.read(2 * _DIGEST_BYTES), file.read()
         except OSError:
@@ -125,9 +130,14 @@ def _version_of(package: str) -> str:
         return "none"
 
 
+def _open_at_once(path: str, flags: int) -> int:
+    """Open a file; one that is a pipe would else be waited for until somebody writes to it."""
+    return os.open(path, flags | os.O_NONBLOCK)
+
+
 def _forget_old(folder: Path) -> None:
     oldest = time.time() - KEPT_SECONDS
     for path in folder.iterdir():
-        with suppress(FileNotFoundError):  # another process forgets, too
+        with suppress(OSError):  # another process forgets, too, or it is another user's
             if path.stat().st_mtime < oldest:
                 path.unlink()

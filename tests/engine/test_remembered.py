@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 import time
 from pathlib import Path
 
@@ -141,6 +142,42 @@ def test_what_nobody_asks_for_is_forgotten() -> None:
     assert asked.recall() == DATA
     new.remember(DATA)
     assert [fact.recall() for fact in (asked, old, new)] == [DATA, None, DATA]
+
+
+def test_what_cannot_be_forgotten_keeps_nothing_from_being_remembered() -> None:
+    """In a shared folder lie others' files, which none but they can remove."""
+    FACT.remember(DATA)
+    stays = kept().with_name("stays")
+    stays.mkdir()  # not to be unlinked, not even by root
+    os.utime(stays, (0, 0))
+    another = Fact.of("thing", "another cause")
+    another.remember(DATA)
+    assert another.recall() == DATA
+
+
+def test_a_pipe_in_a_files_place_is_none() -> None:
+    """It is not waited for: whoever made it may never write to it."""
+    FACT.remember(DATA)
+    path = kept()
+    path.unlink()
+    os.mkfifo(path, 0o600)
+    asking = threading.Thread(target=FACT.recall, daemon=True)
+    asking.start()
+    asking.join(10)
+    assert not asking.is_alive()
+    assert FACT.recall() is None
+
+
+def test_a_working_folder_that_is_gone_is_no_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A relative name means nothing then."""
+    (tmp_path / "gone").mkdir()
+    monkeypatch.chdir(tmp_path / "gone")
+    (tmp_path / "gone").rmdir()
+    monkeypatch.setenv("TIDEMILL_CACHE", "relative")
+    FACT.remember(DATA)
+    assert FACT.recall() is None
 
 
 def test_versions_are_told_without_an_import() -> None:
