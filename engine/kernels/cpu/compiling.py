@@ -22,6 +22,8 @@ from engine.sources import digest_of
 # What reorders and fuses, but not the leave to take that there are no NaN and no infinity (`nnan`,
 # `ninf`): a row that holds one must come out as one, and become an error.
 FAST_MATH = {"reassoc", "contract", "arcp", "nsz"}
+# More than a model's kernels take: what numba cannot write, it raises from the first call.
+_ROOM_BYTES = 2**22
 
 
 def make_folder() -> Path | None:
@@ -29,8 +31,9 @@ def make_folder() -> Path | None:
     try:
         folder = _root() / digest_of(Path(__file__).parent)
         folder.mkdir(parents=True, exist_ok=True)
-        TemporaryFile(dir=folder).close()
-    except (OSError, RuntimeError):  # not to be written, or nobody's home
+        with TemporaryFile(dir=folder) as trial:
+            trial.write(bytes(_ROOM_BYTES))
+    except (OSError, RuntimeError):  # not to be written, no room, or nobody's home
         return None
     return folder
 
@@ -39,8 +42,9 @@ def _root() -> Path:
     chosen = os.environ.get("NUMBA_CACHE_DIR")
     if chosen:
         return Path(chosen)
-    cache = os.environ.get("XDG_CACHE_HOME")
-    return (Path(cache) if cache else Path.home() / ".cache") / "tidemill" / "kernels"
+    cache = Path(os.environ.get("XDG_CACHE_HOME", ""))
+    # As its standard has it, a relative one does not count.
+    return (cache if cache.is_absolute() else Path.home() / ".cache") / "tidemill" / "kernels"
 
 
 _folder = make_folder()

@@ -25,6 +25,9 @@ def test_machine_code_is_kept_under_a_digest_of_all_the_kernels_sources(
     assert compiling.make_folder() == tmp_path / ".cache/tidemill/kernels" / NAME
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
     assert compiling.make_folder() == tmp_path / "xdg/tidemill/kernels" / NAME
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XDG_CACHE_HOME", "relative")
+    assert compiling.make_folder() == tmp_path / ".cache/tidemill/kernels" / NAME
     monkeypatch.setenv("NUMBA_CACHE_DIR", str(tmp_path / "numba"))
     assert compiling.make_folder() == tmp_path / "numba" / NAME
     assert (tmp_path / "numba" / NAME).is_dir()
@@ -52,6 +55,24 @@ def test_where_nothing_can_be_written_kernels_are_compiled_all_the_same(tmp_path
         check=True,
     )
     assert ran.stdout == "[[0.0, 0.0]]\n"
+
+
+def test_where_there_is_no_room_kernels_are_compiled_all_the_same(tmp_path: Path) -> None:
+    """A full disk takes small files, but not the machine code."""
+    code = (
+        "import resource as r; _, most = r.getrlimit(r.RLIMIT_FSIZE); "
+        "r.setrlimit(r.RLIMIT_FSIZE, (1000, most)); "
+        "import torch; from engine.kernels.cpu import blocks; "
+        "print(blocks.rms_norm(torch.zeros(1, 2), torch.ones(2), 1e-6).tolist())"
+    )
+    ran = subprocess.run(
+        [sys.executable, "-c", code],
+        env={"NUMBA_CACHE_DIR": str(tmp_path), "NUMBA_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert ran.stdout == "[[0.0, 0.0]]\n", ran.stderr
 
 
 def test_no_kernel_may_take_it_that_there_is_no_nan() -> None:
