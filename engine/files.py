@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Iterable
 from pathlib import Path
 
 _COMMIT = re.compile(r"snapshots/([0-9a-f]{40})/")
@@ -45,6 +46,24 @@ def revision_of(folder: Path) -> str | None:
     """Return the commit of a folder that is a snapshot of the hub's cache, or lies like one."""
     found = _COMMIT.search(f"{folder.as_posix()}/")
     return found and found[1]
+
+
+def source_of(model: str, folder: Path, names: Iterable[str]) -> str | None:
+    """Return a word for where a model's files come from; None when more of `names` may come yet.
+
+    transformers does without a file that a hub does not answer for, and asks again at the next
+    load. So a snapshot is whole where the hub has said of each that it is there or is not, or
+    where the hub is not to be asked.
+    """
+    if os.path.isdir(model):  # noqa: PTH112 - it never raises
+        return "folder"
+    from huggingface_hub import is_offline_mode, try_to_load_from_cache
+
+    if is_offline_mode():
+        return "cache"
+    revision = revision_of(folder)
+    known = [try_to_load_from_cache(model, name, revision=revision) for name in names]
+    return None if None in known else "hub"
 
 
 def _found_by_transformers(model: str, name: str) -> Path | None:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from engine.errors import EngineError, first_line_of
+from engine.files import source_of
 from engine.remembered import Fact, versions_of
 from engine.text.pieces import writing_of
 
@@ -28,8 +29,13 @@ _PACKAGES = (
 )
 _WEIGHTS = {".safetensors", ".bin", ".pt", ".pth", ".gguf", ".h5", ".msgpack", ".onnx"}
 _TEMPLATES = "additional_chat_templates"
+# Both give a tokenizer's class its arguments, and these may be the paths of files.
+_CONFIGS = ("tokenizer_config.json", "special_tokens_map.json")
+_PATHS = {"vocab", "merges", "init_inputs"}
 # Old ones name this one by its path on another machine; it is not read.
 _UNREAD_FILE = "special_tokens_map_file"
+# What transformers takes from the hub where it can, and does without where the hub is silent.
+_FETCHED = (*_CONFIGS, "tokenizer.json", "added_tokens.json", "chat_template.jinja")
 _MAX_FILES_BYTES = 2**28
 
 
@@ -117,16 +123,19 @@ def _fact_of(model: str, folder: Path | None) -> Fact | None:
     """Return the fact of what transformers makes of the files in a folder, as they are now.
 
     `model` counts, as some names are read differently. None when it cannot be told which files
-    are read.
+    are read, or when more of them may come from the hub.
     """
+    source = None if folder is None else source_of(model, folder, _FETCHED)
+    if folder is None or source is None:
+        return None
     try:
-        files = list(_files_in(folder)) if folder else []
-        if not files or _may_read_others(dict(files).get("tokenizer_config.json")):
+        files = dict(_files_in(folder))
+        if not files or any(_may_read_others(files.get(name)) for name in _CONFIGS):
             return None
     except (OSError, ValueError, RecursionError):
         return None
-    causes = [part for name, data in files for part in (name, data)]
-    return Fact.of("tokenizer", versions_of(*_PACKAGES), model, str(folder), *causes)
+    causes = [part for name, data in files.items() for part in (name, data)]
+    return Fact.of("tokenizer", versions_of(*_PACKAGES), source, model, str(folder), *causes)
 
 
 def _remember(fact: Fact, vocabulary: Vocabulary) -> None:
@@ -156,11 +165,11 @@ def _files_in(folder: Path) -> Iterator[tuple[str, bytes]]:
         yield path.relative_to(folder).as_posix(), path.read_bytes()
 
 
-def _may_read_others(tokenizer_config: bytes | None) -> bool:
-    """Say whether a tokenizer_config.json names files, which may lie anywhere."""
-    config = json.loads(tokenizer_config or b"{}")
+def _may_read_others(data: bytes | None) -> bool:
+    """Say whether one of the configs names files, which may lie anywhere."""
+    config = json.loads(data or b"{}")
     return not isinstance(config, dict) or any(
-        "_file" in key and key != _UNREAD_FILE and config[key] for key in config
+        ("_file" in key or key in _PATHS) and key != _UNREAD_FILE and config[key] for key in config
     )
 
 

@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import huggingface_hub.constants
 import pytest
 import transformers
 from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers
@@ -22,6 +23,7 @@ from engine.text.tokenizer import Tokenizer
 from engine.text.vocabulary import Vocabulary, load_vocabulary, recall_vocabulary, vocabulary_of
 from tests.engine.scripted_model import END, TURN_END, pretrained_tokenizer, sentencepiece_tokenizer
 
+COMMIT = "0123456789abcdef0123456789abcdef01234567"
 TEXTS = [
     "",
     "A text, 1 line.\n",
@@ -225,6 +227,78 @@ def test_a_config_that_may_name_other_files_is_read_by_transformers(
         with pytest.raises(EngineError, match="has no tokenizer that can be loaded"):
             loaded(folder)
     assert recalled(folder) is None
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("tokenizer_config.json", '{"vocab": "VOCAB", "merges": "MERGES"}'),
+        ("tokenizer_config.json", '{"init_inputs": ["VOCAB", "MERGES"]}'),
+        ("special_tokens_map.json", '{"vocab_file": "VOCAB", "merges_file": "MERGES"}'),
+        ("special_tokens_map.json", '{"vocab": "VOCAB", "merges": "MERGES"}'),
+    ],
+)
+def test_a_tokenizer_of_files_elsewhere_is_read_by_transformers(
+    name: str, said: str, tmp_path: Path
+) -> None:
+    """By whichever of its arguments a config names them."""
+    made = json.loads(pretrained_tokenizer().backend_tokenizer.to_str())["model"]
+    elsewhere = {"VOCAB": tmp_path / "vocab.json", "MERGES": tmp_path / "merges.txt"}
+    elsewhere["VOCAB"].write_text(json.dumps(made["vocab"]))
+    elsewhere["MERGES"].write_text("#version: 0.2\n")
+    for word, path in elsewhere.items():
+        said = said.replace(word, str(path))
+    folder = tmp_path / "model"
+    folder.mkdir()
+    shutil.copy(demo.MODEL_PATH / "config.json", folder)
+    (folder / name).write_text(said)
+    config = folder / "tokenizer_config.json"
+    read = json.loads(config.read_text()) if config.exists() else {}
+    config.write_text(json.dumps(read | {"tokenizer_class": "GPT2Tokenizer"}))
+    assert loaded(folder).backend.get_vocab_size() >= len(made["vocab"])
+    assert recalled(folder) is None
+
+
+@pytest.fixture(name="snapshot")
+def fixture_snapshot(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The hub's cache of `org/name`, of which only the tokenizer itself was fetched."""
+    snapshot = tmp_path / "hub/models--org--name/snapshots" / COMMIT
+    saved(pretrained_tokenizer, snapshot)
+    (snapshot / "chat_template.jinja").unlink(missing_ok=True)
+    (tmp_path / "hub/models--org--name/refs").mkdir()
+    (tmp_path / "hub/models--org--name/refs/main").write_text(COMMIT)
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
+    make = transformers.AutoTokenizer.from_pretrained
+    monkeypatch.setattr(
+        transformers.AutoTokenizer,
+        "from_pretrained",
+        lambda _, **options: make(snapshot, **options),
+    )
+    return snapshot
+
+
+def test_what_a_silent_hub_left_out_is_asked_for_again(snapshot: Path) -> None:
+    """Remembered is only what was made when the hub had said of every file whether there is one."""
+    load_vocabulary("org/name", snapshot)
+    assert recall_vocabulary("org/name", snapshot) is None
+    none = snapshot.parents[1] / ".no_exist" / COMMIT
+    none.mkdir(parents=True)
+    for name in ("special_tokens_map.json", "added_tokens.json", "chat_template.jinja"):
+        assert recall_vocabulary("org/name", snapshot) is None
+        (none / name).touch()
+    load_vocabulary("org/name", snapshot)
+    assert recall_vocabulary("org/name", snapshot) is not None
+
+
+def test_what_was_made_without_the_hub_holds_only_without_it(
+    snapshot: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """There a snapshot is all that there is."""
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
+    load_vocabulary("org/name", snapshot)
+    assert recall_vocabulary("org/name", snapshot) is not None
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", False)
+    assert recall_vocabulary("org/name", snapshot) is None
 
 
 def test_what_transformers_puts_together_is_not_remembered(tmp_path: Path, cache: Path) -> None:
