@@ -17,7 +17,8 @@ class EngineConfig:
 
     `model` is a local folder or a hub id. `max_model_len` None takes the model's own context.
     `max_num_batched_tokens` is the token budget of one step. `kv_cache_memory` (bytes) None takes
-    what the device has left after the weights. `seed` keys requests that name none.
+    what the device has left after the weights. `seed` keys requests that name none. `steps_ahead` 1
+    prepares a step while another is computed, 0 one after the other.
     """
 
     model: str
@@ -28,6 +29,7 @@ class EngineConfig:
     max_num_batched_tokens: int = 2048
     kv_cache_memory: int | None = None
     seed: int = 0
+    steps_ahead: int = 0
 
     def __post_init__(self) -> None:
         """Refuse settings that no engine could run with, naming the setting."""
@@ -41,6 +43,8 @@ class EngineConfig:
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise EngineError(f"{name} must be at least 1, not {value}")
+        if self.steps_ahead not in (0, 1):
+            raise EngineError(f"steps_ahead must be 0 or 1, not {self.steps_ahead}")
         if self.max_num_batched_tokens < self.max_num_seqs:
             raise EngineError(
                 f"max_num_batched_tokens ({self.max_num_batched_tokens}) must not be below "

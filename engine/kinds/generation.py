@@ -78,7 +78,8 @@ def make_work(model: LoadedModel, room: Room, config: EngineConfig) -> Generatio
     table = SequenceTable(config.max_num_seqs, room.max_model_len, attention.page_size)
     pool = PagePool(room.num_pages)
     scheduler = Scheduler(table, pool, ArrivalOrder(), config.max_num_batched_tokens)
-    return GenerationWork(scheduler, Runner(model, attention, table), model.vocab_size)
+    runner = Runner(model, attention, table)
+    return GenerationWork(scheduler, runner, model.vocab_size, config.steps_ahead)
 
 
 def load_text_model(

@@ -9,6 +9,7 @@ said here.
 from __future__ import annotations
 
 import logging
+from collections.abc import Collection
 
 from engine.scheduling.scheduler import Scheduler, StepPlan
 from engine.scheduling.sequence import Sequence
@@ -27,14 +28,15 @@ class Failures:
         self._table = scheduler.table
         self._pool = scheduler.pool
 
-    def start_over(self, plan: StepPlan) -> Sequence | None:
-        """Let the sequences of a failed step start over, each alone.
+    def start_over(self, plans: Collection[StepPlan]) -> Sequence | None:
+        """Let the sequences of steps that failed, or were lost with one, start over, each alone.
 
         The one that was alone already, and accused before, is to blame: it is taken out for good
         and returned.
         """
         self._pool.forget_all()
-        slots = plan.slots.tolist()
+        held = {slot for plan in plans for slot in plan.slots.tolist()}
+        slots = [slot for slot in self._table.running.tolist() if slot in held]
         if len(slots) == 1 and self._table.sequence(slots[0]).is_accused:
             return self._scheduler.finish(slots[0])
         for slot in slots:
@@ -42,26 +44,28 @@ class Failures:
             sequence.is_suspect = sequence.is_accused = True
             sequence.num_failures += 1
             self._scheduler.preempt(slot)
-            del sequence.logprobs[len(sequence.generated) :]
         return None
 
-    def make_room(self, plan: StepPlan) -> Sequence | None:
+    def make_room(self, plans: Collection[StepPlan]) -> Sequence | None:
         """After a step that did not fit into memory, let fewer tokens and sequences run.
 
-        A sequence of which not even one token fits when it runs alone is taken out for good and
-        returned; what others may hold is then again what it was before.
+        `plans` are that step and those that were lost with it. A sequence of which not even one
+        token fits when it runs alone is taken out for good and returned; what others may hold is
+        then again what it was before.
         """
         running = self._table.running.tolist()
+        num_tokens = max(plan.num_tokens for plan in plans)
         self._pool.forget_all()
-        if len(running) == 1 and plan.num_tokens == 1:
+        if len(running) == 1 and num_tokens == 1:
             self._scheduler.bound.restore()
             return self._scheduler.finish(running[0])
-        for slot in running:
-            del self._table.sequence(slot).logprobs[len(self._table.generated(slot)) :]
-        self._halve(plan)
+        self._scheduler.bound.lower(num_tokens)
+        self._send_to_wait(
+            {slot for plan in plans for slot in plan.slots[plan.starts_anew].tolist()}
+        )
         logger.warning(
             "a step of %d tokens did not fit into memory: at most %d from now on",
-            plan.num_tokens,
+            num_tokens,
             self._scheduler.bound.tokens,
         )
         return None
@@ -82,17 +86,14 @@ class Failures:
             sequence.is_suspect = sequence.is_accused = False
             self._scheduler.preempt(slot)  # behind the suspects, who each run alone
 
-    def _halve(self, plan: StepPlan) -> None:
-        """Halve the bound on tokens, and send the newest half of the running sequences to wait.
+    def _send_to_wait(self, new: set[int]) -> None:
+        """Let the newest half of the running sequences wait.
 
-        So wait those that started with the step, whose shared pages may never have been computed;
-        the others lose nothing.
+        So wait `new` ones, that started with the step, since their shared pages may never have been
+        computed; the others lose nothing.
         """
-        bound = self._scheduler.bound
-        bound.lower(plan.num_tokens)
         running = self._table.running.tolist()
-        new = set(plan.slots[plan.starts_anew].tolist())
-        num_kept = max(1, min(len(running) // 2, bound.tokens))
+        num_kept = max(1, min(len(running) // 2, self._scheduler.bound.tokens))
         for place, slot in enumerate(running):
             sequence = self._table.sequence(slot)
             if place >= num_kept:

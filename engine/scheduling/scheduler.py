@@ -5,6 +5,9 @@ in chunks, oldest first; then waiting sequences are admitted while slots and pag
 order of a policy. When a sequence needs a page and there is none, the one that started last gives
 all of its pages back and waits to be recomputed, so the one that started first always advances. No
 tensor is touched here.
+
+A step that is launched moves the counts; what it came to is collected later, oldest step first. In
+between the next may be planned, with tokens whose ids nobody knows yet.
 """
 
 from __future__ import annotations
@@ -16,15 +19,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from engine.scheduling.admission import Admission, ArrivalOrder
+from engine.scheduling.bound import StepBound
 from engine.scheduling.pages import PagePool, page_digest, root_digest
 from engine.scheduling.sequence import Sequence
 from engine.scheduling.table import SequenceTable
 
 # Scoring a prompt takes the logits of all its tokens: [rows, vocabulary] of a step must stay small.
 MAX_SCORED_ROWS = 256
-# How soon, and by how much, steps grow again after one that did not fit into memory.
-GROW_AFTER_STEPS = 64
-GROWTH = 1 / 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,9 +33,9 @@ class StepPlan:
     """One step of `S` spans: tokens `starts[s] : stops[s]` of the sequence in `slots[s]`, for each.
 
     The first `num_decodes` spans are of one token, their sequence's last. The logits of a span's
-    last `num_logits[s]` tokens are wanted. Where it `samples`, the last of these gives the sequence
-    its next token. Where it `starts_anew`, the sequence was taken for this step: the pages that it
-    shares, the step may yet compute.
+    last `num_logits[s]` tokens are wanted. Where the span `samples`, the last of these gives the
+    sequence its next token; where it `is_scored`, all score its prompt. Where it `starts_anew`, the
+    sequence was taken for this step: the pages that it shares, the step may yet compute.
     """
 
     num_decodes: int
@@ -43,6 +44,7 @@ class StepPlan:
     stops: NDArray[np.int64]  # [S]
     num_logits: NDArray[np.int64]  # [S]
     samples: NDArray[np.bool_]  # [S]
+    is_scored: NDArray[np.bool_]  # [S]
     starts_anew: NDArray[np.bool_]  # [S]
 
     @property
@@ -59,41 +61,6 @@ class StepPlan:
     def num_tokens(self) -> int:
         """Tokens that the step computes."""
         return int((self.stops - self.starts).sum())
-
-
-class StepBound:
-    """How many tokens a step may hold: at most `most`, or as many as memory has room for.
-
-    `tokens` is halved when a step did not fit, then slowly raised.
-    """
-
-    def __init__(self, most: int) -> None:
-        self.tokens = most
-        self._most = most
-        self._before: int | None = None  # what was allowed before the failures now going on
-        self._num_fitting = 0
-
-    def lower(self, num_tokens: int) -> None:
-        """Allow half of the tokens of a step that did not fit, but always one."""
-        if self._before is None:
-            self._before = self.tokens
-        self._num_fitting = 0
-        self.tokens = max(1, min(self.tokens, num_tokens) // 2)
-
-    def restore(self) -> None:
-        """Allow what was allowed before the last failures: their owner was another than size."""
-        if self._before is not None:
-            self.tokens, self._before = self._before, None
-
-    def note_fit(self) -> None:
-        """Count a step that fitted; a row of them raises the bound a little."""
-        self._before = None
-        if self.tokens == self._most:
-            return
-        self._num_fitting += 1
-        if self._num_fitting == GROW_AFTER_STEPS:
-            self._num_fitting = 0
-            self.tokens = min(self._most, self.tokens + max(1, int(self.tokens * GROWTH)))
 
 
 class Scheduler:
@@ -116,6 +83,7 @@ class Scheduler:
         self._admission = admission
         self._suspects = ArrivalOrder()
         self._num_started = 0
+        self._num_in_flight = 0
         self._page_size = table.page_size
         self._scored_rows_left = 0  # of the step that is being planned
 
@@ -133,9 +101,12 @@ class Scheduler:
         self._admission.add(sequence)
 
     def plan(self) -> StepPlan | None:
-        """Return the next step, or None when nothing runs and nothing waits."""
+        """Return the next step; None while it must wait for one in flight, or has nothing to do."""
+        decodes = self._decodes()
+        if self._num_in_flight and self._must_wait(decodes):
+            return None
         self._scored_rows_left = MAX_SCORED_ROWS
-        decodes = self._plan_decodes()
+        decodes = self._with_pages(decodes)
         budget = self.bound.tokens - len(decodes)
         stops = self._continue_prompts(budget)
         num_old = len(decodes) + len(stops)
@@ -143,46 +114,44 @@ class Scheduler:
         stops |= self._admit(budget)
         return self._laid_out(decodes, stops, num_old) if len(decodes) or stops else None
 
-    def _laid_out(
-        self, decodes: NDArray[np.int64], stops_of: dict[int, int], num_old: int
-    ) -> StepPlan:
-        """Lay a step's spans out, decodes first: `decodes`, then slots with where they stop.
-
-        All after the first `num_old` were taken for this step.
-        """
+    def launch(self, plan: StepPlan) -> None:
+        """Move the counts of a step that was launched: each of its samples is one token more."""
         table = self.table
-        slots = np.concatenate([decodes, np.array(list(stops_of), np.int64)])
-        starts = table.num_computed[slots]
-        is_decode = table.num_tokens[slots] - starts == 1
-        stops = np.concatenate([starts[: len(decodes)] + 1, list(stops_of.values())])
-        order = np.argsort(~is_decode, kind="stable")
-        slots, starts, stops = slots[order], starts[order], stops.astype(np.int64)[order]
-        samples = stops == table.num_tokens[slots]
-        is_scored = table.prompt_logprobs[slots] >= 0
-        is_scored &= starts + 1 < table.num_prompt_tokens[slots]
-        return StepPlan(
-            num_decodes=int(is_decode.sum()),
-            slots=slots,
-            starts=starts,
-            stops=stops,
-            num_logits=np.where(is_scored, stops - starts, samples),
-            samples=samples,
-            starts_anew=order >= num_old,
-        )
-
-    def advance(self, plan: StepPlan, token_ids: NDArray[np.int64]) -> int:
-        """Record a run step: `token_ids` are the new tokens of `plan.sampled`, in order.
-
-        Returns how many there was room for.
-        """
-        table = self.table
+        self._num_in_flight += 1
+        table.num_in_flight[plan.slots] += 1
         table.num_computed[plan.slots] = plan.stops
-        sampled = plan.sampled
-        growing = table.num_tokens[sampled] < table.max_tokens[sampled]
-        slots = sampled[growing]
-        table.tokens[slots, table.num_tokens[slots]] = token_ids[growing]
-        table.num_tokens[slots] += 1
-        return len(slots)
+        slots = plan.sampled
+        table.num_tokens[slots] += table.num_tokens[slots] < table.max_tokens[slots]
+        table.is_through[slots] = table.num_tokens[slots] >= table.max_tokens[slots]
+
+    def collect(
+        self, plan: StepPlan, token_ids: NDArray[np.int64], is_broken: NDArray[np.bool_]
+    ) -> NDArray[np.bool_]:
+        """Record what the oldest step in flight came to: an id for each of `plan.sampled`.
+
+        Returns which ids were taken; the others are of sequences that have ended meanwhile, that
+        have no room for a token, or that are broken.
+        """
+        table = self.table
+        self._land(plan)
+        slots = plan.sampled
+        taken = table.num_known[slots] < table.max_tokens[slots]
+        taken &= table.is_running[slots] & ~is_broken
+        grown = slots[taken]
+        table.tokens[grown, table.num_known[grown]] = token_ids[taken]
+        table.num_known[grown] += 1
+        is_full = table.is_running[plan.slots] & (plan.stops % self._page_size == 0)
+        for span in np.flatnonzero(is_full[: plan.num_decodes]).tolist():
+            self._register(int(plan.slots[span]), int(plan.starts[span]), int(plan.stops[span]))
+        return taken
+
+    def undo(self, plan: StepPlan) -> None:
+        """Move the counts back of a step that was launched and is lost, newest first."""
+        table = self.table
+        table.num_computed[plan.slots] = plan.starts
+        table.num_tokens[plan.slots] = table.num_known[plan.slots]
+        table.is_through[plan.slots] = False
+        self._land(plan)
 
     def drop(self, unwanted: AbstractSet[object]) -> None:
         """Take sequences out for good, wherever they are."""
@@ -193,9 +162,13 @@ class Scheduler:
         self._admission.remove(unwanted)
 
     def finish(self, slot: int) -> Sequence:
-        """Take a sequence out of its slot for good; its full pages stay known until reused."""
-        sequence, pages = self.table.remove(slot)
-        self.pool.release(pages)
+        """Take a sequence out for good; its full pages stay known until reused.
+
+        Its slot and pages are free once no step in flight holds them.
+        """
+        sequence = self.table.remove(slot)
+        if not self.table.num_in_flight[slot]:
+            self.pool.release(self.table.free(slot))
         return sequence
 
     def preempt(self, slot: int) -> None:
@@ -206,13 +179,46 @@ class Scheduler:
         queue = self._suspects if sequence.is_suspect else self._admission
         queue.give_back(sequence)
 
-    def _plan_decodes(self) -> NDArray[np.int64]:
+    def _land(self, plan: StepPlan) -> None:
+        """Let go of what a step in flight held of sequences that have left."""
+        table = self.table
+        self._num_in_flight -= 1
+        table.num_in_flight[plan.slots] -= 1
+        has_left = ~table.is_running[plan.slots] & (table.num_in_flight[plan.slots] == 0)
+        for slot in plan.slots[has_left].tolist():
+            self.pool.release(table.free(slot))
+
+    def _decodes(self) -> NDArray[np.int64]:
+        """Return the slots with one token to compute, those that started first in front."""
         table = self.table
         running = table.running
         pending = table.num_tokens[running] - table.num_computed[running]
-        decodes: NDArray[np.int64] = running[pending == 1]
-        full = table.num_tokens[decodes] > table.num_pages[decodes] * self._page_size
-        needy = decodes[full].tolist()
+        decodes: NDArray[np.int64] = running[(pending == 1) & ~table.is_through[running]]
+        return decodes
+
+    def _needy(self, decodes: NDArray[np.int64]) -> list[int]:
+        """Return those whose token begins a page."""
+        table = self.table
+        is_full = table.num_tokens[decodes] > table.num_pages[decodes] * self._page_size
+        needy: list[int] = decodes[is_full].tolist()
+        return needy
+
+    def _must_wait(self, decodes: NDArray[np.int64]) -> bool:
+        """Say whether the next step needs what those in flight bring.
+
+        Ids that penalties are reckoned from; or pages, lest one gives way while another is at its
+        end.
+        """
+        table = self.table
+        is_unknown = table.num_known[decodes] < table.num_tokens[decodes]
+        if (is_unknown & table.reads_ids[decodes]).any():
+            return True
+        return not self.pool.can_allocate(len(self._needy(decodes)))
+
+    def _with_pages(self, decodes: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Give each of them the page that it needs; return those that need not give way for it."""
+        table = self.table
+        needy = self._needy(decodes)
         while not self.pool.can_allocate(len(needy)):
             youngest = int(table.running[-1])
             self.preempt(youngest)
@@ -220,10 +226,7 @@ class Scheduler:
         for slot, page in zip(needy, self.pool.allocate(len(needy)), strict=True):
             table.pages[slot, table.num_pages[slot]] = page
             table.num_pages[slot] += 1
-        decodes = decodes[table.is_running[decodes]]
-        for slot in decodes[table.num_tokens[decodes] % self._page_size == 0].tolist():
-            self._register(slot, int(table.num_tokens[slot]))
-        return decodes
+        return decodes[table.is_running[decodes]]
 
     def _continue_prompts(self, budget: int) -> dict[int, int]:
         """Go on with prompts that are under way; return slots with where their spans stop."""
@@ -256,20 +259,47 @@ class Scheduler:
             budget -= stops[slot] - int(self.table.num_computed[slot])
         return stops
 
+    def _laid_out(
+        self, decodes: NDArray[np.int64], stops_of: dict[int, int], num_old: int
+    ) -> StepPlan:
+        """Lay a step's spans out, decodes first: `decodes`, then slots with where they stop.
+
+        All after the first `num_old` were taken for this step.
+        """
+        table = self.table
+        slots = np.concatenate([decodes, np.array(list(stops_of), np.int64)])
+        starts = table.num_computed[slots]
+        is_decode = table.num_tokens[slots] - starts == 1
+        stops = np.concatenate([starts[: len(decodes)] + 1, list(stops_of.values())])
+        order = np.argsort(~is_decode, kind="stable")
+        slots, starts, stops = slots[order], starts[order], stops.astype(np.int64)[order]
+        samples = stops == table.num_tokens[slots]
+        is_scored = table.prompt_logprobs[slots] >= 0
+        is_scored &= starts + 1 < table.num_prompt_tokens[slots]
+        return StepPlan(
+            num_decodes=int(is_decode.sum()),
+            slots=slots,
+            starts=starts,
+            stops=stops,
+            num_logits=np.where(is_scored, stops - starts, samples),
+            samples=samples,
+            is_scored=is_scored,
+            starts_anew=order >= num_old,
+        )
+
     def _may_join(self, sequence: Sequence) -> bool:
         """A suspect of a failed step runs alone, so that a second failure tells who it was."""
-        if self.table.num_running == 0:
+        table = self.table
+        if not table.num_taken:
             return True
-        if self.table.num_running == 1:
-            (slot,) = self.table.running.tolist()
-            return not sequence.is_suspect and not self.table.sequence(slot).is_suspect
-        return not sequence.is_suspect
+        lone = table.running.tolist() if table.num_taken == 1 else []
+        return not sequence.is_suspect and not any(table.sequence(i).is_suspect for i in lone)
 
     def _try_place(self, sequence: Sequence) -> int | None:
         shared = self._cached_pages(sequence)
         needed = self._pages_for(sequence.num_tokens) - len(shared)
         # As many pages as the running sequences fill in a step: else a newcomer is soon preempted.
-        spare = self._pages_for(self.table.num_running)
+        spare = self._pages_for(self.table.num_taken)
         if not self.pool.can_allocate(needed + self.pool.num_unheld(shared) + spare):
             return None
         self.pool.share(shared)
@@ -304,18 +334,19 @@ class Scheduler:
         stop = min(total, start + (min(budget, self._scored_rows_left) if is_scored else budget))
         if is_scored:
             self._scored_rows_left -= stop - start
-        self._register(slot, stop)
+        self._register(slot, start, stop)
         return stop
 
-    def _register(self, slot: int, num_tokens: int) -> None:
-        """Name the pages that this step fills.
+    def _register(self, slot: int, start: int, stop: int) -> None:
+        """Name the pages that are full once these tokens are computed, whose ids are known.
 
-        Each layer stores before it attends, so a sequence admitted in this very step may read them.
+        Those of a prompt may be named when the step is planned: each layer stores before it
+        attends, so that even a sequence which starts in the same step may read them.
         """
         table, size = self.table, self._page_size
         sequence = table.sequence(slot)
-        self._extend_digests(sequence, table.tokens[slot], num_tokens // size)
-        for index in range(int(table.num_computed[slot]) // size, num_tokens // size):
+        self._extend_digests(sequence, table.tokens[slot], stop // size)
+        for index in range(start // size, stop // size):
             self.pool.register(int(table.pages[slot, index]), sequence.digests[index])
 
     def _extend_digests(

@@ -1,6 +1,8 @@
 """The running sequences as arrays: one row a slot, so that a step costs no Python a sequence.
 
 The scheduler owns the counts and pages, the runner reads them, the sampler reads the parameters.
+While a step is in flight its tokens count already, but their ids are unknown: they are among the
+`num_tokens` of a sequence, not among its `num_known`, and nothing unknown leaves the table.
 """
 
 from __future__ import annotations
@@ -25,10 +27,13 @@ class SequenceTable:
         self.pages: NDArray[np.int32] = np.zeros((slots, -(-max_model_len // page_size)), np.int32)
         self.num_pages = np.zeros(slots, np.int32)
         self.num_tokens = np.zeros(slots, np.int64)
+        self.num_known = np.zeros(slots, np.int64)  # of these, those with an id
         self.num_computed = np.zeros(slots, np.int64)
         self.num_prompt_tokens = np.zeros(slots, np.int64)
         self.max_tokens = np.zeros(slots, np.int64)  # prompt included
         self.seniority = np.zeros(slots, np.int64)
+        self.num_in_flight = np.zeros(slots, np.int64)  # steps that hold the slot
+        self.is_through = np.zeros(slots, np.bool_)  # launched to its last token
         self.is_running = np.zeros(slots, np.bool_)
         self.temperature = np.ones(slots, np.float32)
         self.top_p = np.ones(slots, np.float32)
@@ -38,6 +43,7 @@ class SequenceTable:
         self.logprobs = np.full(slots, -1, np.int64)  # -1: none
         self.prompt_logprobs = np.full(slots, -1, np.int64)
         self.is_shaped = np.zeros(slots, np.bool_)  # penalties, bias or banned tokens
+        self.reads_ids = np.zeros(slots, np.bool_)  # penalties: they look at what came before
         self.has_stop_text = np.zeros(slots, np.bool_)
         self.is_streamed = np.zeros(slots, np.bool_)
 
@@ -48,8 +54,8 @@ class SequenceTable:
         return slots[np.argsort(self.seniority[slots], kind="stable")]
 
     @property
-    def num_running(self) -> int:
-        """Slots in use."""
+    def num_taken(self) -> int:
+        """Slots that are not free: of running sequences, and of some that left in mid-flight."""
         return len(self.sequences) - len(self.free_slots)
 
     def sequence(self, slot: int) -> Sequence:
@@ -68,11 +74,12 @@ class SequenceTable:
         self.tokens[slot, prompt:total] = sequence.generated
         self.pages[slot, : len(pages)] = pages
         self.num_pages[slot] = len(pages)
-        self.num_tokens[slot] = total
+        self.num_tokens[slot] = self.num_known[slot] = total
         self.num_computed[slot] = num_computed
         self.num_prompt_tokens[slot] = prompt
         self.max_tokens[slot] = min(prompt + request.max_tokens, self.max_model_len)
         self.seniority[slot] = sequence.seniority
+        self.is_through[slot] = False
         self.temperature[slot] = sampling.temperature
         self.top_p[slot] = sampling.top_p
         self.top_k[slot] = sampling.top_k
@@ -80,31 +87,36 @@ class SequenceTable:
         self.seed[slot] = sampling.seed
         self.logprobs[slot] = _or_none(sampling.logprobs)
         self.prompt_logprobs[slot] = _or_none(request.prompt_logprobs)
-        self.is_shaped[slot] = (
-            bool(sampling.logit_bias)
-            or sampling.presence_penalty != 0
+        self.reads_ids[slot] = (
+            sampling.presence_penalty != 0
             or sampling.frequency_penalty != 0
             or sampling.repetition_penalty != 1
-            or request.min_tokens > 0
+        )
+        self.is_shaped[slot] = (
+            self.reads_ids[slot] or bool(sampling.logit_bias) or request.min_tokens > 0
         )
         self.has_stop_text[slot] = request.stop_text is not None
         self.is_streamed[slot] = request.is_streamed
         self.is_running[slot] = True
         return slot
 
-    def remove(self, slot: int) -> tuple[Sequence, list[int]]:
-        """Take a sequence out, its tokens so far written back; return it and its pages."""
+    def remove(self, slot: int) -> Sequence:
+        """Take a sequence out, its tokens so far written back; its slot and pages stay taken."""
         sequence = self.sequence(slot)
         sequence.generated = self.generated(slot).tolist()
-        pages = self.pages[slot, : self.num_pages[slot]].tolist()
         self.sequences[slot] = None
         self.is_running[slot] = False
+        return sequence
+
+    def free(self, slot: int) -> list[int]:
+        """Free the slot of a sequence that was removed, and return the pages that it held."""
         self.free_slots.append(slot)
-        return sequence, pages
+        pages: list[int] = self.pages[slot, : self.num_pages[slot]].tolist()
+        return pages
 
     def generated(self, slot: int) -> NDArray[np.int32]:
-        """Return a view of the tokens generated so far."""
-        return self.tokens[slot, self.num_prompt_tokens[slot] : self.num_tokens[slot]]
+        """Return a view of the tokens generated so far whose ids are known."""
+        return self.tokens[slot, self.num_prompt_tokens[slot] : self.num_known[slot]]
 
 
 def _or_none(count: int | None) -> int:

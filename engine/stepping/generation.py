@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import logging
+from collections import deque
+from collections.abc import Callable
 from collections.abc import Set as AbstractSet
+from functools import partial
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import torch
@@ -14,25 +18,52 @@ from engine.protocol.errors import InternalError, RequestError
 from engine.scheduling.failures import Failures
 from engine.scheduling.scheduler import Scheduler, StepPlan
 from engine.scheduling.sequence import Sequence, SequenceRequest, SequenceResult
-from engine.stepping.runner import Runner
-from engine.stepping.sampler import Sampled, Sampler
+from engine.stepping.runner import Readout, Runner
+from engine.stepping.sampler import Sampler
+from engine.stepping.scores import StepScores
 from engine.stepping.work import Event
 
 logger = logging.getLogger(__name__)
 
+T = TypeVar("T")
+
+OUT_OF_MEMORY = "out_of_memory"
 NO_ROOM = "The engine is out of memory for this request, even when it runs alone."
 
 
-class GenerationWork:
-    """Sequences in by `add`, what becomes of them out of `step`."""
+class _Failure(NamedTuple):
+    """What went wrong with a step, in words for the one request that may be to blame."""
 
-    def __init__(self, scheduler: Scheduler, runner: Runner, vocab_size: int) -> None:
+    words: str
+    code: str = "internal_error"
+
+
+class _Flight(NamedTuple):
+    """A step that was launched, and what it came to on its way here."""
+
+    plan: StepPlan
+    scores: StepScores
+    readout: Readout
+
+
+class GenerationWork:
+    """Sequences in by `add`, what becomes of them out of `step`.
+
+    `steps_ahead` steps are in flight while the one before them is collected: with 1 the host
+    prepares a step while the device computes another. What comes out is the same.
+    """
+
+    def __init__(
+        self, scheduler: Scheduler, runner: Runner, vocab_size: int, steps_ahead: int = 0
+    ) -> None:
         self._table = scheduler.table
         self._pool = scheduler.pool
         self._runner = runner
         self._scheduler = scheduler
         self._failures = Failures(scheduler)
         self._sampler = Sampler(scheduler.table)
+        self._steps_ahead = steps_ahead
+        self._flights: deque[_Flight] = deque()  # oldest first
         # True for ids that any sequence ever stops at: most steps then need no look at any set.
         self._may_stop = np.zeros(vocab_size, np.bool_)
         self._num_added = 0
@@ -64,30 +95,20 @@ class GenerationWork:
         return sequence
 
     def step(self) -> list[Event[SequenceResult]] | None:
-        """Run one step and return what it brought; None when there is nothing to do."""
+        """Launch a step, collect one, or both; None when there is nothing to do."""
         plan = self._scheduler.plan()
         if plan is None:
-            return None
+            return self._collect_oldest() if self._flights else None
         self._num_steps += 1
-        sampled: Sampled | None
-        try:
-            sampled = self._compute(plan)
-        except torch.OutOfMemoryError:
-            sampled = None
-        except Exception as exc:  # whatever one request does, the others go on
-            logger.exception("a step of %d sequences failed", len(plan.slots))
-            culprit = self._failures.start_over(plan)
-            if culprit is None:
-                return []
-            return [_failed(culprit, f"The engine failed on this request: {exc}")]
-        if sampled is None:  # seen to only here, where no frame of the exception holds a tensor
-            self._runner.free_memory()
-            culprit = self._failures.make_room(plan)
-            return [] if culprit is None else [_failed(culprit, NO_ROOM, code="out_of_memory")]
-        self._output_tokens += self._scheduler.advance(plan, sampled.token_ids)
-        events = self._collect(plan.sampled, sampled)
-        self._failures.note_success(plan)
-        return events
+        flight = _attempt(partial(self._launch, plan))
+        if isinstance(flight, _Failure):
+            events = []
+            while self._flights:  # which have nothing to do with it
+                events += self._collect_oldest()
+            return events + self._follow_up(flight, [plan])
+        self._flights.append(flight)
+        self._scheduler.launch(plan)
+        return self._collect_oldest() if len(self._flights) > self._steps_ahead else []
 
     def abort(self, unwanted: AbstractSet[object]) -> None:
         """Drop sequences wherever they are; no event comes of them any more."""
@@ -109,42 +130,79 @@ class GenerationWork:
             layers=self._runner.num_layers,
         )
 
-    def _compute(self, plan: StepPlan) -> Sampled:
-        logits = self._runner.run(plan)
+    def _launch(self, plan: StepPlan) -> _Flight:
+        logits = self._runner.run(plan)  # [N, V]
         rows = plan.sampled_rows
         is_all = len(rows) == len(logits)
         sampled = self._sampler.choose(
             plan.sampled, logits if is_all else logits[torch.from_numpy(rows)]
         )
-        self._sampler.keep_scores(plan, sampled, logits)
-        return sampled
+        self._runner.remember(plan.sampled, sampled.token_ids)
+        scores = StepScores(plan, self._table)
+        scored = scores.compute(logits, sampled.token_ids)
+        return _Flight(plan, scores, self._runner.read_out([*sampled, *scored]))
 
-    def _collect(self, slots: NDArray[np.int64], sampled: Sampled) -> list[Event[SequenceResult]]:
-        """Finish the sequences that are broken, have stopped, or are as long as they may be."""
-        table = self._table
-        is_done = table.num_tokens[slots] >= table.max_tokens[slots]
-        is_done |= sampled.is_broken
-        candidates = self._may_stop[sampled.token_ids] | table.has_stop_text[slots]
-        for row in np.flatnonzero(candidates & ~sampled.is_broken).tolist():
-            is_done[row] |= self._has_stopped(int(slots[row]), int(sampled.token_ids[row]))
-        streamed = slots[table.is_streamed[slots] & ~is_done].tolist()
-        events = [_event(table.sequence(i), table.generated(i).tolist()) for i in streamed]
+    def _collect_oldest(self) -> list[Event[SequenceResult]]:
+        arrived = _attempt(self._flights[0].readout.wait)
+        if isinstance(arrived, _Failure):
+            lost = [flight.plan for flight in self._flights]  # each needs what the one before made
+            self._flights.clear()
+            for plan in reversed(lost):
+                self._scheduler.undo(plan)
+            return self._follow_up(arrived, lost)
+        return self._take_in(self._flights.popleft(), *arrived)
+
+    def _take_in(
+        self,
+        flight: _Flight,
+        token_ids: NDArray[np.int64],
+        is_broken: NDArray[np.bool_],
+        *scored: NDArray[Any],
+    ) -> list[Event[SequenceResult]]:
+        """Record what a step came to; finish what broke, stopped, or is as long as it may be."""
+        table, slots = self._table, flight.plan.sampled
+        taken = self._scheduler.collect(flight.plan, token_ids, is_broken)
+        self._output_tokens += int(taken.sum())
+        flight.scores.keep(scored, taken)
+        is_done = (table.num_known[slots] >= table.max_tokens[slots]) | is_broken
+        is_done &= table.is_running[slots]
+        may_stop = self._may_stop[token_ids] | table.has_stop_text[slots]
+        for row in np.flatnonzero(taken & may_stop).tolist():
+            is_done[row] |= self._has_stopped(int(slots[row]), int(token_ids[row]))
+        told = np.flatnonzero(taken & ~is_done & table.is_streamed[slots])
+        events = []
+        for slot, token_id in zip(slots[told].tolist(), token_ids[told].tolist(), strict=True):
+            sequence = table.sequence(slot)
+            sequence.num_told += 1
+            events.append(Event(sequence, [token_id], is_finished=False))
         for row in np.flatnonzero(is_done).tolist():
             sequence = self._scheduler.finish(int(slots[row]))
-            if sampled.is_broken[row]:
+            if is_broken[row]:
                 self._pool.forget_all()  # else whoever begins alike would read what broke it
                 sequence.error = InternalError(
                     "The model's logits for this request are not finite."
                 )
-            self._count(sequence)
-            events.append(_event(sequence, sequence.generated, is_finished=True))
+            self._prompt_tokens += len(sequence.request.prompt_ids)
+            self._cached_tokens += sequence.num_cached_tokens
+            events.append(_last_event(sequence))
+        self._failures.note_success(flight.plan)
         return events
+
+    def _follow_up(self, failure: _Failure, plans: list[StepPlan]) -> list[Event[SequenceResult]]:
+        """Let the sequences of steps that are lost go on in another way, but for a culprit."""
+        if failure.code == OUT_OF_MEMORY:
+            self._runner.free_memory()
+            culprit = self._failures.make_room(plans)
+        else:
+            culprit = self._failures.start_over(plans)
+        if culprit is None:
+            return []
+        culprit.error = InternalError(failure.words, code=failure.code)
+        return [_last_event(culprit)]
 
     def _has_stopped(self, slot: int, token_id: int) -> bool:
         sequence = self._table.sequence(slot)
         request = sequence.request
-        if not len(self._table.generated(slot)):  # there was no room for the token
-            return False
         is_early = len(self._table.generated(slot)) < request.min_tokens
         reason: int | str | None = None
         if sequence.stop_watch is not None:
@@ -162,22 +220,20 @@ class GenerationWork:
         sequence.stopped = True
         return True
 
-    def _count(self, sequence: Sequence) -> None:
-        self._prompt_tokens += len(sequence.request.prompt_ids)
-        self._cached_tokens += sequence.num_cached_tokens
+
+def _attempt(call: Callable[[], T]) -> T | _Failure:
+    """Do what the device may fail at; whatever one request does there, the others go on.
+
+    What is returned holds no frame of an exception, and so no tensor of the step.
+    """
+    try:
+        return call()
+    except torch.OutOfMemoryError:
+        return _Failure(NO_ROOM, OUT_OF_MEMORY)
+    except Exception as exc:
+        logger.exception("a step failed")
+        return _Failure(f"The engine failed on this request: {exc}")
 
 
-def _event(
-    sequence: Sequence, generated: list[int], *, is_finished: bool = False
-) -> Event[SequenceResult]:
-    new_token_ids = generated[sequence.num_told :]
-    sequence.num_told = len(generated)
-    return Event(sequence, new_token_ids, is_finished)
-
-
-def _failed(
-    culprit: Sequence, words: str, *, code: str = "internal_error"
-) -> Event[SequenceResult]:
-    """Return the end of a sequence that a failed step is blamed on, with these words as error."""
-    culprit.error = InternalError(words, code=code)
-    return _event(culprit, culprit.generated, is_finished=True)
+def _last_event(sequence: Sequence) -> Event[SequenceResult]:
+    return Event(sequence, sequence.generated[sequence.num_told :], is_finished=True)

@@ -1,6 +1,10 @@
-"""One step on the device: a plan in, the logits of its rows out."""
+"""One step on the device: a plan in, the logits of its rows out, and what came of them back."""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -14,6 +18,31 @@ from engine.scheduling.scheduler import StepPlan
 from engine.scheduling.table import SequenceTable
 
 
+class Readout:
+    """What a step came to, on its way to the host behind the step itself."""
+
+    def __init__(self, tensors: Sequence[Tensor]) -> None:
+        self._host = list(tensors)
+        self._is_there: torch.cuda.Event | None = None
+        if any(tensor.is_cuda for tensor in tensors):
+            self._host = [
+                torch.empty_like(tensor, device="cpu", pin_memory=True).copy_(
+                    tensor, non_blocking=True
+                )
+                for tensor in tensors
+            ]
+            self._is_there = torch.cuda.current_stream().record_event()
+
+    def wait(self) -> list[NDArray[Any]]:
+        """Return the tensors as arrays once they are there; raises what went wrong with the step.
+
+        Steps that were launched later are not waited for.
+        """
+        if self._is_there is not None:
+            self._is_there.synchronize()
+        return [tensor.numpy() for tensor in self._host]
+
+
 class Runner:
     """Runs steps of one model over its pages."""
 
@@ -23,6 +52,10 @@ class Runner:
         self._model = model
         self._attention = attention
         self._table = table
+        # The id that each slot sampled last, which the next step may need before the host has it.
+        self._last_ids = torch.zeros(
+            len(table.sequences), dtype=torch.int32, device=model.device
+        )  # [slots]
 
     @property
     def num_layers(self) -> int:
@@ -36,8 +69,22 @@ class Runner:
         The logits are those of the plan's spans in order, `plan.num_logits` of each.
         """
         step = packed(plan, self._table, self._model.device)
+        if (self._table.num_known[plan.slots] < plan.stops).any():
+            of_slots = self._last_ids[(-1 - step.token_ids).clamp(min=0)]
+            token_ids = torch.where(step.token_ids < 0, of_slots, step.token_ids)
+            step = replace(step, token_ids=token_ids)
         self._attention.prepare(step)
         return self._model.network.forward(step, self._attention)
+
+    @torch.inference_mode()
+    def remember(self, slots: NDArray[np.int64], token_ids: Tensor) -> None:
+        """Keep the ids `[N]` that slots sampled, for steps that run before the host has them."""
+        index = torch.from_numpy(slots).to(self._model.device)
+        self._last_ids[index] = token_ids.to(self._last_ids.dtype)
+
+    def read_out(self, tensors: Sequence[Tensor]) -> Readout:
+        """Send what a step came to on its way to the host."""
+        return Readout(tensors)
 
     def free_memory(self) -> None:
         """Give back what the device's allocator keeps for later: it may lie in pieces too small."""
@@ -46,18 +93,24 @@ class Runner:
 
 
 def packed(plan: StepPlan, table: SequenceTable, device: torch.device) -> Step:
-    """Return the step of a plan, each span over its sequence's pages."""
+    """Return the step of a plan, each span over its sequence's pages.
+
+    A token whose id only the device knows, always the last of a decode, is -1 less its slot.
+    """
     size = table.page_size
     lengths, page_counts = plan.stops - plan.starts, -(-plan.stops // size)
     query_starts, page_starts = _starts(lengths), _starts(page_counts)
     positions = _runs(plan.starts, lengths, query_starts)
     pages = _read(table.pages, plan.slots, 0, page_counts, page_starts)
     token_pages = pages[np.repeat(page_starts[:-1], lengths) + positions // size]
+    token_ids = _read(table.tokens, plan.slots, plan.starts, lengths, query_starts)
+    is_unknown = table.num_known[plan.slots] < plan.stops
+    token_ids[query_starts[1:][is_unknown] - 1] = -1 - plan.slots[is_unknown]
     first_rows = query_starts[1:] - plan.num_logits
     return Step.pack(
         plan.num_decodes,
         device,
-        token_ids=_read(table.tokens, plan.slots, plan.starts, lengths, query_starts),
+        token_ids=token_ids,
         positions=positions,
         slots=token_pages * size + positions % size,
         query_starts=query_starts,

@@ -2,13 +2,15 @@
 
 `PageMemory` stands in for the KV cache. Each slot of a page holds the whole beginning that was
 computed into it and its salt, so that reading a page which another sequence wrote, or nobody, fails
-at once.
-`PagedModel` is a runner over it whose logits are a function of the tokens so far.
+at once. `PagedModel` is a runner over it whose logits are a function of the tokens so far. It is a
+device that the host waits for: where the id of a sampled token will lie the table holds nonsense
+until its step is collected, and a failure may show only then.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from collections.abc import Sequence as Several
 from zlib import crc32
 
 import numpy as np
@@ -19,9 +21,11 @@ from torch import Tensor
 from engine.scheduling.scheduler import StepPlan
 from engine.scheduling.sequence import Sequence
 from engine.scheduling.table import SequenceTable
+from engine.stepping.runner import Readout
 
 Tokens = tuple[int, ...]
 LogitsOf = Callable[[Tokens], "list[float] | NDArray[np.float32]"]
+UNKNOWN = -7
 
 
 class PageMemory:
@@ -30,19 +34,25 @@ class PageMemory:
     def __init__(self, table: SequenceTable) -> None:
         self._table = table
         self._slots: dict[tuple[int, int], tuple[str, Tokens]] = {}
+        self._sampled: dict[tuple[int, int], int] = {}  # ids by slot and place
+
+    def tokens_of(self, slot: int, stop: int) -> Tokens:
+        """Return the first tokens of a running sequence; the last ones may be known here alone."""
+        num_known = int(self._table.num_known[slot])
+        tokens = self._table.tokens[slot, : min(stop, num_known)].tolist()
+        return (*tokens, *(self._sampled[slot, place] for place in range(num_known, stop)))
 
     def compute(self, plan: StepPlan) -> None:
         """Write the tokens of a plan, as each layer does before it attends, then read them all."""
         size = self._table.page_size
-        spans = spans_of(plan)
-        for slot, start, stop in spans:
-            tokens = tokens_of(self._table, slot)
+        for slot, start, stop in spans_of(plan):
+            tokens = self.tokens_of(slot, stop)
             salt = self._table.sequence(slot).request.cache_salt
             for position in range(start, stop):
                 page = int(self._table.pages[slot, position // size])
                 self._slots[page, position % size] = salt, tokens[: position + 1]
-        for slot, _, stop in spans:
-            tokens = tokens_of(self._table, slot)
+        for slot, _, stop in spans_of(plan):
+            tokens = self.tokens_of(slot, stop)
             salt = self._table.sequence(slot).request.cache_salt
             for position in range(stop):
                 assert position // size < self._table.num_pages[slot]
@@ -57,26 +67,34 @@ class PageMemory:
                 page = int(self._table.pages[slot, position // size])
                 self._slots[page, position % size] = "", ()
 
+    def remember(self, slots: Several[int], token_ids: Several[int]) -> None:
+        """Keep sampled ids; where they will lie in the table, the host finds nonsense for now."""
+        for slot, token_id in zip(slots, token_ids, strict=True):
+            place = int(self._table.num_tokens[slot])
+            self._sampled[slot, place] = token_id
+            if place < self._table.max_model_len:
+                self._table.tokens[slot, place] = UNKNOWN
+
 
 class PagedModel:
     """A runner: `logits_of` gives the logits that follow some tokens.
 
-    `fails` is asked before each step about its sequences; what it returns is raised.
+    `fails` is asked before each step about its sequences; what it returns is raised, if `is_late`
+    only when the step is collected.
     """
 
-    def __init__(
-        self,
-        table: SequenceTable,
-        logits_of: LogitsOf,
-        fails: Callable[[list[Sequence]], Exception | None] | None = None,
-    ) -> None:
-        self.fails = fails
+    def __init__(self, table: SequenceTable, logits_of: LogitsOf) -> None:
+        self.fails: Callable[[list[Sequence]], Exception | None] | None = None
+        self.is_late = False
         self.plans: list[StepPlan] = []
+        self.violations: list[AssertionError] = []
         self.num_memory_freed = 0
         self.num_layers = 0
         self._table = table
         self._logits_of = logits_of
+        self._width = len(logits_of((0,)))
         self._memory = PageMemory(table)
+        self._failure: Exception | None = None  # of a step in flight: what follows is nonsense too
 
     def free_memory(self) -> None:
         """Count the calls."""
@@ -87,16 +105,49 @@ class PagedModel:
         self.plans.append(plan)
         running = [self._table.sequence(slot) for slot in plan.slots.tolist()]
         failure = self.fails(running) if self.fails else None
-        if failure is not None:
+        if failure is not None and not self.is_late:
             self._memory.scramble(plan)
             raise failure
-        self._memory.compute(plan)
-        width = len(self._logits_of((0,)))
+        self._failure = self._failure or failure
+        if self._failure is not None:
+            self._memory.scramble(plan)
+            return torch.zeros(int(plan.num_logits.sum()), self._width)
+        try:
+            self._memory.compute(plan)
+        except AssertionError as broken:
+            self.violations.append(broken)  # for a step that raises would only be run again
+            raise
         rows = []
         for (slot, _, stop), count in zip(spans_of(plan), plan.num_logits.tolist(), strict=True):
-            tokens = tokens_of(self._table, slot)
+            tokens = self._memory.tokens_of(slot, stop)
             rows += [self._logits_of(tokens[: end + 1]) for end in range(stop - count, stop)]
-        return torch.tensor(np.array(rows, np.float32).reshape(-1, width))
+        return torch.tensor(np.array(rows, np.float32).reshape(-1, self._width))
+
+    def remember(self, slots: NDArray[np.int64], token_ids: Tensor) -> None:
+        """Keep sampled ids as `Runner.remember` does."""
+        self._memory.remember(slots.tolist(), token_ids.tolist())
+
+    def read_out(self, tensors: Several[Tensor]) -> Readout:
+        """Return what a step came to, or what it will fail with."""
+        return Readout(tensors) if self._failure is None else LateFailure(self)
+
+    def take_failure(self) -> Exception:
+        """Return what the oldest step in flight failed with; those behind it are lost with it."""
+        failure, self._failure = self._failure, None
+        assert failure is not None
+        return failure
+
+
+class LateFailure(Readout):
+    """What a step came to that has failed on the device, of which the host knows nothing yet."""
+
+    def __init__(self, model: PagedModel) -> None:
+        super().__init__([])
+        self._model = model
+
+    def wait(self) -> list[NDArray[np.int64]]:
+        """Fail."""
+        raise self._model.take_failure()
 
 
 def spans_of(plan: StepPlan) -> list[tuple[int, int, int]]:
@@ -108,11 +159,6 @@ def spans_of(plan: StepPlan) -> list[tuple[int, int, int]]:
 def chunks_of(plan: StepPlan) -> list[tuple[int, int]]:
     """Return first position and the one after the last of each span that is no decode."""
     return [(start, stop) for _, start, stop in spans_of(plan)[plan.num_decodes :]]
-
-
-def tokens_of(table: SequenceTable, slot: int) -> Tokens:
-    """Return all tokens of a running sequence."""
-    return tuple(table.tokens[slot, : table.num_tokens[slot]].tolist())
 
 
 def mixed(tokens: Tokens, salt: int = 0) -> int:

@@ -29,6 +29,8 @@ def test_a_model_is_all_that_must_be_named() -> None:
         ("max_num_seqs", 0),
         ("max_num_batched_tokens", 0),
         ("kv_cache_memory", 0),
+        ("steps_ahead", 2),
+        ("steps_ahead", -1),
     ],
 )
 def test_a_setting_that_cannot_work_is_refused_by_name(setting: str, value: Any) -> None:

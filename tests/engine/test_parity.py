@@ -38,9 +38,15 @@ def run_all(
     num_pages: int = 400,
     max_num_seqs: int = 8,
     budget: int = 16,
+    steps_ahead: int = 0,
 ) -> tuple[list[SequenceResult], EngineStats]:
     """Run requests with a budget that forces chunks, mixed steps and queueing."""
-    config = EngineConfig("tiny", max_num_seqs=max_num_seqs, max_num_batched_tokens=budget)
+    config = EngineConfig(
+        "tiny",
+        max_num_seqs=max_num_seqs,
+        max_num_batched_tokens=budget,
+        steps_ahead=steps_ahead,
+    )
     work = make_work(model, Room(num_pages, model.max_model_len), config)
     sequences = [work.add(request) for request in requests]
     while work.step() is not None:
@@ -91,20 +97,24 @@ def scores(network: Any, prompt: list[int]) -> torch.Tensor:
 
 @pytest.mark.parametrize("family", [*FAMILIES, *VARIANTS])
 def test_greedy_tokens_and_logprobs_are_those_of_eager_attention(ready: Ready, family: str) -> None:
-    """Packed, chunked, prefix-shared and preempted, each family gives its own eager output."""
+    """Packed, chunked, shared, preempted and ahead, each family gives its own eager output."""
     eager, model = ready(family)
     asked = prompts(10)
     sampling = Sampling(temperature=0, logprobs=0)
     requests = [SequenceRequest(prompt, NEW_TOKENS, sampling) for prompt in asked]
-    results, stats = run_all(model, requests, num_pages=21)
-    assert stats.preemptions > 0
-    assert stats.cached_tokens > 0
-    for prompt, got in zip(asked, results, strict=True):
+    in_turn, ahead = (
+        run_all(model, requests, num_pages=21, steps_ahead=steps_ahead) for steps_ahead in (0, 1)
+    )
+    for _, stats in (in_turn, ahead):
+        assert stats.preemptions > 0
+        assert stats.cached_tokens > 0
+    for prompt, got, got_ahead in zip(asked, in_turn[0], ahead[0], strict=True):
         ids, logprobs = judge(eager, prompt, got.token_ids)
         assert len(got.token_ids) == NEW_TOKENS
-        assert got.token_ids == ids
-        assert got.logprobs is not None
-        assert [entry.logprob for entry in got.logprobs] == pytest.approx(logprobs, abs=1e-3)
+        assert got_ahead.token_ids == got.token_ids == ids
+        for entries in (got.logprobs, got_ahead.logprobs):
+            assert entries is not None
+            assert [entry.logprob for entry in entries] == pytest.approx(logprobs, abs=1e-3)
 
 
 @pytest.mark.parametrize("family", [*FAMILIES, *VARIANTS])
@@ -127,20 +137,21 @@ def test_in_bf16_scores_are_as_near_to_fp32_as_those_of_eager_attention(
 
 @pytest.mark.parametrize("family", ["Qwen3Config", "Gemma2Config"])
 def test_a_sampled_row_does_not_depend_on_what_runs_beside_it(ready: Ready, family: str) -> None:
-    """Alone, or packed, chunked, shared and preempted with others: the seed gives the same row."""
+    """Alone and ahead, or packed, chunked, shared and preempted: the seed gives the same row."""
     _, model = ready(family)
     requests = [
         SequenceRequest(
             prompt,
             NEW_TOKENS,
-            Sampling(temperature=0.9, top_p=0.95, top_k=40, seed=index, frequency_penalty=0.3),
+            Sampling(temperature=0.9, top_p=0.95, top_k=40, seed=index, frequency_penalty=penalty),
         )
         for index, prompt in enumerate(prompts(10, seed=5))
+        for penalty in (0.0, 0.3)
     ]
     together, stats = run_all(model, requests, num_pages=14)
     assert stats.preemptions > 0
     for request, got in zip(requests, together, strict=True):
-        (alone,), _ = run_all(model, [request], budget=256)
+        (alone,), _ = run_all(model, [request], budget=256, steps_ahead=1)
         assert alone.token_ids == got.token_ids
 
 
@@ -156,12 +167,13 @@ def test_another_seed_gives_another_row(ready: Ready) -> None:
     assert rows[0].token_ids != rows[1].token_ids
 
 
-def test_prompt_logprobs_are_those_of_eager_attention(ready: Ready) -> None:
+@pytest.mark.parametrize("steps_ahead", [0, 1])
+def test_prompt_logprobs_are_those_of_eager_attention(ready: Ready, steps_ahead: int) -> None:
     """Scored in chunks, with another of the same beginning beside it, a prompt gets its scores."""
     eager, model = ready("LlamaConfig")
     prompt = prompts(2)[1]
     request = SequenceRequest(prompt, 0, Sampling(temperature=0), prompt_logprobs=2)
-    rows, _ = run_all(model, [request, request])
+    rows, _ = run_all(model, [request, request], steps_ahead=steps_ahead)
     expected = scores(eager, prompt)
     for row in rows:
         assert row.token_ids == []

@@ -40,14 +40,16 @@ class Ward:
 
     def succeed(self, plan: StepPlan) -> None:
         """Let a step go well; no sequence ends."""
-        self.scheduler.advance(plan, np.ones(len(plan.sampled), np.int64))
+        ids = np.ones(len(plan.sampled), np.int64)
+        self.scheduler.launch(plan)
+        self.scheduler.collect(plan, ids, np.zeros(len(ids), np.bool_))
         self.failures.note_success(plan)
 
 
 def test_after_an_exception_all_start_over_and_each_alone() -> None:
     """They wait in their order; none is to blame for what happened in company."""
     ward = Ward(3)
-    assert ward.failures.start_over(ward.plan()) is None
+    assert ward.failures.start_over([ward.plan()]) is None
     assert waiting(ward.scheduler) == ward.sequences
     assert ward.of(ward.plan()) == ward.sequences[:1]
 
@@ -55,9 +57,9 @@ def test_after_an_exception_all_start_over_and_each_alone() -> None:
 def test_who_fails_alone_as_well_is_to_blame() -> None:
     """It leaves for good; those that did well alone run together again."""
     ward = Ward(3)
-    ward.failures.start_over(ward.plan())
+    ward.failures.start_over([ward.plan()])
     ward.succeed(ward.plan())
-    assert ward.failures.start_over(ward.plan()) is ward.sequences[1]
+    assert ward.failures.start_over([ward.plan()]) is ward.sequences[1]
     ward.succeed(ward.plan())
     innocent = [ward.sequences[0], ward.sequences[2]]
     assert sorted(ward.of(ward.plan()), key=innocent.index) == innocent
@@ -66,8 +68,8 @@ def test_who_fails_alone_as_well_is_to_blame() -> None:
 def test_a_first_failure_alone_is_no_proof() -> None:
     """It may pass: the sequence is tried once more."""
     ward = Ward(1)
-    assert ward.failures.start_over(ward.plan()) is None
-    assert ward.failures.start_over(ward.plan()) is ward.sequences[0]
+    assert ward.failures.start_over([ward.plan()]) is None
+    assert ward.failures.start_over([ward.plan()]) is ward.sequences[0]
 
 
 def test_a_step_that_does_not_fit_is_halved_and_accuses_nobody() -> None:
@@ -77,7 +79,7 @@ def test_a_step_that_does_not_fit_is_halved_and_accuses_nobody() -> None:
     for _ in range(MAX_FAILURES_IN_COMPANY):
         assert ward.sequences[3].is_suspect is False
         plan = ward.plan()
-        assert ward.failures.make_room(plan) is None
+        assert ward.failures.make_room([plan]) is None
         assert ward.scheduler.bound.tokens == max(1, plan.num_tokens // 2)
         ward.scheduler.bound.tokens = BUDGET
     assert ward.sequences[3].is_suspect
@@ -90,7 +92,7 @@ def test_one_token_that_does_not_fit_alone_has_an_owner() -> None:
     ward.succeed(ward.plan())
     ward.scheduler.bound.lower(20)
     ward.scheduler.bound.lower(20)
-    assert ward.failures.make_room(ward.plan()) is ward.sequences[0]
+    assert ward.failures.make_room([ward.plan()]) is ward.sequences[0]
     assert ward.scheduler.bound.tokens == BUDGET
 
 
@@ -102,5 +104,5 @@ def test_what_a_failed_step_wrote_has_no_name(follow_up: str) -> None:
     ward.scheduler.add(long)
     plan = ward.plan()
     assert ward.scheduler.pool.lookup(long.digests)
-    getattr(ward.failures, follow_up)(plan)
+    getattr(ward.failures, follow_up)([plan])
     assert not ward.scheduler.pool.lookup(long.digests)

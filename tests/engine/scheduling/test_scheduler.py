@@ -36,6 +36,7 @@ class Case:
     max_model_len: int
     extra_pages: int
     policy: type[ArrivalOrder | LongestFirst]
+    steps_ahead: int
     requests: list[tuple[int, SequenceRequest]]
 
 
@@ -66,6 +67,7 @@ def cases(draw: st.DrawFn) -> Case:
         max_model_len,
         draw(st.integers(0, 8)),
         draw(st.sampled_from([ArrivalOrder, LongestFirst])),
+        draw(st.integers(0, 2)),
         sorted(requests, key=lambda item: item[0]),
     )
 
@@ -78,7 +80,15 @@ def test_every_sequence_gets_what_it_would_get_alone(case: Case) -> None:
         for _, request in case.requests
     )
     num_pages = -(-most // PAGE) + case.extra_pages
-    yard = Yard(num_pages, case.max_num_seqs, case.max_model_len, case.budget, END, case.policy())
+    yard = Yard(
+        num_pages,
+        case.max_num_seqs,
+        case.max_model_len,
+        case.budget,
+        END,
+        case.policy(),
+        case.steps_ahead,
+    )
     assert yard.scheduler.can_ever_fit(most)
     for before, request in case.requests:
         while yard.num_steps < before and yard.is_busy:

@@ -49,6 +49,8 @@ class Yard:
     budget: int = 32
     end: int | None = None  # the token that ends a sequence
     admission: Admission = field(default_factory=ArrivalOrder)
+    steps_ahead: int = 0
+    in_flight: list[tuple[StepPlan, list[int]]] = field(default_factory=list)
     finished: list[Sequence] = field(default_factory=list)
     num_steps: int = 0
 
@@ -74,8 +76,12 @@ class Yard:
 
     @property
     def is_busy(self) -> bool:
-        """Something runs or waits."""
-        return self.scheduler.num_waiting > 0 or bool(self.table.is_running.any())
+        """Something runs, waits, or is in flight."""
+        return (
+            bool(self.in_flight)
+            or self.scheduler.num_waiting > 0
+            or bool(self.table.is_running.any())
+        )
 
     def slot_of(self, sequence: Sequence) -> int:
         """Return where a running sequence is."""
@@ -90,21 +96,39 @@ class Yard:
         return plan
 
     def run(self, plan: StepPlan) -> None:
-        """Run a plan, and end the sequences that are complete."""
+        """Launch a plan, and collect the oldest when enough are in flight."""
         self.memory.compute(plan)
-        tokens = []
-        for slot in plan.sampled.tolist():
-            so_far = self.table.tokens[slot, : self.table.num_tokens[slot]]
-            tokens.append(next_token(tuple(so_far.tolist())))
-        self.scheduler.advance(plan, np.array(tokens, np.int64))
-        for slot, token in zip(plan.sampled.tolist(), tokens, strict=True):
-            if token == self.end or self.table.num_tokens[slot] >= self.table.max_tokens[slot]:
-                self.finished.append(self.scheduler.finish(slot))
+        spans = [span for span in spans_of(plan) if span[0] in plan.sampled]
+        tokens = [next_token(self.memory.tokens_of(slot, stop)) for slot, _, stop in spans]
+        self.memory.remember(plan.sampled.tolist(), tokens)
+        self.scheduler.launch(plan)
+        self.in_flight.append((plan, tokens))
         self.num_steps += 1
+        if len(self.in_flight) > self.steps_ahead:
+            self.collect()
 
-    def step(self) -> StepPlan:
-        """Plan a step and run it."""
-        plan = self.plan()
+    def collect(self) -> None:
+        """Collect the oldest step in flight, and end the sequences that are complete."""
+        plan, tokens = self.in_flight.pop(0)
+        broken = np.zeros(len(tokens), np.bool_)
+        taken = self.scheduler.collect(plan, np.array(tokens, np.int64), broken)
+        slots = plan.sampled
+        is_full = self.table.num_known[slots] >= self.table.max_tokens[slots]
+        has_ended = taken & (np.array(tokens) == self.end)
+        for slot in slots[self.table.is_running[slots] & (is_full | has_ended)].tolist():
+            self.finished.append(self.scheduler.finish(slot))
+        self._check_pages()
+
+    def step(self) -> StepPlan | None:
+        """Plan a step and run it, or collect one where the next has to wait for it."""
+        if not self.in_flight:
+            plan = self.plan()
+        else:
+            plan = self.scheduler.plan()
+            if plan is None:
+                self.collect()
+                return None
+            self._check_work(plan)
         self.run(plan)
         return plan
 
@@ -137,12 +161,13 @@ class Yard:
             self._computed[sequence] = (sequence.num_preemptions, stop)
             samples = slot in plan.sampled.tolist()
             assert samples == (stop == table.num_tokens[slot])
-        assert table.running[0] in plan.slots
+        going_on = table.running[~table.is_through[table.running]]
+        assert going_on[0] in plan.slots
 
     def _check_pages(self) -> None:
         """The pool counts each sequence's pages; those named are named after their tokens."""
         holders = [0] * self.num_pages
-        for slot in self.table.running.tolist():
+        for slot in set(range(self.max_num_seqs)) - set(self.table.free_slots):
             for page in self.table.pages[slot, : self.table.num_pages[slot]].tolist():
                 holders[page] += 1
         assert self.pool._holders == holders
@@ -151,6 +176,7 @@ class Yard:
     def check_empty(self) -> None:
         """No page is held and no slot taken when all is done."""
         assert self.pool.num_free == self.num_pages
+        assert not self.table.num_in_flight.any()
         assert self.pool._holders == [0] * self.num_pages
         assert sorted(self.table.free_slots) == list(range(self.max_num_seqs))
 

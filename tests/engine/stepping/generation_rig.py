@@ -76,6 +76,17 @@ class Watch:
         return "END" if len(self.seen) >= self.after else None
 
 
+@dataclass(frozen=True)
+class Ending:
+    """A `StopText` for any number of sequences, each watched anew."""
+
+    after: int
+
+    def watch(self) -> Watch:
+        """Begin to watch a sequence."""
+        return Watch(self.after)
+
+
 def check_scores(
     scores: list[TokenLogprob] | list[TokenLogprob | None], tokens: list[int], top: int
 ) -> None:
@@ -92,7 +103,14 @@ def check_scores(
 
 
 class Rig:
-    """Generation over a `PagedModel`, with its parts in reach; pages are 4 tokens long."""
+    """Generation over a `PagedModel`, with its parts in reach; pages are 4 tokens long.
+
+    A test that uses the fixture `steps_ahead` runs with either number of steps in flight, one that
+    uses `is_late` with failures that show at launch or at collect.
+    """
+
+    steps_ahead = 0
+    is_late = False
 
     def __init__(
         self,
@@ -102,14 +120,19 @@ class Rig:
         max_num_seqs: int = 8,
         max_model_len: int = 64,
         budget: int = 32,
+        steps_ahead: int | None = None,
     ) -> None:
+        if steps_ahead is not None:
+            self.steps_ahead = steps_ahead
         self.table = SequenceTable(max_num_seqs, max_model_len, 4)
         self.pool = PagePool(num_pages)
         self.model = PagedModel(self.table, logits_of)
+        self.model.is_late = self.is_late
         self.scheduler = Scheduler(self.table, self.pool, ArrivalOrder(), budget)
         # A scripted model stands in for the runner: nothing else of it is asked for.
         runner = cast("Runner", self.model)
-        self.work = GenerationWork(self.scheduler, runner, len(logits_of((0,))))
+        vocabulary = len(logits_of((0,)))
+        self.work = GenerationWork(self.scheduler, runner, vocabulary, self.steps_ahead)
 
     def run(self, *requests: SequenceRequest) -> list[SequenceResult | Exception]:
         """Run requests to their end and return what each came to."""
@@ -117,23 +140,24 @@ class Rig:
         self.finish()
         return [outcome(sequence) for sequence in sequences]
 
-    def finish(self, max_steps: int = 3000) -> list[Sequence]:
+    def finish(self, max_steps: int = 3000) -> list[Event[SequenceResult]]:
         """Step until nothing is left to do; return what came out, and leave no page behind."""
-        finished: list[Sequence] = []
+        events: list[Event[SequenceResult]] = []
         for _ in range(max_steps):
-            events = self.work.step()
-            if events is None:
+            brought = self.work.step()
+            if brought is None:
                 break
-            finished += finished_in(events)
+            events += brought
         assert self.work.step() is None
+        assert not self.model.violations
         assert self.pool.num_free == self.pool.num_pages
-        assert not self.table.is_running.any()
-        return finished
+        assert len(self.table.free_slots) == len(self.table.sequences)
+        return events
 
 
-def finished_in(events: list[Event[SequenceResult]] | None) -> list[Sequence]:
-    """Return the sequences that a step finished."""
-    return [cast("Sequence", event.item) for event in events or () if event.is_finished]
+def finished_in(events: list[Event[SequenceResult]]) -> list[Sequence]:
+    """Return the sequences that some events finish."""
+    return [cast("Sequence", event.item) for event in events if event.is_finished]
 
 
 def outcome(sequence: Sequence) -> SequenceResult | Exception:

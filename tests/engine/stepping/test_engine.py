@@ -25,6 +25,8 @@ GREEDY = Sampling(temperature=0)
 logits_of = spread_logits(11)
 PATIENCE_SECONDS = 30  # far more than anything here takes: reached only when something hangs
 
+pytestmark = pytest.mark.usefixtures("steps_ahead")
+
 
 def request(first: int = 1, max_tokens: int = 8, **other: Any) -> SequenceRequest:
     """Return a greedy request."""
@@ -278,7 +280,12 @@ class PanicException(BaseException):
 
 @pytest.mark.parametrize(
     ("part", "kind"),
-    [("plan", ZeroDivisionError), ("advance", ZeroDivisionError), ("plan", PanicException)],
+    [
+        ("plan", ZeroDivisionError),
+        ("launch", ZeroDivisionError),
+        ("collect", ZeroDivisionError),
+        ("plan", PanicException),
+    ],
 )
 async def test_when_the_thread_dies_every_caller_hears_of_it(
     stage: Stage,

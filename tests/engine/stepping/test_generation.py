@@ -14,11 +14,14 @@ from tests.engine.stepping.generation_rig import (
     VOCABULARY,
     Rig,
     Watch,
+    finished_in,
     greedy,
     logits_of,
     only,
     request,
 )
+
+pytestmark = pytest.mark.usefixtures("steps_ahead")
 
 
 def test_a_sequence_ends_at_its_length() -> None:
@@ -159,6 +162,17 @@ def test_a_sampled_row_is_the_same_after_preemption() -> None:
     assert answers == Rig(logits_of, num_pages=200).run(*asked)
 
 
+def test_nobody_gives_way_while_another_is_at_its_end() -> None:
+    """The step in flight may free the page that is needed, and is waited for."""
+    rig = Rig(logits_of, num_pages=3)
+    ends, goes_on = rig.run(request([1, 2, 3, 4], 2), request([5, 6, 7], 8))
+    assert isinstance(ends, SequenceResult)
+    assert isinstance(goes_on, SequenceResult)
+    assert ends.token_ids == greedy([1, 2, 3, 4], 2)
+    assert goes_on.token_ids == greedy([5, 6, 7], 8)
+    assert rig.work.stats().preemptions == 0
+
+
 @pytest.mark.parametrize("prompt", [[], [1] * 65])
 def test_a_prompt_without_tokens_or_beyond_the_context_is_refused(prompt: list[int]) -> None:
     """As the request's own fault."""
@@ -185,7 +199,7 @@ def test_dropped_sequences_leave_no_trace_and_the_rest_goes_on() -> None:
         rig.work.step()
     assert rig.work.stats().waiting
     rig.work.abort({sequences[0], sequences[1], sequences[4]})
-    finished = rig.finish()
+    finished = finished_in(rig.finish())
     assert set(finished) == {sequences[2], sequences[3]}
     assert sequences[2].result().token_ids == greedy([4] * 20, 10)
     assert sequences[3].result().token_ids == greedy([5, 6], 10)
@@ -218,15 +232,17 @@ def test_dropping_what_is_finished_or_unknown_is_nothing() -> None:
     assert sequence.result().token_ids == greedy([1, 2, 3], 8)
 
 
-def test_stats_count_what_was_done() -> None:
+def test_stats_count_what_was_done(steps_ahead: int) -> None:
     """Prompts and hits of finished sequences, outputs as they come; and what runs now."""
     rig = Rig(logits_of, num_pages=10, max_num_seqs=1)
     rig.work.add(request(list(range(9)), 4))
     rig.work.add(request(list(range(9)), 4))
-    rig.work.step()
+    for _ in range(1 + steps_ahead):
+        assert rig.work.stats().output_tokens == 0
+        rig.work.step()
     now = rig.work.stats()
-    assert (now.running, now.waiting, now.kv_cache_usage, now.steps) == (1, 1, 0.3, 1)
-    assert now.output_tokens == 1
+    assert (now.running, now.waiting, now.kv_cache_usage) == (1, 1, 0.3)
+    assert (now.steps, now.output_tokens) == (1 + steps_ahead, 1)
     rig.finish()
     done = rig.work.stats()
     assert (done.running, done.waiting, done.kv_cache_usage) == (0, 0, 0)

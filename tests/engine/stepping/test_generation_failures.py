@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+from bisect import bisect
 from dataclasses import dataclass, replace
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -12,18 +14,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
+from engine.kernels import sampling
 from engine.protocol.errors import InternalError
 from engine.scheduling.sequence import (
     Sampling,
     Sequence,
     SequenceRequest,
     SequenceResult,
-    TokenLogprob,
 )
+from engine.stepping.work import Event
 from tests.engine.paged_model import Tokens
 from tests.engine.scheduling.yard import waiting
 from tests.engine.stepping.generation_rig import (
     GREEDY,
+    Ending,
     Rig,
     Watch,
     check_scores,
@@ -34,6 +38,8 @@ from tests.engine.stepping.generation_rig import (
     outcome,
     request,
 )
+
+pytestmark = pytest.mark.usefixtures("steps_ahead", "is_late")
 
 
 def broken_after(prompt: list[int], place: int, bad: float = math.nan) -> Any:
@@ -112,10 +118,15 @@ def test_sequences_whose_failure_passed_run_together_again(
 ) -> None:
     """But not for ever: what fails in company each time ends alone."""
     rig = Rig(logits_of)
-    failures = [RuntimeError("passing")] * num_failures
-    rig.model.fails = lambda running: failures.pop() if len(running) > 1 and failures else None
-    rig.run(*[request([one, 2], 8) for one in range(4)])
-    assert not failures
+    sequences = [rig.work.add(request([one, 2], 8)) for one in range(4)]
+
+    def fails(running: list[Sequence]) -> Exception | None:
+        is_bad = len(running) > 1 and running[0].num_failures < num_failures
+        return RuntimeError("passing") if is_bad else None
+
+    rig.model.fails = fails
+    rig.finish()
+    assert {sequence.num_failures for sequence in sequences} == {num_failures}
     assert (len(rig.model.plans[-1].slots) > 1) is together
 
 
@@ -147,16 +158,15 @@ def test_a_step_that_fails_half_scored_scores_no_token_twice(
 ) -> None:
     """The sampled tokens had their scores when those of a prompt could not be computed."""
     rig = Rig(logits_of)
-    sampler = rig.work._sampler
-    score, calls = sampler.score, []
+    score, calls = sampling.log_probabilities, []
 
-    def failing(*rows: Any) -> list[TokenLogprob]:
+    def failing(*rows: Any) -> object:
         calls.append(rows)
-        if len(calls) == 4:  # the second of the second sequence's step
+        if len(calls) == 3:
             raise MemoryError
         return score(*rows)
 
-    monkeypatch.setattr(sampler, "score", failing)
+    monkeypatch.setattr(sampling, "log_probabilities", failing)
     first = rig.work.add(request(sampling=replace(GREEDY, logprobs=1)))
     rig.work.step()
     rig.work.step()
@@ -178,7 +188,8 @@ def test_the_sequences_of_a_failed_step_wait_in_their_order_before_all_others() 
     rig = Rig(logits_of, max_num_seqs=4)
     sequences = [rig.work.add(request([one, 2])) for one in range(6)]
     rig.model.fails = lambda _: RuntimeError("once")
-    rig.work.step()
+    while not sequences[0].num_failures:
+        rig.work.step()
     assert waiting(rig.scheduler) == sequences
 
 
@@ -216,9 +227,10 @@ def test_what_a_failed_step_wrote_is_never_read() -> None:
 
 @dataclass(frozen=True)
 class Storm:
-    """Requests, sizes, and what goes wrong: steps that fail, a culprit, and sequences dropped."""
+    """Requests and when they come, sizes, and what goes wrong: steps, a culprit, who leaves."""
 
     requests: list[SequenceRequest]
+    arrivals: list[int]
     extra_pages: int
     max_num_seqs: int
     budget: int
@@ -252,7 +264,10 @@ def storms(draw: st.DrawFn) -> Storm:
                 sampling,
                 min_tokens=st.integers(0, 3),
                 stop_token_ids=st.frozensets(st.integers(0, 10), max_size=2),
+                stop_text=st.sampled_from([None, None, Ending(3), Ending(7)]),
                 prompt_logprobs=st.sampled_from([None, None, 1]),
+                cache_salt=st.sampled_from(["", "", "salt"]),
+                is_streamed=st.booleans(),
             ),
             min_size=1,
             max_size=8,
@@ -260,8 +275,10 @@ def storms(draw: st.DrawFn) -> Storm:
     )
     numbers = st.integers(0, len(requests) - 1)
     max_num_seqs = draw(st.integers(1, 6))
+    arrivals = st.lists(st.integers(0, 12), min_size=len(requests), max_size=len(requests))
     return Storm(
         requests,
+        sorted(draw(arrivals)),
         draw(st.integers(0, 6)),
         max_num_seqs,
         draw(st.integers(max_num_seqs, 20)),
@@ -281,25 +298,34 @@ def test_whatever_happens_each_request_comes_to_what_it_would_alone(storm: Storm
         max_num_seqs=storm.max_num_seqs,
         budget=storm.budget,
     )
-    sequences = [rig.work.add(one) for one in storm.requests]
-    culprits = {sequences[number] for number in storm.culprits}
+    sequences: list[Sequence] = []
 
     def fails(running: list[Sequence]) -> Exception | None:
+        culprits = {one for place, one in enumerate(sequences) if place in storm.culprits}
         is_bad = len(rig.model.plans) in storm.failing_steps or not culprits.isdisjoint(running)
         return RuntimeError("bad day") if is_bad else None
 
     rig.model.fails = fails
-    finished: list[Sequence] = []
+    events: list[Event[SequenceResult]] = []
     dropped = set()
     for step in range(26):
-        if step in storm.dropped and sequences[storm.dropped[step]] not in finished:
-            dropped.add(sequences[storm.dropped[step]])
+        coming = storm.requests[len(sequences) : bisect(storm.arrivals, step)]
+        sequences += [rig.work.add(one) for one in coming]
+        leaving = storm.dropped.get(step, len(sequences))
+        if leaving < len(sequences) and sequences[leaving] not in finished_in(events):
+            dropped.add(sequences[leaving])
             rig.work.abort(dropped)
-        finished += finished_in(rig.work.step())
-    finished += rig.finish()
+        events += rig.work.step() or []
+    events += rig.finish()
+    finished = finished_in(events)
     assert len(finished) == len(set(finished))
     assert set(finished) == set(sequences) - dropped
+    assert rig.work.stats().output_tokens == sum(len(one.generated) for one in sequences)
+    culprits = {sequences[number] for number in storm.culprits}
     for sequence in finished:
+        told = [event.new_token_ids for event in events if event.item is sequence]
+        assert [*chain(*told)] == sequence.generated
+        assert sequence.stop_watch is None or sequence.stop_watch.seen == sequence.generated
         answer = outcome(sequence)
         if isinstance(answer, InternalError):
             # In a step that failed, and alone in another: the day made it look like its fault.
@@ -307,7 +333,7 @@ def test_whatever_happens_each_request_comes_to_what_it_would_alone(storm: Storm
             continue
         assert isinstance(answer, SequenceResult)
         assert sequence not in culprits
-        alone = only(Rig(logits_of, num_pages=64), sequence.request)
+        alone = only(Rig(logits_of, steps_ahead=0), sequence.request)
         assert approximately(answer) == approximately(alone)
 
 

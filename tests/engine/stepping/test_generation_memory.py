@@ -14,12 +14,16 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from engine.kernels import sampling
 from engine.protocol.errors import InternalError
+from engine.scheduling.bound import GROW_AFTER_STEPS
 from engine.scheduling.failures import MAX_FAILURES_IN_COMPANY
-from engine.scheduling.scheduler import GROW_AFTER_STEPS, StepPlan
+from engine.scheduling.scheduler import StepPlan
 from engine.scheduling.sequence import Sampling, Sequence, SequenceRequest, SequenceResult
 from tests.engine.scheduling.yard import waiting
 from tests.engine.stepping.generation_rig import GREEDY, Rig, logits_of, only, outcome, request
+
+pytestmark = pytest.mark.usefixtures("steps_ahead", "is_late")
 
 
 def out_of_memory() -> torch.OutOfMemoryError:
@@ -36,7 +40,7 @@ def lacking(fits: Callable[[StepPlan], bool], **sizes: int) -> Rig:
 
 def alone(asked: SequenceRequest) -> SequenceResult:
     """Return what a request comes to with all memory for itself."""
-    return only(Rig(logits_of), asked)
+    return only(Rig(logits_of, steps_ahead=0), asked)
 
 
 def test_steps_above_a_size_are_split_until_they_fit(caplog: pytest.LogCaptureFixture) -> None:
@@ -47,8 +51,7 @@ def test_steps_above_a_size_are_split_until_they_fit(caplog: pytest.LogCaptureFi
         answers = rig.run(*asked)
     assert answers == [alone(one) for one in asked]
     failed = [plan for plan in rig.model.plans if plan.num_tokens > 5]
-    assert failed
-    assert len(caplog.records) == len(failed) == rig.model.num_memory_freed
+    assert 0 < len(caplog.records) == rig.model.num_memory_freed <= len(failed)
     assert "a step of 32 tokens did not fit into memory: at most 16 from now on" in caplog.text
     assert max(len(plan.slots) for plan in rig.model.plans[-8:]) > 1
 
@@ -88,15 +91,15 @@ def test_a_step_that_runs_out_while_it_scores_scores_no_token_twice(
 ) -> None:
     """Those that go on have had some of their scores already."""
     rig = Rig(logits_of)
-    score, calls = rig.work._sampler.score, []
+    score, calls = sampling.log_probabilities, []
 
     def failing(*rows: Any) -> Any:
         calls.append(rows)
-        if len(calls) == 4:  # after the first sequence's third token, for the second's prompt
+        if len(calls) == 3:  # with the first sequence's third token, and the second's prompt
             raise out_of_memory()
         return score(*rows)
 
-    monkeypatch.setattr(rig.work._sampler, "score", failing)
+    monkeypatch.setattr(sampling, "log_probabilities", failing)
     asked = [
         request([1, 2, 3], 8, replace(GREEDY, logprobs=1)),
         request([4, 5, 6], 8, prompt_logprobs=1),
@@ -181,8 +184,10 @@ def test_steps_grow_again_once_there_is_memory() -> None:
     rig.run(*(request([one], 400) for one in range(8)))
     sizes = [plan.num_tokens for plan in rig.model.plans]
     assert rig.model.num_memory_freed == 1
-    assert max(sizes[1:GROW_AFTER_STEPS]) == 4
-    assert [size for size in sorted(set(sizes[1:])) if size >= 4] == [4, 5, 6, 7, 8]
+    assert sizes[0] == 8
+    sizes = sizes[sizes.index(4) :]
+    assert max(sizes[: GROW_AFTER_STEPS - 1]) == 4
+    assert [size for size in sorted(set(sizes)) if size >= 4] == [4, 5, 6, 7, 8]
 
 
 def test_memory_is_freed_when_nothing_of_the_step_is_held_any_more() -> None:

@@ -21,6 +21,8 @@ from tests.engine.stepping.generation_rig import (
     request,
 )
 
+pytestmark = pytest.mark.usefixtures("steps_ahead")
+
 
 @pytest.mark.parametrize(
     "sampling",

@@ -13,7 +13,7 @@ from engine.scheduling.scheduler import StepPlan
 from engine.scheduling.sequence import Sampling, Sequence, SequenceRequest
 from engine.scheduling.table import SequenceTable
 from engine.stepping.runner import packed
-from tests.engine.paged_model import spans_of, tokens_of
+from tests.engine.paged_model import spans_of
 
 GREEDY = Sampling(temperature=0)
 
@@ -35,7 +35,21 @@ def random_plan(rng: random.Random, page_size: int) -> tuple[StepPlan, SequenceT
         spans.append((slot, start, stop, rng.randint(0, stop - start)))
     columns = np.array(spans, np.int64).T
     no = np.zeros(len(slots), np.bool_)
-    return StepPlan(num_decodes, *columns, samples=no, starts_anew=no), table
+    return StepPlan(num_decodes, *columns, samples=no, is_scored=no, starts_anew=no), table
+
+
+def test_a_token_whose_id_only_the_device_knows_is_told_by_its_slot() -> None:
+    """As a number below zero, in whose place the device puts what the slot sampled last."""
+    table = SequenceTable(4, 50, 16)
+    for index in range(3):
+        table.place(Sequence(SequenceRequest([7, 8, 9], 5, GREEDY), index), [index], 2)
+    slots = np.array([3, 1, 2])
+    table.num_tokens[slots[:2]] += 1
+    one, no = np.ones(3, np.int64), np.zeros(3, np.bool_)
+    stops = table.num_tokens[slots]
+    plan = StepPlan(3, slots, stops - 1, stops, one, ~no, no, no)
+    step = packed(plan, table, torch.device("cpu"))
+    assert step.token_ids.tolist() == [-4, -2, 9]
 
 
 @given(seed=st.integers(0, 2**32), page_size=st.sampled_from([1, 3, 16]))
@@ -54,7 +68,7 @@ def test_a_step_says_of_each_span_what_the_plan_says(seed: int, page_size: int) 
         tokens = slice(starts[index], starts[index + 1])
         pages = step.pages[page_starts[index] : page_starts[index + 1]].tolist()
         assert step.context_lengths[index] == start
-        assert step.token_ids[tokens].tolist() == list(tokens_of(table, slot)[start:stop])
+        assert step.token_ids[tokens].tolist() == table.tokens[slot, start:stop].tolist()
         assert step.positions[tokens].tolist() == list(range(start, stop))
         assert pages == table.pages[slot, : -(-stop // page_size)].tolist()
         assert step.slots[tokens].tolist() == [

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.scheduling.scheduler import GROW_AFTER_STEPS, StepBound
+from engine.scheduling.bound import GROW_AFTER_STEPS, StepBound
 
 
 def test_a_step_that_does_not_fit_is_followed_by_one_of_half_the_size() -> None:

@@ -1,0 +1,120 @@
+"""Log-probabilities that sequences ask for: computed at launch, kept once they have arrived.
+
+They are of the model's raw logits, before penalties and temperature.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import islice
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from engine.kernels import sampling
+from engine.scheduling.scheduler import StepPlan
+from engine.scheduling.sequence import TokenLogprob
+from engine.scheduling.table import SequenceTable
+
+ROWS_AT_ONCE = 32
+
+
+class Scores(NamedTuple):
+    """Log-probabilities of `M` tokens, `[M]`, and of the `K` likeliest in each place, `[M, K]`."""
+
+    logprobs: Tensor
+    top_logprobs: Tensor
+    top_ids: Tensor
+
+
+def score(logits: Tensor, token_ids: Tensor, num_top: int) -> Scores:
+    """Score `token_ids [M]` under raw `logits [M, V]`, each row with its `num_top` likeliest."""
+    blocks = []
+    for start in range(0, len(token_ids), ROWS_AT_ONCE):
+        block = slice(start, start + ROWS_AT_ONCE)
+        logprobs, values, ids = sampling.log_probabilities(logits[block], token_ids[block], num_top)
+        if values is None or ids is None:
+            values, ids = (
+                logprobs.new_empty(len(logprobs), 0),
+                token_ids.new_empty(len(logprobs), 0),
+            )
+        blocks.append((logprobs, values, ids))
+    return Scores(*(torch.cat(parts) for parts in zip(*blocks, strict=True)))
+
+
+class _Prompt(NamedTuple):
+    """Tokens `start : stop` of a prompt, scored by as many rows of logits from `first_row` on."""
+
+    slot: int
+    start: int
+    stop: int
+    first_row: int
+
+
+class StepScores:
+    """What one step owes: scores of tokens that it samples, then of prompts that it computes."""
+
+    def __init__(self, plan: StepPlan, table: SequenceTable) -> None:
+        self._table = table
+        self._sampled = np.flatnonzero(table.logprobs[plan.sampled] >= 0)  # of plan.sampled
+        self._slots = plan.sampled[self._sampled].tolist()
+        self._rows = plan.sampled_rows[self._sampled]
+        first_rows = np.cumsum(plan.num_logits) - plan.num_logits
+        columns = (plan.slots, plan.starts, plan.stops, first_rows)
+        # Row i of a span scores its token i+1; the last row of a prompt scores the first new token.
+        self._prompts = [
+            _Prompt(slot, start + 1, min(stop + 1, int(table.num_prompt_tokens[slot])), row)
+            for slot, start, stop, row in zip(
+                *(column[plan.is_scored].tolist() for column in columns), strict=True
+            )
+        ]
+
+    @torch.inference_mode()
+    def compute(self, logits: Tensor, sampled_ids: Tensor) -> tuple[Tensor, ...]:
+        """Score by the step's `logits [N, V]` what it owes → what `keep` must have on the host.
+
+        `sampled_ids` are those of `plan.sampled`.
+        """
+        table, prompts = self._table, self._prompts
+        if not self._slots and not prompts:
+            return ()
+        rows = [self._rows, *(one.first_row + np.arange(one.stop - one.start) for one in prompts)]
+        known = [table.tokens[one.slot, one.start : one.stop].astype(np.int64) for one in prompts]
+        token_ids = torch.cat(
+            [
+                sampled_ids[torch.from_numpy(self._sampled)],
+                *(torch.from_numpy(ids).to(logits.device) for ids in known),
+            ]
+        )
+        num_top = max(
+            *table.logprobs[self._slots].tolist(),
+            *(int(table.prompt_logprobs[one.slot]) for one in prompts),
+            0,
+        )
+        scored = logits[torch.from_numpy(np.concatenate(rows))]
+        return token_ids, *score(scored, token_ids, num_top)
+
+    def keep(self, arrived: Sequence[NDArray[Any]], taken: NDArray[np.bool_]) -> None:
+        """Give sequences that still run what `compute` came to; `taken` marks sampled tokens."""
+        table = self._table
+        rows = zip(*(column.tolist() for column in arrived), strict=True)
+        for slot, is_taken in zip(self._slots, taken[self._sampled].tolist(), strict=True):
+            entry = _entry(next(rows), int(table.logprobs[slot]))
+            if is_taken:
+                table.sequence(slot).logprobs.append(entry)
+        for slot, start, stop, _ in self._prompts:
+            num_top = int(table.prompt_logprobs[slot])
+            entries = [_entry(row, num_top) for row in islice(rows, stop - start)]
+            if table.is_running[slot]:
+                # After a preemption some are there already, and come again.
+                table.sequence(slot).prompt_logprobs[start:] = entries
+
+
+def _entry(row: tuple[Any, ...], num_top: int) -> TokenLogprob:
+    token_id, logprob, top_logprobs, top_ids = row
+    return TokenLogprob(
+        token_id, logprob, tuple(zip(top_ids[:num_top], top_logprobs[:num_top], strict=True))
+    )
