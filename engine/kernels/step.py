@@ -16,6 +16,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+# Slots are int32.
+MAX_SLOTS = 2**31
+
 
 @dataclass(frozen=True, slots=True)
 class Step:

@@ -10,6 +10,7 @@ import torch
 
 from engine.config import EngineConfig
 from engine.errors import OutOfCacheMemory
+from engine.kernels.step import MAX_SLOTS
 from engine.model.network import LoadedModel
 from engine.scheduling.scheduler import MAX_SCORED_ROWS
 
@@ -64,7 +65,7 @@ def count_pages(model: LoadedModel, settings: EngineConfig) -> int:
         free = free_bytes(model.device) - _activation_bytes(model, settings)
         budget = int(free * SHARE_OF_FREE[model.device.type])
     useful = settings.max_num_seqs * -(-model.max_model_len // page_size)
-    pages = min(budget // size, useful)
+    pages = min(budget // size, useful, MAX_SLOTS // page_size)
     if pages < 1:
         raise OutOfCacheMemory(
             f"The KV cache needs at least {size:,} bytes for one page of {page_size} "

@@ -67,6 +67,12 @@ def test_no_more_pages_than_can_ever_be_in_use() -> None:
     assert memory.count_pages(model(max_model_len=96), settings(kv_cache_memory=10**12)) == 4 * 6
 
 
+def test_no_more_pages_than_a_steps_numbers_reach() -> None:
+    """Slots are int32: beyond them they would wrap, and sequences share what is not theirs."""
+    many = settings(kv_cache_memory=10**15, max_num_seqs=256)
+    assert memory.count_pages(model(max_model_len=10**8), many) == 2**31 // 16
+
+
 def test_a_context_that_does_not_fit_is_shortened_to_whole_pages() -> None:
     """Each line that asks for the rest of the context runs then; one that fits stays as it is."""
     few = settings(kv_cache_memory=5 * PAGE_BYTES)
