@@ -20,12 +20,14 @@ from engine.kernels.cpu import blocks as cpu_blocks
 from engine.kernels.cpu.attention import CpuAttention
 from engine.kernels.reference import ReferenceAttention
 from tests.engine.kernels.paged import CPU, Paged, Piece, Sequences, num_pages, scattered
+from tests.engine.kernels.rows_backend import RowsAttention
 
-Makes = Callable[..., ReferenceAttention]
+Makes = Callable[..., ReferenceAttention | RowsAttention]
 BACKENDS: dict[str, tuple[Makes, int]] = {
     "reference": (ReferenceAttention, 16),
     "reference, odd pages": (partial(ReferenceAttention, page_size=5), 5),
     "cpu": (CpuAttention, 16),
+    "a layout of its own": (RowsAttention, 8),
 }
 GROUPED = AttentionShape(6, 2, 16, 16, 0.25)
 SHAPES = {
@@ -125,7 +127,7 @@ def test_nothing_is_stored_but_where_the_step_says(name: str) -> None:
     paged = made(name, sequences)
     paged.run([(0, 0, 1), (1, 0, 30), (2, 0, 9)])
     backend = paged.backend
-    assert isinstance(backend, ReferenceAttention)
+    assert isinstance(backend, ReferenceAttention | RowsAttention)
     held = 40 * sequences.shape.num_kv_heads
     assert int((~backend.keys[0].isnan()).sum()) == held * sequences.shape.key_dim
     assert int((~backend.values[0].isnan()).sum()) == held * sequences.shape.value_dim

@@ -1,0 +1,65 @@
+"""The smallest backend of a layout of its own: what a new device brings, without its kernels."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from engine.kernels.attention import AttentionShape
+from engine.kernels.reference import attend, spans_of
+from engine.kernels.step import Step
+
+
+class RowsAttention:
+    """Keys and values lie token after token, `[slots, Hkv, D]`, in pages of eight."""
+
+    page_size = 8
+
+    def __init__(
+        self,
+        shapes: Sequence[AttentionShape],
+        num_pages: int,
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> None:
+        slots = num_pages * self.page_size
+
+        def rows(heads: int, width: int) -> Tensor:
+            return torch.zeros(slots, heads, width, dtype=dtype, device=device)
+
+        self.shapes = tuple(shapes)
+        self.keys = [rows(shape.num_kv_heads, shape.key_dim) for shape in shapes]
+        self.values = [rows(shape.num_kv_heads, shape.value_dim) for shape in shapes]
+
+    @classmethod
+    def page_bytes(cls, shapes: Sequence[AttentionShape], dtype: torch.dtype) -> int:
+        """Return the bytes that one page takes over all layers."""
+        widths = sum(shape.num_kv_heads * (shape.key_dim + shape.value_dim) for shape in shapes)
+        return widths * cls.page_size * dtype.itemsize
+
+    def prepare(self, step: Step) -> None:
+        """Take in the slots of each span's sequence, its own tokens last."""
+        self._slots = step.slots
+        offsets = torch.arange(self.page_size, device=step.slots.device)
+        self._spans = []
+        for start, stop, context, pages in spans_of(step):
+            slots = (pages[:, None] * self.page_size + offsets).flatten()  # [n · page size]
+            self._spans.append((slice(start, stop), slots[: context + stop - start]))
+
+    def store(self, layer: int, key: Tensor, value: Tensor) -> None:
+        """Write the step's `key [T, Hkv, Dk]` and `value [T, Hkv, Dv]` to their slots."""
+        self.keys[layer][self._slots] = key
+        self.values[layer][self._slots] = value
+
+    def attend(self, layer: int, query: Tensor, sinks: Tensor | None = None) -> Tensor:
+        """Attend every token to its sequence up to itself: `[T, Hq, Dk]` → `[T, Hq, Dv]`."""
+        shape = self.shapes[layer]
+        keys, values = (rows[layer].transpose(0, 1) for rows in (self.keys, self.values))
+        return torch.cat(
+            [
+                attend(query[span], keys[:, slots], values[:, slots], shape, sinks)
+                for span, slots in self._spans
+            ]
+        )
