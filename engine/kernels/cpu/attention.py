@@ -17,7 +17,7 @@ from torch import Tensor
 
 from engine.kernels.attention import AttentionShape
 from engine.kernels.cpu.compiling import compiled, parallel
-from engine.kernels.cpu.scalars import DTYPES, elements, exp, prefetch, tanh, widen
+from engine.kernels.cpu.scalars import DTYPES, elements, exp, narrow, prefetch, tanh, widen
 from engine.kernels.reference import ReferenceAttention, joined, spans_of
 from engine.kernels.step import Step
 
@@ -43,6 +43,16 @@ class CpuAttention(ReferenceAttention):
     ) -> None:
         super().__init__(shapes, num_pages, dtype, device)
         assert self.serves(shapes, dtype, device)
+        # What no step changes is made once: a step of few sequences is mostly calls.
+        self._stored = [
+            (elements(keys), elements(values))
+            for keys, values in zip(self.keys, self.values, strict=True)
+        ]
+        self._masks = [_masks(shape) for shape in self.shapes]
+        self._no_sinks = [
+            np.full((shape.num_kv_heads, _group(shape)), LOWEST, np.float32)
+            for shape in self.shapes
+        ]
 
     @staticmethod
     def serves(shapes: Sequence[AttentionShape], dtype: torch.dtype, device: torch.device) -> bool:
@@ -54,15 +64,17 @@ class CpuAttention(ReferenceAttention):
         """Take in where the tokens of the coming forward pass lie; valid until the next call."""
         self._step = step
         self._spans = spans_of(step, first=step.num_decodes)
+        self._slots = step.slots.numpy()
+        lengths, starts, pages = step.context_lengths, step.page_starts, step.pages
+        self._places = (lengths.numpy(), starts.numpy(), pages.numpy())
 
     def store(self, layer: int, key: Tensor, value: Tensor) -> None:
         """Write the step's `key [T, Hkv, Dk]` and `value [T, Hkv, Dv]` to their slots."""
         _store_tokens(
-            elements(self.keys[layer]),
-            elements(self.values[layer]),
+            *self._stored[layer],
             elements(key.contiguous()),
             elements(value.contiguous()),
-            self._step.slots.numpy(),
+            self._slots,
         )
 
     def attend(self, layer: int, query: Tensor, sinks: Tensor | None = None) -> Tensor:
@@ -73,29 +85,31 @@ class CpuAttention(ReferenceAttention):
         return joined(parts)
 
     def _decode(self, layer: int, query: Tensor, sinks: Tensor | None) -> Tensor:
-        shape, step = self.shapes[layer], self._step
-        heads, group = shape.num_kv_heads, shape.num_query_heads // shape.num_kv_heads
-        rows = query.shape[0]
-        scaled = query.float().mul(shape.scaling).view(rows, heads, group, shape.key_dim)
-        if sinks is None:
-            sink = np.full((heads, group), LOWEST, np.float32)
-        else:
+        shape = self.shapes[layer]
+        heads, group, rows = shape.num_kv_heads, _group(shape), query.shape[0]
+        sink = self._no_sinks[layer]
+        if sinks is not None:
             sink = sinks.detach().float().view(heads, group).numpy()
-        out = torch.empty(rows * heads, group, shape.value_dim)
+        out = query.new_empty(rows, shape.num_query_heads, shape.value_dim)
         _decode_items(
-            scaled.contiguous().numpy(),
-            elements(self.keys[layer]),
-            elements(self.values[layer]),
-            step.context_lengths.numpy(),
-            step.page_starts.numpy(),
-            step.pages.numpy(),
-            np.int32(shape.window or np.iinfo(np.int32).max),
-            np.float32(shape.softcap),
+            elements(query.contiguous()).reshape(rows, heads, group, shape.key_dim),
+            *self._stored[layer],
+            *self._places,
+            *self._masks[layer],
             sink,
-            np.empty((rows * heads, group, PAGE_SIZE + 2), np.float32),
-            out.numpy(),
+            elements(out).reshape(rows, heads, group, shape.value_dim),
         )
-        return out.view(rows, shape.num_query_heads, shape.value_dim).to(query.dtype)
+        return out
+
+
+def _group(shape: AttentionShape) -> int:
+    return shape.num_query_heads // shape.num_kv_heads
+
+
+def _masks(shape: AttentionShape) -> tuple[np.float32, np.int32, np.float32]:
+    """Return scaling, window and softcap as the kernel takes them."""
+    window = np.int32(shape.window or np.iinfo(np.int32).max)
+    return np.float32(shape.scaling), window, np.float32(shape.softcap)
 
 
 @parallel
@@ -113,21 +127,27 @@ def _store_tokens(keys: Any, values: Any, key: Any, value: Any, slots: Any) -> N
 def _decode_item(
     row: Any,
     head: Any,
-    query: Any,  # [N, Hkv, G, Dk] float32, scaled
+    unscaled: Any,  # [N, Hkv, G, Dk]
     keys: Any,  # [pages, Hkv, Dk, PAGE_SIZE]
     values: Any,  # [pages, Hkv, PAGE_SIZE, Dv]
     context_lengths: Any,  # [S] int32, S >= N
     page_starts: Any,  # [S + 1] int32
     pages: Any,  # [P] int32
+    scaling: Any,
     window: Any,
     softcap: Any,
     sinks: Any,  # [Hkv, G] float32
-    scratch: Any,  # [G, PAGE_SIZE + 2] float32
-    out: Any,  # [G, Dv] float32
+    mixed: Any,  # [N, Hkv, G, Dv]
 ) -> None:
-    group, key_dim = query.shape[2], query.shape[3]
+    group, key_dim = unscaled.shape[2], unscaled.shape[3]
     value_dim = values.shape[3]
     highest, mass = PAGE_SIZE, PAGE_SIZE + 1
+    query = np.empty((group, key_dim), np.float32)
+    scratch = np.empty((group, PAGE_SIZE + 2), np.float32)
+    out = np.empty((group, value_dim), np.float32)
+    for g in range(group):
+        for d in range(key_dim):
+            query[g, d] = widen(unscaled[row, head, g, d]) * scaling
     pair = np.empty(PAGE_SIZE, np.float32)
     length = context_lengths[row] + 1
     start = page_starts[row]
@@ -154,10 +174,10 @@ def _decode_item(
                     prefetch(keys, after, head, d + 1, 0)
                     prefetch(keys, after, head, d + 2, 0)
                     prefetch(keys, after, head, d + 3, 0)
-                a0, b0 = query[row, head, g, d], query[row, head, h, d]
-                a1, b1 = query[row, head, g, d + 1], query[row, head, h, d + 1]
-                a2, b2 = query[row, head, g, d + 2], query[row, head, h, d + 2]
-                a3, b3 = query[row, head, g, d + 3], query[row, head, h, d + 3]
+                a0, b0 = query[g, d], query[h, d]
+                a1, b1 = query[g, d + 1], query[h, d + 1]
+                a2, b2 = query[g, d + 2], query[h, d + 2]
+                a3, b3 = query[g, d + 3], query[h, d + 3]
                 for t in range(PAGE_SIZE):
                     k0 = widen(keys[page, head, d, t])
                     k1 = widen(keys[page, head, d + 1, t])
@@ -228,7 +248,7 @@ def _decode_item(
         shrink = exp(scratch[g, highest] - peak)
         total = scratch[g, mass] * shrink + exp(sinks[head, g] - peak)
         for d in range(value_dim):
-            out[g, d] *= shrink / total
+            mixed[row, head, g, d] = narrow(out[g, d] * (shrink / total), unscaled[row, head, g, 0])
 
 
 # The parallel loop only calls: numba's analysis of a long parallel body takes many seconds.
@@ -240,14 +260,14 @@ def _decode_items(
     context_lengths: Any,
     page_starts: Any,
     pages: Any,
+    scaling: Any,
     window: Any,
     softcap: Any,
     sinks: Any,
-    scratch: Any,  # [N·Hkv, G, PAGE_SIZE + 2]
-    out: Any,  # [N·Hkv, G, Dv]
+    mixed: Any,
 ) -> None:
     heads = query.shape[1]
-    for item in numba.prange(out.shape[0]):
+    for item in numba.prange(query.shape[0] * heads):
         _decode_item(
             item // heads,
             item % heads,
@@ -257,9 +277,9 @@ def _decode_items(
             context_lengths,
             page_starts,
             pages,
+            scaling,
             window,
             softcap,
             sinks,
-            scratch[item],
-            out[item],
+            mixed,
         )
