@@ -66,7 +66,7 @@ class CpuAttention(ReferenceAttention):
         self._spans = spans_of(step, first=step.num_decodes)
         self._slots = step.slots.numpy()
         lengths, starts, pages = step.context_lengths, step.page_starts, step.pages
-        self._places = (lengths.numpy(), starts.numpy(), pages.numpy())
+        self._contexts = (lengths.numpy(), starts.numpy(), pages.numpy())
 
     def store(self, layer: int, key: Tensor, value: Tensor) -> None:
         """Write the step's `key [T, Hkv, Dk]` and `value [T, Hkv, Dv]` to their slots."""
@@ -94,7 +94,7 @@ class CpuAttention(ReferenceAttention):
         _decode_items(
             elements(query.contiguous()).reshape(rows, heads, group, shape.key_dim),
             *self._stored[layer],
-            *self._places,
+            *self._contexts,
             *self._masks[layer],
             sink,
             elements(out).reshape(rows, heads, group, shape.value_dim),
