@@ -1,6 +1,6 @@
 """What a decoder's block computes between its products, in torch: the reference, on any device.
 
-Every function takes packed tokens, one a row. Arithmetic is fp32 and a result is rounded once.
+Every function takes packed tokens, one a row. What is summed or turned is so in fp32.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ class Gate:
     """What joins the halves of an MLP: curve(gate) · (up + `lift`).
 
     The curve "silu" is x · sigmoid(`steepness` · x). Before, with a `limit`, the gate is cut off
-    above it and up on both sides.
+    above it and up on both sides. With "gelu_tanh" all other fields are as they are by default.
     """
 
     curve: Literal["silu", "gelu_tanh"] = "silu"
@@ -80,14 +80,15 @@ def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> Ten
 
 def gated(both: Tensor, gate: Gate) -> Tensor:
     """See `Blocks.gated`."""
-    curved, up = both.float().chunk(2, dim=-1)
+    x, up = both.chunk(2, dim=-1)
+    if gate == Gate("gelu_tanh"):
+        return functional.gelu(x, approximate="tanh") * up
+    if gate == Gate("silu"):
+        return functional.silu(x) * up
+    x, up = x.float(), up.float()
     if gate.limit is not None:
-        curved, up = curved.clamp(max=gate.limit), up.clamp(-gate.limit, gate.limit)
-    if gate.curve == "silu":
-        curved = curved * torch.sigmoid(gate.steepness * curved)
-    else:
-        curved = functional.gelu(curved, approximate="tanh")
-    return (curved * (up + gate.lift)).to(both.dtype)
+        x, up = x.clamp(max=gate.limit), up.clamp(-gate.limit, gate.limit)
+    return (x * torch.sigmoid(gate.steepness * x) * (up + gate.lift)).to(both.dtype)
 
 
 def turned(

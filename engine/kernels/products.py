@@ -16,13 +16,27 @@ TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 2e-2}
 CHECKED_ROWS = 5
 
 
-def make_product(weight: Tensor, bias: Tensor | None = None) -> Product:
-    """Return x · weightᵀ + bias, for `weight [O, I]` and `bias [O]`."""
-    plain = partial(functional.linear, weight=weight, bias=bias)
-    if weight.device.type != "cpu" or weight.dtype not in TOLERANCE:
-        return plain
-    packed = _packed(weight, bias)
-    return packed if packed is not None and _agree(plain, packed, weight) else plain
+class Products:
+    """Makes products of one model's weights.
+
+    Of each shape it looks once whether the prepared product gives what torch's does.
+    """
+
+    def __init__(self) -> None:
+        self._verdicts: dict[object, bool] = {}
+
+    def make(self, weight: Tensor, bias: Tensor | None = None) -> Product:
+        """Return x · weightᵀ + bias, for `weight [O, I]` and `bias [O]`."""
+        plain = partial(functional.linear, weight=weight, bias=bias)
+        if weight.device.type != "cpu" or weight.dtype not in TOLERANCE:
+            return plain
+        kind = (weight.shape, weight.dtype, bias is None)
+        if self._verdicts.get(kind) is False:
+            return plain
+        packed = _packed(weight, bias)
+        if kind not in self._verdicts:
+            self._verdicts[kind] = packed is not None and _agree(plain, packed, weight)
+        return packed if packed is not None and self._verdicts[kind] else plain
 
 
 def _packed(weight: Tensor, bias: Tensor | None) -> Product | None:

@@ -18,7 +18,7 @@ from engine.kernels.attention import AttentionBackend, AttentionShape
 from engine.kernels.backends import choose_blocks
 from engine.kernels.blocks import Blocks, HeadNorms
 from engine.kernels.experts import ExpertWeights, choose, mix
-from engine.kernels.products import Product, make_product
+from engine.kernels.products import Product, Products
 from engine.kernels.step import Step
 from engine.model.architecture import Architecture, Block, Experts, Rope
 
@@ -54,8 +54,9 @@ class Decoder:
         self._scale = torch.tensor(architecture.embedding_scale).to(dtype).item()
         ropes = list(dict.fromkeys(block.rope for block in architecture.blocks))
         self._ropes = [(rope, torch.tensor(rope.frequencies, device=device)) for rope in ropes]
-        self._head = make_product(weights.pop("head", self._embedding))
-        maker = _LayerMaker(architecture, self._blocks, weights)
+        products = Products()
+        self._head = products.make(weights.pop("head", self._embedding))
+        maker = _LayerMaker(architecture, self._blocks, products, weights)
         self._layers = [
             maker.layer(index, block, ropes.index(block.rope))
             for index, block in enumerate(architecture.blocks)
@@ -105,10 +106,15 @@ class _LayerMaker:
     """Makes layers of weights, which it takes out of the dict as it goes."""
 
     def __init__(
-        self, architecture: Architecture, blocks: Blocks, weights: dict[str, Tensor]
+        self,
+        architecture: Architecture,
+        blocks: Blocks,
+        products: Products,
+        weights: dict[str, Tensor],
     ) -> None:
         self._model = architecture
         self._blocks = blocks
+        self._products = products
         self._weights = weights
 
     def layer(self, index: int, block: Block, rope: int) -> Layer:
@@ -139,7 +145,7 @@ class _LayerMaker:
         return self._blocks.norm_weight(self._weights.pop(role), self._model.norm_offset)
 
     def _product(self, role: str) -> Product:
-        return make_product(self._weights.pop(role), self._weights.pop(f"{role}_bias", None))
+        return self._products.make(self._weights.pop(role), self._weights.pop(f"{role}_bias", None))
 
     def _mlp(self, role: str) -> Product:
         gate_up, down = self._product(f"{role}gate_up"), self._product(f"{role}down")

@@ -155,6 +155,22 @@ def test_a_sampled_row_does_not_depend_on_what_runs_beside_it(ready: Ready, fami
         assert alone.token_ids == got.token_ids
 
 
+@pytest.mark.parametrize("family", ["Qwen3Config", "Gemma3, near and far", "GptOssConfig"])
+def test_sampled_rows_are_the_same_whichever_network_runs(tmp_path: Path, family: str) -> None:
+    """Our decoder and transformers' classes: to whom a model falls is no part of a row."""
+    eager: Any = build(family)
+    eager.save_pretrained(tmp_path)
+    by_ours = run_by_ours(tmp_path, torch.float32)
+    eager.config._attn_implementation = ATTENTION
+    by_transformers = prepare(eager, EngineConfig(family), torch.float32, CPU)
+    requests = [
+        SequenceRequest(prompt, NEW_TOKENS, Sampling(temperature=0.9, top_p=0.95, seed=index))
+        for index, prompt in enumerate(prompts(10, seed=9))
+    ]
+    ours, theirs = (run_all(model, requests)[0] for model in (by_ours, by_transformers))
+    assert [row.token_ids for row in ours] == [row.token_ids for row in theirs]
+
+
 def test_another_seed_gives_another_row(ready: Ready) -> None:
     """The seed, and nothing else, tells two sampled rows of one prompt apart."""
     _, model = ready("Qwen3Config")

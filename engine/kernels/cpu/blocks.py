@@ -5,6 +5,7 @@ Each function stands in for the one of its name in `kernels.blocks`.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numba
@@ -17,6 +18,9 @@ from engine.kernels.blocks import Gate, HeadNorms
 from engine.kernels.cpu.compiling import compiled, parallel
 from engine.kernels.cpu.scalars import elements, narrow, sigmoid, widen
 
+# Up to so many numbers, to wake another thread costs more than it does, and far more where cores
+# have other work.
+FEW = 20_000
 # gelu's tanh as a sigmoid: x · sigmoid(2·√(2/π) · (x + 0.044715·x³)).
 GELU_SLOPE, GELU_CUBE = np.float32(1.5957691216057308), np.float32(0.044715)
 
@@ -30,14 +34,15 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     """Return x / rms(x) · weight over the last axis: `x […, H]`, fp32 `weight [H]` → `[…, H]`."""
     flat = x.reshape(-1, x.shape[-1])
     out = torch.empty_like(flat)
-    _norm_rows(elements(flat), weight.numpy(), np.float32(eps), elements(out))
+    _run(_norm_rows, out, elements(flat), weight.numpy(), np.float32(eps), elements(out))
     return out.view(x.shape)
 
 
 def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> Tensor:
     """Add `x [T, H]` to `residual [T, H]`, in place, and return the norm of the sum."""
     out = torch.empty_like(residual)
-    _add_norm_rows(elements(x), elements(residual), weight.numpy(), np.float32(eps), elements(out))
+    arrays = elements(x), elements(residual), weight.numpy()
+    _run(_add_norm_rows, out, *arrays, np.float32(eps), elements(out))
     return out
 
 
@@ -47,7 +52,8 @@ def gated(both: Tensor, gate: Gate) -> Tensor:
     out = torch.empty(flat.shape[0], flat.shape[1] // 2, dtype=both.dtype)
     limit = np.float32(np.inf if gate.limit is None else gate.limit)
     numbers = (np.float32(gate.steepness), limit, np.float32(gate.lift))
-    _gate_rows(elements(flat), gate.curve == "gelu_tanh", *numbers, elements(out))
+    is_gelu = gate.curve == "gelu_tanh"
+    _run(_gate_rows, out, elements(flat), is_gelu, *numbers, elements(out))
     return out.view(*both.shape[:-1], -1)
 
 
@@ -62,8 +68,21 @@ def turned(
     weights = () if norms is None else (norms.query.numpy(), norms.key.numpy())
     weights = weights or (np.empty(0, np.float32),) * 2
     outs = elements(query), elements(key), elements(value)
-    _turn_rows(elements(qkv), turns.numpy(), *weights, np.float32(eps), *outs)
+    _run(_turn_rows, qkv, elements(qkv), turns.numpy(), *weights, np.float32(eps), *outs)
     return query, key, value
+
+
+def _run(kernel: Callable[..., None], sized: Tensor, *arguments: Any) -> None:
+    """Run a kernel over as many numbers as a tensor has: few of them on this thread alone."""
+    if sized.numel() > FEW:
+        kernel(*arguments)
+        return
+    threads = numba.get_num_threads()
+    numba.set_num_threads(1)
+    try:
+        kernel(*arguments)
+    finally:
+        numba.set_num_threads(threads)
 
 
 @parallel

@@ -14,7 +14,9 @@ from safetensors.torch import load_file, save_file
 
 from engine.config import EngineConfig
 from engine.errors import ModelRefused
-from engine.model import families, own
+from engine.kernels import blocks as reference
+from engine.kernels.reference import ReferenceAttention
+from engine.model import decoder, families, own
 from engine.model.architecture import Architecture
 from engine.model.checkpoint import WHOLE, Checkpoint, find_checkpoint
 from engine.model.decoder import Decoder
@@ -23,7 +25,7 @@ from engine.model.families import Family, architecture_of
 from engine.model.forward import TransformersNetwork
 from engine.model.loading import load_model
 from engine.model.own import Proof
-from tests.engine.families import build
+from tests.engine.families import FAMILIES, VARIANTS, build
 
 CPU = torch.device("cpu")
 
@@ -59,6 +61,24 @@ def test_a_model_in_bf16_is_proved_in_fp32(folder: Path) -> None:
     assert exact.distance < 1e-5
     assert rounded.holds
     assert 1e-3 < rounded.distance < 0.1
+
+
+def test_halves_that_no_kernel_of_the_cpus_takes_are_run_by_the_reference(folder: Path) -> None:
+    """Slow, and right."""
+    proof = prove(folder, torch.float16)
+    assert proof.holds
+    assert 1e-5 < proof.distance < 0.02
+
+
+@pytest.mark.parametrize("name", [*FAMILIES, *VARIANTS])
+def test_with_the_reference_in_place_of_kernels_it_is_the_same_function(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    """As on any device that has none of its own."""
+    monkeypatch.setattr(decoder, "choose_blocks", lambda *_: reference)
+    monkeypatch.setattr(own, "choose_backend", lambda *_: ReferenceAttention)
+    build(name).save_pretrained(tmp_path)  # type: ignore[operator]
+    assert prove(tmp_path).holds
 
 
 def test_what_is_right_in_fp32_and_wrong_in_the_dtype_that_is_served_is_found(

@@ -7,7 +7,8 @@ import torch
 
 from engine.kernels import blocks as reference
 from engine.kernels.attention import AttentionShape
-from engine.kernels.blocks import Gate, HeadNorms
+from engine.kernels.blocks import Blocks, Gate, HeadNorms
+from engine.kernels.cpu import blocks as cpu_blocks
 from engine.kernels.cpu.blocks import add_rms_norm, gated, rms_norm, turned
 from engine.kernels.cpu.scalars import DTYPES
 
@@ -106,6 +107,18 @@ def test_a_sum_is_rounded_before_its_norm(dtype: torch.dtype, rows: int) -> None
     out = add_rms_norm(x, residual, weight, 1e-5)
     assert torch.equal(residual, expected)
     close(out, torch.nn.functional.rms_norm(expected.float(), (96,), weight, 1e-5))
+
+
+@pytest.mark.parametrize("blocks", [reference, cpu_blocks], ids=["torch", "numba"])
+def test_what_a_family_adds_to_its_norms_is_not_rounded(blocks: Blocks) -> None:
+    """Gemma stores weight - 1: bf16 has no room for most sums."""
+    stored = torch.tensor([2**-9, -(2**-7) + 2**-12, 0.3]).bfloat16()
+    x = torch.full((2, 3), 2.0)
+    for dtype in DTYPES:
+        weight = blocks.norm_weight(stored, 1.0)
+        out = blocks.rms_norm(x.to(dtype), weight, 0.0)
+        assert torch.equal(out, (stored.float() + 1).to(dtype).expand(2, 3))
+    assert torch.equal(blocks.norm_weight(stored, 0.0).float(), stored.float())
 
 
 @pytest.mark.parametrize("gate", GATES, ids=str)
