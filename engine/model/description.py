@@ -20,8 +20,8 @@ from engine.files import find_file
 CONFIG = "config.json"
 # The deepest models have some 130.
 MAX_LAYERS = 1_000
-STORED_DTYPES = {
-    name: getattr(torch, name) for name in ("float64", "float32", "float16", "bfloat16")
+STORED_DTYPES: dict[str, torch.dtype] = {
+    name: getattr(torch, name) for name in ("float32", "float16", "bfloat16")
 }
 # Whatever runs it, a model of other than so many whole ones is none.
 COUNTS = (
@@ -64,15 +64,24 @@ class Description:
     """What a config.json says of the model whose text is served.
 
     `fields` are those of the text model, which `is_part` of more or all of it; `kind` is its
-    `model_type`, `dtype` that of the stored weights.
+    `model_type`, `said_dtype` that of the stored weights as it is told.
     """
 
     name: str
     kind: str
     fields: Mapping[str, Any]
     is_part: bool
-    dtype: torch.dtype | None
+    said_dtype: object
     is_quantised: bool
+
+    @property
+    def dtype(self) -> torch.dtype | None:
+        """Return the dtype of the stored weights; None where it is not told."""
+        if self.said_dtype is None:
+            return None
+        if not isinstance(self.said_dtype, str) or self.said_dtype not in STORED_DTYPES:
+            raise NotUnderstood(f"{CONFIG} says dtype {self.said_dtype!r}")
+        return STORED_DTYPES[self.said_dtype]
 
 
 def read_description(name: str) -> Description:
@@ -89,13 +98,12 @@ def read_description(name: str) -> Description:
     fields = text if isinstance(text, dict) else said
     kind = fields.get("model_type", TEXT_OF_KIND.get(str(said.get("model_type"))))
     stored = [part.get(key) for part in (fields, said) for key in ("dtype", "torch_dtype")]
-    dtype = next((name for name in stored if name), None)
     return Description(
         name=name,
         kind=str(kind),
         fields=fields,
         is_part=fields is not said,
-        dtype=STORED_DTYPES.get(dtype) if isinstance(dtype, str) else None,
+        said_dtype=next((dtype for dtype in stored if dtype), None),
         is_quantised=any(part.get("quantization_config") for part in (fields, said)),
     )
 

@@ -121,6 +121,20 @@ def test_what_the_entry_does_not_know_how_to_compute_is_not_understood(
         understood(tmp_path, said)
 
 
+@pytest.mark.parametrize("dtype", ["int8", "float64", "bogus", ["bfloat16"], 7])
+def test_a_dtype_that_weights_are_not_served_in_is_not_understood(
+    tmp_path: Path, dtype: object
+) -> None:
+    """It is not taken for fp32, as one that is not told."""
+    for key in ("dtype", "torch_dtype"):
+        said = {name: value for name, value in said_by("LlamaConfig").items() if name != "dtype"}
+        (tmp_path / "config.json").write_text(json.dumps(said | {key: dtype}))
+        with pytest.raises(NotUnderstood, match="dtype"):
+            _ = read_description(str(tmp_path)).dtype
+    (tmp_path / "config.json").write_text(json.dumps(said))
+    assert read_description(str(tmp_path)).dtype is None
+
+
 @pytest.mark.parametrize(
     ("name", "differs", "words"),
     [
