@@ -1,4 +1,4 @@
-"""Attention on the CPU: decodes by a kernel over the pages where they lie, the rest by torch.
+"""Attention on the CPU: decodes by a kernel over the pages where they lie, the rest by `spans`.
 
 torch's CPU flash attention wants each sequence's keys contiguous and one call a sequence; here one
 parallel loop runs all decodes and key heads of a layer. bfloat16 is widened in registers,
@@ -18,7 +18,8 @@ from torch import Tensor
 from engine.kernels.attention import AttentionShape
 from engine.kernels.cpu.compiling import compiled, parallel
 from engine.kernels.cpu.scalars import DTYPES, elements, exp, narrow, prefetch, tanh, widen
-from engine.kernels.reference import ReferenceAttention, joined, spans_of
+from engine.kernels.cpu.spans import attend_span
+from engine.kernels.reference import ReferenceAttention, Span, gather, spans_of
 from engine.kernels.step import Step
 
 LOWEST = np.float32(-1e30)
@@ -70,6 +71,7 @@ class CpuAttention(ReferenceAttention):
 
     def store(self, layer: int, key: Tensor, value: Tensor) -> None:
         """Write the step's `key [T, Hkv, Dk]` and `value [T, Hkv, Dv]` to their slots."""
+        self._own = (layer, key, value)
         _store_tokens(
             *self._stored[layer],
             elements(key.contiguous()),
@@ -79,18 +81,33 @@ class CpuAttention(ReferenceAttention):
 
     def attend(self, layer: int, query: Tensor, sinks: Tensor | None = None) -> Tensor:
         """Attend every token to its sequence up to itself: `[T, Hq, Dk]` → `[T, Hq, Dv]`."""
-        parts = [self._attend_span(layer, query, span, sinks) for span in self._spans]
-        if self._step.num_decodes:
-            parts.insert(0, self._decode(layer, query[: self._step.num_decodes], sinks))
-        return joined(parts)
+        shape, num_decodes = self.shapes[layer], self._step.num_decodes
+        out = query.new_empty(query.shape[0], shape.num_query_heads, shape.value_dim)
+        if num_decodes:
+            self._decode(layer, query[:num_decodes], sinks, out[:num_decodes])
+        is_plain = not shape.softcap and sinks is None
+        for span in self._spans:
+            packed = slice(span.start, span.stop)
+            if is_plain:
+                attend_span(query[packed], *self._seen(layer, span), shape, out[packed])
+            else:
+                out[packed] = self._attend_span(layer, query, span, sinks)
+        return out
 
-    def _decode(self, layer: int, query: Tensor, sinks: Tensor | None) -> Tensor:
+    def _seen(self, layer: int, span: Span) -> tuple[Tensor, Tensor]:
+        """Return what a span sees, `[Hkv, L, D…]` twice: its own, which was just stored, or all."""
+        stored, key, value = self._own
+        if span.context == 0 and stored == layer:
+            packed = slice(span.start, span.stop)
+            return key[packed].transpose(0, 1), value[packed].transpose(0, 1)
+        return gather(self.keys[layer], self.values[layer], span.pages, span.length)
+
+    def _decode(self, layer: int, query: Tensor, sinks: Tensor | None, out: Tensor) -> None:
         shape = self.shapes[layer]
         heads, group, rows = shape.num_kv_heads, _group(shape), query.shape[0]
         sink = self._no_sinks[layer]
         if sinks is not None:
             sink = sinks.detach().float().view(heads, group).numpy()
-        out = query.new_empty(rows, shape.num_query_heads, shape.value_dim)
         _decode_items(
             elements(query.contiguous()).reshape(rows, heads, group, shape.key_dim),
             *self._stored[layer],
@@ -99,7 +116,6 @@ class CpuAttention(ReferenceAttention):
             sink,
             elements(out).reshape(rows, heads, group, shape.value_dim),
         )
-        return out
 
 
 def _group(shape: AttentionShape) -> int:

@@ -146,7 +146,7 @@ def test_layers_have_pages_of_their_own(name: str) -> None:
         backend.store(layer, keys, values * factor)
     first, second = (backend.attend(layer, sequences.queries[0]) for layer in range(2))
     torch.testing.assert_close(first.double(), sequences.expected(0), atol=1e-5, rtol=1e-5)
-    assert torch.equal(second, -first)
+    torch.testing.assert_close(second, -first, atol=1e-5, rtol=1e-5)
 
 
 def test_a_cpu_has_its_own_kernels_where_they_fit_all_layers() -> None:
