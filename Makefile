@@ -64,14 +64,20 @@ $(INSTALLED_VENV):
 	@$(PYTHON) -m venv $(VENV)
 	@touch $@
 
+# A first run compiles the CPU's kernels, some 25 s; what it comes to is for others to test.
+COMPILE_KERNELS = mkdir -p $(OUT) && echo "Compiling the CPU's kernels, once." && \
+  $(BIN)/tidemill run -i examples/demo.jsonl --force -o $(OUT)/compiled.jsonl >/dev/null 2>&1 || true
+
 $(INSTALLED_ENGINE): pyproject.toml constraints.txt | $(INSTALLED_VENV)
 	@echo "Installing the engine into $(VENV); the first time this takes a few minutes."
 	@$(PIP_INSTALL) -e '.[engine]'
+	@$(COMPILE_KERNELS)
 	@touch $@
 
 $(INSTALLED_DEV): pyproject.toml constraints.txt | $(INSTALLED_VENV)
 	@echo "Installing the engine and the tools of development into $(VENV)."
 	@$(PIP_INSTALL) -e '.[engine,cloud,infra,dev]'
+	@$(COMPILE_KERNELS)
 	@touch $(INSTALLED_ENGINE) $(INSTALLED_LOCAL) $@
 
 $(INSTALLED_MINISTACK): localstack/requirements.txt | $(INSTALLED_VENV)
@@ -87,6 +93,7 @@ $(INSTALLED_CLIENTS): .venv-%/.installed: tests/clients/requirements/%.txt | $(I
 $(INSTALLED_LOCAL): pyproject.toml constraints.txt | $(INSTALLED_VENV)
 	@echo "Installing the engine and what the cloud needs into $(VENV); the first time this takes a minute or two."
 	@$(PIP_INSTALL) -e '.[engine,cloud,infra]'
+	@$(COMPILE_KERNELS)
 	@touch $(INSTALLED_ENGINE) $@
 
 $(INSTALLED_NODE): infra/package.json infra/package-lock.json
