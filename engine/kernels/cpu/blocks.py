@@ -5,22 +5,20 @@ Each function stands in for the one of its name in `kernels.blocks`.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
-import numba
 import numpy as np
 import torch
 from torch import Tensor
 
 from engine.kernels.attention import AttentionShape
 from engine.kernels.blocks import Gate, HeadNorms
-from engine.kernels.cpu.compiling import compiled, parallel
+from engine.kernels.cpu.compiling import compiled
 from engine.kernels.cpu.scalars import elements, narrow, sigmoid, widen
+from engine.kernels.cpu.threads import share, team
 
-# Up to so many numbers, to wake another thread costs more than it does, and far more where cores
-# have other work.
-FEW = 20_000
+# How many numbers a thread takes at once: fewer take it less time than to tell another.
+NUMBERS_AT_ONCE = 16_384
 # gelu's tanh as a sigmoid: x · sigmoid(2·√(2/π) · (x + 0.044715·x³)).
 GELU_SLOPE, GELU_CUBE = np.float32(1.5957691216057308), np.float32(0.044715)
 
@@ -34,7 +32,7 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     """Return x / rms(x) · weight over the last axis: `x […, H]`, fp32 `weight [H]` → `[…, H]`."""
     flat = x.reshape(-1, x.shape[-1])
     out = torch.empty_like(flat)
-    _run(_norm_rows, out, elements(flat), weight.numpy(), np.float32(eps), elements(out))
+    _norm(team(), elements(flat), weight.numpy(), np.float32(eps), elements(out))
     return out.view(x.shape)
 
 
@@ -42,7 +40,7 @@ def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> Ten
     """Add `x [T, H]` to `residual [T, H]`, in place, and return the norm of the sum."""
     out = torch.empty_like(residual)
     arrays = elements(x), elements(residual), weight.numpy()
-    _run(_add_norm_rows, out, *arrays, np.float32(eps), elements(out))
+    _add_norm(team(), *arrays, np.float32(eps), elements(out))
     return out
 
 
@@ -53,7 +51,7 @@ def gated(both: Tensor, gate: Gate) -> Tensor:
     limit = np.float32(np.inf if gate.limit is None else gate.limit)
     numbers = (np.float32(gate.steepness), limit, np.float32(gate.lift))
     is_gelu = gate.curve == "gelu_tanh"
-    _run(_gate_rows, out, elements(flat), is_gelu, *numbers, elements(out))
+    _gate(team(), elements(flat), is_gelu, *numbers, elements(out))
     return out.view(*both.shape[:-1], -1)
 
 
@@ -68,27 +66,26 @@ def turned(
     weights = () if norms is None else (norms.query.numpy(), norms.key.numpy())
     weights = weights or (np.empty(0, np.float32),) * 2
     outs = elements(query), elements(key), elements(value)
-    _run(_turn_rows, qkv, elements(qkv), turns.numpy(), *weights, np.float32(eps), *outs)
+    _turn(team(), elements(qkv), turns.numpy(), *weights, np.float32(eps), *outs)
     return query, key, value
 
 
-def _run(kernel: Callable[..., None], sized: Tensor, *arguments: Any) -> None:
-    """Run a kernel over as many numbers as a tensor has: few of them on this thread alone."""
-    if sized.numel() > FEW:
-        kernel(*arguments)
-        return
-    threads = numba.get_num_threads()
-    numba.set_num_threads(1)
-    try:
-        kernel(*arguments)
-    finally:
-        numba.set_num_threads(threads)
+@compiled
+def _rows_at_once(width: Any) -> Any:
+    return max(1, NUMBERS_AT_ONCE // width)
 
 
-@parallel
-def _norm_rows(x: Any, weight: Any, eps: Any, out: Any) -> None:
-    width = x.shape[1]
-    for row in numba.prange(x.shape[0]):
+@compiled
+def _num_items(rows: Any, width: Any) -> Any:
+    at_once = _rows_at_once(width)
+    return (rows + at_once - 1) // at_once
+
+
+@compiled
+def _norm_rows(item: Any, x: Any, weight: Any, eps: Any, out: Any) -> None:
+    rows, width = x.shape
+    at_once = _rows_at_once(width)
+    for row in range(item * at_once, min((item + 1) * at_once, rows)):
         total = np.float32(0)
         for i in range(width):
             value = widen(x[row, i])
@@ -98,10 +95,11 @@ def _norm_rows(x: Any, weight: Any, eps: Any, out: Any) -> None:
             out[row, i] = narrow(widen(x[row, i]) * scale * weight[i], x[row, i])
 
 
-@parallel
-def _add_norm_rows(x: Any, residual: Any, weight: Any, eps: Any, out: Any) -> None:
-    width = x.shape[1]
-    for row in numba.prange(x.shape[0]):
+@compiled
+def _add_norm_rows(item: Any, x: Any, residual: Any, weight: Any, eps: Any, out: Any) -> None:
+    rows, width = x.shape
+    at_once = _rows_at_once(width)
+    for row in range(item * at_once, min((item + 1) * at_once, rows)):
         total = np.float32(0)
         for i in range(width):
             added = narrow(widen(residual[row, i]) + widen(x[row, i]), x[row, i])
@@ -113,10 +111,13 @@ def _add_norm_rows(x: Any, residual: Any, weight: Any, eps: Any, out: Any) -> No
             out[row, i] = narrow(widen(residual[row, i]) * scale * weight[i], x[row, i])
 
 
-@parallel
-def _gate_rows(both: Any, is_gelu: Any, steepness: Any, limit: Any, lift: Any, out: Any) -> None:
-    width = out.shape[1]
-    for row in numba.prange(out.shape[0]):
+@compiled
+def _gate_rows(
+    item: Any, both: Any, is_gelu: Any, steepness: Any, limit: Any, lift: Any, out: Any
+) -> None:
+    rows, width = out.shape
+    at_once = _rows_at_once(width)
+    for row in range(item * at_once, min((item + 1) * at_once, rows)):
         for i in range(width):
             # In this order a NaN stays one.
             g = min(widen(both[row, i]), limit)
@@ -125,8 +126,9 @@ def _gate_rows(both: Any, is_gelu: Any, steepness: Any, limit: Any, lift: Any, o
             out[row, i] = narrow(g * sigmoid(slope) * up, both[row, i])
 
 
-@parallel
+@compiled
 def _turn_rows(
+    item: Any,
     qkv: Any,  # [T, (Hq + 2·Hkv)·D]
     turns: Any,  # [T, 2·R] float32
     query_weight: Any,  # [D] float32, or empty for no norm
@@ -136,7 +138,9 @@ def _turn_rows(
     key: Any,  # [T, Hkv, D]
     value: Any,
 ) -> None:
-    for token in numba.prange(qkv.shape[0]):
+    tokens, width = qkv.shape
+    at_once = _rows_at_once(width)
+    for token in range(item * at_once, min((item + 1) * at_once, tokens)):
         row = qkv[token]
         _turn_heads(row, turns[token], query_weight, eps, query[token])
         row = row[query.shape[1] * query.shape[2] :]
@@ -172,3 +176,37 @@ def _turn_heads(row: Any, turns: Any, weight: Any, eps: Any, out: Any) -> None:
             out[head, half + d] = narrow(second * cos + first * sin, row[0])
         for d in range(2 * half, width):
             out[head, d] = narrow(normed[d], row[0])
+
+
+@compiled
+def _norm(words: Any, x: Any, weight: Any, eps: Any, out: Any) -> None:
+    share(words, _num_items(*x.shape), _norm_rows, (x, weight, eps, out))
+
+
+@compiled
+def _add_norm(words: Any, x: Any, residual: Any, weight: Any, eps: Any, out: Any) -> None:
+    share(words, _num_items(*x.shape), _add_norm_rows, (x, residual, weight, eps, out))
+
+
+@compiled
+def _gate(
+    words: Any, both: Any, is_gelu: Any, steepness: Any, limit: Any, lift: Any, out: Any
+) -> None:
+    items = _num_items(*out.shape)
+    share(words, items, _gate_rows, (both, is_gelu, steepness, limit, lift, out))
+
+
+@compiled
+def _turn(
+    words: Any,
+    qkv: Any,
+    turns: Any,
+    query_weight: Any,
+    key_weight: Any,
+    eps: Any,
+    query: Any,
+    key: Any,
+    value: Any,
+) -> None:
+    arguments = (qkv, turns, query_weight, key_weight, eps, query, key, value)
+    share(words, _num_items(*qkv.shape), _turn_rows, arguments)
