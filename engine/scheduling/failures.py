@@ -34,17 +34,18 @@ class Failures:
         The one that was alone already, and accused before, is to blame: it is taken out for good
         and returned.
         """
-        self._pool.forget_all()
         held = {slot for plan in plans for slot in plan.slots.tolist()}
         slots = [slot for slot in self._table.running.tolist() if slot in held]
+        culprit = None
         if len(slots) == 1 and self._table.sequence(slots[0]).is_accused:
-            return self._scheduler.finish(slots[0])
+            culprit = self._scheduler.finish(slots.pop())
         for slot in slots:
             sequence = self._table.sequence(slot)
             sequence.is_suspect = sequence.is_accused = True
             sequence.num_failures += 1
             self._scheduler.preempt(slot)
-        return None
+        self._pool.forget_all()  # last, for who leaves names pages
+        return culprit
 
     def make_room(self, plans: Collection[StepPlan]) -> Sequence | None:
         """After a step that did not fit into memory, let fewer tokens and sequences run.
@@ -55,14 +56,16 @@ class Failures:
         """
         running = self._table.running.tolist()
         num_tokens = max(plan.num_tokens for plan in plans)
-        self._pool.forget_all()
         if len(running) == 1 and num_tokens == 1:
             self._scheduler.bound.restore()
-            return self._scheduler.finish(running[0])
+            culprit = self._scheduler.finish(running[0])
+            self._pool.forget_all()
+            return culprit
         self._scheduler.bound.lower(num_tokens)
         self._send_to_wait(
             {slot for plan in plans for slot in plan.slots[plan.starts_anew].tolist()}
         )
+        self._pool.forget_all()
         logger.warning(
             "a step of %d tokens did not fit into memory: at most %d from now on",
             num_tokens,

@@ -3,14 +3,14 @@
 Pure bookkeeping: no tensor is touched here. A page holds the keys and values of `page_size`
 consecutive tokens of a sequence, in every layer. Full pages are named by a digest of the salt and
 all tokens up to their end, so that a later sequence with the same beginning takes the page instead
-of computing it. A page without holders keeps its contents until it is reused, least recently freed
-first.
+of computing it. A page without holders keeps its contents until it is reused: those without a name
+first, then the least recently freed.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from hashlib import blake2b
 
 import numpy as np
@@ -24,9 +24,14 @@ def root_digest(salt: str) -> Digest:
     return blake2b(salt.encode(), digest_size=16, person=b"cache salt").digest() if salt else b""
 
 
-def page_digest(parent: Digest, tokens: NDArray[np.int32]) -> Digest:
-    """Return the name of a full page: its tokens and, through `parent`, all before them."""
-    return blake2b(tokens.tobytes(), digest_size=16, key=parent).digest()
+def page_digests(parent: Digest, tokens: NDArray[np.int32], page_size: int) -> list[Digest]:
+    """Return the names of full pages that follow `parent`: their tokens and all before them."""
+    text, width = tokens.tobytes(), page_size * tokens.itemsize
+    digests = []
+    for start in range(0, len(text), width):
+        parent = blake2b(text[start : start + width], digest_size=16, key=parent).digest()
+        digests.append(parent)
+    return digests
 
 
 class PagePool:
@@ -37,25 +42,29 @@ class PagePool:
         self._holders = [0] * num_pages
         self._digest_of: list[Digest | None] = [None] * num_pages
         self._page_of: dict[Digest, int] = {}
-        self._free: OrderedDict[int, None] = OrderedDict.fromkeys(range(num_pages))
+        # Pages without holders: those without a name, the next to be reused last, and the others.
+        self._nameless = list(reversed(range(num_pages)))
+        self._named: OrderedDict[int, None] = OrderedDict()
 
     @property
     def num_free(self) -> int:
         """Pages that no sequence holds, cached or not."""
-        return len(self._free)
+        return len(self._nameless) + len(self._named)
 
     def can_allocate(self, count: int) -> bool:
         """Say whether `allocate(count)` would succeed now."""
-        return count <= len(self._free)
+        return count <= self.num_free
 
     def allocate(self, count: int) -> list[int]:
         """Take `count` pages, forgetting what they held; the caller has asked `can_allocate`."""
-        pages = []
-        for _ in range(count):
-            page, _ = self._free.popitem(last=False)
-            self._forget(page)
+        cut = max(0, len(self._nameless) - count)
+        pages = self._nameless[cut:][::-1]
+        del self._nameless[cut:]
+        reused = [self._named.popitem(last=False)[0] for _ in range(count - len(pages))]
+        self._forget(reused)
+        pages += reused
+        for page in pages:
             self._holders[page] = 1
-            pages.append(page)
         return pages
 
     def lookup(self, digests: Sequence[Digest]) -> list[int]:
@@ -72,35 +81,43 @@ class PagePool:
         """Add a holder to each of `pages`, which `lookup` returned."""
         for page in pages:
             if self._holders[page] == 0:
-                del self._free[page]
+                del self._named[page]
             self._holders[page] += 1
 
     def num_unheld(self, pages: Sequence[int]) -> int:
         """Count those of `pages` that `share` would take off the free list."""
         return sum(self._holders[page] == 0 for page in pages)
 
-    def register(self, page: int, digest: Digest) -> None:
-        """Name a held page that is full, or will be by the end of the step now being planned."""
-        if digest not in self._page_of:
-            self._page_of[digest] = page
-            self._digest_of[page] = digest
+    def register(self, pages: Iterable[int], digests: Sequence[Digest]) -> None:
+        """Name held pages that are full, or will be by the end of the step now being planned."""
+        page_of, digest_of = self._page_of, self._digest_of
+        for page, digest in zip(pages, digests, strict=True):
+            if digest not in page_of:
+                page_of[digest] = page
+                digest_of[page] = digest
 
     def release(self, pages: Sequence[int]) -> None:
         """Drop one holder from each page; the sequence's last pages are reused first."""
+        holders, digest_of = self._holders, self._digest_of
         for page in reversed(pages):
-            self._holders[page] -= 1
-            if self._holders[page] == 0:
-                self._free[page] = None
-                if self._digest_of[page] is None:
-                    self._free.move_to_end(page, last=False)
+            holders[page] -= 1
+            if not holders[page]:
+                if digest_of[page] is None:
+                    self._nameless.append(page)
+                else:
+                    self._named[page] = None
 
     def forget_all(self) -> None:
         """Drop every name: what the pages hold can no longer be trusted."""
-        for page in range(self.num_pages):
-            self._forget(page)
+        self._forget(list(self._page_of.values()))
+        self._nameless[:0] = reversed(self._named)
+        self._named.clear()
 
-    def _forget(self, page: int) -> None:
-        digest = self._digest_of[page]
-        if digest is not None:
-            del self._page_of[digest]
-            self._digest_of[page] = None
+    def _forget(self, pages: Iterable[int]) -> None:
+        """Take the names of pages that have one away."""
+        page_of, digest_of = self._page_of, self._digest_of
+        for page in pages:
+            digest = digest_of[page]
+            assert digest is not None, f"page {page} has no name"
+            del page_of[digest]
+            digest_of[page] = None

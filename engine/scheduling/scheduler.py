@@ -14,13 +14,14 @@ from __future__ import annotations
 
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from engine.scheduling.admission import Admission, ArrivalOrder
 from engine.scheduling.bound import StepBound
-from engine.scheduling.pages import PagePool, page_digest, root_digest
+from engine.scheduling.pages import PagePool, page_digests, root_digest
 from engine.scheduling.sequence import Sequence
 from engine.scheduling.table import SequenceTable
 
@@ -63,6 +64,24 @@ class StepPlan:
         return int((self.stops - self.starts).sum())
 
 
+class _Refusal(NamedTuple):
+    """A waiting sequence that needs `num_free` free pages, with `num_shared` others shared."""
+
+    sequence: Sequence
+    num_free: int
+    num_shared: int
+
+    def lasts(self, sequence: Sequence, pool: PagePool, spare: int) -> bool:
+        """Say whether it still holds: as few pages are free, and no more of it is cached.
+
+        Pages that lose their name or holders meanwhile only make it need more.
+        """
+        if sequence is not self.sequence or pool.can_allocate(self.num_free + spare):
+            return False
+        following = sequence.digests[self.num_shared : self.num_shared + 1]
+        return not pool.lookup(following)
+
+
 class Scheduler:
     """Plans steps over one table and one pool; `add` from anywhere between steps.
 
@@ -86,6 +105,7 @@ class Scheduler:
         self._num_in_flight = 0
         self._page_size = table.page_size
         self._scored_rows_left = 0  # of the step that is being planned
+        self._refusal: _Refusal | None = None  # the last, while nobody was placed since
 
     def can_ever_fit(self, num_tokens: int) -> bool:
         """Say whether a sequence that grows to `num_tokens` fits the pool when it is alone."""
@@ -140,9 +160,6 @@ class Scheduler:
         grown = slots[taken]
         table.tokens[grown, table.num_known[grown]] = token_ids[taken]
         table.num_known[grown] += 1
-        is_full = table.is_running[plan.slots] & (plan.stops % self._page_size == 0)
-        for span in np.flatnonzero(is_full[: plan.num_decodes]).tolist():
-            self._register(int(plan.slots[span]), int(plan.starts[span]), int(plan.stops[span]))
         return taken
 
     def undo(self, plan: StepPlan) -> None:
@@ -162,10 +179,11 @@ class Scheduler:
         self._admission.remove(unwanted)
 
     def finish(self, slot: int) -> Sequence:
-        """Take a sequence out for good; its full pages stay known until reused.
+        """Take a sequence out for good; its full pages are known from now until reused.
 
         Its slot and pages are free once no step in flight holds them.
         """
+        self._register_generated(slot)
         sequence = self.table.remove(slot)
         if not self.table.num_in_flight[slot]:
             self.pool.release(self.table.free(slot))
@@ -196,11 +214,12 @@ class Scheduler:
         decodes: NDArray[np.int64] = running[(pending == 1) & ~table.is_through[running]]
         return decodes
 
-    def _needy(self, decodes: NDArray[np.int64]) -> list[int]:
+    def _needy(self, decodes: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return those whose token begins a page."""
         table = self.table
-        is_full = table.num_tokens[decodes] > table.num_pages[decodes] * self._page_size
-        needy: list[int] = decodes[is_full].tolist()
+        needy: NDArray[np.int64] = decodes[
+            table.num_tokens[decodes] > table.num_pages[decodes] * self._page_size
+        ]
         return needy
 
     def _must_wait(self, decodes: NDArray[np.int64]) -> bool:
@@ -222,10 +241,9 @@ class Scheduler:
         while not self.pool.can_allocate(len(needy)):
             youngest = int(table.running[-1])
             self.preempt(youngest)
-            needy = [slot for slot in needy if slot != youngest]
-        for slot, page in zip(needy, self.pool.allocate(len(needy)), strict=True):
-            table.pages[slot, table.num_pages[slot]] = page
-            table.num_pages[slot] += 1
+            needy = needy[needy != youngest]
+        table.pages[needy, table.num_pages[needy]] = self.pool.allocate(len(needy))
+        table.num_pages[needy] += 1
         return decodes[table.is_running[decodes]]
 
     def _continue_prompts(self, budget: int) -> dict[int, int]:
@@ -296,12 +314,17 @@ class Scheduler:
         return not sequence.is_suspect and not any(table.sequence(i).is_suspect for i in lone)
 
     def _try_place(self, sequence: Sequence) -> int | None:
-        shared = self._cached_pages(sequence)
-        needed = self._pages_for(sequence.num_tokens) - len(shared)
         # As many pages as the running sequences fill in a step: else a newcomer is soon preempted.
         spare = self._pages_for(self.table.num_taken)
-        if not self.pool.can_allocate(needed + self.pool.num_unheld(shared) + spare):
+        if self._refusal is not None and self._refusal.lasts(sequence, self.pool, spare):
             return None
+        shared = self._cached_pages(sequence)
+        needed = self._pages_for(sequence.num_tokens) - len(shared)
+        num_free = needed + self.pool.num_unheld(shared)
+        if not self.pool.can_allocate(num_free + spare):
+            self._refusal = _Refusal(sequence, num_free, len(shared))
+            return None
+        self._refusal = None
         self.pool.share(shared)
         pages = shared + self.pool.allocate(needed)
         num_cached = len(shared) * self._page_size
@@ -316,7 +339,7 @@ class Scheduler:
         request, size = sequence.request, self._page_size
         num_full = sequence.num_tokens // size
         if len(sequence.digests) < num_full:
-            tokens = np.array([*request.prompt_ids, *sequence.generated], np.int32)
+            tokens = np.append(sequence.prompt, np.array(sequence.generated, np.int32))
             self._extend_digests(sequence, tokens, num_full)
         if request.prompt_logprobs is not None:
             return []
@@ -343,20 +366,32 @@ class Scheduler:
         Those of a prompt may be named when the step is planned: each layer stores before it
         attends, so that even a sequence which starts in the same step may read them.
         """
-        table, size = self.table, self._page_size
+        table = self.table
+        pages = slice(start // self._page_size, stop // self._page_size)
         sequence = table.sequence(slot)
-        self._extend_digests(sequence, table.tokens[slot], stop // size)
-        for index in range(start // size, stop // size):
-            self.pool.register(int(table.pages[slot, index]), sequence.digests[index])
+        self._extend_digests(sequence, table.tokens[slot], pages.stop)
+        self.pool.register(table.pages[slot, pages].tolist(), sequence.digests[pages])
+
+    def _register_generated(self, slot: int) -> None:
+        """Name the pages that a sequence has filled since it started, none of which has a name yet.
+
+        Hardly anybody asks for them while it runs, and to name them all at once costs less. The
+        last page of its prompt is among them, since a step may end before its last token.
+        """
+        table = self.table
+        num_stored = min(table.num_known[slot] - 1, table.num_computed[slot])
+        num_named = max(0, len(table.sequence(slot).digests) - 1)
+        self._register(slot, num_named * self._page_size, int(num_stored))
 
     def _extend_digests(
         self, sequence: Sequence, tokens: NDArray[np.int32], num_pages: int
     ) -> None:
         """Name the first `num_pages` pages of a sequence, those that have no name yet."""
         digests, size = sequence.digests, self._page_size
-        for index in range(len(digests), num_pages):
+        if len(digests) < num_pages:
             parent = digests[-1] if digests else root_digest(sequence.request.cache_salt)
-            digests.append(page_digest(parent, tokens[index * size : (index + 1) * size]))
+            unnamed = tokens[len(digests) * size : num_pages * size]
+            digests += page_digests(parent, unnamed, size)
 
     def _pages_for(self, num_tokens: int) -> int:
         return -(-num_tokens // self._page_size)

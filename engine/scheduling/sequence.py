@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
+import numpy as np
+
 FinishReason = Literal["stop", "length"]
 
 
@@ -115,6 +117,7 @@ class Sequence:
         "num_failures",
         "num_preemptions",
         "num_told",
+        "prompt",
         "prompt_logprobs",
         "request",
         "seniority",
@@ -125,10 +128,11 @@ class Sequence:
 
     def __init__(self, request: SequenceRequest, arrival: int) -> None:
         self.request = request
+        self.prompt = np.array(request.prompt_ids, np.int32)
         self.arrival = arrival  # place in the queue
         self.seniority = -1  # number of its first start: the highest gives way first
         self.generated: list[int] = []  # up to date while waiting and once finished
-        self.digests: list[bytes] = []  # of the full pages so far
+        self.digests: list[bytes] = []  # of the full pages, up to date while waiting
         self.num_cached_tokens = 0
         self.num_preemptions = 0
         self.num_told = 0  # of those generated: the rest is for its next event
@@ -145,7 +149,7 @@ class Sequence:
     @property
     def num_tokens(self) -> int:
         """Tokens of the prompt and those generated so far; up to date as `generated` is."""
-        return len(self.request.prompt_ids) + len(self.generated)
+        return len(self.prompt) + len(self.generated)
 
     def result(self) -> SequenceResult:
         """Return what the sequence came to, once finished; raises its error if it failed."""

@@ -22,6 +22,7 @@ class SequenceTable:
         self.max_model_len = max_model_len
         self.sequences: list[Sequence | None] = [None] * slots
         self.free_slots = list(range(slots - 1, -1, -1))
+        self._running: NDArray[np.int64] | None = None  # until who runs changes
         # np.empty and np.zeros take no memory until touched.
         self.tokens: NDArray[np.int32] = np.zeros((slots, max_model_len), np.int32)
         self.pages: NDArray[np.int32] = np.zeros((slots, -(-max_model_len // page_size)), np.int32)
@@ -50,8 +51,10 @@ class SequenceTable:
     @property
     def running(self) -> NDArray[np.int64]:
         """Slots in use, those that started first before all others."""
-        slots = np.flatnonzero(self.is_running)
-        return slots[np.argsort(self.seniority[slots], kind="stable")]
+        if self._running is None:
+            slots = np.flatnonzero(self.is_running)
+            self._running = slots[np.argsort(self.seniority[slots])]
+        return self._running
 
     @property
     def num_taken(self) -> int:
@@ -68,9 +71,9 @@ class SequenceTable:
         """Put a sequence into a free slot and return the slot."""
         slot = self.free_slots.pop()
         request, sampling = sequence.request, sequence.request.sampling
-        prompt, total = len(request.prompt_ids), sequence.num_tokens
+        prompt, total = len(sequence.prompt), sequence.num_tokens
         self.sequences[slot] = sequence
-        self.tokens[slot, :prompt] = request.prompt_ids
+        self.tokens[slot, :prompt] = sequence.prompt
         self.tokens[slot, prompt:total] = sequence.generated
         self.pages[slot, : len(pages)] = pages
         self.num_pages[slot] = len(pages)
@@ -98,6 +101,7 @@ class SequenceTable:
         self.has_stop_text[slot] = request.stop_text is not None
         self.is_streamed[slot] = request.is_streamed
         self.is_running[slot] = True
+        self._running = None
         return slot
 
     def remove(self, slot: int) -> Sequence:
@@ -106,6 +110,7 @@ class SequenceTable:
         sequence.generated = self.generated(slot).tolist()
         self.sequences[slot] = None
         self.is_running[slot] = False
+        self._running = None
         return sequence
 
     def free(self, slot: int) -> list[int]:

@@ -7,16 +7,13 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from engine.scheduling.pages import PagePool, page_digest, root_digest
+from engine.scheduling.pages import PagePool, page_digests, root_digest
 
 
 def digests(*texts: bytes) -> list[bytes]:
-    """Return the names of pages that follow each other, each with the bytes of one text."""
-    names = []
-    for text in texts:
-        parent = names[-1] if names else root_digest("")
-        names.append(page_digest(parent, np.frombuffer(text, np.uint8).astype(np.int32)))
-    return names
+    """Return the names of pages of two tokens that follow each other, a byte of a text each."""
+    tokens = np.frombuffer(b"".join(texts), np.uint8).astype(np.int32)
+    return page_digests(root_digest(""), tokens, 2)
 
 
 def test_a_page_is_named_by_all_tokens_up_to_its_end() -> None:
@@ -29,19 +26,24 @@ def test_a_page_is_named_by_all_tokens_up_to_its_end() -> None:
 def test_a_view_of_a_table_is_named_like_its_copy() -> None:
     """The scheduler names slices of its token table and arrays of its own alike."""
     table = np.arange(40, dtype=np.int32).reshape(4, 10)
-    assert page_digest(root_digest(""), table[2, 3:7]) == page_digest(
-        root_digest(""), table[2, 3:7].copy()
-    )
-    assert page_digest(root_digest(""), table[:, 2]) == page_digest(
-        root_digest(""), table[:, 2].copy()
-    )
+    for view in (table[2, 3:7], table[:, 2]):
+        names = page_digests(root_digest(""), view, 2)
+        assert names == page_digests(root_digest(""), view.copy(), 2)
+        assert len(names) == 2
+
+
+def test_pages_are_named_one_after_another_or_all_at_once() -> None:
+    """A sequence is named as it grows, one that begins like it from its prompt."""
+    first, second, third = digests(b"ab", b"cd", b"ef")
+    rest = np.frombuffer(b"cdef", np.uint8).astype(np.int32)
+    assert page_digests(first, rest, 2) == [second, third]
 
 
 def test_a_page_is_free_only_when_its_last_holder_is_gone() -> None:
     """Two holders of a shared page release it in turn."""
     pool = PagePool(2)
     (page,) = pool.allocate(1)
-    pool.register(page, b"a")
+    pool.register([page], [b"a"])
     pool.share([page])
     assert (pool.num_free, pool.num_unheld([page])) == (1, 0)
     pool.release([page])
@@ -54,7 +56,7 @@ def test_a_released_page_can_be_found_and_held_again() -> None:
     """What it holds outlives its holders; sharing takes it off the free list."""
     pool = PagePool(2)
     (page,) = pool.allocate(1)
-    pool.register(page, b"a")
+    pool.register([page], [b"a"])
     pool.release([page])
     assert pool.lookup([b"a"]) == [page]
     pool.share([page])
@@ -66,9 +68,9 @@ def test_lookup_returns_the_longest_known_run_from_the_start() -> None:
     """A known page behind an unknown one is of no use."""
     pool = PagePool(4)
     first, second, third = pool.allocate(3)
-    pool.register(first, b"a")
-    pool.register(second, b"b")
-    pool.register(third, b"c")
+    pool.register([first], [b"a"])
+    pool.register([second], [b"b"])
+    pool.register([third], [b"c"])
     assert pool.lookup([b"a", b"b", b"c"]) == [first, second, third]
     assert pool.lookup([b"a", b"x", b"c"]) == [first]
     assert pool.lookup([b"x", b"b"]) == []
@@ -79,8 +81,8 @@ def test_pages_without_a_name_are_reused_before_those_with_one() -> None:
     """Nobody can ever ask for their contents."""
     pool = PagePool(3)
     named, unnamed, other = pool.allocate(3)
-    pool.register(named, b"a")
-    pool.register(other, b"b")
+    pool.register([named], [b"a"])
+    pool.register([other], [b"b"])
     pool.release([named])
     pool.release([other])
     pool.release([unnamed])
@@ -93,7 +95,7 @@ def test_named_pages_are_reused_least_recently_released_first() -> None:
     old = pool.allocate(2)
     new = pool.allocate(2)
     for page, name in zip([*old, *new], (b"a", b"b", b"c", b"d"), strict=True):
-        pool.register(page, name)
+        pool.register([page], [name])
     pool.release(old)
     pool.release(new)
     assert pool.allocate(1) == [old[1]]
@@ -105,8 +107,8 @@ def test_use_makes_a_page_recent_again() -> None:
     """A page that was shared meanwhile outlives one that was not."""
     pool = PagePool(2)
     first, second = pool.allocate(2)
-    pool.register(first, b"a")
-    pool.register(second, b"b")
+    pool.register([first], [b"a"])
+    pool.register([second], [b"b"])
     pool.release([first])
     pool.release([second])
     pool.share([first])
@@ -118,8 +120,8 @@ def test_the_first_page_of_a_name_keeps_it() -> None:
     """Two sequences computed the same page side by side: only one of them is known."""
     pool = PagePool(3)
     first, second = pool.allocate(2)
-    pool.register(first, b"a")
-    pool.register(second, b"a")
+    pool.register([first], [b"a"])
+    pool.register([second], [b"a"])
     pool.release([second])
     assert pool.lookup([b"a"]) == [first]
     assert pool.allocate(2) == [second, 2]
@@ -130,7 +132,7 @@ def test_allocating_forgets_what_the_page_held() -> None:
     """Its tokens are about to be overwritten."""
     pool = PagePool(1)
     (page,) = pool.allocate(1)
-    pool.register(page, b"a")
+    pool.register([page], [b"a"])
     pool.release([page])
     assert pool.allocate(1) == [page]
     assert pool.lookup([b"a"]) == []
@@ -140,14 +142,14 @@ def test_forgetting_all_keeps_the_holders() -> None:
     """After a failed step nothing can be found, but nobody loses a page."""
     pool = PagePool(3)
     held, freed = pool.allocate(2)
-    pool.register(held, b"a")
-    pool.register(freed, b"b")
+    pool.register([held], [b"a"])
+    pool.register([freed], [b"b"])
     pool.release([freed])
     pool.forget_all()
     assert pool.lookup([b"a"]) == pool.lookup([b"b"]) == []
     assert pool.num_free == 2
     assert held not in pool.allocate(2)
-    pool.register(held, b"a")
+    pool.register([held], [b"a"])
     assert pool.lookup([b"a"]) == [held]
 
 
@@ -220,7 +222,7 @@ class PoolAgainstLists(RuleBasedStateMachine):
         page = data.draw(st.sampled_from(sorted({page for pages in self.held for page in pages})))
         if self.names(page):
             return
-        self.pool.register(page, name)
+        self.pool.register([page], [name])
         self.known.setdefault(name, page)
 
     @precondition(lambda self: self.held)
@@ -244,7 +246,7 @@ class PoolAgainstLists(RuleBasedStateMachine):
     def agrees(self) -> None:
         """A page is free or held, never both, with as many holders as sequences hold it."""
         assert self.pool.num_free == len(self.free)
-        assert list(self.pool._free) == self.free
+        assert [*reversed(self.pool._nameless), *self.pool._named] == self.free
         counts = [self.holders(page) for page in range(NUM_PAGES)]
         assert self.pool._holders == counts
         assert [page for page in range(NUM_PAGES) if not counts[page]] == sorted(self.free)

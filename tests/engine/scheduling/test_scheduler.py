@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from engine.scheduling import scheduler as scheduler_module
 from engine.scheduling.admission import ArrivalOrder
-from engine.scheduling.pages import page_digest
+from engine.scheduling.pages import PagePool, page_digests
 from engine.scheduling.scheduler import MAX_SCORED_ROWS
 from engine.scheduling.sequence import SequenceRequest
 from tests.engine.paged_model import chunks_of, spans_of
@@ -306,11 +306,11 @@ def test_what_waits_for_room_is_named_once(monkeypatch: pytest.MonkeyPatch) -> N
     """Not anew in every step, however long it waits; and not again once it starts."""
     named = []
 
-    def name(parent: bytes, tokens: NDArray[np.int32]) -> bytes:
-        named.append(tokens.tolist())
-        return page_digest(parent, tokens)
+    def name(parent: bytes, tokens: NDArray[np.int32], page_size: int) -> list[bytes]:
+        named.extend(tokens.reshape(-1, page_size).tolist())
+        return page_digests(parent, tokens, page_size)
 
-    monkeypatch.setattr(scheduler_module, "page_digest", name)
+    monkeypatch.setattr(scheduler_module, "page_digests", name)
     yard = Yard(num_pages=6, max_num_seqs=2)
     yard.add(long(PAGE), 16)
     yard.step()
@@ -319,6 +319,54 @@ def test_what_waits_for_room_is_named_once(monkeypatch: pytest.MonkeyPatch) -> N
     yard.run_all()
     pages = [blocked[start : start + PAGE] for start in range(0, len(blocked), PAGE)]
     assert [tokens for tokens in named if tokens in pages] == pages
+
+
+def test_what_waits_for_room_is_asked_again_only_when_that_may_help(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Not while others only take pages: a long prompt costs nothing in each of these steps."""
+    yard = Yard(num_pages=8, max_num_seqs=2)
+    asked = []
+
+    def lookup(digests: list[bytes]) -> list[int]:
+        asked.append(len(digests))
+        return PagePool.lookup(yard.pool, digests)
+
+    yard.add(long(PAGE), 16)
+    yard.step()
+    blocked = yard.add(long(6 * PAGE, 1), 1)
+    monkeypatch.setattr(yard.pool, "lookup", lookup)
+    for _ in range(10):
+        yard.step()
+    assert [length for length in asked if length > 1] == [5]
+    yard.run_all()
+    assert blocked.generated == expected_tokens(blocked.request)
+
+
+def test_what_waits_for_room_starts_once_enough_of_it_is_cached() -> None:
+    """Though no page has become free."""
+    yard = Yard(num_pages=6, max_num_seqs=2)
+    running = yard.add(long(2 * PAGE), 3)
+    yard.step()
+    blocked = yard.add(long(3 * PAGE, 1))
+    yard.step()
+    yard.scheduler.plan()
+    assert waiting(yard.scheduler) == [blocked]
+    page = int(yard.table.pages[yard.slot_of(running), 2])
+    yard.pool.register([page], blocked.digests[:1])
+    yard.scheduler.plan()
+    assert waiting(yard.scheduler) == []
+
+
+def test_a_page_that_a_step_leaves_one_token_of_is_cached_in_the_end() -> None:
+    """The last of a prompt may be computed among the decodes."""
+    yard = Yard(budget=2 * PAGE - 1)
+    prompt = long(2 * PAGE)
+    yard.add(prompt, 1)
+    yard.run_all()
+    longer = yard.add([*prompt, 0])
+    yard.run_all()
+    assert longer.num_cached_tokens == 2 * PAGE
 
 
 def test_a_suspect_of_a_failed_step_runs_alone() -> None:
