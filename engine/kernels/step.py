@@ -68,8 +68,3 @@ class Step:
     def num_tokens(self) -> int:
         """Return how many tokens the step computes."""
         return len(self.token_ids)
-
-    @property
-    def num_spans(self) -> int:
-        """Return of how many sequences the step computes tokens."""
-        return len(self.context_lengths)

@@ -60,7 +60,7 @@ def test_a_step_says_of_each_span_what_the_plan_says(seed: int, page_size: int) 
     spans = spans_of(plan)
     assert step.num_decodes == plan.num_decodes
     assert step.num_tokens == plan.num_tokens
-    assert step.num_spans == len(spans)
+    assert len(step.context_lengths) == len(spans)
     starts, page_starts = step.query_starts.tolist(), step.page_starts.tolist()
     assert (starts[0], starts[-1]) == (0, step.num_tokens)
     assert (page_starts[0], page_starts[-1]) == (0, len(step.pages))
