@@ -23,6 +23,7 @@ MAX_LAYERS = 1_000
 STORED_DTYPES: dict[str, torch.dtype] = {
     name: getattr(torch, name) for name in ("float32", "float16", "bfloat16")
 }
+QUANTISED = "its weights are quantised, which is not supported; use the unquantised model."
 # Whatever runs it, a model of other than so many whole ones is none.
 COUNTS = (
     "num_hidden_layers",
@@ -138,6 +139,16 @@ class Fields:
         if key in COUNTS:
             raise ModelRefused(f"{self.where} says {key} {value!r}; it must be a count.")
         raise NotUnderstood(f"{self.where} says {key} {value!r}")
+
+    def num_layers(self) -> int:
+        """Return how many layers there are; `ModelRefused` where no model has so many."""
+        layers = self.count("num_hidden_layers")
+        if layers > MAX_LAYERS:
+            raise ModelRefused(
+                f"{self.where} says num_hidden_layers {layers:,}; no model has above "
+                f"{MAX_LAYERS:,}."
+            )
+        return layers
 
     def number(self, key: str, default: float | None = None) -> float:
         """Return a finite number; without a default one must be there."""

@@ -22,7 +22,7 @@ from engine.model.checkpoint import (
     check_tensors,
     find_checkpoint,
 )
-from engine.model.description import COUNTS, MAX_LAYERS
+from engine.model.description import CONFIG, COUNTS, QUANTISED, Fields
 from engine.model.forward import ATTENTION, TransformersNetwork, probe
 from engine.model.network import LoadedModel
 from engine.model.placement import choose_dtype, context_length
@@ -130,9 +130,7 @@ def refuse_by_config(name: str, config: Any) -> None:
     if getattr(config, "is_encoder_decoder", False):
         raise ModelRefused(f"{name}: model type {kind!r} is an encoder-decoder, not a decoder.")
     if getattr(config, "quantization_config", None):
-        raise ModelRefused(
-            f"{name}: its weights are quantised, which is not supported; use the unquantised model."
-        )
+        raise ModelRefused(f"{name}: {QUANTISED}")
 
 
 def check_config(checkpoint: Checkpoint, config: Any) -> None:
@@ -143,17 +141,11 @@ def check_config(checkpoint: Checkpoint, config: Any) -> None:
     """
     from transformers import AutoModelForCausalLM
 
-    name = checkpoint.name
+    said = {key: getattr(config, key, None) for key in COUNTS}
+    fields = Fields(f"{checkpoint.name}: {CONFIG}", said)
     for key in COUNTS:
-        value = getattr(config, key, None)
-        if value is not None and not (type(value) is int and value > 0):
-            raise ModelRefused(f"{name}: config.json says {key} {value!r}; it must be a count.")
-    layers = config.num_hidden_layers
-    if layers > MAX_LAYERS:
-        raise ModelRefused(
-            f"{name}: config.json says num_hidden_layers {layers:,}; no model has above "
-            f"{MAX_LAYERS:,}."
-        )
+        fields.count(key, 1)  # what is left out is for transformers to say
+    fields.num_layers()
     with torch.device("meta"):
         network = AutoModelForCausalLM.from_config(config, trust_remote_code=False)
     check_count(checkpoint, sum(weight.numel() for weight in network.parameters()))

@@ -14,7 +14,7 @@ from engine.errors import ModelRefused
 from engine.kernels.attention import AttentionShape
 from engine.kernels.blocks import Gate
 from engine.model.architecture import Architecture, Block, Experts, Names, Rope
-from engine.model.description import CONFIG, MAX_LAYERS, Description, Fields, NotUnderstood
+from engine.model.description import CONFIG, Description, Fields, NotUnderstood
 from engine.model.rope import make_rope, read_rope
 
 FULL, SLIDING = "full_attention", "sliding_attention"
@@ -121,11 +121,7 @@ def make(
 
 
 def _sizes(fields: Fields, family: Family) -> Sizes:
-    layers = fields.count("num_hidden_layers")
-    if layers > MAX_LAYERS:
-        raise ModelRefused(
-            f"{fields.where} says num_hidden_layers {layers:,}; no model has above {MAX_LAYERS:,}."
-        )
+    layers = fields.num_layers()
     hidden, heads = fields.count("hidden_size"), fields.count("num_attention_heads")
     head_dim = fields.count("head_dim", family.head_dim or hidden // heads)
     positions = fields.count("max_position_embeddings")

@@ -13,7 +13,7 @@ from engine.config import EngineConfig
 from engine.errors import EngineError, ModelRefused, first_line_of
 from engine.model import own
 from engine.model.checkpoint import find_checkpoint
-from engine.model.description import Description, NotUnderstood, read_description
+from engine.model.description import QUANTISED, Description, NotUnderstood, read_description
 from engine.model.families import architecture_of
 from engine.model.network import LoadedModel
 from engine.model.placement import choose_device, choose_dtype, context_length
@@ -48,9 +48,7 @@ def _loaded(settings: EngineConfig) -> LoadedModel:
 def _run_by_ours(settings: EngineConfig, description: Description) -> LoadedModel:
     name = settings.model
     if description.is_quantised:
-        raise ModelRefused(
-            f"{name}: its weights are quantised, which is not supported; use the unquantised model."
-        )
+        raise ModelRefused(f"{name}: {QUANTISED}")
     architecture = architecture_of(description)
     max_model_len = context_length(settings, architecture.max_positions)
     device = choose_device(settings.device)

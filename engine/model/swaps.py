@@ -13,6 +13,7 @@ from copy import deepcopy
 import torch
 from torch import Tensor, nn
 
+from engine.kernels.backends import choose_blocks
 from engine.kernels.blocks import Gate
 
 # Largest difference as a share of the largest number. A norm must also be as near to itself in fp32
@@ -30,22 +31,12 @@ class FusedRMSNorm(nn.Module):
         super().__init__()
         self.weight = nn.Parameter(weight, requires_grad=False)
         self.eps = eps
-        # Added to what is widened already: bf16 has no room for most sums.
-        self._wide = weight.detach().float() + offset
-        self._has_offset = offset != 0
+        self._blocks = choose_blocks(weight.dtype, weight.device)
+        self._factor = self._blocks.norm_weight(weight.detach(), offset)
 
     def forward(self, hidden: Tensor) -> Tensor:
         """Normalise the last axis: `[…, H]` → `[…, H]`."""
-        if _has_cpu_kernel(hidden):
-            from engine.kernels.cpu import blocks
-
-            return blocks.rms_norm(hidden, self._wide, self.eps)
-        if self._has_offset:
-            shape = self._wide.shape
-            return nn.functional.rms_norm(hidden.float(), shape, self._wide, self.eps).type_as(
-                hidden
-            )
-        return nn.functional.rms_norm(hidden, self.weight.shape, self.weight, self.eps)
+        return self._blocks.rms_norm(hidden, self._factor, self.eps)
 
 
 class FusedGatedMLP(nn.Module):
@@ -58,18 +49,12 @@ class FusedGatedMLP(nn.Module):
         if gate.bias is not None:
             self.bias = nn.Parameter(torch.cat([gate.bias, up.bias]), requires_grad=False)
         self.down_proj = down
+        self._blocks = choose_blocks(self.weight.dtype, self.weight.device)
 
     def forward(self, hidden: Tensor) -> Tensor:
         """Apply the block: `[…, H]` → `[…, H]`."""
         both = nn.functional.linear(hidden, self.weight, self.bias)  # […, 2·I]
-        if _has_cpu_kernel(both):
-            from engine.kernels.cpu import blocks
-
-            mixed = blocks.gated(both, SILU)
-        else:
-            gate, up = both.chunk(2, dim=-1)
-            mixed = nn.functional.silu(gate) * up
-        projected: Tensor = self.down_proj(mixed)
+        projected: Tensor = self.down_proj(self._blocks.gated(both, SILU))
         return projected
 
 
@@ -121,7 +106,3 @@ def _agrees(module: nn.Module, candidate: nn.Module) -> bool:
     exact = deepcopy(module).float()(hidden.float())
     own, new = ((output.float() - exact).norm() for output in (expected, got))
     return bool(new <= MORE_ERROR * own + TOLERANCE[torch.float32] * exact.norm())
-
-
-def _has_cpu_kernel(tensor: Tensor) -> bool:
-    return tensor.device.type == "cpu" and tensor.dtype in (torch.float32, torch.bfloat16)
