@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -31,16 +31,31 @@ class AttentionShape:
     has_sinks: bool = False
 
 
+class HeadNorms(NamedTuple):
+    """Weights `[D]` as `norm_weight` gives them, that queries and keys are normed by, each head."""
+
+    query: Tensor
+    key: Tensor
+    eps: float
+
+
 class AttentionBackend(Protocol):
     """Keys and values of all layers, in pages of its own layout, and attention over them.
 
-    `prepare` comes once a step, before the first layer; then, layer by layer, `store` and `attend`.
+    `prepare` comes once a step, before the first layer; then, layer by layer, `enter`, or `store`
+    where heads are normed and turned already, and `attend`.
     """
 
     page_size: int
 
     def prepare(self, step: Step) -> None:
         """Take in where the tokens of the coming forward pass lie; valid until the next call."""
+
+    def enter(self, layer: int, qkv: Tensor, turns: Tensor, norms: HeadNorms | None) -> Tensor:
+        """Split, norm and turn `qkv [T, (Hq + 2·Hkv)·D]`, store its keys and values → `[T, Hq, D]`.
+
+        `turns [T, 2·R]` fp32 are cosines and sines; of each head number i < R turns with i + R.
+        """
 
     def store(self, layer: int, key: Tensor, value: Tensor) -> None:
         """Write the step's `key [T, Hkv, Dk]` and `value [T, Hkv, Dv]` to their slots."""

@@ -6,13 +6,13 @@ Every function takes packed tokens, one a row. What is summed or turned is so in
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, NamedTuple, Protocol
+from typing import Literal, Protocol
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from engine.kernels.attention import AttentionShape
+from engine.kernels.attention import AttentionShape, HeadNorms
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,14 +29,6 @@ class Gate:
     lift: float = 0.0
 
 
-class HeadNorms(NamedTuple):
-    """Weights `[D]` as `norm_weight` gives them, that queries and keys are normed by, each head."""
-
-    query: Tensor
-    key: Tensor
-    eps: float
-
-
 class Blocks(Protocol):
     """These functions for one kind of device."""
 
@@ -51,14 +43,6 @@ class Blocks(Protocol):
 
     def gated(self, both: Tensor, gate: Gate) -> Tensor:
         """Join gate and up that lie side by side: `both [T, 2·I]` → `[T, I]`."""
-
-    def turned(
-        self, qkv: Tensor, turns: Tensor, shape: AttentionShape, norms: HeadNorms | None
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """Split, norm and turn: `qkv [T, (Hq + 2·Hkv)·D]` → `[T, Hq, D]`, `[T, Hkv, D]` twice.
-
-        `turns [T, 2·R]` fp32 are cosines and sines; of each head number i < R turns with i + R.
-        """
 
 
 def norm_weight(stored: Tensor, offset: float) -> Tensor:
@@ -94,7 +78,7 @@ def gated(both: Tensor, gate: Gate) -> Tensor:
 def turned(
     qkv: Tensor, turns: Tensor, shape: AttentionShape, norms: HeadNorms | None
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """See `Blocks.turned`."""
+    """Split, norm and turn: see `AttentionBackend.enter`."""
     heads = qkv.view(qkv.shape[0], -1, shape.key_dim)
     counts = [shape.num_query_heads, shape.num_kv_heads, shape.num_kv_heads]
     query, key, value = torch.split(heads, counts, dim=1)

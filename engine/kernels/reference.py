@@ -14,8 +14,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from engine.kernels.attention import AttentionShape
+from engine.kernels.attention import AttentionShape, HeadNorms
+from engine.kernels.blocks import turned
 from engine.kernels.step import Step
+
+CPU = torch.device("cpu")
 
 
 class Span(NamedTuple):
@@ -73,8 +76,8 @@ class ReferenceAttention:
         self.values: list[Tensor] = []
         for shape in shapes:
             pages_heads = (num_pages, shape.num_kv_heads)
-            self.keys.append(_zeros((*pages_heads, shape.key_dim, size), dtype, device))
-            self.values.append(_zeros((*pages_heads, size, shape.value_dim), dtype, device))
+            self.keys.append(zeros((*pages_heads, shape.key_dim, size), dtype, device))
+            self.values.append(zeros((*pages_heads, size, shape.value_dim), dtype, device))
 
     @classmethod
     def page_bytes(cls, shapes: Sequence[AttentionShape], dtype: torch.dtype) -> int:
@@ -87,6 +90,12 @@ class ReferenceAttention:
         self._spans = spans_of(step)
         slots = step.slots.long()
         self._places = (slots // self.page_size, slots % self.page_size)
+
+    def enter(self, layer: int, qkv: Tensor, turns: Tensor, norms: HeadNorms | None) -> Tensor:
+        """Split, norm, turn and store; see `AttentionBackend.enter`."""
+        query, key, value = turned(qkv, turns, self.shapes[layer], norms)
+        self.store(layer, key, value)
+        return query
 
     def store(self, layer: int, key: Tensor, value: Tensor) -> None:
         """Write the step's `key [T, Hkv, Dk]` and `value [T, Hkv, Dv]` to their slots."""
@@ -163,7 +172,7 @@ def visible(tokens: int, length: int, window: int, device: torch.device) -> Tens
     return seen & (positions > queries - window) if window else seen
 
 
-def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+def zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device = CPU) -> Tensor:
     """Make zeros that take no memory on a CPU until written.
 
     Zeros, not garbage: kernels weight unwritten slots by zero, which a NaN would survive.

@@ -14,9 +14,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from engine.kernels.attention import AttentionBackend, AttentionShape
+from engine.kernels.attention import AttentionBackend, HeadNorms
 from engine.kernels.backends import choose_blocks
-from engine.kernels.blocks import Blocks, HeadNorms
+from engine.kernels.blocks import Blocks
 from engine.kernels.experts import ExpertWeights, choose, mix
 from engine.kernels.products import Product, Products
 from engine.kernels.step import Step
@@ -27,7 +27,6 @@ from engine.model.architecture import Architecture, Block, Experts, Rope
 class Layer:
     """One block with its weights; `rope` counts among the decoder's."""
 
-    shape: AttentionShape
     rope: int
     is_last: bool
     input_norm: Tensor
@@ -74,10 +73,7 @@ class Decoder:
         x = blocks.rms_norm(residual, self._layers[0].input_norm, eps)
         for index, (layer, next_norm) in enumerate(zip(self._layers, self._norms, strict=True)):
             self.num_layers_begun += 1
-            query, key, value = blocks.turned(
-                layer.qkv(x), turns[layer.rope], layer.shape, layer.head_norms
-            )
-            attention.store(index, key, value)
+            query = attention.enter(index, layer.qkv(x), turns[layer.rope], layer.head_norms)
             if layer.is_last and not len(rows):
                 return residual.new_empty(0, len(self._embedding))
             x = attention.attend(index, query, layer.sinks).flatten(1)  # [T, Hq · D]
@@ -126,7 +122,6 @@ class _LayerMaker:
             head_norms = HeadNorms(query, key, self._model.eps)
         is_sandwich = self._model.has_sandwich_norms
         return Layer(
-            shape=block.attention,
             rope=rope,
             is_last=index == len(self._model.blocks) - 1,
             input_norm=self.norm(f"{role}input_norm"),

@@ -11,8 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from engine.kernels.attention import AttentionShape
-from engine.kernels.blocks import Gate, HeadNorms
+from engine.kernels.blocks import Gate
 from engine.kernels.cpu.compiling import compiled
 from engine.kernels.cpu.scalars import elements, narrow, sigmoid, widen
 from engine.kernels.cpu.threads import share, team
@@ -53,21 +52,6 @@ def gated(both: Tensor, gate: Gate) -> Tensor:
     is_gelu = gate.curve == "gelu_tanh"
     _gate(team(), elements(flat), is_gelu, *numbers, elements(out))
     return out.view(*both.shape[:-1], -1)
-
-
-def turned(
-    qkv: Tensor, turns: Tensor, shape: AttentionShape, norms: HeadNorms | None
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Split, norm and turn: `qkv [T, (Hq + 2·Hkv)·D]` → `[T, Hq, D]`, `[T, Hkv, D]` twice."""
-    tokens, width = qkv.shape[0], shape.key_dim
-    heads = (shape.num_query_heads, shape.num_kv_heads, shape.num_kv_heads)
-    query, key, value = (torch.empty(tokens, count, width, dtype=qkv.dtype) for count in heads)
-    eps = 0.0 if norms is None else norms.eps
-    weights = () if norms is None else (norms.query.numpy(), norms.key.numpy())
-    weights = weights or (np.empty(0, np.float32),) * 2
-    outs = elements(query), elements(key), elements(value)
-    _turn(team(), elements(qkv), turns.numpy(), *weights, np.float32(eps), *outs)
-    return query, key, value
 
 
 @compiled
@@ -127,58 +111,6 @@ def _gate_rows(
 
 
 @compiled
-def _turn_rows(
-    item: Any,
-    qkv: Any,  # [T, (Hq + 2·Hkv)·D]
-    turns: Any,  # [T, 2·R] float32
-    query_weight: Any,  # [D] float32, or empty for no norm
-    key_weight: Any,
-    eps: Any,
-    query: Any,  # [T, Hq, D]
-    key: Any,  # [T, Hkv, D]
-    value: Any,
-) -> None:
-    tokens, width = qkv.shape
-    at_once = _rows_at_once(width)
-    for token in range(item * at_once, min((item + 1) * at_once, tokens)):
-        row = qkv[token]
-        _turn_heads(row, turns[token], query_weight, eps, query[token])
-        row = row[query.shape[1] * query.shape[2] :]
-        _turn_heads(row, turns[token], key_weight, eps, key[token])
-        row = row[key.shape[1] * key.shape[2] :]
-        for head in range(value.shape[1]):
-            for d in range(value.shape[2]):
-                value[token, head, d] = row[head * value.shape[2] + d]
-
-
-@compiled
-def _turn_heads(row: Any, turns: Any, weight: Any, eps: Any, out: Any) -> None:
-    heads, width = out.shape
-    half = turns.shape[0] // 2
-    is_normed = weight.shape[0] > 0
-    normed = np.empty(width, np.float32)
-    for head in range(heads):
-        start = head * width
-        scale = np.float32(1)
-        for d in range(width):
-            normed[d] = widen(row[start + d])
-        if is_normed:
-            total = np.float32(0)
-            for d in range(width):
-                total += normed[d] * normed[d]
-            scale /= np.sqrt(total / np.float32(width) + eps)
-            for d in range(width):
-                normed[d] *= scale * weight[d]
-        for d in range(half):
-            first, second = normed[d], normed[half + d]
-            cos, sin = turns[d], turns[half + d]
-            out[head, d] = narrow(first * cos - second * sin, row[0])
-            out[head, half + d] = narrow(second * cos + first * sin, row[0])
-        for d in range(2 * half, width):
-            out[head, d] = narrow(normed[d], row[0])
-
-
-@compiled
 def _norm(words: Any, x: Any, weight: Any, eps: Any, out: Any) -> None:
     share(words, _num_items(*x.shape), _norm_rows, (x, weight, eps, out))
 
@@ -194,19 +126,3 @@ def _gate(
 ) -> None:
     items = _num_items(*out.shape)
     share(words, items, _gate_rows, (both, is_gelu, steepness, limit, lift, out))
-
-
-@compiled
-def _turn(
-    words: Any,
-    qkv: Any,
-    turns: Any,
-    query_weight: Any,
-    key_weight: Any,
-    eps: Any,
-    query: Any,
-    key: Any,
-    value: Any,
-) -> None:
-    arguments = (qkv, turns, query_weight, key_weight, eps, query, key, value)
-    share(words, _num_items(*qkv.shape), _turn_rows, arguments)

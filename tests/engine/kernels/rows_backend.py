@@ -7,7 +7,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from engine.kernels.attention import AttentionShape
+from engine.kernels.attention import AttentionShape, HeadNorms
+from engine.kernels.blocks import turned
 from engine.kernels.reference import attend, spans_of
 from engine.kernels.step import Step
 
@@ -47,6 +48,12 @@ class RowsAttention:
         for start, stop, context, pages in spans_of(step):
             slots = (pages[:, None] * self.page_size + offsets).flatten()  # [n · page size]
             self._spans.append((slice(start, stop), slots[: context + stop - start]))
+
+    def enter(self, layer: int, qkv: Tensor, turns: Tensor, norms: HeadNorms | None) -> Tensor:
+        """Split, norm, turn and store."""
+        query, key, value = turned(qkv, turns, self.shapes[layer], norms)
+        self.store(layer, key, value)
+        return query
 
     def store(self, layer: int, key: Tensor, value: Tensor) -> None:
         """Write the step's `key [T, Hkv, Dk]` and `value [T, Hkv, Dv]` to their slots."""

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.kernels import blocks as reference_blocks
-from engine.kernels.attention import AttentionBackend, AttentionShape
+from engine.kernels.attention import AttentionBackend, AttentionShape, HeadNorms
 from engine.kernels.backends import choose_backend, choose_blocks
 from engine.kernels.cpu import blocks as cpu_blocks
 from engine.kernels.cpu.attention import CpuAttention
@@ -22,7 +22,7 @@ from engine.kernels.reference import ReferenceAttention
 from tests.engine.kernels.paged import CPU, Paged, Piece, Sequences, num_pages, scattered
 from tests.engine.kernels.rows_backend import RowsAttention
 
-Makes = Callable[..., ReferenceAttention | RowsAttention]
+Makes = Callable[..., ReferenceAttention | RowsAttention | CpuAttention]
 BACKENDS: dict[str, tuple[Makes, int]] = {
     "reference": (ReferenceAttention, 16),
     "reference, odd pages": (partial(ReferenceAttention, page_size=5), 5),
@@ -127,7 +127,7 @@ def test_nothing_is_stored_but_where_the_step_says(name: str) -> None:
     paged = made(name, sequences)
     paged.run([(0, 0, 1), (1, 0, 30), (2, 0, 9)])
     backend = paged.backend
-    assert isinstance(backend, ReferenceAttention | RowsAttention)
+    assert isinstance(backend, ReferenceAttention | RowsAttention | CpuAttention)
     held = 40 * sequences.shape.num_kv_heads
     assert int((~backend.keys[0].isnan()).sum()) == held * sequences.shape.key_dim
     assert int((~backend.values[0].isnan()).sum()) == held * sequences.shape.value_dim
@@ -149,12 +149,43 @@ def test_layers_have_pages_of_their_own(name: str) -> None:
     torch.testing.assert_close(second, -first, atol=1e-5, rtol=1e-5)
 
 
+@pytest.mark.parametrize("turned_numbers", [16, 12])
+@pytest.mark.parametrize("is_normed", [True, False])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("name", BACKENDS)
+def test_heads_enter_normed_and_turned(
+    name: str, dtype: torch.dtype, *, is_normed: bool, turned_numbers: int
+) -> None:
+    """As by the reference in fp32: queries and keys by their own weights, values as they are."""
+    make, page_size = BACKENDS[name]
+    shape, length = AttentionShape(6, 2, 16, 16, 0.25), 40
+    generator = torch.Generator().manual_seed(2)
+    qkv = torch.randn(length, 10 * 16, generator=generator).to(dtype)
+    angles = torch.randn(length, turned_numbers // 2, generator=generator)
+    turns = torch.cat([angles.cos(), angles.sin()], dim=1)
+    weights = torch.randn(2, 16, generator=generator)
+    norms = HeadNorms(weights[0], weights[1], 1e-6) if is_normed else None
+    query, key, value = reference_blocks.turned(qkv.float(), turns, shape, norms)
+    exact = Sequences(shape, [query], [key.transpose(0, 1)], [value.transpose(0, 1)], None, [0])
+    backend: AttentionBackend = make([shape], num_pages(exact, page_size), dtype, CPU)
+    paged = Paged(backend, exact, scattered(exact, page_size))
+    bound = TOLERANCE[dtype]
+    for start, stop in ((0, 17), (17, 18), (18, length)):  # on in the middle of pages
+        backend.prepare(paged.step([(0, start, stop)], 0))
+        entered = backend.enter(0, qkv[start:stop], turns[start:stop], norms)
+        assert entered.dtype == dtype
+        torch.testing.assert_close(entered.float(), query[start:stop], atol=bound, rtol=bound)
+        out = backend.attend(0, entered)
+        wanted = exact.expected(0)[start:stop]
+        torch.testing.assert_close(out.double(), wanted, atol=2 * bound, rtol=bound)
+
+
 def test_a_cpu_has_its_own_kernels_where_they_fit_all_layers() -> None:
-    """Odd widths of keys and dtypes that are not widened are left to the reference."""
-    odd = replace(GROUPED, key_dim=10)
+    """Keys that are no whole words, and other dtypes, are left to the reference."""
+    odd = replace(GROUPED, key_dim=9)
     for dtype in (torch.float32, torch.bfloat16):
         assert choose_backend([GROUPED] * 2, dtype, CPU) is CpuAttention
-    assert choose_backend([GROUPED, odd], torch.float32, CPU) is ReferenceAttention
+    assert choose_backend([GROUPED, odd], torch.bfloat16, CPU) is ReferenceAttention
     assert choose_backend([GROUPED], torch.float16, CPU) is ReferenceAttention
 
 

@@ -1,4 +1,4 @@
-"""The CPU's norms, gates and turns, against torch's."""
+"""The CPU's norms and gates, against torch's."""
 
 from __future__ import annotations
 
@@ -6,10 +6,9 @@ import pytest
 import torch
 
 from engine.kernels import blocks as reference
-from engine.kernels.attention import AttentionShape
-from engine.kernels.blocks import Blocks, Gate, HeadNorms
+from engine.kernels.blocks import Blocks, Gate
 from engine.kernels.cpu import blocks as cpu_blocks
-from engine.kernels.cpu.blocks import add_rms_norm, gated, rms_norm, turned
+from engine.kernels.cpu.blocks import add_rms_norm, gated, rms_norm
 from engine.kernels.cpu.scalars import DTYPES
 
 ROWS = [1, 3, 700]
@@ -128,33 +127,6 @@ def test_every_gate_is_that_of_the_reference(dtype: torch.dtype, gate: Gate) -> 
     generator = torch.Generator().manual_seed(1)
     both = (torch.randn(70, 192, generator=generator) * 4).to(dtype)
     close(gated(both, gate), reference.gated(both.float(), gate))
-
-
-@pytest.mark.parametrize("turned_numbers", [16, 12])
-@pytest.mark.parametrize("is_normed", [True, False])
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_heads_are_normed_and_turned_as_by_the_reference(
-    dtype: torch.dtype, *, is_normed: bool, turned_numbers: int
-) -> None:
-    """Queries and keys by their own weights, values as they are, and what does not turn stays."""
-    generator = torch.Generator().manual_seed(2)
-    shape = AttentionShape(6, 2, 16, 16, 1.0)
-    qkv = torch.randn(9, 10 * 16, generator=generator).to(dtype)
-    angles = torch.randn(9, turned_numbers // 2, generator=generator)
-    turns = torch.cat([angles.cos(), angles.sin()], dim=1)
-    weights = torch.randn(2, 16, generator=generator)
-    norms = HeadNorms(weights[0], weights[1], 1e-6) if is_normed else None
-    got = turned(qkv, turns, shape, norms)
-    expected = reference.turned(qkv.float(), turns, shape, norms)
-    for own, exact in zip(got, expected, strict=True):
-        assert own.is_contiguous()
-        assert own.dtype == dtype
-        close(own, exact)
-    assert torch.equal(got[2].flatten(1), qkv[:, 8 * 16 :])
-    if not is_normed:
-        assert torch.equal(
-            got[0][..., turned_numbers:], qkv.view(9, 10, 16)[:, :6, turned_numbers:]
-        )
 
 
 @pytest.mark.parametrize("gate", GATES, ids=str)

@@ -1,0 +1,307 @@
+"""Rows of queries against a block of keys and values in registers: the inner part of attention.
+
+Scores, their running softmax (Milakov and Gimelshein 2018; Dao et al., FlashAttention, 2022) and
+the weighted sum of values, for one to four rows at a time. What a row comes to depends on its own
+query and on the blocks it meets, in their order, and on nothing else.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from llvmlite import ir
+from numba import types
+from numba.core import cgutils
+
+from engine.kernels.cpu import vectors
+from engine.kernels.cpu.compiling import intrinsic
+from engine.kernels.cpu.vectors import FAST, FLOAT, FLOATS, INT, INTS, LANES, WORD
+
+LOWEST = np.float32(-1e30)
+PAGE_SIZE = LANES
+PAGES_AT_ONCE = 4
+BLOCK = PAGE_SIZE * PAGES_AT_ONCE  # tokens
+COLUMNS_AT_ONCE = 4  # vectors of a value
+
+
+def _rows(count: int, *, looks_ahead: bool) -> Any:
+    """Return what attends `count` rows to one block, and asks for the one after it meanwhile."""
+
+    @intrinsic
+    def attend(
+        _typing: Any,
+        like: Any,  # an element: fp32, or bf16 as its bits
+        queries: Any,  # words, `units` to a row, the first of them at `query_at`
+        _query_at: Any,
+        _units: Any,
+        keys: Any,  # words: a page and head is [units, PAGE_SIZE]
+        values: Any,  # words: [units of tokens, width]
+        places: Any,  # [4 · PAGES_AT_ONCE] the pages' in keys, in values, and the next block's
+        _num_tokens: Any,  # of the block, that any of the rows sees
+        state: Any,  # fp32: a row's sum of values from `state_at` on, then its peak and its mass
+        _state_at: Any,
+        _width: Any,  # of a value, in whole vectors
+        bounds: Any,  # int32: a row's first token and the one after its last, from `bounds_at` on
+        _bounds_at: Any,
+        _start: Any,  # of the block, in tokens
+        _scaling: Any,
+        _softcap: Any,
+    ) -> Any:
+        is_paired = like == types.uint16
+        int64, float32 = types.int64, types.float32
+        signature = types.void(
+            *(like, queries, int64, int64, keys, values, places, int64),
+            *(state, int64, int64, bounds, int64, int64, float32, float32),
+        )
+
+        def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+            def pointer(index: int, element: Any) -> Any:
+                kind = signature.args[index]
+                return vectors.pointer_to(context, builder, kind, args[index], element)
+
+            block = _Block(builder, count, args, is_paired=is_paired, looks_ahead=looks_ahead)
+            scores = block.scores(pointer(1, INT), pointer(4, INT), pointer(6, WORD))
+            weights, shrinks = block.soften(scores, pointer(8, FLOAT), pointer(11, INT))
+            block.mix(weights, shrinks, pointer(5, INT), pointer(6, WORD), pointer(8, FLOAT))
+            return context.get_dummy_value()
+
+        return signature, generate
+
+    return attend
+
+
+class _Block:
+    """Writes the code for one block and `count` rows."""
+
+    def __init__(
+        self, builder: Any, count: int, args: Any, *, is_paired: bool, looks_ahead: bool
+    ) -> None:
+        self._builder = builder
+        self._count = count
+        self._is_paired = is_paired
+        self._looks_ahead = looks_ahead
+        self._query_at, self._units, self._num_tokens = args[2], args[3], args[7]
+        self._state_at, self._width = args[9], args[10]
+        self._bounds_at, self._start, self._scaling, self._softcap = args[12:16]
+        self._tokens_a_word = 2 if is_paired else 1
+        self._stride = builder.add(self._width, _word(2))  # of a row's state
+
+    def scores(self, queries: Any, keys: Any, places: Any) -> list[list[Any]]:
+        """Return a row's scores, unscaled, in as many vectors as pages."""
+        builder = self._builder
+        totals = _zeros(builder, self._count, PAGES_AT_ONCE)
+        pages, following = self._pages(keys, places, 0)
+        rows = [
+            builder.gep(queries, [self._nth(self._query_at, row, self._units)])
+            for row in range(self._count)
+        ]
+        with cgutils.for_range(builder, self._units) as loop:
+            at = builder.mul(loop.index, _word(LANES))
+            lanes = [vectors.load(builder, page, at, INTS) for page in pages]
+            for page in following:
+                vectors.prefetch(builder, page, at)
+            for row, own in zip(rows, totals, strict=True):
+                query = builder.load(builder.gep(row, [loop.index]))
+                self._add(own, vectors.splat(builder, query, INTS), lanes)
+        return [[builder.load(total) for total in own] for own in totals]
+
+    def soften(self, scores: list[list[Any]], state: Any, bounds: Any) -> tuple[Any, list[Any]]:
+        """Turn scores into weights, kept in words; return these and what former sums shrink by."""
+        builder = self._builder
+        number = vectors.HALVES.element if self._is_paired else FLOAT
+        weights = cgutils.alloca_once(builder, number, size=_word(self._count * BLOCK))
+        shrinks = []
+        for row, own in enumerate(scores):
+            seen = self._seen(bounds, row)
+            lowest = vectors.floats(LOWEST)
+            masked = [
+                builder.select(mask, self._scaled(score), lowest)
+                for mask, score in zip(seen, own, strict=True)
+            ]
+            peak_at = builder.add(self._nth(self._state_at, row, self._stride), self._width)
+            peak_place, mass_place = (
+                builder.gep(state, [builder.add(peak_at, _word(i))]) for i in range(2)
+            )
+            before = vectors.splat(builder, builder.load(peak_place), FLOATS)
+            most = before
+            for score in masked:
+                most = _larger(builder, score, most)
+            peak = _over_lanes(builder, most, _larger)
+            shrink = vectors.exponential(builder, builder.fsub(before, peak))
+            total = vectors.floats(0)
+            for page, (mask, score) in enumerate(zip(seen, masked, strict=True)):
+                weight = vectors.exponential(builder, builder.fsub(score, peak))
+                weight = builder.select(mask, weight, vectors.floats(0))
+                total = builder.fadd(total, weight)
+                if self._is_paired:
+                    weight = builder.fptrunc(weight, vectors.HALVES)
+                at = _word(row * BLOCK + page * PAGE_SIZE)
+                vectors.store(builder, weight, weights, at)
+            added = _over_lanes(builder, total, lambda builder, a, b: builder.fadd(a, b))
+            mass = vectors.splat(builder, builder.load(mass_place), FLOATS)
+            mass = builder.fadd(builder.fmul(mass, shrink, FAST), added, FAST)
+            for place, lanes in ((peak_place, peak), (mass_place, mass)):
+                builder.store(builder.extract_element(lanes, ir.Constant(INT, 0)), place)
+            shrinks.append(shrink)
+        return builder.bitcast(weights, INT.as_pointer()), shrinks
+
+    def mix(self, weights: Any, shrinks: list[Any], values: Any, places: Any, state: Any) -> None:
+        """Add the block's values by their weights to each row's sum."""
+        builder = self._builder
+        pages, following = self._pages(values, places, PAGES_AT_ONCE)
+        wide = _word(COLUMNS_AT_ONCE * LANES)
+        done = builder.sub(self._width, builder.urem(self._width, wide))
+        for first, stop, columns in (
+            (_word(0), done, COLUMNS_AT_ONCE),
+            (done, self._width, 1),
+        ):
+            step = _word(columns * LANES)
+            with cgutils.for_range_slice(builder, first, stop, step, inc=True) as (column, _):
+                self._mix_columns(weights, shrinks, pages, following, state, column, columns)
+
+    def _mix_columns(
+        self,
+        weights: Any,
+        shrinks: list[Any],
+        pages: list[Any],
+        following: list[Any],
+        state: Any,
+        first: Any,
+        count: int,
+    ) -> None:
+        builder = self._builder
+        offsets = [builder.add(first, _word(LANES * column)) for column in range(count)]
+        totals = _zeros(builder, self._count, count)
+        rows = [
+            builder.gep(state, [self._nth(self._state_at, row, self._stride)])
+            for row in range(self._count)
+        ]
+        for row, own, shrink in zip(rows, totals, shrinks, strict=True):
+            for total, offset in zip(own, offsets, strict=True):
+                before = vectors.load(builder, row, offset, FLOATS)
+                builder.store(builder.fmul(before, shrink, FAST), total)
+        units = PAGE_SIZE // self._tokens_a_word
+        rounded = builder.add(self._num_tokens, _word(self._tokens_a_word - 1))
+        wanted = builder.udiv(rounded, _word(self._tokens_a_word))
+        for page, (place, after) in enumerate(zip(pages, following or pages, strict=True)):
+            left = builder.sub(wanted, _word(page * units))
+            limit = builder.select(builder.icmp_signed("<", left, _word(units)), left, _word(units))
+            with cgutils.for_range(builder, limit) as loop:
+                at = builder.mul(loop.index, self._width)
+                lanes = [
+                    vectors.load(builder, place, builder.add(at, offset), INTS)
+                    for offset in offsets
+                ]
+                if following:
+                    for offset in offsets:
+                        vectors.prefetch(builder, after, builder.add(at, offset))
+                for row, own in enumerate(totals):
+                    index = builder.add(loop.index, _word((row * PAGES_AT_ONCE + page) * units))
+                    weight = builder.load(builder.gep(weights, [index]))
+                    self._add(own, vectors.splat(builder, weight, INTS), lanes)
+        for row, own in zip(rows, totals, strict=True):
+            for total, offset in zip(own, offsets, strict=True):
+                vectors.store(builder, builder.load(total), row, offset)
+
+    def _add(self, totals: list[Any], factor: Any, lanes: list[Any]) -> None:
+        for total, words in zip(totals, lanes, strict=True):
+            added = vectors.multiply_add(
+                self._builder,
+                self._builder.load(total),
+                factor,
+                words,
+                is_paired=self._is_paired,
+            )
+            self._builder.store(added, total)
+
+    def _scaled(self, score: Any) -> Any:
+        builder = self._builder
+        scaled = builder.fmul(score, vectors.splat(builder, self._scaling, FLOATS), FAST)
+        place = cgutils.alloca_once_value(builder, scaled)
+        builder.store(scaled, place)
+        zero = ir.Constant(FLOAT, 0.0)
+        with builder.if_then(builder.fcmp_ordered(">", self._softcap, zero), likely=False):
+            cap = vectors.splat(builder, self._softcap, FLOATS)
+            capped = _tanh(builder, builder.fdiv(scaled, cap))
+            builder.store(builder.fmul(cap, capped, FAST), place)
+        return builder.load(place)
+
+    def _seen(self, bounds: Any, row: int) -> list[Any]:
+        """Return, page by page, which tokens a row sees."""
+        builder = self._builder
+        at = builder.add(self._bounds_at, _word(2 * row))
+        start = builder.trunc(self._start, INT)
+        first, stop = (
+            vectors.splat(
+                builder,
+                builder.sub(builder.load(builder.gep(bounds, [builder.add(at, _word(i))])), start),
+                INTS,
+            )
+            for i in range(2)
+        )
+        masks = []
+        for page in range(PAGES_AT_ONCE):
+            tokens = ir.Constant(
+                INTS, [ir.Constant(INT, page * PAGE_SIZE + lane) for lane in range(LANES)]
+            )
+            masks.append(
+                builder.and_(
+                    builder.icmp_signed(">=", tokens, first),
+                    builder.icmp_signed("<", tokens, stop),
+                )
+            )
+        return masks
+
+    def _pages(self, words: Any, places: Any, first: int) -> tuple[list[Any], list[Any]]:
+        """Return where the block's pages begin, and the next block's where it is asked for."""
+        builder = self._builder
+        found = [
+            builder.gep(words, [builder.load(builder.gep(places, [_word(first + at)]))])
+            for start in ((0, 2 * PAGES_AT_ONCE) if self._looks_ahead else (0,))
+            for at in range(start, start + PAGES_AT_ONCE)
+        ]
+        return found[:PAGES_AT_ONCE], found[PAGES_AT_ONCE:]
+
+    def _nth(self, first: Any, row: int, stride: Any) -> Any:
+        return self._builder.add(first, self._builder.mul(_word(row), stride))
+
+
+def _larger(builder: Any, a: Any, b: Any) -> Any:
+    """Return the larger of two numbers, `b` where `a` is none."""
+    return builder.select(builder.fcmp_ordered(">", a, b), a, b)
+
+
+def _over_lanes(builder: Any, lanes: Any, join: Any) -> Any:
+    """Return what all lanes come to, joined two by two, in every lane."""
+    for distance in (8, 4, 2, 1):
+        turned = [ir.Constant(INT, (lane + distance) % LANES) for lane in range(LANES)]
+        other = builder.shuffle_vector(lanes, lanes, ir.Constant(INTS, turned))
+        lanes = join(builder, lanes, other)
+    return lanes
+
+
+def _word(value: int) -> Any:
+    return ir.Constant(WORD, value)
+
+
+def _zeros(builder: Any, rows: int, columns: int) -> list[list[Any]]:
+    """Return places for vectors, which LLVM keeps in registers, set to zero."""
+    places = [[cgutils.alloca_once(builder, FLOATS) for _ in range(columns)] for _ in range(rows)]
+    for row in places:
+        for place in row:
+            builder.store(vectors.floats(0), place)
+    return places
+
+
+def _tanh(builder: Any, x: Any) -> Any:
+    absolute = vectors.call(builder, "llvm.fabs.v16f32", FLOATS, x)
+    e = vectors.exponential(builder, builder.fmul(vectors.floats(-2.0), absolute))
+    one = vectors.floats(1.0)
+    y = builder.fdiv(builder.fsub(one, e), builder.fadd(one, e))
+    return vectors.call(builder, "llvm.copysign.v16f32", FLOATS, y, x)
+
+
+attend_one, attend_two, attend_four = (_rows(count, looks_ahead=True) for count in (1, 2, 4))
+# For the rows after the first of a tile, for whom the next block has been asked for.
+attend_four_more = _rows(4, looks_ahead=False)

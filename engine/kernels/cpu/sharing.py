@@ -1,0 +1,186 @@
+"""A step's tiles: which tokens meet which blocks together, in which order.
+
+Where the pages of some decodes begin alike, their queries meet these blocks as one tile, then what
+follows in smaller groups, in the end each its own. Keys and values are read once a tile instead of
+once a sequence.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from engine.kernels.cpu.compiling import compiled
+from engine.kernels.cpu.flash import BLOCK, PAGES_AT_ONCE
+from engine.kernels.cpu.tiles import (
+    COUNT,
+    ENDS,
+    FIRST,
+    LAST,
+    PAGES,
+    RESUMES,
+    ROWS,
+    START,
+    STOP,
+    TILE_FIELDS,
+)
+from engine.kernels.step import Step
+
+# So many sequences, and blocks that they share, are worth a tile of their own; and how often
+# groups are divided.
+FEWEST_SHARING = 2
+FEWEST_BLOCKS = 2
+MOST_LEVELS = 6
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """Tiles `[n, TILE_FIELDS]` in phases, each of which goes on from what the one before kept."""
+
+    phases: list[NDArray[np.int32]]
+    order: NDArray[np.int32]  # [T]: the tokens that tiles name ranges of
+    kept: NDArray[np.float32]  # [decodes or none, Hkv, G, width + 2]
+
+
+def lay_out(step: Step, group: int, kept_shape: tuple[int, ...]) -> Layout:
+    """Return the tiles of a step for layers of `group` query heads to a key head."""
+    at_once = max(1, ROWS // group)
+    contexts, page_starts = step.context_lengths.numpy(), step.page_starts.numpy()
+    order = np.arange(step.num_tokens, dtype=np.int32)
+    resumed = np.zeros(step.num_decodes, np.int32)
+    phases = []
+    if step.num_decodes >= FEWEST_SHARING:
+        shared = _shared_tiles(
+            contexts[: step.num_decodes],
+            *(page_starts, step.pages.numpy(), order, resumed, at_once),
+        )
+        levels = shared[:, TILE_FIELDS]
+        phases = [
+            np.ascontiguousarray(shared[levels == level, :TILE_FIELDS])
+            for level in np.unique(levels)
+        ]
+    kept = np.empty((step.num_decodes if phases else 0, *kept_shape), np.float32)
+    starts = step.query_starts.numpy()
+    phases.append(
+        _own_tiles(step.num_decodes, starts, contexts, page_starts, order, resumed, at_once)
+    )
+    return Layout(phases, order, kept)
+
+
+@compiled
+def _own_tiles(
+    num_decodes: Any,
+    starts: Any,
+    contexts: Any,
+    page_starts: Any,
+    order: Any,
+    resumed: Any,
+    at_once: Any,
+) -> Any:
+    """Return the tiles that end: what is left of each decode, and all of longer spans."""
+    spans, count = len(contexts), num_decodes
+    for span in range(num_decodes, spans):
+        count += (starts[span + 1] - starts[span] + at_once - 1) // at_once
+    tiles = np.zeros((count, TILE_FIELDS), np.int32)
+    place = count
+    # From the last on: so longer spans come first, and of these the tokens that see most.
+    for span in range(spans):
+        start, stop = starts[span], starts[span + 1]
+        # A decode is the token of its number.
+        owner = order[span] if span < num_decodes else span
+        while start < stop:
+            end = min(stop, start + at_once)
+            place -= 1
+            tile = tiles[place]
+            tile[START], tile[STOP] = start, end
+            tile[PAGES] = page_starts[owner]
+            tile[COUNT] = page_starts[owner + 1] - page_starts[owner]
+            length = contexts[owner] + end - starts[span]
+            tile[LAST] = (length + BLOCK - 1) // BLOCK
+            if span < num_decodes:
+                tile[FIRST] = resumed[owner]
+                tile[RESUMES] = resumed[owner] > 0
+            tile[ENDS] = 1
+            start = end
+    return tiles
+
+
+@compiled
+def _shared_tiles(
+    contexts: Any,  # [decodes]
+    page_starts: Any,
+    pages: Any,
+    order: Any,  # of tokens, which are decodes as long; put in groups
+    resumed: Any,  # [decodes]: the block from which each goes on alone; set here
+    at_once: Any,
+) -> Any:
+    """Return tiles over blocks that decodes share, with the level of each behind its fields."""
+    count = len(contexts)
+    tiles = np.zeros((MOST_LEVELS * count, TILE_FIELDS + 1), np.int32)
+    num_tiles = 0
+    # Groups of rows `starts:stops` of the order, and the blocks that all of a group share.
+    starts, stops, depths = np.zeros((3, count), np.int64)
+    stops[0], num_groups = count, 1
+    keys = np.empty(count, np.int64)
+    for level in range(MOST_LEVELS):
+        next_starts, next_stops, next_depths = np.zeros((3, count), np.int64)
+        num_next = 0
+        for number in range(num_groups):
+            start, stop, depth = starts[number], stops[number], depths[number]
+            for i in range(start, stop):
+                keys[i] = _block_name(order[i], depth, contexts, page_starts, pages)
+            by_key = np.argsort(keys[start:stop], kind="mergesort")
+            order[start:stop] = order[start:stop][by_key]
+            keys[start:stop] = keys[start:stop][by_key]
+            first = start
+            while first < stop:
+                end = first + 1
+                while end < stop and keys[end] == keys[first]:
+                    end += 1
+                if end - first >= FEWEST_SHARING and keys[first] >= 0:
+                    last = _common(order[first:end], depth + 1, contexts, page_starts, pages)
+                    owner = order[first]
+                    begun = resumed[owner]
+                    if last - begun >= FEWEST_BLOCKS:
+                        for begin in range(first, end, at_once):
+                            tile = tiles[num_tiles]
+                            tile[START], tile[STOP] = begin, min(begin + at_once, end)
+                            tile[PAGES] = page_starts[owner]
+                            tile[COUNT] = page_starts[owner + 1] - page_starts[owner]
+                            tile[FIRST], tile[LAST] = begun, last
+                            tile[RESUMES] = begun > 0
+                            tile[TILE_FIELDS] = level
+                            num_tiles += 1
+                        for i in range(first, end):
+                            resumed[order[i]] = last
+                    next_starts[num_next], next_stops[num_next] = first, end
+                    next_depths[num_next] = last
+                    num_next += 1
+                first = end
+        starts, stops, depths, num_groups = next_starts, next_stops, next_depths, num_next
+    return tiles[:num_tiles]
+
+
+@compiled
+def _block_name(row: Any, block: Any, contexts: Any, page_starts: Any, pages: Any) -> Any:
+    """Return what names a row's block and all before it; -1 where the row has not filled it."""
+    if contexts[row] < (block + 1) * BLOCK:
+        return -1
+    return pages[page_starts[row] + (block + 1) * PAGES_AT_ONCE - 1]
+
+
+@compiled
+def _common(rows: Any, shared: Any, contexts: Any, page_starts: Any, pages: Any) -> Any:
+    """Return how many blocks all rows share, of whom `shared` are known."""
+    block = shared
+    while True:
+        name = _block_name(rows[0], block, contexts, page_starts, pages)
+        if name < 0:
+            return block
+        for row in rows:
+            if _block_name(row, block, contexts, page_starts, pages) != name:
+                return block
+        block += 1

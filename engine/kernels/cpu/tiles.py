@@ -1,0 +1,280 @@
+"""Attention over pages, tile by tile: some tokens of a key head against a run of blocks.
+
+A tile of a prompt is neighbouring tokens of one sequence; a decode is a tile of one token; where
+sequences share pages, tokens of many are one tile over these, and each goes on from there alone.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from engine.kernels.cpu.compiling import compiled
+from engine.kernels.cpu.flash import (
+    BLOCK,
+    LOWEST,
+    PAGES_AT_ONCE,
+    attend_four,
+    attend_four_more,
+    attend_one,
+    attend_two,
+)
+from engine.kernels.cpu.scalars import exp, narrow
+from engine.kernels.cpu.threads import share
+
+# A tile: tokens `order[START:STOP]`, over blocks `FIRST:LAST` of the pages from `PAGES` on, of
+# which there are `COUNT`; it goes on from what is kept where it `RESUMES`, and is kept where it
+# does not `END`.
+START, STOP, PAGES, COUNT, FIRST, LAST, RESUMES, ENDS = range(8)
+TILE_FIELDS = 8
+ROWS = 32
+# So many items for each thread, that one which comes late finds some left.
+ITEMS_A_TEAM = 64
+
+
+@compiled
+def attend_tiles(
+    words: Any,
+    tiles: Any,  # [tiles, TILE_FIELDS] int32
+    order: Any,  # [T] int32
+    positions: Any,  # [T] int32
+    pages: Any,  # [P] int32
+    query: Any,  # [T, Hkv, G, units] int32: words
+    keys: Any,  # [pages, Hkv, units, PAGE_SIZE] int32
+    values: Any,  # [pages, Hkv, units of tokens, width] int32
+    kept: Any,  # [T', Hkv, G, width + 2] float32
+    numbers: Any,  # scaling, softcap
+    window: Any,
+    sinks: Any,  # [Hkv, G] float32
+    out: Any,  # [T, Hkv, G, Dv]
+) -> None:
+    """Attend the tokens of all tiles, none of which needs another's."""
+    count = len(tiles) * keys.shape[1]
+    at_once = max(1, count // ITEMS_A_TEAM)
+    arguments = (
+        *(at_once, tiles, order, positions, pages, query, keys, values, kept),
+        *(numbers, window, sinks, out),
+    )
+    share(words, (count + at_once - 1) // at_once, _attend_some, arguments)
+
+
+@compiled
+def _attend_some(
+    item: Any,
+    at_once: Any,
+    tiles: Any,
+    order: Any,
+    positions: Any,
+    pages: Any,
+    query: Any,
+    keys: Any,
+    values: Any,
+    kept: Any,
+    numbers: Any,
+    window: Any,
+    sinks: Any,
+    out: Any,
+) -> None:
+    heads, group, units = query.shape[1:]
+    width = values.shape[3]
+    rows = max(ROWS, group)
+    queries = np.empty(rows * units, np.int32)
+    state = np.empty(rows * (width + 2), np.float32)
+    bounds = np.empty(2 * rows, np.int32)
+    places = np.empty(4 * PAGES_AT_ONCE, np.int64)
+    last = min((item + 1) * at_once, len(tiles) * heads)
+    for index in range(item * at_once, last):
+        tile, head = tiles[index // heads], index % heads
+        tokens = order[tile[START] : tile[STOP]]
+        _begin(tile, tokens, head, query, positions, window, kept, queries, state, bounds)
+        _meet(
+            tile,
+            len(tokens) * group,
+            head,
+            pages,
+            keys,
+            values,
+            places,
+            numbers,
+            width,
+            queries,
+            state,
+            bounds,
+            out[0, 0, 0, 0],
+        )
+        for number, token in enumerate(tokens):
+            for g in range(group):
+                row = state[(number * group + g) * (width + 2) :]
+                if tile[ENDS]:
+                    _finish(row, width, sinks[head, g], out[token, head, g])
+                else:
+                    for i in range(width + 2):
+                        kept[token, head, g, i] = row[i]
+
+
+@compiled
+def _begin(
+    tile: Any,
+    tokens: Any,
+    head: Any,
+    query: Any,
+    positions: Any,
+    window: Any,
+    kept: Any,
+    queries: Any,
+    state: Any,
+    bounds: Any,
+) -> None:
+    """Lay the tile's rows out: queries, where they stand, what they see."""
+    group, units = query.shape[2:]
+    stride = len(state) // (len(bounds) // 2)
+    for number, token in enumerate(tokens):
+        stop = positions[token] + 1
+        for g in range(group):
+            row = number * group + g
+            bounds[2 * row], bounds[2 * row + 1] = max(0, stop - window), stop
+            for u in range(units):
+                queries[row * units + u] = query[token, head, g, u]
+            if tile[RESUMES]:
+                for i in range(stride):
+                    state[row * stride + i] = kept[token, head, g, i]
+            else:
+                for i in range(stride):
+                    state[row * stride + i] = 0
+                state[row * stride + stride - 2] = LOWEST
+
+
+@compiled
+def _meet(
+    tile: Any,
+    rows: Any,
+    head: Any,
+    pages: Any,
+    keys: Any,
+    values: Any,
+    places: Any,
+    numbers: Any,
+    width: Any,
+    queries: Any,
+    state: Any,
+    bounds: Any,
+    like: Any,
+) -> None:
+    """Attend the rows to the tile's blocks, in their order."""
+    units = keys.shape[2]
+    key_size, value_size = units * keys.shape[3], values.shape[2] * width
+    heads = keys.shape[1]
+    flat_keys, flat_values = keys.reshape(-1), values.reshape(-1)
+    stride = width + 2
+    scaling, softcap = numbers
+    first = bounds[0]
+    for row in range(rows):
+        first = min(first, bounds[2 * row])
+    for block in range(max(tile[FIRST], first // BLOCK), tile[LAST]):
+        start = block * BLOCK
+        for ahead in range(2):
+            number = min(block + ahead, tile[LAST] - 1) * PAGES_AT_ONCE
+            for i in range(PAGES_AT_ONCE):
+                # Beyond the last page nothing is seen; what is read there must only be there.
+                page = pages[tile[PAGES] + min(number + i, tile[COUNT] - 1)]
+                place = np.int64(page) * heads + head
+                places[2 * ahead * PAGES_AT_ONCE + i] = place * key_size
+                places[(2 * ahead + 1) * PAGES_AT_ONCE + i] = place * value_size
+        row = 0
+        while row < rows:
+            count = 4 if rows - row >= 4 else 2 if rows - row >= 2 else 1
+            begin, end = bounds[2 * row], bounds[2 * row + 1]
+            for other in range(row + 1, row + count):
+                begin, end = min(begin, bounds[2 * other]), max(end, bounds[2 * other + 1])
+            seen = min(BLOCK, end - start)
+            if seen > 0 and begin < start + BLOCK:
+                query_at, state_at, bounds_at = row * units, row * stride, 2 * row
+                if count == 4 and row > 0:
+                    attend_four_more(
+                        like,
+                        queries,
+                        query_at,
+                        units,
+                        flat_keys,
+                        flat_values,
+                        places,
+                        seen,
+                        state,
+                        state_at,
+                        width,
+                        bounds,
+                        bounds_at,
+                        start,
+                        scaling,
+                        softcap,
+                    )
+                elif count == 4:
+                    attend_four(
+                        like,
+                        queries,
+                        query_at,
+                        units,
+                        flat_keys,
+                        flat_values,
+                        places,
+                        seen,
+                        state,
+                        state_at,
+                        width,
+                        bounds,
+                        bounds_at,
+                        start,
+                        scaling,
+                        softcap,
+                    )
+                elif count == 2:
+                    attend_two(
+                        like,
+                        queries,
+                        query_at,
+                        units,
+                        flat_keys,
+                        flat_values,
+                        places,
+                        seen,
+                        state,
+                        state_at,
+                        width,
+                        bounds,
+                        bounds_at,
+                        start,
+                        scaling,
+                        softcap,
+                    )
+                else:
+                    attend_one(
+                        like,
+                        queries,
+                        query_at,
+                        units,
+                        flat_keys,
+                        flat_values,
+                        places,
+                        seen,
+                        state,
+                        state_at,
+                        width,
+                        bounds,
+                        bounds_at,
+                        start,
+                        scaling,
+                        softcap,
+                    )
+            row += count
+
+
+@compiled
+def _finish(row: Any, width: Any, sink: Any, out: Any) -> None:
+    """Write what a row came to; a sink takes its share of the mass."""
+    before, mass = row[width], row[width + 1]
+    peak = max(before, sink)
+    shrink = exp(before - peak)
+    share_ = shrink / (mass * shrink + exp(sink - peak))
+    for d in range(len(out)):
+        out[d] = narrow(row[d] * share_, out[0])

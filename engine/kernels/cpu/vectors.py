@@ -1,0 +1,134 @@
+"""Vectors of sixteen numbers in LLVM's language, for what its own vectoriser would not find.
+
+A number of keys, values and weights is a *word* of 32 bits: one fp32, or two neighbouring bf16,
+which are multiplied and added as a pair. Processors with AVX512-BF16 do that in one instruction.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import llvmlite.binding
+import numpy as np
+from llvmlite import ir
+from numba.core import cgutils
+
+LANES = 16
+
+BIT, BYTE, INT, WORD = ir.IntType(1), ir.IntType(8), ir.IntType(32), ir.IntType(64)
+FLOAT = ir.FloatType()
+FLOATS, INTS = ir.VectorType(FLOAT, LANES), ir.VectorType(INT, LANES)
+# What may be reordered and fused: as `compiling.FAST_MATH`.
+FAST = ("reassoc", "contract", "arcp", "nsz")
+HAS_PAIR_PRODUCT = llvmlite.binding.get_host_cpu_features().get("avx512bf16", False)
+
+
+class _BFloat(ir.Type):
+    """LLVM's `bfloat`, which llvmlite has no name for."""
+
+    def _to_string(self) -> str:
+        return "bfloat"
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _BFloat)
+
+    def __hash__(self) -> int:
+        return hash(_BFloat)
+
+
+HALVES, PAIRS = ir.VectorType(_BFloat(), LANES), ir.VectorType(_BFloat(), 2 * LANES)
+
+
+def pointer_to(context: Any, builder: Any, kind: Any, array: Any, element: Any) -> Any:
+    """Return where an array's numbers begin, as a pointer to `element`."""
+    data = context.make_array(kind)(context, builder, array).data
+    return builder.bitcast(data, element.as_pointer())
+
+
+def floats(value: float) -> Any:
+    """Return a vector of one number."""
+    return ir.Constant(FLOATS, [ir.Constant(FLOAT, float(np.float32(value)))] * LANES)
+
+
+def integers(value: int) -> Any:
+    """Return a vector of one integer."""
+    return ir.Constant(INTS, [ir.Constant(INT, value)] * LANES)
+
+
+def splat(builder: Any, scalar: Any, kind: Any) -> Any:
+    """Return a vector of `scalar` in every lane."""
+    undefined = ir.Constant(kind, ir.Undefined)
+    first = builder.insert_element(undefined, scalar, ir.Constant(INT, 0))
+    return builder.shuffle_vector(first, undefined, ir.Constant(INTS, None))
+
+
+def load(builder: Any, pointer: Any, index: Any, kind: Any) -> Any:
+    """Return the vector that begins at element `index`."""
+    place = builder.bitcast(builder.gep(pointer, [index]), kind.as_pointer())
+    return builder.load(place, align=4)
+
+
+def store(builder: Any, value: Any, pointer: Any, index: Any) -> None:
+    """Write a vector from element `index` on."""
+    place = builder.bitcast(builder.gep(pointer, [index]), value.type.as_pointer())
+    builder.store(value, place, align=2)
+
+
+def prefetch(builder: Any, pointer: Any, index: Any) -> None:
+    """Ask for the cache line of element `index`; nothing waits for it."""
+    place = builder.bitcast(builder.gep(pointer, [index]), BYTE.as_pointer())
+    # To read, into all caches, data.
+    flags = (ir.Constant(INT, flag) for flag in (0, 3, 1))
+    call(builder, "llvm.prefetch.p0", ir.VoidType(), place, *flags)
+
+
+def call(builder: Any, name: str, result: Any, *arguments: Any, flags: Any = ()) -> Any:
+    """Call one of LLVM's own functions."""
+    declared = ir.FunctionType(result, [argument.type for argument in arguments])
+    function = cgutils.get_or_insert_function(builder.module, declared, name)
+    return builder.call(function, arguments, fastmath=flags)
+
+
+def multiply_add(builder: Any, total: Any, a: Any, b: Any, *, is_paired: bool) -> Any:
+    """Return `total` + a · b for words `a` and `b`, lane by lane: in pairs, both halves' products.
+
+    fp32 throughout; the instruction for pairs takes what is below 2**-126 for zero.
+    """
+
+    def fused(total: Any, a: Any, b: Any) -> Any:
+        product = builder.fmul(builder.bitcast(a, FLOATS), builder.bitcast(b, FLOATS), FAST)
+        return builder.fadd(total, product, FAST)
+
+    if not is_paired:
+        return fused(total, a, b)
+    if HAS_PAIR_PRODUCT:
+        name = "llvm.x86.avx512bf16.dpbf16ps.512"
+        pairs = (builder.bitcast(words, PAIRS) for words in (a, b))
+        return call(builder, name, FLOATS, total, *pairs)
+    for part in (
+        lambda words: builder.shl(words, integers(16)),
+        lambda words: builder.and_(words, integers(-65536)),
+    ):
+        total = fused(total, part(a), part(b))
+    return total
+
+
+def exponential(builder: Any, x: Any) -> Any:
+    """Return e**x for vectors of x <= 0, as `scalars.exp` does."""
+    from engine.kernels.cpu.scalars import EXP_COEFFICIENTS
+
+    def multiply_add(a: Any, b: Any, c: Any) -> Any:
+        return builder.fadd(builder.fmul(a, b, FAST), c, FAST)
+
+    lowest = floats(-87.0)
+    x = builder.select(builder.fcmp_ordered("<", x, lowest), lowest, x)
+    n = builder.fptosi(multiply_add(x, floats(1.4426950408889634), floats(-0.5)), INTS)
+    whole = builder.sitofp(n, FLOATS)
+    r = multiply_add(whole, floats(-0.693359375), x)
+    r = multiply_add(whole, floats(2.12194440e-4), r)
+    y = floats(EXP_COEFFICIENTS[0])
+    for coefficient in EXP_COEFFICIENTS[1:]:
+        y = multiply_add(y, r, floats(coefficient))
+    y = multiply_add(builder.fmul(y, r, FAST), r, builder.fadd(r, floats(1.0), FAST))
+    power = builder.shl(builder.add(n, integers(127)), integers(23))
+    return builder.fmul(y, builder.bitcast(power, FLOATS), FAST)
