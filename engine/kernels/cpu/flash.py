@@ -114,7 +114,7 @@ class _Block:
         shrinks = []
         for row, own in enumerate(scores):
             seen = self._seen(bounds, row)
-            lowest = vectors.floats(LOWEST)
+            lowest = vectors.floats(float(LOWEST))
             masked = [
                 builder.select(mask, self._scaled(score), lowest)
                 for mask, score in zip(seen, own, strict=True)

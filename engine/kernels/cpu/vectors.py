@@ -23,7 +23,7 @@ FAST = ("reassoc", "contract", "arcp", "nsz")
 HAS_PAIR_PRODUCT = llvmlite.binding.get_host_cpu_features().get("avx512bf16", False)
 
 
-class _BFloat(ir.Type):
+class _BFloat(ir.Type):  # type: ignore[misc]  # llvmlite has no types
     """LLVM's `bfloat`, which llvmlite has no name for."""
 
     def _to_string(self) -> str:
@@ -96,8 +96,9 @@ def multiply_add(builder: Any, total: Any, a: Any, b: Any, *, is_paired: bool) -
     """
 
     def fused(total: Any, a: Any, b: Any) -> Any:
-        product = builder.fmul(builder.bitcast(a, FLOATS), builder.bitcast(b, FLOATS), FAST)
-        return builder.fadd(total, product, FAST)
+        # Never reordered: a row's sum must not depend on how many rows there are.
+        product = builder.fmul(*(builder.bitcast(x, FLOATS) for x in (a, b)), ("contract",))
+        return builder.fadd(total, product, ("contract",))
 
     if not is_paired:
         return fused(total, a, b)
@@ -105,12 +106,8 @@ def multiply_add(builder: Any, total: Any, a: Any, b: Any, *, is_paired: bool) -
         name = "llvm.x86.avx512bf16.dpbf16ps.512"
         pairs = (builder.bitcast(words, PAIRS) for words in (a, b))
         return call(builder, name, FLOATS, total, *pairs)
-    for part in (
-        lambda words: builder.shl(words, integers(16)),
-        lambda words: builder.and_(words, integers(-65536)),
-    ):
-        total = fused(total, part(a), part(b))
-    return total
+    total = fused(total, *(builder.shl(words, integers(16)) for words in (a, b)))
+    return fused(total, *(builder.and_(words, integers(-65536)) for words in (a, b)))
 
 
 def exponential(builder: Any, x: Any) -> Any:
