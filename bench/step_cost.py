@@ -40,7 +40,7 @@ NUM_STEPS = 40
 # No sequence ends while its steps are measured.
 MAX_TOKENS = 1000
 # Names of torch's functions, as the profiler writes them.
-PRODUCTS = re.compile(r"\b(linear|matmul|mm|bmm)\b|_ops\.mkldnn")
+PRODUCTS = re.compile(r"\b(linear|matmul|mm|bmm)\b|_ops\.mkldnn|cpu/products\.py")
 ATTENTION = re.compile(r"scaled_dot_product|cpu/attention\.py")
 TORCH = re.compile(r"torch|Tensor")
 

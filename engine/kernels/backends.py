@@ -1,4 +1,4 @@
-"""Which kernels serve a model on a device: its attention, and what lies between its products."""
+"""Which kernels serve a model on a device: its attention, its products, what lies between them."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import torch
 from engine.kernels import blocks
 from engine.kernels.attention import AttentionShape, MakesBackend
 from engine.kernels.blocks import Blocks
+from engine.kernels.products import Products, prepack
 from engine.kernels.reference import ReferenceAttention
 
 
@@ -33,3 +34,12 @@ def choose_blocks(dtype: torch.dtype, device: torch.device) -> Blocks:
         if dtype in DTYPES:
             return of_cpu
     return blocks
+
+
+def choose_products(blocks: Blocks, device: torch.device) -> Products:
+    """Return what makes products on a device: by its own kernel, else by oneDNN, else by torch."""
+    if device.type == "cpu":
+        from engine.kernels.cpu.products import prepare
+
+        return Products(blocks, [prepare, prepack])
+    return Products(blocks, [])

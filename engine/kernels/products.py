@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
+from engine.kernels.blocks import Blocks, Gate
+
 Product = Callable[[Tensor], Tensor]
+# What makes a product of a weight, a bias and a gate that joins its halves; None where it cannot.
+Prepares = Callable[[Tensor, Tensor | None, Gate | None], Product | None]
 
 # Relative to the largest number: what two orders of summation may differ by.
 TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 2e-2}
@@ -17,33 +21,55 @@ CHECKED_ROWS = 5
 
 
 class Products:
-    """Makes products of one model's weights.
+    """Makes products of one model's weights, by the first of some ways that gives what torch does.
 
-    Of each shape it looks once whether the prepared product gives what torch's does.
+    Each way is looked at once for each shape.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, blocks: Blocks, ways: Sequence[Prepares]) -> None:
+        self._blocks = blocks
+        self._ways = ways
         self._verdicts: dict[object, bool] = {}
 
     def make(self, weight: Tensor, bias: Tensor | None = None) -> Product:
         """Return x · weightᵀ + bias, for `weight [O, I]` and `bias [O]`."""
         plain = partial(functional.linear, weight=weight, bias=bias)
-        if weight.device.type != "cpu" or weight.dtype not in TOLERANCE:
-            return plain
-        kind = (weight.shape, weight.dtype, bias is None)
-        if self._verdicts.get(kind) is False:
-            return plain
-        packed = _packed(weight, bias)
-        if kind not in self._verdicts:
-            self._verdicts[kind] = packed is not None and _agree(plain, packed, weight)
-        return packed if packed is not None and self._verdicts[kind] else plain
+        return self._prepared(weight, bias, None, plain) or plain
+
+    def make_gated(self, weight: Tensor, bias: Tensor | None, gate: Gate) -> Product:
+        """Return the halves of x · weightᵀ + bias joined: `weight [2·O, I]`, `bias [2·O]`."""
+
+        def plain(x: Tensor) -> Tensor:
+            return self._blocks.gated(functional.linear(x, weight, bias), gate)
+
+        prepared = self._prepared(weight, bias, gate, plain)
+        if prepared is not None:
+            return prepared
+        both, gated = self.make(weight, bias), self._blocks.gated
+        return lambda x: gated(both(x), gate)
+
+    def _prepared(
+        self, weight: Tensor, bias: Tensor | None, gate: Gate | None, plain: Product
+    ) -> Product | None:
+        for way in self._ways:
+            kind = (way, weight.shape, weight.dtype, bias is None, gate)
+            if self._verdicts.get(kind) is False:
+                continue
+            product = way(weight, bias, gate)
+            if kind not in self._verdicts:
+                self._verdicts[kind] = product is not None and _agree(plain, product, weight)
+            if self._verdicts[kind]:
+                return product
+        return None
 
 
-def _packed(weight: Tensor, bias: Tensor | None) -> Product | None:
+def prepack(weight: Tensor, bias: Tensor | None, gate: Gate | None) -> Product | None:
     """Return the product over oneDNN's own order of a weight, which reads half again as fast.
 
     torch tells these operations to its compiler only; where they are gone there is no such product.
     """
+    if gate is not None or weight.dtype not in TOLERANCE:
+        return None
     try:
         reorder = torch.ops.mkldnn._reorder_linear_weight.default  # noqa: SLF001
         multiply = torch.ops.mkldnn._linear_pointwise.default  # noqa: SLF001
@@ -58,12 +84,12 @@ def _packed(weight: Tensor, bias: Tensor | None) -> Product | None:
     return product
 
 
-def _agree(plain: Product, packed: Product, weight: Tensor) -> bool:
+def _agree(plain: Product, prepared: Product, weight: Tensor) -> bool:
     """Say whether both give the same for random rows, as many as no other call has."""
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(CHECKED_ROWS, weight.shape[1], generator=generator).to(weight.dtype)
     try:
-        expected, got = plain(x).float(), packed(x).float()
+        expected, got = plain(x).float(), prepared(x).float()
     except RuntimeError:
         return False
     bound = TOLERANCE[weight.dtype] * expected.abs().amax()

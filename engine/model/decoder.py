@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from engine.kernels.attention import AttentionBackend, HeadNorms
-from engine.kernels.backends import choose_blocks
+from engine.kernels.backends import choose_blocks, choose_products
 from engine.kernels.blocks import Blocks
 from engine.kernels.experts import ExpertWeights, choose, mix
 from engine.kernels.products import Product, Products
@@ -53,7 +53,7 @@ class Decoder:
         self._scale = torch.tensor(architecture.embedding_scale).to(dtype).item()
         ropes = list(dict.fromkeys(block.rope for block in architecture.blocks))
         self._ropes = [(rope, torch.tensor(rope.frequencies, device=device)) for rope in ropes]
-        products = Products()
+        products = choose_products(self._blocks, device)
         self._head = products.make(weights.pop("head", self._embedding))
         maker = _LayerMaker(architecture, self._blocks, products, weights)
         self._layers = [
@@ -140,12 +140,16 @@ class _LayerMaker:
         return self._blocks.norm_weight(self._weights.pop(role), self._model.norm_offset)
 
     def _product(self, role: str) -> Product:
-        return self._products.make(self._weights.pop(role), self._weights.pop(f"{role}_bias", None))
+        return self._products.make(self._weights.pop(role), self._bias(role))
+
+    def _bias(self, role: str) -> Tensor | None:
+        return self._weights.pop(f"{role}_bias", None)
 
     def _mlp(self, role: str) -> Product:
-        gate_up, down = self._product(f"{role}gate_up"), self._product(f"{role}down")
-        gated, gate = self._blocks.gated, self._model.gate
-        return lambda x: down(gated(gate_up(x), gate))
+        weight, bias = self._weights.pop(f"{role}gate_up"), self._bias(f"{role}gate_up")
+        joined = self._products.make_gated(weight, bias, self._model.gate)
+        down = self._product(f"{role}down")
+        return lambda x: down(joined(x))
 
     def _experts(self, role: str, experts: Experts) -> Product:
         router = self._product(f"{role}router")

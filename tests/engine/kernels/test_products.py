@@ -7,46 +7,65 @@ from typing import Any
 import pytest
 import torch
 
-from engine.kernels import products
-from engine.kernels.products import Products
+from engine.kernels import blocks, products
+from engine.kernels.backends import choose_products
+from engine.kernels.blocks import Gate
+from engine.kernels.cpu.products import serves
+from engine.kernels.products import Product, Products, prepack
 
-HALVES = [torch.float32, torch.bfloat16, torch.float16]
+CPU = torch.device("cpu")
+DTYPES = [torch.float32, torch.bfloat16, torch.float16]
+TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 2**-7, torch.float16: 2**-9}
 
 
-def is_packed(product: Any) -> bool:
-    """Say whether a product is one over oneDNN's order."""
-    return getattr(product, "__name__", "") == "product"
+def maker(product: Any) -> str:
+    """Return which module a product is of: torch's own are partial functions."""
+    return str(product.__module__)
 
 
+@pytest.mark.parametrize("ways", [[], [prepack], None], ids=["torch", "oneDNN", "device"])
 @pytest.mark.parametrize("rows", [1, 8, 40])
 @pytest.mark.parametrize("is_biased", [True, False])
-@pytest.mark.parametrize("dtype", HALVES, ids=str)
-def test_it_is_the_product_of_torch(dtype: torch.dtype, rows: int, *, is_biased: bool) -> None:
-    """For any number of rows, but for the order of sums."""
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_it_is_the_product_of_torch(
+    dtype: torch.dtype, rows: int, ways: list[Any] | None, *, is_biased: bool
+) -> None:
+    """For any number of rows, but for the order of sums, with halves joined or not."""
     generator = torch.Generator().manual_seed(rows)
     weight, bias = torch.randn(72, 40, generator=generator), torch.randn(72, generator=generator)
     x = torch.randn(rows, 40, generator=generator).to(dtype)
     given = bias.to(dtype) if is_biased else None
-    got = Products().make(weight.to(dtype), given)(x)
+    makes = choose_products(blocks, CPU) if ways is None else Products(blocks, ways)
     expected = torch.nn.functional.linear(
         x.double(), weight.to(dtype).double(), None if given is None else given.double()
     )
-    tolerance = {torch.float32: 1e-5, torch.bfloat16: 2**-7, torch.float16: 2**-9}[dtype]
+    tolerance = TOLERANCE[dtype]
+    got = makes.make(weight.to(dtype), given)(x)
     torch.testing.assert_close(got.double(), expected, rtol=tolerance, atol=20 * tolerance)
+    got = makes.make_gated(weight.to(dtype), given, Gate())(x)
+    joined = blocks.gated(expected, Gate())
+    torch.testing.assert_close(got.double(), joined, rtol=3 * tolerance, atol=60 * tolerance)
 
 
-def test_what_gives_something_else_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
-    """These operations are torch's own affair, and may change."""
+def test_what_gives_something_else_is_not_used() -> None:
+    """oneDNN's operations are torch's own affair, and may change; a kernel may be wrong."""
     weight = torch.randn(16, 16, generator=torch.Generator().manual_seed(0))
 
-    def off_by_a_little(weight: torch.Tensor, _bias: object) -> products.Product:
-        return lambda x: torch.nn.functional.linear(x, weight) * 1.01
+    def off_by_a_little(weight: torch.Tensor, _bias: object, gate: Gate | None) -> Product:
+        def product(x: torch.Tensor) -> torch.Tensor:
+            both = torch.nn.functional.linear(x, weight) * 1.01
+            return both if gate is None else blocks.gated(both, gate)
 
-    monkeypatch.setattr(products, "_packed", off_by_a_little)
-    makes = Products()
+        return product
+
+    makes = Products(blocks, [off_by_a_little])
     x = torch.ones(3, 16)
+    plain = torch.nn.functional.linear(x, weight)
     for _ in range(2):
-        assert torch.equal(makes.make(weight)(x), torch.nn.functional.linear(x, weight))
+        assert torch.equal(makes.make(weight)(x), plain)
+        gate = Gate()
+        assert torch.equal(makes.make_gated(weight, None, gate)(x), blocks.gated(plain, gate))
+    assert maker(Products(blocks, [off_by_a_little, prepack]).make(weight)) == products.__name__
 
 
 def test_without_those_operations_there_is_still_a_product(
@@ -55,9 +74,21 @@ def test_without_those_operations_there_is_still_a_product(
     """Another release of torch may call them something else."""
     monkeypatch.setattr(torch.ops, "mkldnn", object())
     weight = torch.eye(8)
-    assert torch.equal(Products().make(weight)(torch.ones(2, 8)), torch.ones(2, 8))
+    product = Products(blocks, [prepack]).make(weight)
+    assert torch.equal(product(torch.ones(2, 8)), torch.ones(2, 8))
 
 
 def test_they_are_used_on_this_release_of_torch() -> None:
     """Else every step would read its weights a third slower, and nobody would know."""
-    assert is_packed(Products().make(torch.randn(64, 64)))
+    assert maker(Products(blocks, [prepack]).make(torch.randn(64, 64))) == products.__name__
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_our_own_kernel_comes_first_where_it_serves(dtype: torch.dtype) -> None:
+    """On a device of another kind there is torch alone."""
+    weight = torch.randn(64, 64).to(dtype)
+    makes = choose_products(blocks, CPU)
+    for product in (makes.make(weight), makes.make_gated(weight, None, Gate())):
+        assert (maker(product) == "engine.kernels.cpu.products") == serves(dtype)
+    elsewhere = choose_products(blocks, torch.device("cuda"))
+    assert maker(elsewhere.make(weight)) == "functools"

@@ -1,0 +1,120 @@
+"""What products with weights cost by our kernel and by oneDNN, shape by shape, on all cores.
+
+    python -m bench.product_cost [--models 46m,470m] [--dtype bfloat16] [--rows 1,8,256]
+
+A shape has as many weights as do not fit a cache together, each multiplied once a run. Both ways
+take turns, after a rest in which the threads of the other have gone to sleep. Figures are those of
+the quickest run: what others do on the machine is in the rest. A sum over the same bytes, which
+torch has vectorised, stands for the memory's own speed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from engine.kernels.cpu.products import prepare
+from engine.kernels.products import Prepares, Product, prepack
+
+# Outputs and inputs of what a layer multiplies by, and of the head.
+SHAPES = {
+    "46m": [(1024, 512), (512, 512), (3072, 512), (512, 1536), (16384, 512)],
+    "470m": [(4096, 1024), (1024, 2048), (6144, 1024), (1024, 3072), (32768, 1024)],
+}
+ROWS = "1,4,8,32,192,256,2048"
+COLD_BYTES = 96_000_000
+NUM_RUNS = 7
+REST_SECONDS = 0.02
+
+
+@dataclass(frozen=True, slots=True)
+class ProductCost:
+    """Seconds of one product in both ways, and of summing its weights' bytes."""
+
+    outputs: int
+    inputs: int
+    rows: int
+    num_bytes: int
+    own: float
+    onednn: float
+    by_sum: float
+
+
+def measure(
+    outputs: int, inputs: int, rows: Sequence[int], dtype: torch.dtype
+) -> list[ProductCost]:
+    """Return what products of one shape cost with so many rows."""
+    num_bytes = outputs * inputs * dtype.itemsize
+    weights = torch.randn(COLD_BYTES // num_bytes + 1, outputs, inputs).to(dtype)
+    by_sum = _quickest([partial(torch.sum, weights.view(torch.float32))])[0] / len(weights)
+    ways = [_prepared(way, weights) for way in (prepare, prepack)]
+    costs = []
+    for count in rows:
+        x = torch.randn(count, inputs).to(dtype)
+        own, onednn = _quickest([partial(_multiply, products, x) for products in ways])
+        num = len(weights)
+        costs.append(
+            ProductCost(outputs, inputs, count, num_bytes, own / num, onednn / num, by_sum)
+        )
+    return costs
+
+
+def _prepared(way: Prepares, weights: Tensor) -> list[Product]:
+    made = [way(weight, None, None) for weight in weights]
+    return [product for product in made if product is not None]
+
+
+def _multiply(products: Sequence[Product], x: Tensor) -> None:
+    for product in products:
+        product(x)
+
+
+def _quickest(runs: Sequence[Callable[[], object]]) -> list[float]:
+    """Return the seconds of each in its quickest run."""
+    best = [float("inf")] * len(runs)
+    for _ in range(NUM_RUNS):
+        for index, run in enumerate(runs):
+            time.sleep(REST_SECONDS)
+            started = time.perf_counter()
+            run()
+            best[index] = min(best[index], time.perf_counter() - started)
+    return best
+
+
+def show(costs: Sequence[ProductCost]) -> None:
+    """Print the table."""
+    print(
+        "| outputs × inputs | rows | ours, µs | oneDNN, µs | ours, GFLOP/s | oneDNN, GFLOP/s "
+        "| ours, GB/s | oneDNN, GB/s | a sum, GB/s |"
+    )
+    print("|---:" * 9 + "|")
+    for cost in costs:
+        flops = 2 * cost.rows * cost.outputs * cost.inputs
+        both = (cost.own, cost.onednn)
+        cells = [f"{seconds * 1e6:.0f}" for seconds in both]
+        cells += [f"{flops / seconds / 1e9:.0f}" for seconds in both]
+        cells += [f"{cost.num_bytes / seconds / 1e9:.1f}" for seconds in (*both, cost.by_sum)]
+        print(f"| {cost.outputs} × {cost.inputs} | {cost.rows} | {' | '.join(cells)} |")
+
+
+def main() -> None:
+    """Measure the shapes of some models."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--models", default=",".join(SHAPES), help="comma-separated (%(default)s)")
+    parser.add_argument("--dtype", default="bfloat16", choices=["bfloat16", "float32"])
+    parser.add_argument("--rows", default=ROWS, help="comma-separated (%(default)s)")
+    arguments = parser.parse_args()
+    rows = [int(count) for count in arguments.rows.split(",")]
+    dtype = getattr(torch, arguments.dtype)
+    shapes = [shape for model in arguments.models.split(",") for shape in SHAPES[model]]
+    show([cost for shape in shapes for cost in measure(*shape, rows, dtype)])
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,196 @@
+"""The inner part of products: a few rows against one panel of packed weights, in registers.
+
+A panel is as many outputs as the registers' sums have columns, and its words (`vectors`) lie input
+after input: what is read of it is one stream. Each sum adds its inputs in their order, whichever
+rows run beside it, so that a row comes to the same alone and in company.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from llvmlite import ir
+from numba import types
+from numba.core import cgutils
+
+from engine.kernels.cpu import vectors
+from engine.kernels.cpu.compiling import intrinsic
+from engine.kernels.cpu.vectors import BYTE, FAST, FLOAT, FLOATS, HALVES, INT, INTS, LANES, WORD
+
+# So many sums, and what they are made of, fill the 32 registers of AVX-512.
+ROWS, COLUMNS = 12, 2
+WIDTH = COLUMNS * LANES
+WORD_BYTES = 4
+# What becomes of the sums; a gate's are the first half of a panel, what it opens is the second.
+BITS = ir.VectorType(ir.IntType(1), LANES)
+PLAIN, SILU, GELU = 0, 1, 2
+# gelu's tanh as a sigmoid: x · sigmoid(2·√(2/π) · (x + 0.044715·x³)).
+GELU_SLOPE, GELU_CUBE = 1.5957691216057308, 0.044715
+
+
+@intrinsic
+def multiply_panel(
+    _typing: Any,
+    like: Any,  # a number of `x`: fp32, or bf16 as its bits
+    _x: Any,  # address of the first row's words
+    _stride: Any,  # bytes from one row to the next
+    _rows: Any,  # 1 to ROWS
+    _units: Any,  # words of a row, one at least
+    _panel: Any,  # address of [units, WIDTH] words
+    _ahead: Any,  # address of what is read soon: of it so many bytes are asked for with each unit
+    _ahead_step: Any,
+    _bias: Any,  # address of [WIDTH] fp32
+    _out: Any,  # address of the first row's first output
+    _out_stride: Any,  # bytes
+    _count: Any,  # outputs of this panel that there are
+    _curve: Any,
+    _steepness: Any,
+    _limit: Any,
+    _lift: Any,
+) -> Any:
+    """Write x · panel + bias of a few rows, or what the gate makes of it."""
+    is_paired = like == types.uint16
+    numbers = [types.int64] * 12 + [types.float32] * 3
+    signature = types.void(like, *numbers)
+
+    def generate(context: Any, builder: Any, _signature: Any, args: Any) -> Any:
+        _, x, stride, rows, units, panel, ahead, step, bias, out, out_stride, count, *gate = args
+        sums = _space(builder, FLOAT, ROWS * WIDTH)
+        done = builder.append_basic_block("done")
+        # Any other number of rows is none.
+        choice = builder.switch(rows, done)
+        for number in range(1, ROWS + 1):
+            block = builder.append_basic_block(f"rows{number}")
+            choice.add_case(_word(number), block)
+            with builder.goto_block(block):
+                places = [_place(builder, x, stride, _word(row), INT) for row in range(number)]
+                soon = (ahead, step)
+                _sum(builder, places, units, panel, soon, sums, is_paired=is_paired)
+                builder.branch(done)
+        builder.position_at_end(done)
+        target = (rows, out, out_stride, count)
+        _finish(builder, sums, bias, target, gate, is_paired=is_paired)
+        return context.get_dummy_value()
+
+    return signature, generate
+
+
+def _word(value: int) -> Any:
+    return ir.Constant(WORD, value)
+
+
+def _space(builder: Any, element: Any, count: int) -> Any:
+    """Return room on the stack, made once a call, that vectors can lie in."""
+    with builder.goto_entry_block():
+        room = builder.alloca(element, count)
+        room.align = LANES * WORD_BYTES
+    return room
+
+
+def _place(builder: Any, address: Any, stride: Any, index: Any, element: Any) -> Any:
+    """Return the pointer to what lies `index` strides beyond an address."""
+    beyond = builder.add(address, builder.mul(stride, index))
+    return builder.inttoptr(beyond, element.as_pointer())
+
+
+def _sum(
+    builder: Any, rows: list[Any], units: Any, panel: Any, soon: Any, sums: Any, *, is_paired: bool
+) -> None:
+    """Write the sums of some rows, row after row: `[rows, WIDTH]` fp32."""
+    zero = vectors.floats(0)
+    totals = [cgutils.alloca_once(builder, FLOATS) for _ in range(len(rows) * COLUMNS)]
+    for total in totals:
+        builder.store(zero, total)
+    weights = builder.inttoptr(panel, INT.as_pointer())
+    ahead, step = soon
+    half = builder.lshr(step, _word(1))
+    with cgutils.for_range(builder, units) as loop:
+        at = builder.mul(loop.index, _word(WIDTH))
+        words = [
+            vectors.load(builder, weights, builder.add(at, _word(column * LANES)), INTS)
+            for column in range(COLUMNS)
+        ]
+        first = builder.add(ahead, builder.mul(step, loop.index))
+        for place in (first, builder.add(first, half)):
+            _ask_for(builder, place)
+        for row, place in enumerate(rows):
+            x = vectors.splat(builder, builder.load(builder.gep(place, [loop.index])), INTS)
+            for column, word in enumerate(words):
+                total = totals[row * COLUMNS + column]
+                added = vectors.multiply_add(
+                    builder, builder.load(total), x, word, is_paired=is_paired
+                )
+                builder.store(added, total)
+    for index, total in enumerate(totals):
+        vectors.store(builder, builder.load(total), sums, _word(index * LANES))
+
+
+def _ask_for(builder: Any, address: Any) -> None:
+    """Ask for a cache line, into the second cache: the first holds the rows."""
+    place = builder.inttoptr(address, BYTE.as_pointer())
+    flags = (ir.Constant(INT, flag) for flag in (0, 2, 1))
+    vectors.call(builder, "llvm.prefetch.p0", ir.VoidType(), place, *flags)
+
+
+def _finish(builder: Any, sums: Any, bias: Any, target: Any, gate: Any, *, is_paired: bool) -> None:
+    """Write what becomes of sums, row after row, to where it goes."""
+    rows, out, stride, count = target
+    curve = gate[0]
+    number = HALVES.element if is_paired else FLOAT
+    size = 2 if is_paired else 4
+    biases = builder.inttoptr(bias, FLOAT.as_pointer())
+    # A panel's row that is not whole is made here.
+    row_of_panel = _space(builder, number, WIDTH)
+    is_gate = builder.icmp_signed("!=", curve, _word(PLAIN))
+    width = builder.select(is_gate, _word(LANES), _word(WIDTH))
+    is_whole = builder.icmp_signed("==", count, width)
+    count_bytes = builder.mul(count, _word(size))
+    with cgutils.for_range(builder, rows) as loop:
+        place = _place(builder, out, stride, loop.index, number)
+        written = builder.select(is_whole, place, row_of_panel)
+        at = builder.mul(loop.index, _word(WIDTH))
+        first, second = (
+            builder.fadd(
+                vectors.load(builder, sums, builder.add(at, _word(column * LANES)), FLOATS),
+                vectors.load(builder, biases, _word(column * LANES), FLOATS),
+            )
+            for column in range(COLUMNS)
+        )
+        with builder.if_else(is_gate) as (joined, plain):
+            with joined:
+                opened = _gated(builder, first, second, *gate)
+                _write(builder, opened, written, 0, is_paired=is_paired)
+            with plain:
+                _write(builder, first, written, 0, is_paired=is_paired)
+                _write(builder, second, written, LANES, is_paired=is_paired)
+        with builder.if_then(builder.not_(is_whole), likely=False):
+            cgutils.raw_memcpy(builder, place, row_of_panel, count_bytes, 1)
+
+
+def _write(builder: Any, lanes: Any, pointer: Any, index: int, *, is_paired: bool) -> None:
+    """Write a vector in the dtype of `x`."""
+    lanes = builder.fptrunc(lanes, HALVES) if is_paired else lanes
+    vectors.store(builder, lanes, pointer, _word(index))
+
+
+def _gated(
+    builder: Any, gate: Any, up: Any, curve: Any, steepness: Any, limit: Any, lift: Any
+) -> Any:
+    """Return curve(gate) · (up + lift), cut off before: see `Gate`. A NaN stays one."""
+    most = vectors.splat(builder, limit, FLOATS)
+    least = builder.fneg(most)
+    gate, up = (builder.select(builder.fcmp_ordered("<", most, x), most, x) for x in (gate, up))
+    up = builder.select(builder.fcmp_ordered("<", up, least), least, up)
+    up = builder.fadd(up, vectors.splat(builder, lift, FLOATS))
+    cube = builder.fmul(builder.fmul(gate, gate), gate)
+    bent = builder.fadd(gate, builder.fmul(vectors.floats(GELU_CUBE), cube, FAST), FAST)
+    gelu = builder.fmul(vectors.floats(GELU_SLOPE), bent)
+    silu = builder.fmul(vectors.splat(builder, steepness, FLOATS), gate)
+    is_gelu = vectors.splat(builder, builder.icmp_signed("==", curve, _word(GELU)), BITS)
+    slope = builder.select(is_gelu, gelu, silu)
+    is_rising = builder.fcmp_ordered(">=", slope, vectors.floats(0))
+    down = builder.select(is_rising, builder.fneg(slope), slope)
+    power = vectors.exponential(builder, down)
+    top = builder.select(is_rising, vectors.floats(1), power)
+    share = builder.fdiv(top, builder.fadd(vectors.floats(1), power), FAST)
+    return builder.fmul(builder.fmul(gate, share), up)
