@@ -1,4 +1,4 @@
-"""Which kernels serve a model on a device: its attention, its products, what lies between them."""
+"""Which kernels serve a model on a device: attention, products, what lies between, sampling."""
 
 from __future__ import annotations
 
@@ -6,11 +6,12 @@ from collections.abc import Sequence
 
 import torch
 
-from engine.kernels import blocks
+from engine.kernels import blocks, sampling
 from engine.kernels.attention import AttentionShape, MakesBackend
 from engine.kernels.blocks import Blocks
 from engine.kernels.products import Products, prepack
 from engine.kernels.reference import ReferenceAttention
+from engine.kernels.sampling import ChoosesTokens
 
 
 def choose_backend(
@@ -43,3 +44,14 @@ def choose_products(blocks: Blocks, device: torch.device) -> Products:
 
         return Products(blocks, [prepare, prepack])
     return Products(blocks, [])
+
+
+def choose_sampling(dtype: torch.dtype, device: torch.device) -> ChoosesTokens:
+    """Return the device's own functions where it has them for this dtype, else the reference."""
+    if device.type == "cpu":
+        from engine.kernels.cpu import sampling as of_cpu
+        from engine.kernels.cpu.scalars import DTYPES
+
+        if dtype in DTYPES:
+            return of_cpu
+    return sampling

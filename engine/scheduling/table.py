@@ -43,7 +43,11 @@ class SequenceTable:
         self.seed = np.zeros(slots, np.uint64)
         self.logprobs = np.full(slots, -1, np.int64)  # -1: none
         self.prompt_logprobs = np.full(slots, -1, np.int64)
-        self.is_shaped = np.zeros(slots, np.bool_)  # penalties, bias or banned tokens
+        self.repetition_penalty = np.ones(slots, np.float32)
+        self.presence_penalty = np.zeros(slots, np.float32)
+        self.frequency_penalty = np.zeros(slots, np.float32)
+        self.has_bias = np.zeros(slots, np.bool_)
+        self.min_tokens = np.zeros(slots, np.int64)  # before which no stop token may come
         self.reads_ids = np.zeros(slots, np.bool_)  # penalties: they look at what came before
         self.has_stop_text = np.zeros(slots, np.bool_)
         self.is_streamed = np.zeros(slots, np.bool_)
@@ -90,13 +94,15 @@ class SequenceTable:
         self.seed[slot] = sampling.seed
         self.logprobs[slot] = _or_none(sampling.logprobs)
         self.prompt_logprobs[slot] = _or_none(request.prompt_logprobs)
+        self.repetition_penalty[slot] = sampling.repetition_penalty
+        self.presence_penalty[slot] = sampling.presence_penalty
+        self.frequency_penalty[slot] = sampling.frequency_penalty
+        self.has_bias[slot] = bool(sampling.logit_bias)
+        self.min_tokens[slot] = request.min_tokens
         self.reads_ids[slot] = (
             sampling.presence_penalty != 0
             or sampling.frequency_penalty != 0
             or sampling.repetition_penalty != 1
-        )
-        self.is_shaped[slot] = (
-            self.reads_ids[slot] or bool(sampling.logit_bias) or request.min_tokens > 0
         )
         self.has_stop_text[slot] = request.stop_text is not None
         self.is_streamed[slot] = request.is_streamed

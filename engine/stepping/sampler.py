@@ -1,32 +1,22 @@
-"""From a step's logits to its tokens: penalties, bias, greedy or random choice.
+"""From a step's logits to its tokens: what sequences ask for, gathered for the device's functions.
 
-Rows that are greedy and unshaped, the common case offline, take one pass over the logits in the
-model's dtype. Only the others are widened to fp32, a few rows at a time. Randomness is keyed by
-(seed, number of tokens generated so far), so a row does not depend on its neighbours. What is
-chosen stays on the device.
+Randomness is keyed by (seed, number of tokens generated so far), so a row does not depend on its
+neighbours. What is chosen stays on the device.
 """
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Mapping, Sized
+from itertools import chain
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from engine.kernels import sampling
-from engine.scheduling.sequence import SequenceRequest
+from engine.kernels.backends import choose_sampling
+from engine.kernels.sampling import Rules, Sampled, uniform
 from engine.scheduling.table import SequenceTable
-
-ROWS_AT_ONCE = 32
-
-
-class Sampled(NamedTuple):
-    """`token_ids [N]` int64; `is_broken [N]` marks rows whose logits were not finite."""
-
-    token_ids: Tensor
-    is_broken: Tensor
 
 
 class Sampler:
@@ -38,80 +28,49 @@ class Sampler:
     @torch.inference_mode()
     def choose(self, slots: NDArray[np.int64], logits: Tensor) -> Sampled:
         """Choose one token for each slot from `logits [N, V]`, whose row i is slot `slots[i]`'s."""
-        table = self._table
-        plain = (table.temperature[slots] == 0) & ~table.is_shaped[slots]
-        if plain.all():
-            token_ids, best = sampling.choose_greedy(logits)
-            return Sampled(token_ids, ~best.isfinite())
-        token_ids = torch.zeros(len(slots), dtype=torch.int64, device=logits.device)
-        best = torch.zeros(len(slots), dtype=torch.float32, device=logits.device)
-        if plain.any():
-            rows = torch.from_numpy(np.flatnonzero(plain)).to(logits.device)
-            token_ids[rows], values = sampling.choose_greedy(logits[rows])
-            best[rows] = values.float()
-        others = np.flatnonzero(~plain)
-        for start in range(0, len(others), ROWS_AT_ONCE):
-            block = others[start : start + ROWS_AT_ONCE]
-            rows = torch.from_numpy(block).to(logits.device)
-            wide = logits[rows].float()
-            best[rows] = wide.amax(dim=-1)
-            token_ids[rows] = self._choose_block(slots[block], wide)
-        return Sampled(token_ids, ~best.isfinite())
+        rules = self._rules(slots, vocabulary=logits.shape[1])
+        return choose_sampling(logits.dtype, logits.device).choose(logits, rules)
 
-    def _choose_block(self, slots: NDArray[np.int64], wide: Tensor) -> Tensor:
-        """Choose for a few slots from their fp32 logits `[n, V]`, which are shaped in place."""
-        table, device = self._table, wide.device
-        for row in np.flatnonzero(table.is_shaped[slots]).tolist():
-            self._shape(wide[row], int(slots[row]))
-        greedy = table.temperature[slots] == 0
-        if greedy.all():
-            return sampling.choose_greedy(wide)[0]
-        # Greedy rows ride through the random choice at temperature 1 and stay as they are.
-        temperature = np.where(greedy, np.float32(1), table.temperature[slots])
-        positions = table.num_tokens[slots] - table.num_prompt_tokens[slots]
-        drawn = sampling.choose_random(
-            wide,
-            torch.from_numpy(temperature).to(device),
-            torch.from_numpy(table.top_k[slots]).to(device),
-            torch.from_numpy(table.top_p[slots]).to(device),
-            torch.from_numpy(table.min_p[slots]).to(device),
-            torch.from_numpy(sampling.uniform(table.seed[slots], positions)).to(device),
+    def _rules(self, slots: NDArray[np.int64], vocabulary: int) -> Rules:
+        table = self._table
+        num_prompt, num_tokens = table.num_prompt_tokens[slots], table.num_tokens[slots]
+        num_new = num_tokens - num_prompt
+        is_early, has_bias = num_new < table.min_tokens[slots], table.has_bias[slots]
+        biases: dict[int, Mapping[int, float]] = {}
+        bans: dict[int, list[int]] = {}
+        for row in np.flatnonzero(has_bias).tolist():
+            asked = table.sequence(int(slots[row])).request.sampling.logit_bias
+            biases[row] = {token: bias for token, bias in asked.items() if 0 <= token < vocabulary}
+        for row in np.flatnonzero(is_early).tolist():
+            stops = table.sequence(int(slots[row])).request.stop_token_ids
+            bans[row] = [token for token in stops if 0 <= token < vocabulary]
+        with np.errstate(divide="ignore"):
+            log_min_p = np.log(table.min_p[slots])
+        return Rules(
+            temperature=table.temperature[slots],
+            top_k=table.top_k[slots],
+            top_p=table.top_p[slots],
+            log_min_p=log_min_p,
+            draws=uniform(table.seed[slots], num_new),
+            is_shaped=table.reads_ids[slots] | has_bias | is_early,
+            repetition_penalty=table.repetition_penalty[slots],
+            presence_penalty=table.presence_penalty[slots],
+            frequency_penalty=table.frequency_penalty[slots],
+            tokens=table.tokens,
+            slots=slots,
+            num_prompt=num_prompt,
+            num_known=table.num_known[slots],
+            bias_starts=_starts(biases, len(slots)),
+            bias_ids=np.fromiter(chain.from_iterable(biases.values()), np.int64),
+            bias=np.fromiter((b for one in biases.values() for b in one.values()), np.float32),
+            ban_starts=_starts(bans, len(slots)),
+            ban_ids=np.fromiter(chain.from_iterable(bans.values()), np.int64),
         )
-        if not greedy.any():
-            return drawn
-        is_greedy = torch.from_numpy(greedy).to(device)
-        return torch.where(is_greedy, sampling.choose_greedy(wide)[0], drawn)
-
-    def _shape(self, row: Tensor, slot: int) -> None:
-        """Apply the sequence's penalties, bias and bans to its `row [V]` in place."""
-        table = self._table
-        request = table.sequence(slot).request
-        if table.reads_ids[slot]:
-            tokens = table.tokens[slot, : table.num_known[slot]]
-            _penalise(row, request, tokens, table.generated(slot))
-        bias = request.sampling.logit_bias
-        if bias:
-            ids = torch.tensor(list(bias), device=row.device)
-            row[ids] += torch.tensor(list(bias.values()), dtype=row.dtype, device=row.device)
-        if table.num_tokens[slot] - table.num_prompt_tokens[slot] < request.min_tokens:
-            row[[i for i in request.stop_token_ids if 0 <= i < len(row)]] = float("-inf")
 
 
-def _penalise(
-    row: Tensor,
-    request: SequenceRequest,
-    tokens: NDArray[np.int32],
-    generated: NDArray[np.int32],
-) -> None:
-    """Repetition over prompt and output (CTRL, Keskar et al. 2019); the others over the output."""
-    sampling_ = request.sampling
-    if sampling_.repetition_penalty != 1:
-        ids = torch.from_numpy(np.unique(tokens).astype(np.int64)).to(row.device)
-        seen = row[ids]
-        penalty = sampling_.repetition_penalty
-        row[ids] = torch.where(seen > 0, seen / penalty, seen * penalty)
-    if (sampling_.presence_penalty or sampling_.frequency_penalty) and len(generated):
-        unique, counts = np.unique(generated, return_counts=True)
-        ids = torch.from_numpy(unique.astype(np.int64)).to(row.device)
-        times = torch.from_numpy(counts).to(row.device, row.dtype)
-        row[ids] -= sampling_.presence_penalty + sampling_.frequency_penalty * times
+def _starts(of_rows: Mapping[int, Sized], num_rows: int) -> NDArray[np.int64]:
+    """Return where each row's entries start among those of all, and where all end."""
+    starts = np.zeros(num_rows + 1, np.int64)
+    for row, entries in of_rows.items():
+        starts[row + 1] = len(entries)
+    return starts.cumsum()

@@ -14,35 +14,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from engine.kernels import sampling
+from engine.kernels.backends import choose_sampling
 from engine.scheduling.scheduler import StepPlan
 from engine.scheduling.sequence import TokenLogprob
 from engine.scheduling.table import SequenceTable
-
-ROWS_AT_ONCE = 32
-
-
-class Scores(NamedTuple):
-    """Log-probabilities of `M` tokens, `[M]`, and of the `K` likeliest in each place, `[M, K]`."""
-
-    logprobs: Tensor
-    top_logprobs: Tensor
-    top_ids: Tensor
-
-
-def score(logits: Tensor, token_ids: Tensor, num_top: int) -> Scores:
-    """Score `token_ids [M]` under raw `logits [M, V]`, each row with its `num_top` likeliest."""
-    blocks = []
-    for start in range(0, len(token_ids), ROWS_AT_ONCE):
-        block = slice(start, start + ROWS_AT_ONCE)
-        logprobs, values, ids = sampling.log_probabilities(logits[block], token_ids[block], num_top)
-        if values is None or ids is None:
-            values, ids = (
-                logprobs.new_empty(len(logprobs), 0),
-                token_ids.new_empty(len(logprobs), 0),
-            )
-        blocks.append((logprobs, values, ids))
-    return Scores(*(torch.cat(parts) for parts in zip(*blocks, strict=True)))
 
 
 class _Prompt(NamedTuple):
@@ -94,8 +69,10 @@ class StepScores:
             *(int(table.prompt_logprobs[one.slot]) for one in prompts),
             0,
         )
-        scored = logits[torch.from_numpy(np.concatenate(rows))]
-        return token_ids, *score(scored, token_ids, num_top)
+        sampling = choose_sampling(logits.dtype, logits.device)
+        return token_ids, *sampling.log_probabilities(
+            logits, np.concatenate(rows), token_ids, num_top
+        )
 
     def keep(self, arrived: Sequence[NDArray[Any]], taken: NDArray[np.bool_]) -> None:
         """Give sequences that still run what `compute` came to; `taken` marks sampled tokens."""

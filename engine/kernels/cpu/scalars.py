@@ -96,6 +96,61 @@ def exp(_typing: Any, _value: Any) -> Any:
 
 
 @intrinsic
+def order(_typing: Any, value: Any) -> Any:
+    """Return an element as an integer of its width that orders as it does; both zeros are 0.
+
+    A NaN lies beyond either infinity.
+    """
+    kind = {types.float32: types.int32, types.uint16: types.int16}[value]
+
+    def generate(_context: Any, builder: Any, _signature: Any, args: Any) -> Any:
+        word = ir.IntType(kind.bitwidth)
+        bits = builder.bitcast(args[0], word)
+        lowest = ir.Constant(word, -(2 ** (kind.bitwidth - 1)))
+        is_negative = builder.icmp_signed("<", bits, ir.Constant(word, 0))
+        return builder.select(is_negative, builder.sub(lowest, bits), bits)
+
+    return kind(value), generate
+
+
+@intrinsic
+def ordered(_typing: Any, _key: Any) -> Any:
+    """Return the float32 whose `order` is the given one."""
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        key = context.cast(builder, args[0], signature.args[0], types.int32)
+        lowest = ir.Constant(BITS, -(2**31))
+        is_negative = builder.icmp_signed("<", key, ir.Constant(BITS, 0))
+        bits = builder.select(is_negative, builder.sub(lowest, key), key)
+        return builder.bitcast(bits, ir.FloatType())
+
+    return types.float32(_key), generate
+
+
+@intrinsic
+def magnitude(_typing: Any, value: Any) -> Any:
+    """Return the bits of an element without its sign: more than an infinity's where it is NaN."""
+    kind = {types.float32: types.int32, types.uint16: types.int16}[value]
+
+    def generate(_context: Any, builder: Any, _signature: Any, args: Any) -> Any:
+        word = ir.IntType(kind.bitwidth)
+        most = ir.Constant(word, 2 ** (kind.bitwidth - 1) - 1)
+        return builder.and_(builder.bitcast(args[0], word), most)
+
+    return kind(value), generate
+
+
+@intrinsic
+def larger(_typing: Any, value: Any, _other: Any) -> Any:
+    """Return the larger of two integers of one type, which stays what it is."""
+
+    def generate(_context: Any, builder: Any, _signature: Any, args: Any) -> Any:
+        return builder.select(builder.icmp_signed(">", *args), *args)
+
+    return value(value, value), generate
+
+
+@intrinsic
 def prefetch(_typing: Any, array: Any, page: Any, head: Any, row: Any, column: Any) -> Any:
     """Ask for the cache line of `array[page, head, row, column]`; nothing waits for it."""
 

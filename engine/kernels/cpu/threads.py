@@ -143,7 +143,7 @@ def _changing(operation: str) -> Any:
     return change
 
 
-_add, _exchange = _changing("add"), _changing("xchg")
+add, _exchange = _changing("add"), _changing("xchg")
 
 
 @intrinsic
@@ -213,10 +213,10 @@ def _call(_typing: Any, _function: Any, _data: Any, _item: Any) -> Any:
 
 @compiled
 def _take_items(words: Any, function: Any, data: Any, count: Any) -> None:
-    item = _add(words, NEXT, 1)
+    item = add(words, NEXT, 1)
     while item < count:
         _call(function, data, item)
-        item = _add(words, NEXT, 1)
+        item = add(words, NEXT, 1)
 
 
 @compiled
@@ -255,18 +255,18 @@ def _serve(words: Any) -> None:
                 _pause()
             continue
         looks = 0
-        _add(words, ACTIVE, 1)
+        add(words, ACTIVE, 1)
         if _read(words, OPEN) != 0:
             _take_items(words, words[FUNCTION], words[DATA], words[COUNT])
             # Nothing is left of it: not to be joined again.
             _write(words, OPEN, 0)
-        _add(words, ACTIVE, -1)
+        add(words, ACTIVE, -1)
 
 
 @compiled
 def _sleep(words: Any) -> None:
     """Sleep until woken, unless there is work: who is counted as sleeping is posted once."""
-    _add(words, SLEEPING, 1)
+    add(words, SLEEPING, 1)
     while _read(words, OPEN) != 0:
         sleeping = _read(words, SLEEPING)
         if sleeping == 0:

@@ -1,8 +1,9 @@
-"""Choosing tokens: thresholds against a plain definition, randomness by its frequencies."""
+"""Choosing tokens: thresholds against a plain definition, randomness by its frequencies.
+
+All of it holds for the reference and for the CPU's kernels.
+"""
 
 from __future__ import annotations
-
-from typing import NamedTuple
 
 import numpy as np
 import pytest
@@ -11,39 +12,29 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from engine.kernels import sampling
-from engine.kernels.sampling import NUCLEUS_CANDIDATES, TILE
+from engine.kernels import sampling as reference
+from engine.kernels.cpu import sampling as of_cpu
+from engine.kernels.cpu.thresholds import NUM_FEW
+from engine.kernels.sampling import TILE, ChoosesTokens, uniform
+from tests.engine.kernels.rules import Rule, joined
 
 Row = NDArray[np.float32]
 
-
-class Rule(NamedTuple):
-    """The parameters of one row."""
-
-    temperature: float = 1.0
-    top_k: int = 0
-    top_p: float = 1.0
-    min_p: float = 0.0
+either = pytest.mark.parametrize("kernels", [reference, of_cpu], ids=["reference", "cpu"])
 
 
-def choose(logits: Row, rules: list[Rule], draws: NDArray[np.float64]) -> NDArray[np.int64]:
-    """Call `choose_random` with rows of rules."""
-    columns = list(zip(*rules, strict=True))
-    chosen = sampling.choose_random(
-        torch.from_numpy(np.ascontiguousarray(logits)),
-        torch.tensor(columns[0], dtype=torch.float32),
-        torch.tensor(columns[1], dtype=torch.int64),
-        torch.tensor(columns[2], dtype=torch.float32),
-        torch.tensor(columns[3], dtype=torch.float32),
-        torch.from_numpy(draws),
-    )
-    ids: NDArray[np.int64] = chosen.numpy()
+def choose(
+    kernels: ChoosesTokens, logits: Row, rules: list[Rule], draws: NDArray[np.float64]
+) -> NDArray[np.int64]:
+    """Choose with a rule for each row."""
+    chosen = kernels.choose(torch.from_numpy(np.ascontiguousarray(logits)), joined(rules, draws))
+    ids: NDArray[np.int64] = chosen.token_ids.numpy()
     return ids
 
 
 def scaled(row: Row, rule: Rule) -> Row:
     """Return the logits at the rule's temperature, rounded as the engine rounds them."""
-    return row / np.float32(rule.temperature)
+    return row * (1 / np.float32(rule.temperature))
 
 
 def allowed(row: Row, rule: Rule, slack: float = 0.0) -> NDArray[np.bool_]:
@@ -55,7 +46,7 @@ def allowed(row: Row, rule: Rule, slack: float = 0.0) -> NDArray[np.bool_]:
     logits = scaled(row, rule)
     order = np.sort(logits)[::-1]
     left = logits >= order[min(rule.top_k or len(row), len(row)) - 1]
-    left &= logits >= order[0] + torch.tensor(rule.min_p).log().numpy()
+    left &= logits >= order[0] + (np.log(np.float32(rule.min_p)) if rule.min_p else -np.inf)
     if rule.top_p < 1:
         kept = np.sort(logits[left])[::-1]
         covered = np.exp(kept.astype(np.float64) - kept[0]).cumsum()
@@ -86,15 +77,22 @@ RULES = st.builds(
 )
 
 
+@either
 @given(
-    st.sampled_from([1, 2, 5, 60, TILE - 1, TILE, TILE + 1, 3 * TILE + 7]),
-    st.lists(RULES, min_size=1, max_size=4),
-    st.integers(0, 2**32 - 1),
-    st.sampled_from(["spread", "tied", "flat", "banned"]),
-    st.lists(st.sampled_from([0.0, 0.5, 1 - 2.0**-53]) | st.floats(0, 0.999), min_size=4),
+    vocabulary=st.sampled_from([1, 2, 5, 60, TILE - 1, TILE, TILE + 1, 3 * TILE + 7]),
+    rules=st.lists(RULES, min_size=1, max_size=4),
+    seed=st.integers(0, 2**32 - 1),
+    kind=st.sampled_from(["spread", "tied", "flat", "banned"]),
+    draws=st.lists(st.sampled_from([0.0, 0.5, 1 - 2.0**-53]) | st.floats(0, 0.999), min_size=4),
 )
 def test_a_draw_falls_where_the_thresholds_put_it(
-    vocabulary: int, rules: list[Rule], seed: int, kind: str, draws: list[float]
+    *,
+    kernels: ChoosesTokens,
+    vocabulary: int,
+    rules: list[Rule],
+    seed: int,
+    kind: str,
+    draws: list[float],
 ) -> None:
     """Temperature, top-k, top-p and min-p in any mixture, with ties and with banned tokens."""
     rng = np.random.default_rng(seed)
@@ -107,12 +105,13 @@ def test_a_draw_falls_where_the_thresholds_put_it(
         logits[:, rng.random(vocabulary) < 0.5] = -np.inf
         logits[:, rng.integers(vocabulary)] = 1.0
     numbers = np.array(draws[: len(rules)])
-    chosen = choose(logits, rules, numbers)
+    chosen = choose(kernels, logits, rules, numbers)
     assert chosen.shape == (len(rules),)
     for row, rule, draw, token in zip(logits, rules, numbers, chosen.tolist(), strict=True):
         check_draw(row, rule, draw, token)
 
 
+@either
 @pytest.mark.parametrize("spread", [0.01, 1.0, 8.0])
 @pytest.mark.parametrize(
     "rule",
@@ -126,80 +125,93 @@ def test_a_draw_falls_where_the_thresholds_put_it(
     ],
     ids=str,
 )
-def test_a_large_vocabulary_is_cut_where_a_small_one_is(rule: Rule, spread: float) -> None:
+def test_a_large_vocabulary_is_cut_where_a_small_one_is(
+    kernels: ChoosesTokens, rule: Rule, spread: float
+) -> None:
     """Also where the nucleus is wider than the candidates that are tried first."""
-    vocabulary = 8 * NUCLEUS_CANDIDATES[-1] + 5
+    vocabulary = 4 * NUM_FEW + 5
     rng = np.random.default_rng(4)
     logits = np.tile(rng.normal(0, spread, vocabulary).astype(np.float32), (6, 1))
     draws = np.array([0.0, 0.2, 0.5, 0.9, 0.9999, 1 - 2.0**-53])
-    for row, draw, token in zip(logits, draws, choose(logits, [rule] * 6, draws), strict=True):
+    for row, draw, token in zip(
+        logits, draws, choose(kernels, logits, [rule] * 6, draws), strict=True
+    ):
         check_draw(row, rule, draw, int(token))
 
 
-def test_the_ends_of_the_range_choose_the_first_and_the_last_token_with_mass() -> None:
+@either
+def test_the_ends_of_the_range_choose_the_first_and_the_last_token_with_mass(
+    kernels: ChoosesTokens,
+) -> None:
     """A token of no mass never comes, be it first, last, or a whole tile."""
     for vocabulary in (3, TILE, 4 * TILE + 3):
         logits = np.full((2, vocabulary), -np.inf, np.float32)
         logits[:, 1] = logits[:, vocabulary // 2] = 0
-        chosen = choose(logits, [Rule(), Rule()], np.array([0.0, 1 - 2.0**-53]))
+        chosen = choose(kernels, logits, [Rule(), Rule()], np.array([0.0, 1 - 2.0**-53]))
         assert chosen.tolist() == [1, max(1, vocabulary // 2)]
 
 
-def test_rounding_never_steps_past_the_last_token_with_mass() -> None:
+@either
+def test_rounding_never_steps_past_the_last_token_with_mass(kernels: ChoosesTokens) -> None:
     """The total of a tile and its running sum are not added up in the same order."""
     rows = 2000
     # Only masses of very different sizes are rounded at all when they are added in float64.
     logits = np.random.default_rng(6).normal(0, 12, (rows, TILE)).astype(np.float32)
     logits[:, -10:] = -np.inf
-    chosen = choose(logits, [Rule()] * rows, np.full(rows, 1 - 2.0**-53))
+    chosen = choose(kernels, logits, [Rule()] * rows, np.full(rows, 1 - 2.0**-53))
     assert chosen.max() < TILE - 10
 
 
-def test_a_nucleus_ends_with_the_token_that_reaches_it() -> None:
+@either
+def test_a_nucleus_ends_with_the_token_that_reaches_it(kernels: ChoosesTokens) -> None:
     """Masses 4, 2 and 2: half of them is the first token, and not one more."""
     half = float(np.float32(-np.log(2)))
     logits = np.tile(np.array([0, half, half], np.float32), (20, 1))
     draws = np.linspace(0, 0.999, 20)
-    assert set(choose(logits, [Rule(top_p=0.5)] * 20, draws).tolist()) == {0}
-    assert set(choose(logits, [Rule(top_p=0.501)] * 20, draws).tolist()) == {0, 1, 2}
+    assert set(choose(kernels, logits, [Rule(top_p=0.5)] * 20, draws).tolist()) == {0}
+    assert set(choose(kernels, logits, [Rule(top_p=0.501)] * 20, draws).tolist()) == {0, 1, 2}
 
 
-def test_tied_tokens_at_a_threshold_all_stay() -> None:
+@either
+def test_tied_tokens_at_a_threshold_all_stay(kernels: ChoosesTokens) -> None:
     """Nothing tells them apart."""
     logits = np.array([[3, 1, 2, 2, 2, 0]], np.float32)
     for rule in (Rule(top_k=2), Rule(top_p=0.6), Rule(min_p=float(np.exp(np.float32(-1))))):
         draws = np.linspace(0, 0.999, 40)
-        chosen = choose(np.repeat(logits, 40, axis=0), [rule] * 40, draws)
+        chosen = choose(kernels, np.repeat(logits, 40, axis=0), [rule] * 40, draws)
         assert set(chosen.tolist()) == {0, 2, 3, 4}
 
 
-def test_top_k_of_one_is_greedy() -> None:
+@either
+def test_top_k_of_one_is_greedy(kernels: ChoosesTokens) -> None:
     """Whatever the draw and the temperature."""
     logits = np.random.default_rng(0).normal(size=(50, 700)).astype(np.float32)
     rules = [Rule(5.0, 1)] * 50
-    assert (choose(logits, rules, np.linspace(0, 0.999, 50)) == logits.argmax(1)).all()
+    assert (choose(kernels, logits, rules, np.linspace(0, 0.999, 50)) == logits.argmax(1)).all()
 
 
-def test_a_cold_temperature_is_greedy_and_a_hot_one_is_even() -> None:
+@either
+def test_a_cold_temperature_is_greedy_and_a_hot_one_is_even(kernels: ChoosesTokens) -> None:
     """At the ends that the endpoints let through."""
     logits = np.random.default_rng(0).normal(0, 20, size=(50, 40)).astype(np.float32)
     draws = np.linspace(0, 0.999, 50)
-    assert (choose(logits, [Rule(1e-5)] * 50, draws) == logits.argmax(1)).all()
-    assert (choose(logits, [Rule(1e4)] * 50, draws) - draws * 40 < 1.1).all()
-    assert len(set(choose(logits, [Rule(1e4)] * 50, draws).tolist())) > 35
+    assert (choose(kernels, logits, [Rule(1e-5)] * 50, draws) == logits.argmax(1)).all()
+    assert (choose(kernels, logits, [Rule(1e4)] * 50, draws) - draws * 40 < 1.1).all()
+    assert len(set(choose(kernels, logits, [Rule(1e4)] * 50, draws).tolist())) > 35
 
 
+@either
 @pytest.mark.parametrize(
     "rule",
     [Rule(), Rule(0.5), Rule(1.7, 12), Rule(1, 0, 0.8), Rule(1, 0, 1, 0.1), Rule(0.9, 20, 0.9)],
     ids=str,
 )
-def test_tokens_come_as_often_as_they_should(rule: Rule) -> None:
+def test_tokens_come_as_often_as_they_should(kernels: ChoosesTokens, rule: Rule) -> None:
     """20,000 seeds: the chi-square statistic stays within five standard deviations."""
     count, vocabulary = 20_000, 50
     row = np.random.default_rng(11).normal(0, 1.5, vocabulary).astype(np.float32)
-    draws = sampling.uniform(np.arange(count, dtype=np.uint64), np.full(count, 3))
-    chosen = choose(np.tile(row, (count, 1)), [rule] * count, draws)
+    draws = uniform(np.arange(count, dtype=np.uint64), np.full(count, 3))
+    chosen = choose(kernels, np.tile(row, (count, 1)), [rule] * count, draws)
     mass = np.exp(row.astype(np.float64) / rule.temperature) * allowed(row, rule)
     expected = mass / mass.sum() * count
     seen = np.bincount(chosen, minlength=vocabulary)
@@ -210,10 +222,11 @@ def test_tokens_come_as_often_as_they_should(rule: Rule) -> None:
     assert abs(statistic - freedom) < 5 * np.sqrt(2 * freedom)
 
 
-def test_a_row_is_chosen_as_if_it_were_alone() -> None:
+@either
+def test_a_row_is_chosen_as_if_it_were_alone(kernels: ChoosesTokens) -> None:
     """Neighbours with other rules change no row, and neither does the order."""
     rng = np.random.default_rng(5)
-    rows, vocabulary = 24, 3 * NUCLEUS_CANDIDATES[-1]
+    rows, vocabulary = 24, 2 * NUM_FEW
     logits = rng.normal(0, rng.uniform(0.1, 6, (rows, 1)), (rows, vocabulary)).astype(np.float32)
     kinds = [
         Rule(),
@@ -224,16 +237,16 @@ def test_a_row_is_chosen_as_if_it_were_alone() -> None:
     ]
     rules = [kinds[row % len(kinds)] for row in range(rows)]
     draws = rng.random(rows)
-    together = choose(logits, rules, draws)
-    alone = [choose(logits[[i]], [rules[i]], draws[[i]])[0] for i in range(rows)]
+    together = choose(kernels, logits, rules, draws)
+    alone = [choose(kernels, logits[[i]], [rules[i]], draws[[i]])[0] for i in range(rows)]
     assert together.tolist() == alone
-    assert choose(logits[::-1], rules[::-1], draws[::-1].copy()).tolist() == alone[::-1]
+    assert choose(kernels, logits[::-1], rules[::-1], draws[::-1].copy()).tolist() == alone[::-1]
 
 
 def test_uniform_numbers_lie_in_the_half_open_unit_interval() -> None:
     """At every seed and position, the ends of both ranges too."""
     seeds = np.array([0, 1, 2**63 - 1, 2**64 - 1], np.uint64).repeat(1000)
-    numbers = sampling.uniform(seeds, np.tile(np.arange(1000), 4))
+    numbers = uniform(seeds, np.tile(np.arange(1000), 4))
     assert numbers.dtype == np.float64
     assert (numbers >= 0).all()
     assert (numbers < 1).all()
@@ -246,9 +259,9 @@ def test_uniform_numbers_are_even_and_unrelated(axis: str) -> None:
     count = 100_000
     steps = np.arange(count)
     if axis == "seeds":
-        numbers = sampling.uniform(steps.astype(np.uint64), np.full(count, 7))
+        numbers = uniform(steps.astype(np.uint64), np.full(count, 7))
     else:
-        numbers = sampling.uniform(np.full(count, 7, np.uint64), steps)
+        numbers = uniform(np.full(count, 7, np.uint64), steps)
     shares = np.bincount((numbers * 64).astype(int), minlength=64) / count * 64
     assert abs(numbers.mean() - 0.5) < 5 * np.sqrt(1 / 12 / count)
     assert np.abs(shares - 1).max() < 5 * np.sqrt(64 / count)
@@ -260,53 +273,70 @@ def test_uniform_numbers_depend_on_seed_and_position_alone() -> None:
     """Whatever other rows are drawn in the same call."""
     seeds = np.array([5, 6, 2**63], np.uint64)
     positions = np.array([0, 3, 100])
-    together = sampling.uniform(seeds, positions)
-    alone = [sampling.uniform(seeds[[i]], positions[[i]])[0] for i in range(3)]
+    together = uniform(seeds, positions)
+    alone = [uniform(seeds[[i]], positions[[i]])[0] for i in range(3)]
     assert together.tolist() == alone
 
 
-def test_greedy_takes_the_first_of_the_likeliest() -> None:
-    """In every dtype that a model may have."""
-    for dtype in (torch.float32, torch.bfloat16, torch.float16):
-        logits = torch.tensor([[0.0, 2.0, 2.0], [1.0, 0.0, -torch.inf]], dtype=dtype)
-        ids, values = sampling.choose_greedy(logits)
-        assert ids.tolist() == [1, 0]
-        assert values.tolist() == [2, 1]
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-def test_greedy_shows_a_row_that_is_not_finite(dtype: torch.dtype) -> None:
-    """A NaN anywhere in a row is its best value, and so is an infinity."""
-    for bad in (float("nan"), float("inf")):
-        for place in (0, 77, 299):
-            logits = torch.linspace(-3, 3, 900).view(3, 300).to(dtype)
-            logits[1, place] = bad
-            values = sampling.choose_greedy(logits)[1]
-            assert values.isfinite().tolist() == [True, False, True]
-
-
-def test_log_probabilities_are_those_of_the_whole_softmax() -> None:
-    """In the dtype of the logits, computed in fp32, best first."""
-    logits = torch.randn(6, 400, generator=torch.Generator().manual_seed(0)) * 5
-    chosen = torch.tensor([0, 399, 5, 6, 7, 8])
+@either
+def test_greedy_takes_the_first_of_the_likeliest(kernels: ChoosesTokens) -> None:
+    """In every dtype that a model may have; plus and minus zero tie, too."""
+    rows = [[0.0, 2.0, 2.0], [1.0, 0.0, -torch.inf], [-0.0, 0.0, -3.0], [-5.0, -4.0, -4.0]]
     for dtype in (torch.float32, torch.bfloat16):
-        expected = logits.to(dtype).double().log_softmax(-1)
-        score, values, ids = sampling.log_probabilities(logits.to(dtype), chosen, 9)
-        assert values is not None
-        assert ids is not None
-        best = expected.sort(dim=-1, descending=True, stable=True).values[:, :9]
-        torch.testing.assert_close(score.double(), expected[range(6), chosen], atol=1e-5, rtol=0)
-        torch.testing.assert_close(values.double(), best, atol=1e-5, rtol=0)
-        torch.testing.assert_close(expected.gather(1, ids), best, atol=1e-5, rtol=0)
+        for sizes in (1, 2000):
+            logits = torch.tensor(rows, dtype=dtype).repeat(1, sizes)
+            chosen = kernels.choose(logits, joined([Rule(0)] * 4, np.zeros(4)))
+            assert chosen.token_ids.tolist() == [1, 0, 0, 1]
+            assert not chosen.is_broken.any()
 
 
-def test_log_probabilities_bear_huge_logits_and_more_places_than_tokens() -> None:
+@either
+@pytest.mark.parametrize(
+    "rule", [Rule(0), Rule(0, repetition=1.1), Rule(), Rule(1, 5, 0.5)], ids=str
+)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_row_that_is_not_finite_is_broken(
+    kernels: ChoosesTokens, dtype: torch.dtype, rule: Rule
+) -> None:
+    """A NaN of either sign anywhere in a row, an infinity, or nothing but minus infinity."""
+    nan = torch.tensor([torch.nan]).abs()
+    for bad in (nan, -nan, torch.tensor([torch.inf])):
+        for place in (0, 77, 299):
+            logits = torch.linspace(-3, 3, 1200).view(4, 300).to(dtype)
+            logits[1, place] = bad
+            logits[3] = -torch.inf
+            logits[2, 5:] = -torch.inf
+            chosen = kernels.choose(logits, joined([rule] * 4, np.zeros(4)))
+            assert chosen.is_broken.tolist() == [False, True, False, True]
+            assert ((chosen.token_ids >= 0) & (chosen.token_ids < 300)).all()
+
+
+@either
+@pytest.mark.parametrize("top", [0, 9, 20])
+def test_log_probabilities_are_those_of_the_whole_softmax(kernels: ChoosesTokens, top: int) -> None:
+    """In the dtype of the logits, computed in fp32, best first; of any rows, in any order."""
+    logits = torch.randn(50, 2400, generator=torch.Generator().manual_seed(0)) * 5
+    chosen = torch.tensor([0, 2399, *range(5, 43)])
+    rows = np.random.default_rng(0).permutation(50)[:40]
+    for dtype in (torch.float32, torch.bfloat16):
+        expected = logits.to(dtype).double().log_softmax(-1)[rows]
+        scores = kernels.log_probabilities(logits.to(dtype), rows, chosen, top)
+        best = expected.sort(dim=-1, descending=True, stable=True).values[:, :top]
+        exact = expected[range(40), chosen]
+        torch.testing.assert_close(scores.logprobs.double(), exact, atol=2e-5, rtol=0)
+        torch.testing.assert_close(scores.top_logprobs.double(), best, atol=2e-5, rtol=0)
+        torch.testing.assert_close(expected.gather(1, scores.top_ids), best, atol=2e-5, rtol=0)
+        assert all(len(set(ids)) == top for ids in scores.top_ids.tolist())
+
+
+@either
+def test_log_probabilities_bear_huge_logits_and_more_places_than_tokens(
+    kernels: ChoosesTokens,
+) -> None:
     """Nothing overflows, and a banned token has minus infinity."""
     logits = torch.tensor([[1e30, -1e30, 0.0], [4e4, 4e4, -torch.inf]])
-    score, values, ids = sampling.log_probabilities(logits, torch.tensor([0, 2]), 20)
-    assert score.tolist() == [0, -torch.inf]
-    assert values is not None
-    assert ids is not None
-    assert values.shape == ids.shape == (2, 3)
-    assert values[1].tolist() == pytest.approx([-np.log(2), -np.log(2), -np.inf], abs=1e-2)
-    assert sampling.log_probabilities(logits, torch.tensor([0, 2]), 0)[1:] == (None, None)
+    scores = kernels.log_probabilities(logits, np.arange(2), torch.tensor([0, 2]), 20)
+    assert scores.logprobs.tolist() == [0, -torch.inf]
+    assert scores.top_logprobs.shape == scores.top_ids.shape == (2, 3)
+    halves = [-np.log(2), -np.log(2), -np.inf]
+    assert scores.top_logprobs[1].tolist() == pytest.approx(halves, abs=1e-2)

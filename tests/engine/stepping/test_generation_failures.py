@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from engine.kernels import sampling
+from engine.kernels.cpu import sampling as of_cpu
 from engine.protocol.errors import InternalError
 from engine.scheduling.sequence import (
     Sampling,
@@ -158,7 +158,7 @@ def test_a_step_that_fails_half_scored_scores_no_token_twice(
 ) -> None:
     """The sampled tokens had their scores when those of a prompt could not be computed."""
     rig = Rig(logits_of)
-    score, calls = sampling.log_probabilities, []
+    score, calls = of_cpu.log_probabilities, []
 
     def failing(*rows: Any) -> object:
         calls.append(rows)
@@ -166,7 +166,7 @@ def test_a_step_that_fails_half_scored_scores_no_token_twice(
             raise MemoryError
         return score(*rows)
 
-    monkeypatch.setattr(sampling, "log_probabilities", failing)
+    monkeypatch.setattr(of_cpu, "log_probabilities", failing)
     first = rig.work.add(request(sampling=replace(GREEDY, logprobs=1)))
     rig.work.step()
     rig.work.step()

@@ -14,7 +14,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.kernels import sampling
+from engine.kernels.cpu import sampling as of_cpu
 from engine.protocol.errors import InternalError
 from engine.scheduling.bound import GROW_AFTER_STEPS
 from engine.scheduling.failures import MAX_FAILURES_IN_COMPANY
@@ -91,7 +91,7 @@ def test_a_step_that_runs_out_while_it_scores_scores_no_token_twice(
 ) -> None:
     """Those that go on have had some of their scores already."""
     rig = Rig(logits_of)
-    score, calls = sampling.log_probabilities, []
+    score, calls = of_cpu.log_probabilities, []
 
     def failing(*rows: Any) -> Any:
         calls.append(rows)
@@ -99,7 +99,7 @@ def test_a_step_that_runs_out_while_it_scores_scores_no_token_twice(
             raise out_of_memory()
         return score(*rows)
 
-    monkeypatch.setattr(sampling, "log_probabilities", failing)
+    monkeypatch.setattr(of_cpu, "log_probabilities", failing)
     asked = [
         request([1, 2, 3], 8, replace(GREEDY, logprobs=1)),
         request([4, 5, 6], 8, prompt_logprobs=1),

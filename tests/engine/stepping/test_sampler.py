@@ -11,9 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
+from engine.kernels.sampling import ROWS_AT_ONCE, Sampled
 from engine.scheduling.sequence import Sampling, Sequence, SequenceRequest
 from engine.scheduling.table import SequenceTable
-from engine.stepping.sampler import ROWS_AT_ONCE, Sampled, Sampler
+from engine.stepping.sampler import Sampler
 
 GREEDY = Sampling(temperature=0)
 BAD = [float("nan"), float("inf")]

@@ -9,7 +9,18 @@ from pathlib import Path
 import numba
 import pytest
 
-from engine.kernels.cpu import blocks, compiling, entry, products, scalars, sharing, threads, tiles
+from engine.kernels.cpu import (
+    blocks,
+    compiling,
+    entry,
+    products,
+    sampling,
+    scalars,
+    sharing,
+    threads,
+    thresholds,
+    tiles,
+)
 from engine.sources import digest_of
 
 NAME = digest_of(Path(compiling.__file__).parent)
@@ -85,7 +96,7 @@ def test_no_kernel_may_take_it_that_there_is_no_nan() -> None:
 
 def kernels() -> list[numba.core.dispatcher.Dispatcher]:
     """Return all kernels that are kept."""
-    modules = (blocks, entry, products, sharing, threads, tiles)
+    modules = (blocks, entry, products, sampling, sharing, threads, thresholds, tiles)
     found = [
         value
         for module in modules

@@ -55,7 +55,7 @@ def test_another_thread_takes_part(words: threads.Team) -> None:
 
 @compiled
 def _meet(item: Any, met: Any) -> None:
-    threads._add(met, item, 1)
+    threads.add(met, item, 1)
     while threads._read(met, 1 - item) == 0:
         threads._yield()
 

@@ -1,0 +1,330 @@
+"""The CPU's choice of tokens: a row at a time, which stays in its core's cache from end to end.
+
+`choose` stands in for the one of its name in `kernels.sampling`. A row that is greedy and not
+shaped is read once, as it is. Any other is widened into a thread's own room and shaped there;
+a random one goes on as masses, under the thresholds of `cpu.thresholds`.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from engine.kernels.cpu.compiling import compiled
+from engine.kernels.cpu.scalars import (
+    elements,
+    exp,
+    larger,
+    magnitude,
+    narrow,
+    order,
+    ordered,
+    widen,
+)
+from engine.kernels.cpu.threads import add, share, team
+from engine.kernels.cpu.thresholds import NUM_FEW, TILE, least_kept
+from engine.kernels.cpu.vectors import LANES
+from engine.kernels.sampling import Rules, Sampled, Scores
+
+# Below it e**x counts as nothing.
+LOWEST = np.float32(-87.0)
+# Logits of which either none or all may be among the best.
+FEW_AT_ONCE = 256
+
+
+def choose(logits: Tensor, rules: Rules) -> Sampled:
+    """Choose a token for each row of `logits [N, V]`, which stay as they are."""
+    rows, vocabulary = logits.shape
+    token_ids, is_broken = np.zeros(rows, np.int64), np.zeros(rows, np.bool_)
+    threads = min(rows, torch.get_num_threads())
+    tiles = -(-vocabulary // TILE)
+    counts_tokens = bool(rules.presence_penalty.any() or rules.frequency_penalty.any())
+    _choose(
+        team(),
+        np.zeros(1, np.int64),
+        elements(logits.contiguous()),
+        rules,
+        np.empty((threads, tiles * TILE), np.float32),
+        np.empty((threads, tiles), np.float64),
+        np.empty((threads, NUM_FEW + LANES), np.float32),
+        np.zeros((threads, vocabulary if counts_tokens else 0), np.int32),
+        token_ids,
+        is_broken,
+    )
+    return Sampled(torch.from_numpy(token_ids), torch.from_numpy(is_broken))
+
+
+def log_probabilities(logits: Tensor, rows: NDArray[np.int64], chosen: Tensor, top: int) -> Scores:
+    """Score `chosen [M]` in `rows [M]` of `logits [N, V]`, with the `top` best of each."""
+    top = min(top, logits.shape[1])
+    logprobs = np.empty(len(rows), np.float32)
+    top_logprobs, top_ids = np.empty((len(rows), top), np.float32), np.empty((len(rows), top), int)
+    arrays = (elements(logits.contiguous()), rows, chosen.numpy())
+    _score(team(), *arrays, logprobs, top_logprobs, top_ids)
+    return Scores(*(torch.from_numpy(array) for array in (logprobs, top_logprobs, top_ids)))
+
+
+@compiled
+def _choose(
+    words: Any,
+    num_taken: Any,  # [1], how many rows are taken
+    logits: Any,  # [N, V]
+    rules: Any,
+    numbers: Any,  # [threads, V in whole tiles] float32
+    totals: Any,  # [threads, tiles] float64
+    few: Any,  # [threads, NUM_FEW + LANES] float32
+    counts: Any,  # [threads, V] int32 zeros, or [threads, 0]
+    token_ids: Any,
+    is_broken: Any,
+) -> None:
+    rooms = (numbers, totals, few, counts)
+    share(
+        words, len(numbers), _choose_rows, (num_taken, logits, rules, *rooms, token_ids, is_broken)
+    )
+
+
+@compiled
+def _choose_rows(
+    item: Any,
+    num_taken: Any,
+    logits: Any,
+    rules: Any,
+    numbers: Any,
+    totals: Any,
+    few: Any,
+    counts: Any,
+    token_ids: Any,
+    is_broken: Any,
+) -> None:
+    """Choose for rows until none is left, in the room of one thread."""
+    row = add(num_taken, 0, 1)
+    while row < len(logits):
+        is_plain = rules.temperature[row] == 0 and not rules.is_shaped[row]
+        if is_plain:
+            token_ids[row], is_broken[row] = _likeliest(logits[row])
+        else:
+            is_broken[row] = _widen(logits[row], numbers[item])
+            if not is_broken[row]:
+                _shape(logits[row], row, rules, numbers[item], counts[item])
+                token_ids[row] = _choose_one(row, rules, numbers[item], totals[item], few[item])
+                token_ids[row] = min(token_ids[row], logits.shape[1] - 1)
+        row = add(num_taken, 0, 1)
+
+
+@compiled
+def _likeliest(row: Any) -> Any:
+    """Return the first of the likeliest ids, and whether the row is broken."""
+    best, size, first = order(row[0]), magnitude(row[0]), 0
+    for start in range(0, len(row), TILE):
+        tile = row[start : start + TILE]
+        highest = order(tile[0])
+        for i in range(len(tile)):
+            highest = larger(highest, order(tile[i]))
+            size = larger(size, magnitude(tile[i]))
+        if highest > best:
+            best, first = highest, start
+    while order(row[first]) != best:
+        first += 1
+    return first, _is_broken(best, size, row[0])
+
+
+@compiled
+def _is_broken(best: Any, size: Any, like: Any) -> Any:
+    """Say whether the best of a row is not finite; a NaN anywhere is the best."""
+    infinity = order(narrow(np.float32(np.inf), like))
+    return size > infinity or best >= infinity or best <= -infinity
+
+
+@compiled
+def _widen(row: Any, x: Any) -> Any:
+    """Write a row to `x` in fp32, minus infinity behind it, and return whether it is broken."""
+    best, size = order(row[0]), magnitude(row[0])
+    for i in range(len(row)):
+        x[i] = widen(row[i])
+        best = larger(best, order(row[i]))
+        size = larger(size, magnitude(row[i]))
+    x[len(row) :] = -np.inf
+    return _is_broken(best, size, row[0])
+
+
+@compiled
+def _shape(row: Any, number: Any, rules: Any, x: Any, counts: Any) -> None:
+    """Apply penalties, bias and bans to `x`, in which the row lies."""
+    ids = rules.tokens[rules.slots[number]]
+    start, stop = rules.num_prompt[number], rules.num_known[number]
+    penalty = rules.repetition_penalty[number]
+    if penalty != 1:
+        for token in ids[:stop]:
+            seen = widen(row[token])  # what comes twice is weakened once
+            x[token] = seen / penalty if seen > 0 else seen * penalty
+    presence, frequency = rules.presence_penalty[number], rules.frequency_penalty[number]
+    if presence != 0 or frequency != 0:
+        for token in ids[start:stop]:
+            counts[token] += 1
+        for token in ids[start:stop]:
+            if counts[token]:
+                x[token] -= presence + frequency * np.float32(counts[token])
+                counts[token] = 0
+    for place in range(rules.bias_starts[number], rules.bias_starts[number + 1]):
+        x[rules.bias_ids[place]] += rules.bias[place]
+    for place in range(rules.ban_starts[number], rules.ban_starts[number + 1]):
+        x[rules.ban_ids[place]] = -np.inf
+
+
+@compiled
+def _choose_one(number: Any, rules: Any, x: Any, totals: Any, few: Any) -> Any:
+    """Choose from the shaped logits `x`, which become masses on the way."""
+    temperature = rules.temperature[number]
+    if temperature == 0:
+        return _likeliest(x)[0]
+    best = _scale(x, np.float32(1) / temperature)
+    highest = ordered(best)
+    if not highest > -np.inf:
+        return 0  # all are banned
+    floor = highest + rules.log_min_p[number]
+    if 0 < rules.top_k[number] < len(x):
+        goal = np.float64(rules.top_k[number])
+        least = least_kept(x, goal, np.float64(len(x)), best, few, by_mass=False)
+        floor = max(floor, ordered(least))
+    total = _weigh(x, highest, floor, totals)
+    if rules.top_p[number] < 1:
+        goal = total * rules.top_p[number]
+        least = least_kept(x, goal, total, order(np.float32(1)), few, by_mass=True)
+        _weigh_again(x, least, totals)
+    return _walk(x, totals, rules.draws[number])
+
+
+@compiled
+def _scale(x: Any, factor: Any) -> Any:
+    """Multiply `x` in place and return the order of its greatest number."""
+    best = order(x[0] * factor)
+    for i in range(len(x)):
+        x[i] *= factor
+        best = larger(best, order(x[i]))
+    return best
+
+
+@compiled
+def _weigh(x: Any, highest: Any, floor: Any, totals: Any) -> Any:
+    """Make masses of scaled logits, none below a floor, and return what they weigh together."""
+    total = np.float64(0)
+    for tile in range(len(totals)):
+        part = x[tile * TILE : (tile + 1) * TILE]
+        weight = np.float32(0)
+        for i in range(len(part)):
+            below = part[i] - highest
+            mass = exp(below) if part[i] >= floor and below > LOWEST else np.float32(0)
+            part[i] = mass
+            weight += mass
+        totals[tile] = weight
+        total += weight
+    return total
+
+
+@compiled
+def _weigh_again(x: Any, least: Any, totals: Any) -> None:
+    """Drop the masses of an order below `least`."""
+    for tile in range(len(totals)):
+        part = x[tile * TILE : (tile + 1) * TILE]
+        weight = np.float32(0)
+        for i in range(len(part)):
+            mass = part[i] if order(part[i]) >= least else np.float32(0)
+            part[i] = mass
+            weight += mass
+        totals[tile] = weight
+
+
+@compiled
+def _walk(masses: Any, totals: Any, draw: Any) -> Any:
+    """Return the token at which the running sum of masses passes a share of their total."""
+    goal = 0.0
+    for weight in totals:
+        goal += weight
+    goal *= draw
+    tile, before, last = 0, 0.0, 0
+    for tile in range(len(totals)):
+        if totals[tile] > 0:
+            last = tile
+            if before + totals[tile] > goal:
+                break
+            before += totals[tile]
+    token, covered = 0, np.float64(0)
+    for i in range(last * TILE, (last + 1) * TILE):
+        if masses[i] > 0:
+            token = i  # the last that has mass, where rounding would step past it
+            covered += masses[i]
+            if before + covered > goal:
+                break
+    return token
+
+
+@compiled
+def _score(
+    words: Any,
+    logits: Any,  # [N, V]
+    rows: Any,  # [M]
+    chosen: Any,
+    logprobs: Any,
+    top_logprobs: Any,  # [M, K]
+    top_ids: Any,
+) -> None:
+    arguments = (logits, rows, chosen, logprobs, top_logprobs, top_ids)
+    share(words, len(rows), _score_row, arguments)
+
+
+@compiled
+def _score_row(
+    item: Any,
+    logits: Any,
+    rows: Any,
+    chosen: Any,
+    logprobs: Any,
+    top_logprobs: Any,
+    top_ids: Any,
+) -> None:
+    row = logits[rows[item]]
+    bests = np.empty((len(row) + FEW_AT_ONCE - 1) // FEW_AT_ONCE, np.int32)  # of each tile
+    for tile in range(len(bests)):
+        part = row[tile * FEW_AT_ONCE : (tile + 1) * FEW_AT_ONCE]
+        best = order(widen(part[0]))
+        for i in range(len(part)):
+            best = larger(best, order(widen(part[i])))
+        bests[tile] = best
+    highest, total = ordered(bests.max()), np.float64(0)
+    for tile in range(len(bests)):
+        part = row[tile * FEW_AT_ONCE : (tile + 1) * FEW_AT_ONCE]
+        weight = np.float32(0)
+        for i in range(len(part)):
+            weight += exp(widen(part[i]) - highest)
+        total += weight
+    below = highest + np.float32(np.log(total))
+    logprobs[item] = widen(row[chosen[item]]) - below
+    if top_ids.shape[1]:
+        _find_best(row, bests, top_logprobs[item], top_ids[item])
+        for place in range(top_ids.shape[1]):
+            top_logprobs[item, place] -= below
+
+
+@compiled
+def _find_best(row: Any, bests: Any, logits: Any, ids: Any) -> None:
+    """Write the greatest logits and their ids, the first of those that tie first."""
+    count, most = 0, len(ids)
+    for tile in range(len(bests)):
+        if count == most and not ordered(bests[tile]) > logits[most - 1]:
+            continue
+        for token in range(tile * FEW_AT_ONCE, min((tile + 1) * FEW_AT_ONCE, len(row))):
+            logit = widen(row[token])
+            if count == most:
+                if not logit > logits[most - 1]:
+                    continue
+            else:
+                count += 1
+            place = count - 1
+            while place > 0 and logit > logits[place - 1]:
+                logits[place], ids[place] = logits[place - 1], ids[place - 1]
+                place -= 1
+            logits[place], ids[place] = logit, token

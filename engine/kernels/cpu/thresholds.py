@@ -1,0 +1,161 @@
+"""The least of a row's likeliest tokens that reach a goal together, found without a sort.
+
+Numbers are looked for by their order as integers (`scalars.order`), between two bounds that a pass
+over the row narrows at four places at once. A sample of the row says where to look first; once few
+numbers lie between the bounds they are copied out, and the rest is done among these alone.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from llvmlite import ir
+from numba import types
+
+from engine.kernels.cpu import vectors
+from engine.kernels.cpu.compiling import compiled, intrinsic
+from engine.kernels.cpu.scalars import order
+from engine.kernels.cpu.vectors import FLOAT, FLOATS, INTS, LANES, WORD
+
+# Numbers that are summed in fp32, before their sums are in fp64.
+TILE = 1024
+# How many numbers are copied out at most, and how many of a row are looked at first.
+NUM_FEW = 8192
+NUM_SAMPLED = 2048
+# How many deviations off what the sample says is looked at too.
+DEVIATIONS = 2.0
+
+
+@compiled
+def least_kept(x: Any, goal: Any, total: Any, highest: Any, few: Any, by_mass: Any) -> Any:
+    """Return the greatest `v` such that the numbers of `x [n]` from `v` up weigh at least `goal`.
+
+    `v` and `highest`, that of the greatest number, are orders. A number weighs itself `by_mass`,
+    where none is negative and the greatest is 1, else each weighs 1; `total` is what all weigh.
+    `few` is room for `NUM_FEW + LANES` numbers.
+    """
+    low = np.int64(1 if by_mass else order(np.float32(-np.inf)))  # what has no mass is out
+    high, above = np.int64(highest) + 1, 0.0
+    if goal <= 1:
+        return np.int32(highest)
+    if len(x) <= NUM_FEW:
+        return _bisect(x, by_mass, goal, low, high, above)
+    places = _sampled_places(x, by_mass, goal / total, low, high, few[:NUM_SAMPLED])
+    while True:
+        covered = _covered(x, by_mass, places)
+        for j in range(4):
+            if covered[j] >= goal:
+                low = max(low, np.int64(places[j]))
+            elif places[j] < high:
+                high, above = np.int64(places[j]), covered[j]
+        if high - low <= 1:
+            return np.int32(low)
+        count = _copy_between(x, np.int32(low), np.int32(high), few)
+        if count <= NUM_FEW:
+            return _bisect(few[:count], by_mass, goal, low, high, above)
+        places = _places(low, high)
+
+
+@compiled
+def _bisect(x: Any, by_mass: Any, goal: Any, low: Any, high: Any, above: Any) -> Any:
+    """Narrow the bounds to one number; what is left out of `x` weighs `above`, and is above."""
+    while high - low > 1:
+        places = _places(low, high)
+        covered = _covered(x, by_mass, places)
+        for j in range(4):
+            if above + covered[j] >= goal:
+                low = max(low, np.int64(places[j]))
+            else:
+                high = min(high, np.int64(places[j]))
+    return np.int32(low)
+
+
+@compiled
+def _places(low: Any, high: Any) -> Any:
+    step = high - low
+    return (
+        np.int32(low + step // 5),
+        np.int32(low + step * 2 // 5),
+        np.int32(low + step * 3 // 5),
+        np.int32(low + step * 4 // 5),
+    )
+
+
+@compiled
+def _sampled_places(x: Any, by_mass: Any, share: Any, low: Any, high: Any, sample: Any) -> Any:
+    """Return the place where a sample reaches a share of its weight, and three around it."""
+    stride = len(x) // len(sample)
+    for i in range(len(sample)):
+        sample[i] = x[i * stride]
+    weight, top, bottom = np.float64(0), order(sample[0]), order(sample[0])
+    for i in range(len(sample)):
+        weight += sample[i] if by_mass else 1.0
+        top = max(top, order(sample[i]))
+        bottom = min(bottom, order(sample[i]))
+    low, high = max(low, np.int64(bottom)), np.int64(top) + 1
+    spread = DEVIATIONS * np.sqrt(share * (1 - share) / len(sample))
+    more = _bisect(sample, by_mass, weight * min(share + spread, 1.0), low, high, 0.0)
+    same = _bisect(sample, by_mass, weight * share, low, high, 0.0)
+    less = _bisect(sample, by_mass, weight * max(share - spread, 0.0), low, high, 0.0)
+    return more, same, less, np.int32(top)
+
+
+@compiled
+def _covered(x: Any, by_mass: Any, places: Any) -> Any:
+    """Return what the numbers from each of four places up weigh together."""
+    a = b = c = d = np.float64(0)
+    for start in range(0, len(x), TILE):
+        tile = x[start : start + TILE]
+        first, second = np.float32(0), np.float32(0)
+        third, fourth = np.float32(0), np.float32(0)
+        for i in range(len(tile)):
+            key = order(tile[i])
+            weight = tile[i] if by_mass else np.float32(1)
+            first += weight if key >= places[0] else np.float32(0)
+            second += weight if key >= places[1] else np.float32(0)
+            third += weight if key >= places[2] else np.float32(0)
+            fourth += weight if key >= places[3] else np.float32(0)
+        a, b, c, d = a + first, b + second, c + third, d + fourth
+    return a, b, c, d
+
+
+@compiled
+def _copy_between(x: Any, low: Any, high: Any, few: Any) -> Any:
+    """Copy the numbers of an order in `[low, high)` → how many; beyond `NUM_FEW` it gives up."""
+    count = 0
+    for start in range(0, len(x), LANES):
+        count += _copy_lanes(x, start, low, high, few, count)
+        if count > NUM_FEW:
+            break
+    return count
+
+
+@intrinsic
+def _copy_lanes(
+    _typing: Any, x: Any, _start: Any, _low: Any, _high: Any, few: Any, _count: Any
+) -> Any:
+    """Copy of `x[start : start + LANES]` what lies between to `few[count:]` → how many.
+
+    Of `few`, `LANES` numbers are written over.
+    """
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        source, target = (
+            vectors.pointer_to(context, builder, signature.args[i], args[i], FLOAT) for i in (0, 4)
+        )
+        numbers = vectors.load(builder, source, args[1], FLOATS)
+        bits = builder.bitcast(numbers, INTS)
+        is_negative = builder.icmp_signed("<", bits, vectors.integers(0))
+        keys = builder.select(is_negative, builder.sub(vectors.integers(-(2**31)), bits), bits)
+        low, high = (vectors.splat(builder, bound, INTS) for bound in args[2:4])
+        above, below = builder.icmp_signed(">=", keys, low), builder.icmp_signed("<", keys, high)
+        is_between = builder.and_(above, below)
+        name = f"llvm.experimental.vector.compress.v{LANES}f32"
+        nothing = ir.Constant(FLOATS, ir.Undefined)
+        chosen = vectors.call(builder, name, FLOATS, numbers, is_between, nothing)
+        vectors.store(builder, chosen, target, args[5])
+        flags = builder.bitcast(is_between, ir.IntType(LANES))
+        return builder.zext(builder.ctpop(flags), WORD)
+
+    return types.int64(x, types.int64, types.int32, types.int32, few, types.int64), generate

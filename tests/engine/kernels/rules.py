@@ -1,0 +1,73 @@
+"""Rules of rows that are written one by one."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from engine.kernels.sampling import Rules
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """How one row's token is chosen, after which tokens."""
+
+    temperature: float = 1.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    repetition: float = 1.0
+    presence: float = 0.0
+    frequency: float = 0.0
+    prompt: Sequence[int] = ()
+    generated: Sequence[int] = ()
+    bias: Mapping[int, float] = field(default_factory=dict)
+    bans: Sequence[int] = ()
+
+    @property
+    def is_shaped(self) -> bool:
+        """Say whether any logit changes."""
+        penalties = (self.repetition, self.presence, self.frequency)
+        return penalties != (1, 0, 0) or bool(self.bias) or bool(self.bans)
+
+
+def joined(rules: Sequence[Rule], draws: NDArray[np.float64]) -> Rules:
+    """Return these rows' rules as arrays; their tokens lie in slots in another order."""
+
+    def column(name: str) -> NDArray[np.float32]:
+        return np.array([getattr(rule, name) for rule in rules], np.float32)
+
+    def starts(counts: list[int]) -> NDArray[np.int64]:
+        return np.cumsum([0, *counts])
+
+    slots = np.arange(len(rules))[::-1].copy()
+    tokens = np.zeros((len(rules), 1000), np.int32)
+    for slot, rule in zip(slots, rules, strict=True):
+        known = [*rule.prompt, *rule.generated]
+        tokens[slot, : len(known)] = known
+    prompts = np.array([len(rule.prompt) for rule in rules], np.int64)
+    with np.errstate(divide="ignore"):
+        log_min_p = np.log(column("min_p"))
+    return Rules(
+        temperature=column("temperature"),
+        top_k=np.array([rule.top_k for rule in rules], np.int64),
+        top_p=column("top_p"),
+        log_min_p=log_min_p,
+        draws=draws,
+        is_shaped=np.array([rule.is_shaped for rule in rules], np.bool_),
+        repetition_penalty=column("repetition"),
+        presence_penalty=column("presence"),
+        frequency_penalty=column("frequency"),
+        tokens=tokens,
+        slots=slots,
+        num_prompt=prompts,
+        num_known=prompts + [len(rule.generated) for rule in rules],
+        bias_starts=starts([len(rule.bias) for rule in rules]),
+        bias_ids=np.array([token for rule in rules for token in rule.bias], np.int64),
+        bias=np.array([bias for rule in rules for bias in rule.bias.values()], np.float32),
+        ban_starts=starts([len(rule.bans) for rule in rules]),
+        ban_ids=np.array([token for rule in rules for token in rule.bans], np.int64),
+    )
