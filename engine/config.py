@@ -9,6 +9,7 @@ from engine.errors import EngineError
 
 DtypeName = Literal["auto", "float32", "bfloat16", "float16"]
 DeviceName = Literal["auto", "cpu", "cuda"]
+AdmissionName = Literal["arrival", "prefix"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,7 +19,8 @@ class EngineConfig:
     `model` is a local folder or a hub id. `max_model_len` None takes the model's own context.
     `max_num_batched_tokens` is the token budget of one step. `kv_cache_memory` (bytes) None takes
     what the device has left after the weights. `seed` keys requests that name none. `steps_ahead` 1
-    prepares a step while another is computed, 0 one after the other.
+    prepares a step while another is computed, 0 one after the other. `admission` says who starts
+    next: who came first, or, where nobody waits for one answer, those that begin alike together.
     """
 
     model: str
@@ -30,6 +32,7 @@ class EngineConfig:
     kv_cache_memory: int | None = None
     seed: int = 0
     steps_ahead: int = 0
+    admission: AdmissionName = "arrival"
 
     def __post_init__(self) -> None:
         """Refuse settings that no engine could run with, naming the setting."""
@@ -38,6 +41,10 @@ class EngineConfig:
         if self.device not in get_args(DeviceName):
             raise EngineError(
                 f"device {self.device!r} is none of {', '.join(get_args(DeviceName))}"
+            )
+        if self.admission not in get_args(AdmissionName):
+            raise EngineError(
+                f"admission {self.admission!r} is none of {', '.join(get_args(AdmissionName))}"
             )
         for name in ("max_model_len", "max_num_seqs", "max_num_batched_tokens", "kv_cache_memory"):
             value = getattr(self, name)

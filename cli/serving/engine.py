@@ -90,7 +90,12 @@ def engine_config(options: EngineOptions) -> EngineConfig:
     given = {name: value for name in names if (value := getattr(options, name)) is not None}
     try:
         return EngineConfig(
-            model, dtype=options.dtype, device=options.device, seed=options.seed, **given
+            model,
+            dtype=options.dtype,
+            device=options.device,
+            seed=options.seed,
+            admission="prefix",  # all commands run files
+            **given,
         )
     except EngineError as exc:
         raise Refused(str(exc)) from exc

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from engine.config import EngineConfig
+from engine.config import AdmissionName, EngineConfig
 from engine.endpoints import text_endpoints
 from engine.errors import EngineError
 from engine.kinds.kind import Loaded
 from engine.model.loading import load_model
 from engine.model.memory import Room, find_room
 from engine.model.network import LoadedModel
-from engine.scheduling.admission import ArrivalOrder
+from engine.scheduling.admission import Admission, ArrivalOrder, PrefixOrder
 from engine.scheduling.pages import PagePool
 from engine.scheduling.scheduler import Scheduler
 from engine.scheduling.sequence import SequenceRequest, SequenceResult
@@ -26,6 +26,11 @@ from engine.text.chat_template import ChatTemplate, read_chat_template
 from engine.text.text_model import GenerationConfig, TextModel, eos_ids, read_generation_config
 from engine.text.tokenizer import load_tokenizer
 from engine.text.vocabulary import Vocabulary, load_vocabulary, recall_vocabulary
+
+ADMISSIONS: dict[AdmissionName, Callable[[], Admission]] = {
+    "arrival": ArrivalOrder,
+    "prefix": PrefixOrder,
+}
 
 
 class Generation:
@@ -77,7 +82,8 @@ def make_work(model: LoadedModel, room: Room, config: EngineConfig) -> Generatio
     attention = model.attention(room.num_pages)
     table = SequenceTable(config.max_num_seqs, room.max_model_len, attention.page_size)
     pool = PagePool(room.num_pages)
-    scheduler = Scheduler(table, pool, ArrivalOrder(), config.max_num_batched_tokens)
+    admission = ADMISSIONS[config.admission]()
+    scheduler = Scheduler(table, pool, admission, config.max_num_batched_tokens)
     runner = Runner(model, attention, table)
     return GenerationWork(scheduler, runner, model.vocab_size, config.steps_ahead)
 

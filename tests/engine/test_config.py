@@ -31,6 +31,7 @@ def test_a_model_is_all_that_must_be_named() -> None:
         ("kv_cache_memory", 0),
         ("steps_ahead", 2),
         ("steps_ahead", -1),
+        ("admission", "longest"),
     ],
 )
 def test_a_setting_that_cannot_work_is_refused_by_name(setting: str, value: Any) -> None:

@@ -7,11 +7,16 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import get_args
 
 import pytest
 
 from cli.main import main
+from cli.serving.engine import engine_config
+from cli.serving.options import EngineOptions
 from demo import MODEL_PATH
+from engine.config import AdmissionName, EngineConfig
+from engine.kinds.generation import ADMISSIONS
 from tests.cli.given import line, rows
 
 ROOT = Path(__file__).parents[3]
@@ -38,6 +43,14 @@ def test_a_small_cache_shortens_the_context_and_says_so(
 
     assert main(["run", *files, *small, "--max-model-len", "2048", "--force"]) == 1
     assert "tidemill: --max-model-len 2048 needs" in capfd.readouterr().err.splitlines()[-1]
+
+
+def test_commands_start_together_what_begins_alike() -> None:
+    """Nobody waits for one row of a file; who holds an engine gets the order of arrival."""
+    config = engine_config(EngineOptions(model=str(MODEL_PATH)))
+    assert (config.admission, EngineConfig(config.model).admission) == ("prefix", "arrival")
+    for name in get_args(AdmissionName):
+        assert len(ADMISSIONS[name]()) == 0
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from engine.scheduling import scheduler as scheduler_module
-from engine.scheduling.admission import ArrivalOrder
+from engine.scheduling.admission import ArrivalOrder, PrefixOrder
 from engine.scheduling.pages import PagePool, page_digests
 from engine.scheduling.scheduler import MAX_SCORED_ROWS
 from engine.scheduling.sequence import SequenceRequest
@@ -35,7 +35,7 @@ class Case:
     budget: int
     max_model_len: int
     extra_pages: int
-    policy: type[ArrivalOrder | LongestFirst]
+    policy: type[ArrivalOrder | PrefixOrder | LongestFirst]
     steps_ahead: int
     requests: list[tuple[int, SequenceRequest]]
 
@@ -66,7 +66,7 @@ def cases(draw: st.DrawFn) -> Case:
         draw(st.integers(max_num_seqs, 40)),
         max_model_len,
         draw(st.integers(0, 8)),
-        draw(st.sampled_from([ArrivalOrder, LongestFirst])),
+        draw(st.sampled_from([ArrivalOrder, PrefixOrder, LongestFirst])),
         draw(st.integers(0, 2)),
         sorted(requests, key=lambda item: item[0]),
     )

@@ -1,0 +1,106 @@
+"""Who of those that wait starts next."""
+
+from __future__ import annotations
+
+from engine.scheduling.admission import Admission, ArrivalOrder, PrefixOrder
+from engine.scheduling.sequence import Sequence, SequenceRequest
+from tests.engine.scheduling.yard import PAGE, Yard, expected_tokens, long
+
+
+def queued(order: Admission, *prompts: str, arrival: int = 0) -> list[Sequence]:
+    """Queue a sequence for each text, a token a letter."""
+    sequences = [
+        Sequence(SequenceRequest(list(map(ord, prompt)), 1), number)
+        for number, prompt in enumerate(prompts, start=arrival)
+    ]
+    for sequence in sequences:
+        order.add(sequence)
+    return sequences
+
+
+def start(order: Admission) -> Sequence:
+    """Start the next."""
+    first = order.first()
+    assert first is not None
+    assert order.take() is first
+    return first
+
+
+def started(order: Admission) -> list[int]:
+    """Start all that wait, and return their arrivals in the order of their starts."""
+    arrivals = [start(order).arrival for _ in range(len(order))]
+    assert order.first() is None
+    return arrivals
+
+
+def test_those_that_begin_alike_start_one_after_another() -> None:
+    """Wherever they stand in the file."""
+    order = PrefixOrder()
+    queued(order, "docA one", "docB one", "docA two", "docC one", "docB two", "docA")
+    assert len(order) == 6
+    assert started(order) == [5, 0, 2, 1, 4, 3]
+
+
+def test_salts_are_kept_apart() -> None:
+    """Those of different salts share no page, whatever their prompts are."""
+    order = PrefixOrder()
+    for arrival, salt in enumerate(["", "a", "", "a"]):
+        order.add(Sequence(SequenceRequest([7, 8], 1, cache_salt=salt), arrival))
+    assert started(order) == [0, 2, 1, 3]
+
+
+def test_of_equal_prompts_the_longest_answer_starts_first() -> None:
+    """And of equal requests the one that came first."""
+    order = PrefixOrder()
+    for arrival, max_tokens in enumerate([3, 9, 3, 9]):
+        order.add(Sequence(SequenceRequest([7, 8], max_tokens), arrival))
+    assert started(order) == [1, 3, 0, 2]
+
+
+def test_nobody_is_passed_by_who_came_after_the_round_began() -> None:
+    """However long others come whose prompts are before its own."""
+    order = PrefixOrder()
+    queued(order, "a", "z")
+    assert start(order).arrival == 0
+    queued(order, "a", "b", arrival=2)
+    assert started(order) == [1, 2, 3]
+
+
+def test_who_was_given_back_starts_before_all_others() -> None:
+    """In the order of arrival, and within the round that is going on."""
+    order = PrefixOrder()
+    sequences = queued(order, "c", "b", "a")
+    assert [start(order) for _ in range(2)] == [sequences[2], sequences[1]]
+    for sequence in sequences[2:0:-1]:
+        order.give_back(sequence)
+    assert len(order) == 3
+    assert started(order) == [1, 2, 0]
+
+
+def test_the_unwanted_are_forgotten_wherever_they_wait() -> None:
+    """Given back, in this round, or for the next."""
+    order = PrefixOrder()
+    sequences = queued(order, "a", "b", "c", "d")
+    order.give_back(start(order))
+    later = queued(order, "e", "f", arrival=4)
+    order.remove({sequences[0], sequences[2], later[0]})
+    assert started(order) == [1, 3, 5]
+
+
+def test_on_few_pages_a_common_beginning_is_computed_once() -> None:
+    """Where those that share it lie apart in the file, and by order of arrival it is not."""
+    documents = [long(6 * PAGE, seed) for seed in range(4)]
+    computed = {}
+    for order in (ArrivalOrder(), PrefixOrder()):
+        yard = Yard(num_pages=16, max_num_seqs=2, admission=order)
+        for question in range(3):
+            for document in documents:
+                yard.add([*document, question, 1], 2)
+        yard.run_all(200)
+        for sequence in yard.finished:
+            assert sequence.generated == expected_tokens(sequence.request)
+        computed[type(order)] = sum(
+            len(one.prompt) - one.num_cached_tokens for one in yard.finished
+        )
+    assert computed[PrefixOrder] <= 4 * 6 * PAGE + 12 * 2
+    assert computed[ArrivalOrder] > 2 * computed[PrefixOrder]
