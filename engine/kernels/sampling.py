@@ -103,7 +103,7 @@ def choose(logits: Tensor, rules: Rules) -> Sampled:
     others = np.flatnonzero((rules.temperature > 0) | rules.is_shaped)
     for start in range(0, len(others), ROWS_AT_ONCE):
         rows = others[start : start + ROWS_AT_ONCE]
-        index = torch.from_numpy(rows).to(logits.device)
+        index = _on(logits, rows)
         wide = logits[index].float()
         _shape(wide, rules, rows)
         token_ids[index] = _choose_block(wide, rules, rows)
@@ -115,7 +115,7 @@ def log_probabilities(logits: Tensor, rows: NDArray[np.int64], chosen: Tensor, t
     blocks = []
     for start in range(0, len(rows), ROWS_AT_ONCE):
         block = slice(start, start + ROWS_AT_ONCE)
-        wide = logits[torch.from_numpy(rows[block]).to(logits.device)].float()
+        wide = logits[_on(logits, rows[block])].float()
         total = wide.logsumexp(dim=-1, keepdim=True)
         logprobs = wide.gather(1, chosen[block, None]) - total
         best = wide.topk(min(top, wide.shape[1]), dim=-1)
@@ -165,7 +165,8 @@ def _entries(
 
 
 def _on(like: Tensor, array: NDArray[np.generic]) -> Tensor:
-    return torch.from_numpy(array).to(like.device)
+    # Else the copy would wait for all that the device has yet to do.
+    return torch.from_numpy(array).to(like.device, non_blocking=True)
 
 
 def _choose_block(wide: Tensor, rules: Rules, rows: NDArray[np.int64]) -> Tensor:

@@ -28,10 +28,11 @@ class Sampler:
     @torch.inference_mode()
     def choose(self, slots: NDArray[np.int64], logits: Tensor) -> Sampled:
         """Choose one token for each slot from `logits [N, V]`, whose row i is slot `slots[i]`'s."""
-        rules = self._rules(slots, vocabulary=logits.shape[1])
+        rules = self.rules(slots, logits.shape[1])
         return choose_sampling(logits.dtype, logits.device).choose(logits, rules)
 
-    def _rules(self, slots: NDArray[np.int64], vocabulary: int) -> Rules:
+    def rules(self, slots: NDArray[np.int64], vocabulary: int) -> Rules:
+        """Return what these slots' next tokens are chosen by."""
         table = self._table
         num_prompt, num_tokens = table.num_prompt_tokens[slots], table.num_tokens[slots]
         num_new = num_tokens - num_prompt

@@ -26,7 +26,7 @@ from engine.kernels.cpu.scalars import (
     widen,
 )
 from engine.kernels.cpu.threads import add, share, team
-from engine.kernels.cpu.thresholds import NUM_FEW, TILE, least_kept
+from engine.kernels.cpu.thresholds import NUM_FEW, TILE, least_kept, least_of
 from engine.kernels.cpu.vectors import LANES
 from engine.kernels.sampling import Rules, Sampled, Scores
 
@@ -49,6 +49,7 @@ def choose(logits: Tensor, rules: Rules) -> Sampled:
         elements(logits.contiguous()),
         rules,
         np.empty((threads, tiles * TILE), np.float32),
+        np.empty((threads, tiles), np.float32),
         np.empty((threads, tiles), np.float64),
         np.empty((threads, NUM_FEW + LANES), np.float32),
         np.zeros((threads, vocabulary if counts_tokens else 0), np.int32),
@@ -75,13 +76,14 @@ def _choose(
     logits: Any,  # [N, V]
     rules: Any,
     numbers: Any,  # [threads, V in whole tiles] float32
+    peaks: Any,  # [threads, tiles] float32
     totals: Any,  # [threads, tiles] float64
     few: Any,  # [threads, NUM_FEW + LANES] float32
     counts: Any,  # [threads, V] int32 zeros, or [threads, 0]
     token_ids: Any,
     is_broken: Any,
 ) -> None:
-    rooms = (numbers, totals, few, counts)
+    rooms = (numbers, peaks, totals, few, counts)
     share(
         words, len(numbers), _choose_rows, (num_taken, logits, rules, *rooms, token_ids, is_broken)
     )
@@ -94,6 +96,7 @@ def _choose_rows(
     logits: Any,
     rules: Any,
     numbers: Any,
+    peaks: Any,
     totals: Any,
     few: Any,
     counts: Any,
@@ -109,9 +112,10 @@ def _choose_rows(
         else:
             is_broken[row] = _widen(logits[row], numbers[item])
             if not is_broken[row]:
-                _shape(logits[row], row, rules, numbers[item], counts[item])
-                token_ids[row] = _choose_one(row, rules, numbers[item], totals[item], few[item])
-                token_ids[row] = min(token_ids[row], logits.shape[1] - 1)
+                x = numbers[item]
+                _shape(logits[row], row, rules, x, counts[item])
+                token = _choose_one(row, rules, x, peaks[item], totals[item], few[item])
+                token_ids[row] = min(token, logits.shape[1] - 1)
         row = add(num_taken, 0, 1)
 
 
@@ -176,50 +180,65 @@ def _shape(row: Any, number: Any, rules: Any, x: Any, counts: Any) -> None:
 
 
 @compiled
-def _choose_one(number: Any, rules: Any, x: Any, totals: Any, few: Any) -> Any:
+def _choose_one(number: Any, rules: Any, x: Any, peaks: Any, totals: Any, few: Any) -> Any:
     """Choose from the shaped logits `x`, which become masses on the way."""
-    temperature = rules.temperature[number]
-    if temperature == 0:
+    if rules.temperature[number] == 0:
         return _likeliest(x)[0]
-    best = _scale(x, np.float32(1) / temperature)
+    best = _scale(x, np.float32(1) / rules.temperature[number], peaks)
     highest = ordered(best)
     if not highest > -np.inf:
         return 0  # all are banned
     floor = highest + rules.log_min_p[number]
-    if 0 < rules.top_k[number] < len(x):
-        goal = np.float64(rules.top_k[number])
-        least = least_kept(x, goal, np.float64(len(x)), best, few, by_mass=False)
+    top_k = rules.top_k[number]
+    if 0 < top_k < len(x):
+        low = least_of(peaks, top_k) if top_k <= len(peaks) else order(np.float32(-np.inf))
+        total = np.float64(len(x))
+        least = least_kept(x, peaks, np.float64(top_k), total, low, best, few, by_mass=False)
         floor = max(floor, ordered(least))
-    total = _weigh(x, highest, floor, totals)
+    total = _weigh(x, peaks, highest, floor, totals)
     if rules.top_p[number] < 1:
-        goal = total * rules.top_p[number]
-        least = least_kept(x, goal, total, order(np.float32(1)), few, by_mass=True)
+        goal, all_of_it = total * rules.top_p[number], order(np.float32(1))
+        least = least_kept(x, peaks, goal, total, np.int32(1), all_of_it, few, by_mass=True)
         _weigh_again(x, least, totals)
     return _walk(x, totals, rules.draws[number])
 
 
 @compiled
-def _scale(x: Any, factor: Any) -> Any:
-    """Multiply `x` in place and return the order of its greatest number."""
-    best = order(x[0] * factor)
-    for i in range(len(x)):
-        x[i] *= factor
-        best = larger(best, order(x[i]))
+def _scale(x: Any, factor: Any, peaks: Any) -> Any:
+    """Multiply `x` in place, write the greatest number of each tile, and return that of all."""
+    best = order(np.float32(-np.inf))
+    for tile in range(len(peaks)):
+        part = x[tile * TILE : (tile + 1) * TILE]
+        highest = order(np.float32(-np.inf))
+        for i in range(len(part)):
+            part[i] *= factor
+            highest = larger(highest, order(part[i]))
+        peaks[tile] = ordered(highest)
+        best = larger(best, highest)
     return best
 
 
 @compiled
-def _weigh(x: Any, highest: Any, floor: Any, totals: Any) -> Any:
-    """Make masses of scaled logits, none below a floor, and return what they weigh together."""
+def _weigh(x: Any, peaks: Any, highest: Any, floor: Any, totals: Any) -> Any:
+    """Make masses of scaled logits, none below a floor, and return what they weigh together.
+
+    Peaks become 0 where a tile has no mass, else 1.
+    """
     total = np.float64(0)
     for tile in range(len(totals)):
         part = x[tile * TILE : (tile + 1) * TILE]
         weight = np.float32(0)
-        for i in range(len(part)):
-            below = part[i] - highest
-            mass = exp(below) if part[i] >= floor and below > LOWEST else np.float32(0)
-            part[i] = mass
-            weight += mass
+        if peaks[tile] < floor:
+            peaks[tile] = 0
+            for i in range(len(part)):
+                part[i] = 0
+        else:
+            peaks[tile] = 1
+            for i in range(len(part)):
+                below = part[i] - highest
+                mass = exp(below) if part[i] >= floor and below > LOWEST else np.float32(0)
+                part[i] = mass
+                weight += mass
         totals[tile] = weight
         total += weight
     return total
@@ -229,6 +248,8 @@ def _weigh(x: Any, highest: Any, floor: Any, totals: Any) -> Any:
 def _weigh_again(x: Any, least: Any, totals: Any) -> None:
     """Drop the masses of an order below `least`."""
     for tile in range(len(totals)):
+        if totals[tile] == 0:
+            continue
         part = x[tile * TILE : (tile + 1) * TILE]
         weight = np.float32(0)
         for i in range(len(part)):

@@ -28,41 +28,51 @@ DEVIATIONS = 2.0
 
 
 @compiled
-def least_kept(x: Any, goal: Any, total: Any, highest: Any, few: Any, by_mass: Any) -> Any:
+def least_of(peaks: Any, count: Any) -> Any:
+    """Return an order from which on up there are at least `count` numbers, by `peaks` of theirs."""
+    low, high = np.int64(order(np.float32(-np.inf))), np.int64(order(np.float32(np.inf)))
+    return _bisect(peaks, np.float64(count), low, high, 0.0, by_mass=False)
+
+
+@compiled
+def least_kept(
+    x: Any, peaks: Any, goal: Any, total: Any, low: Any, highest: Any, few: Any, by_mass: Any
+) -> Any:
     """Return the greatest `v` such that the numbers of `x [n]` from `v` up weigh at least `goal`.
 
-    `v` and `highest`, that of the greatest number, are orders. A number weighs itself `by_mass`,
-    where none is negative and the greatest is 1, else each weighs 1; `total` is what all weigh.
+    `v` is an order, as are `highest`, that of the greatest number, and `low`, where `v` is not
+    below it. A number weighs itself `by_mass`, where none is negative and the greatest is 1, else
+    each weighs 1; `total` is what all weigh. No number of a tile is above its peak.
     `few` is room for `NUM_FEW + LANES` numbers.
     """
-    low = np.int64(1 if by_mass else order(np.float32(-np.inf)))  # what has no mass is out
-    high, above = np.int64(highest) + 1, 0.0
     if goal <= 1:
         return np.int32(highest)
-    if len(x) <= NUM_FEW:
-        return _bisect(x, by_mass, goal, low, high, above)
-    places = _sampled_places(x, by_mass, goal / total, low, high, few[:NUM_SAMPLED])
-    while True:
-        covered = _covered(x, by_mass, places)
+    low, high, above = np.int64(low), np.int64(highest) + 1, 0.0
+    is_sampled = False
+    while high - low > 1:
+        count = _copy_between(x, peaks, np.int32(low), np.int32(high), few)
+        if count <= NUM_FEW:
+            return _bisect(few[:count], goal, low, high, above, by_mass)
+        if is_sampled:
+            places = _places(low, high)
+        else:
+            places = _sampled_places(x, goal / total, low, high, few[:NUM_SAMPLED], by_mass)
+            is_sampled = True
+        covered = _covered(x, places, by_mass)
         for j in range(4):
             if covered[j] >= goal:
                 low = max(low, np.int64(places[j]))
             elif places[j] < high:
                 high, above = np.int64(places[j]), covered[j]
-        if high - low <= 1:
-            return np.int32(low)
-        count = _copy_between(x, np.int32(low), np.int32(high), few)
-        if count <= NUM_FEW:
-            return _bisect(few[:count], by_mass, goal, low, high, above)
-        places = _places(low, high)
+    return np.int32(low)
 
 
 @compiled
-def _bisect(x: Any, by_mass: Any, goal: Any, low: Any, high: Any, above: Any) -> Any:
+def _bisect(x: Any, goal: Any, low: Any, high: Any, above: Any, by_mass: Any) -> Any:
     """Narrow the bounds to one number; what is left out of `x` weighs `above`, and is above."""
     while high - low > 1:
         places = _places(low, high)
-        covered = _covered(x, by_mass, places)
+        covered = _covered(x, places, by_mass)
         for j in range(4):
             if above + covered[j] >= goal:
                 low = max(low, np.int64(places[j]))
@@ -83,7 +93,7 @@ def _places(low: Any, high: Any) -> Any:
 
 
 @compiled
-def _sampled_places(x: Any, by_mass: Any, share: Any, low: Any, high: Any, sample: Any) -> Any:
+def _sampled_places(x: Any, share: Any, low: Any, high: Any, sample: Any, by_mass: Any) -> Any:
     """Return the place where a sample reaches a share of its weight, and three around it."""
     stride = len(x) // len(sample)
     for i in range(len(sample)):
@@ -95,14 +105,14 @@ def _sampled_places(x: Any, by_mass: Any, share: Any, low: Any, high: Any, sampl
         bottom = min(bottom, order(sample[i]))
     low, high = max(low, np.int64(bottom)), np.int64(top) + 1
     spread = DEVIATIONS * np.sqrt(share * (1 - share) / len(sample))
-    more = _bisect(sample, by_mass, weight * min(share + spread, 1.0), low, high, 0.0)
-    same = _bisect(sample, by_mass, weight * share, low, high, 0.0)
-    less = _bisect(sample, by_mass, weight * max(share - spread, 0.0), low, high, 0.0)
+    more = _bisect(sample, weight * min(share + spread, 1.0), low, high, 0.0, by_mass)
+    same = _bisect(sample, weight * share, low, high, 0.0, by_mass)
+    less = _bisect(sample, weight * max(share - spread, 0.0), low, high, 0.0, by_mass)
     return more, same, less, np.int32(top)
 
 
 @compiled
-def _covered(x: Any, by_mass: Any, places: Any) -> Any:
+def _covered(x: Any, places: Any, by_mass: Any) -> Any:
     """Return what the numbers from each of four places up weigh together."""
     a = b = c = d = np.float64(0)
     for start in range(0, len(x), TILE):
@@ -121,13 +131,16 @@ def _covered(x: Any, by_mass: Any, places: Any) -> Any:
 
 
 @compiled
-def _copy_between(x: Any, low: Any, high: Any, few: Any) -> Any:
+def _copy_between(x: Any, peaks: Any, low: Any, high: Any, few: Any) -> Any:
     """Copy the numbers of an order in `[low, high)` → how many; beyond `NUM_FEW` it gives up."""
     count = 0
-    for start in range(0, len(x), LANES):
-        count += _copy_lanes(x, start, low, high, few, count)
-        if count > NUM_FEW:
-            break
+    for tile in range(len(peaks)):
+        if order(peaks[tile]) < low:
+            continue
+        for start in range(tile * TILE, (tile + 1) * TILE, LANES):
+            count += _copy_lanes(x, start, low, high, few, count)
+            if count > NUM_FEW:
+                return count
     return count
 
 
