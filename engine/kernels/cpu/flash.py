@@ -25,8 +25,8 @@ BLOCK = PAGE_SIZE * PAGES_AT_ONCE  # tokens
 COLUMNS_AT_ONCE = 4  # vectors of a value
 
 
-def _rows(count: int, *, looks_ahead: bool) -> Any:
-    """Return what attends `count` rows to one block, and asks for the one after it meanwhile."""
+def _rows(count: int) -> Any:
+    """Return what attends `count` rows to one block, and asks for another meanwhile."""
 
     @intrinsic
     def attend(
@@ -37,7 +37,7 @@ def _rows(count: int, *, looks_ahead: bool) -> Any:
         _units: Any,
         keys: Any,  # words: a page and head is [units, PAGE_SIZE]
         values: Any,  # words: [units of tokens, width]
-        places: Any,  # [4 · PAGES_AT_ONCE] the pages' in keys, in values, and the next block's
+        places: Any,  # [4 · PAGES_AT_ONCE] the pages' in keys, in values, and another block's
         _num_tokens: Any,  # of the block, that any of the rows sees
         state: Any,  # fp32: a row's sum of values from `state_at` on, then its peak and its mass
         _state_at: Any,
@@ -60,7 +60,7 @@ def _rows(count: int, *, looks_ahead: bool) -> Any:
                 kind = signature.args[index]
                 return vectors.pointer_to(context, builder, kind, args[index], element)
 
-            block = _Block(builder, count, args, is_paired=is_paired, looks_ahead=looks_ahead)
+            block = _Block(builder, count, args, is_paired=is_paired)
             scores = block.scores(pointer(1, INT), pointer(4, INT), pointer(6, WORD))
             weights, shrinks = block.soften(scores, pointer(8, FLOAT), pointer(11, INT))
             block.mix(weights, shrinks, pointer(5, INT), pointer(6, WORD), pointer(8, FLOAT))
@@ -74,13 +74,10 @@ def _rows(count: int, *, looks_ahead: bool) -> Any:
 class _Block:
     """Writes the code for one block and `count` rows."""
 
-    def __init__(
-        self, builder: Any, count: int, args: Any, *, is_paired: bool, looks_ahead: bool
-    ) -> None:
+    def __init__(self, builder: Any, count: int, args: Any, *, is_paired: bool) -> None:
         self._builder = builder
         self._count = count
         self._is_paired = is_paired
-        self._looks_ahead = looks_ahead
         self._query_at, self._units, self._num_tokens = args[2], args[3], args[7]
         self._state_at, self._width = args[9], args[10]
         self._bounds_at, self._start, self._scaling, self._softcap = args[12:16]
@@ -88,23 +85,49 @@ class _Block:
         self._stride = builder.add(self._width, _word(2))  # of a row's state
 
     def scores(self, queries: Any, keys: Any, places: Any) -> list[list[Any]]:
-        """Return a row's scores, unscaled, in as many vectors as pages."""
+        """Return a row's scores in as many vectors as pages."""
         builder = self._builder
         totals = _zeros(builder, self._count, PAGES_AT_ONCE)
-        pages, following = self._pages(keys, places, 0)
+        pages, following = (
+            [self._page(keys, places, first + page) for page in range(PAGES_AT_ONCE)]
+            for first in (0, 2 * PAGES_AT_ONCE)
+        )
         rows = [
             builder.gep(queries, [self._nth(self._query_at, row, self._units)])
             for row in range(self._count)
         ]
-        with cgutils.for_range(builder, self._units) as loop:
-            at = builder.mul(loop.index, _word(LANES))
+        with vectors.repeated(builder, self._units) as unit:
+            at = builder.mul(unit, _word(LANES))
             lanes = [vectors.load(builder, page, at, INTS) for page in pages]
             for page in following:
                 vectors.prefetch(builder, page, at)
             for row, own in zip(rows, totals, strict=True):
-                query = builder.load(builder.gep(row, [loop.index]))
+                query = builder.load(builder.gep(row, [unit]))
                 self._add(own, vectors.splat(builder, query, INTS), lanes)
-        return [[builder.load(total) for total in own] for own in totals]
+        return self._scaled([[builder.load(total) for total in own] for own in totals])
+
+    def _scaled(self, scores: list[list[Any]]) -> list[list[Any]]:
+        builder = self._builder
+        scaling = vectors.splat(builder, self._scaling, FLOATS)
+        size = self._count * PAGES_AT_ONCE
+        scaled = cgutils.alloca_once(builder, FLOATS, size=_word(size))
+        for index, score in enumerate(score for own in scores for score in own):
+            place = builder.gep(scaled, [_word(index)])
+            builder.store(builder.fmul(score, scaling, FAST), place)
+        is_capped = builder.fcmp_ordered(">", self._softcap, ir.Constant(FLOAT, 0.0))
+        with builder.if_then(is_capped, likely=False):
+            cap = vectors.splat(builder, self._softcap, FLOATS)
+            with vectors.repeated(builder, _word(size)) as index:
+                place = builder.gep(scaled, [index])
+                capped = _tanh(builder, builder.fdiv(builder.load(place), cap))
+                builder.store(builder.fmul(cap, capped, FAST), place)
+        return [
+            [
+                builder.load(builder.gep(scaled, [_word(row * PAGES_AT_ONCE + page)]))
+                for page in range(PAGES_AT_ONCE)
+            ]
+            for row in range(self._count)
+        ]
 
     def soften(self, scores: list[list[Any]], state: Any, bounds: Any) -> tuple[Any, list[Any]]:
         """Turn scores into weights, kept in words; return these and what former sums shrink by."""
@@ -116,8 +139,7 @@ class _Block:
             seen = self._seen(bounds, row)
             lowest = vectors.floats(float(LOWEST))
             masked = [
-                builder.select(mask, self._scaled(score), lowest)
-                for mask, score in zip(seen, own, strict=True)
+                builder.select(mask, score, lowest) for mask, score in zip(seen, own, strict=True)
             ]
             peak_at = builder.add(self._nth(self._state_at, row, self._stride), self._width)
             peak_place, mass_place = (
@@ -149,7 +171,6 @@ class _Block:
     def mix(self, weights: Any, shrinks: list[Any], values: Any, places: Any, state: Any) -> None:
         """Add the block's values by their weights to each row's sum."""
         builder = self._builder
-        pages, following = self._pages(values, places, PAGES_AT_ONCE)
         wide = _word(COLUMNS_AT_ONCE * LANES)
         done = builder.sub(self._width, builder.urem(self._width, wide))
         for first, stop, columns in (
@@ -157,15 +178,16 @@ class _Block:
             (done, self._width, 1),
         ):
             step = _word(columns * LANES)
-            with cgutils.for_range_slice(builder, first, stop, step, inc=True) as (column, _):
-                self._mix_columns(weights, shrinks, pages, following, state, column, columns)
+            with vectors.repeated(builder, builder.udiv(builder.sub(stop, first), step)) as number:
+                column = builder.add(first, builder.mul(number, step))
+                self._mix_columns(weights, shrinks, values, places, state, column, columns)
 
     def _mix_columns(
         self,
         weights: Any,
         shrinks: list[Any],
-        pages: list[Any],
-        following: list[Any],
+        values: Any,
+        places: Any,
         state: Any,
         first: Any,
         count: int,
@@ -184,20 +206,24 @@ class _Block:
         units = PAGE_SIZE // self._tokens_a_word
         rounded = builder.add(self._num_tokens, _word(self._tokens_a_word - 1))
         wanted = builder.udiv(rounded, _word(self._tokens_a_word))
-        for page, (place, after) in enumerate(zip(pages, following or pages, strict=True)):
-            left = builder.sub(wanted, _word(page * units))
-            limit = builder.select(builder.icmp_signed("<", left, _word(units)), left, _word(units))
-            with cgutils.for_range(builder, limit) as loop:
-                at = builder.mul(loop.index, self._width)
-                lanes = [
-                    vectors.load(builder, place, builder.add(at, offset), INTS)
-                    for offset in offsets
-                ]
-                if following:
-                    for offset in offsets:
-                        vectors.prefetch(builder, after, builder.add(at, offset))
+        with vectors.repeated(builder, _word(PAGES_AT_ONCE)) as page:
+            before = builder.mul(page, _word(units))
+            left = builder.sub(wanted, before)
+            is_last = builder.icmp_signed("<", left, _word(units))
+            current, following = (
+                self._page(values, places, builder.add(page, _word(at)))
+                for at in (PAGES_AT_ONCE, 3 * PAGES_AT_ONCE)
+            )
+            with vectors.repeated(builder, builder.select(is_last, left, _word(units))) as unit:
+                at = builder.mul(unit, self._width)
+                places_ = [builder.add(at, offset) for offset in offsets]
+                lanes = [vectors.load(builder, current, place, INTS) for place in places_]
+                for place in places_:
+                    vectors.prefetch(builder, following, place)
                 for row, own in enumerate(totals):
-                    index = builder.add(loop.index, _word((row * PAGES_AT_ONCE + page) * units))
+                    index = builder.add(
+                        builder.add(before, unit), _word(row * units * PAGES_AT_ONCE)
+                    )
                     weight = builder.load(builder.gep(weights, [index]))
                     self._add(own, vectors.splat(builder, weight, INTS), lanes)
         for row, own in zip(rows, totals, strict=True):
@@ -214,18 +240,6 @@ class _Block:
                 is_paired=self._is_paired,
             )
             self._builder.store(added, total)
-
-    def _scaled(self, score: Any) -> Any:
-        builder = self._builder
-        scaled = builder.fmul(score, vectors.splat(builder, self._scaling, FLOATS), FAST)
-        place = cgutils.alloca_once_value(builder, scaled)
-        builder.store(scaled, place)
-        zero = ir.Constant(FLOAT, 0.0)
-        with builder.if_then(builder.fcmp_ordered(">", self._softcap, zero), likely=False):
-            cap = vectors.splat(builder, self._softcap, FLOATS)
-            capped = _tanh(builder, builder.fdiv(scaled, cap))
-            builder.store(builder.fmul(cap, capped, FAST), place)
-        return builder.load(place)
 
     def _seen(self, bounds: Any, row: int) -> list[Any]:
         """Return, page by page, which tokens a row sees."""
@@ -253,15 +267,11 @@ class _Block:
             )
         return masks
 
-    def _pages(self, words: Any, places: Any, first: int) -> tuple[list[Any], list[Any]]:
-        """Return where the block's pages begin, and the next block's where it is asked for."""
+    def _page(self, words: Any, places: Any, index: Any) -> Any:
+        """Return where the page begins whose place is number `index`."""
         builder = self._builder
-        found = [
-            builder.gep(words, [builder.load(builder.gep(places, [_word(first + at)]))])
-            for start in ((0, 2 * PAGES_AT_ONCE) if self._looks_ahead else (0,))
-            for at in range(start, start + PAGES_AT_ONCE)
-        ]
-        return found[:PAGES_AT_ONCE], found[PAGES_AT_ONCE:]
+        index = _word(index) if isinstance(index, int) else index
+        return builder.gep(words, [builder.load(builder.gep(places, [index]))])
 
     def _nth(self, first: Any, row: int, stride: Any) -> Any:
         return self._builder.add(first, self._builder.mul(_word(row), stride))
@@ -302,6 +312,4 @@ def _tanh(builder: Any, x: Any) -> Any:
     return vectors.call(builder, "llvm.copysign.v16f32", FLOATS, y, x)
 
 
-attend_one, attend_two, attend_four = (_rows(count, looks_ahead=True) for count in (1, 2, 4))
-# For the rows after the first of a tile, for whom the next block has been asked for.
-attend_four_more = _rows(4, looks_ahead=False)
+attend_one, attend_two, attend_four = _rows(1), _rows(2), _rows(4)

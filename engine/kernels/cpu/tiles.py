@@ -10,13 +10,12 @@ from typing import Any
 
 import numpy as np
 
-from engine.kernels.cpu.compiling import compiled
+from engine.kernels.cpu.compiling import compiled, inlined
 from engine.kernels.cpu.flash import (
     BLOCK,
     LOWEST,
     PAGES_AT_ONCE,
     attend_four,
-    attend_four_more,
     attend_one,
     attend_two,
 )
@@ -113,7 +112,7 @@ def _attend_some(
                         kept[token, head, g, i] = row[i]
 
 
-@compiled
+@inlined
 def _begin(
     tile: Any,
     tokens: Any,
@@ -145,7 +144,7 @@ def _begin(
                 state[row * stride + stride - 2] = LOWEST
 
 
-@compiled
+@inlined
 def _meet(
     tile: Any,
     rows: Any,
@@ -174,6 +173,7 @@ def _meet(
     for block in range(max(tile[FIRST], first // BLOCK), tile[LAST]):
         start = block * BLOCK
         for ahead in range(2):
+            # The first rows ask for the next block, the others for what is there already.
             number = min(block + ahead, tile[LAST] - 1) * PAGES_AT_ONCE
             for i in range(PAGES_AT_ONCE):
                 # Beyond the last page nothing is seen; what is read there must only be there.
@@ -190,26 +190,7 @@ def _meet(
             seen = min(BLOCK, end - start)
             if seen > 0 and begin < start + BLOCK:
                 query_at, state_at, bounds_at = row * units, row * stride, 2 * row
-                if count == 4 and row > 0:
-                    attend_four_more(
-                        like,
-                        queries,
-                        query_at,
-                        units,
-                        flat_keys,
-                        flat_values,
-                        places,
-                        seen,
-                        state,
-                        state_at,
-                        width,
-                        bounds,
-                        bounds_at,
-                        start,
-                        scaling,
-                        softcap,
-                    )
-                elif count == 4:
+                if count == 4:
                     attend_four(
                         like,
                         queries,
@@ -266,10 +247,12 @@ def _meet(
                         scaling,
                         softcap,
                     )
+                for i in range(2 * PAGES_AT_ONCE):
+                    places[2 * PAGES_AT_ONCE + i] = places[i]
             row += count
 
 
-@compiled
+@inlined
 def _finish(row: Any, width: Any, sink: Any, out: Any) -> None:
     """Write what a row came to; a sink takes its share of the mass."""
     before, mass = row[width], row[width + 1]

@@ -6,6 +6,8 @@ which are multiplied and added as a pair. Processors with AVX512-BF16 do that in
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import llvmlite.binding
@@ -87,6 +89,35 @@ def call(builder: Any, name: str, result: Any, *arguments: Any, flags: Any = ())
     declared = ir.FunctionType(result, [argument.type for argument in arguments])
     function = cgutils.get_or_insert_function(builder.module, declared, name)
     return builder.call(function, arguments, fastmath=flags)
+
+
+@contextmanager
+def repeated(builder: Any, count: Any) -> Iterator[Any]:
+    """Write a loop that LLVM leaves as it is: yield the index, which counts from 0 below `count`.
+
+    What is inside keeps the processor busy already; LLVM would copy it many times over.
+    """
+    before = builder.block
+    head, body, after = (builder.append_basic_block(name) for name in ("head", "body", "after"))
+    builder.branch(head)
+    builder.position_at_end(head)
+    index = builder.phi(WORD)
+    index.add_incoming(ir.Constant(WORD, 0), before)
+    builder.cbranch(builder.icmp_signed("<", index, count), body, after)
+    builder.position_at_end(body)
+    yield index
+    following = builder.add(index, ir.Constant(WORD, 1))
+    index.add_incoming(following, builder.block)
+    builder.branch(head).set_metadata("llvm.loop", _left_as_it_is(builder.module))
+    builder.position_at_end(after)
+
+
+def _left_as_it_is(module: Any) -> Any:
+    """Return a loop's metadata, the first of which is itself."""
+    unrolling = module.add_metadata([ir.MetaDataString(module, "llvm.loop.unroll.disable")])
+    own = ir.MDValue(module, [unrolling], name=str(len(module.metadata)))
+    own.operands = (own, unrolling)
+    return own
 
 
 def multiply_add(builder: Any, total: Any, a: Any, b: Any, *, is_paired: bool) -> Any:
