@@ -41,7 +41,7 @@ NUM_STEPS = 40
 MAX_TOKENS = 1000
 # Names of torch's functions, as the profiler writes them.
 PRODUCTS = re.compile(r"\b(linear|matmul|mm|bmm)\b|_ops\.mkldnn|cpu/products\.py")
-ATTENTION = re.compile(r"scaled_dot_product|cpu/attention\.py")
+ATTENTION = re.compile(r"scaled_dot_product|cpu/(attention|entry|sharing|tiles)\.py")
 TORCH = re.compile(r"torch|Tensor")
 
 

@@ -7,6 +7,7 @@ sequences share pages their queries meet these together, and each goes on from w
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -79,16 +80,17 @@ class CpuAttention:
         if norms is not None:
             weights = (norms.query.numpy(), norms.key.numpy(), np.float32(norms.eps))
         enter_tokens(
-            *(team(), elements(qkv), turns.numpy(), *weights),
-            *(self._slots, elements(query), own.key_numbers, own.value_numbers),
+            *(team(), elements(qkv), _bits(qkv), turns.numpy(), *weights),
+            *(self._slots, elements(query), own.keys, own.values),
         )
         return query
 
     def store(self, layer: int, key: Tensor, value: Tensor) -> None:
         """Write the step's `key [T, Hkv, Dk]` and `value [T, Hkv, Dv]` to their slots."""
         own = self._layers[layer]
-        given = (elements(key.contiguous()), elements(value.contiguous()))
-        store_tokens(team(), *given, self._slots, own.key_numbers, own.value_numbers)
+        words = key.contiguous().view(torch.int32).numpy()
+        bits = _bits(value.reshape(len(value), -1))
+        store_tokens(team(), words, bits, self._slots, own.keys, own.values)
 
     def attend(self, layer: int, query: Tensor, sinks: Tensor | None = None) -> Tensor:
         """Attend every token to its sequence up to itself: `[T, Hq, Dk]` → `[T, Hq, Dv]`."""
@@ -132,7 +134,6 @@ class _Layer:
         )
         self.shape = shape
         self.group = shape.num_query_heads // heads
-        self.key_numbers, self.value_numbers = elements(keys), elements(values)
         self.keys, self.values = (_words(numbers_) for numbers_ in (keys, values))
         window = np.int32(shape.window or np.iinfo(np.int32).max)
         self.numbers = ((np.float32(shape.scaling), np.float32(shape.softcap)), window)
@@ -142,6 +143,12 @@ class _Layer:
 
 def _padded(width: int) -> int:
     return -(-width // LANES) * LANES
+
+
+def _bits(numbers: Tensor) -> NDArray[Any]:
+    """Return numbers as integers of their size."""
+    kind = torch.uint16 if numbers.dtype == torch.bfloat16 else torch.int32
+    return numbers.view(kind).numpy()
 
 
 def _words(numbers: Tensor) -> NDArray[np.int32]:

@@ -10,11 +10,16 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+from llvmlite import ir
+from numba import types
+from numba.core import cgutils
 
-from engine.kernels.cpu.compiling import compiled
+from engine.kernels.cpu import vectors
+from engine.kernels.cpu.compiling import compiled, intrinsic
 from engine.kernels.cpu.flash import PAGE_SIZE
 from engine.kernels.cpu.scalars import narrow, widen
 from engine.kernels.cpu.threads import share
+from engine.kernels.cpu.vectors import FAST, FLOAT, FLOATS, LANES, WORD
 
 TOKENS_AT_ONCE = 16
 
@@ -23,24 +28,28 @@ TOKENS_AT_ONCE = 16
 def enter_tokens(
     words: Any,
     qkv: Any,  # [T, (Hq + 2·Hkv)·D]
+    bits: Any,
     turns: Any,  # [T, 2·R] float32
     query_weight: Any,  # [D] float32, or empty for no norm
     key_weight: Any,
     eps: Any,
     slots: Any,  # [T] int32
     query: Any,  # [T, Hq, D]
-    keys: Any,  # [pages, Hkv, units, PAGE_SIZE, numbers to a word]
-    values: Any,  # [pages, Hkv, units of tokens, width, numbers to a word]
+    keys: Any,  # [pages, Hkv, units, PAGE_SIZE] int32
+    values: Any,  # [pages, Hkv, units of tokens, width] int32
 ) -> None:
-    """Split, norm and turn; write the queries out, keys and values to their slots."""
+    """Split, norm and turn; write the queries out, keys and values to their slots.
+
+    `bits` are those of `qkv` as integers.
+    """
     items = (len(qkv) + TOKENS_AT_ONCE - 1) // TOKENS_AT_ONCE
-    arguments = (qkv, turns, query_weight, key_weight, eps, slots, query, keys, values)
+    arguments = (qkv, bits, turns, query_weight, key_weight, eps, slots, query, keys, values)
     share(words, items, _enter_some, arguments)
 
 
 @compiled
 def store_tokens(words: Any, key: Any, value: Any, slots: Any, keys: Any, values: Any) -> None:
-    """Write `key [T, Hkv, Dk]` and `value [T, Hkv, Dv]` to their slots."""
+    """Write words `key [T, Hkv, units]` and bits `value [T, Hkv · Dv]` to their slots."""
     items = (len(slots) + TOKENS_AT_ONCE - 1) // TOKENS_AT_ONCE
     share(words, items, _store_some, (key, value, slots, keys, values))
 
@@ -49,6 +58,7 @@ def store_tokens(words: Any, key: Any, value: Any, slots: Any, keys: Any, values
 def _enter_some(
     item: Any,
     qkv: Any,
+    bits: Any,
     turns: Any,
     query_weight: Any,
     key_weight: Any,
@@ -59,64 +69,157 @@ def _enter_some(
     values: Any,
 ) -> None:
     query_heads, width = query.shape[1:]
-    heads = keys.shape[1]
-    turned = np.empty(width, np.float32)
-    first_value = (query_heads + heads) * width
+    heads, units = keys.shape[1:3]
+    first_key, first_value = query_heads * width, (query_heads + heads) * width
+    turned = np.empty(heads * width, qkv.dtype)
+    words = turned.view(np.int32)
     for token in range(item * TOKENS_AT_ONCE, min((item + 1) * TOKENS_AT_ONCE, len(qkv))):
-        row, like = qkv[token], qkv[0, 0]
-        for head in range(query_heads):
-            _turn(row[head * width :], turns[token], query_weight, eps, turned)
-            for d in range(width):
-                query[token, head, d] = narrow(turned[d], like)
+        row, own_turns = qkv[token], turns[token]
+        _turn_heads(row, 0, own_turns, query_weight, eps, query[token].reshape(-1), width)
+        _turn_heads(row, first_key, own_turns, key_weight, eps, turned, width)
         page, offset = slots[token] // PAGE_SIZE, slots[token] % PAGE_SIZE
         for head in range(heads):
-            _turn(row[(query_heads + head) * width :], turns[token], key_weight, eps, turned)
-            numbers = keys.shape[4]
-            for unit in range(keys.shape[2]):
-                for part in range(numbers):
-                    number = narrow(turned[unit * numbers + part], like)
-                    keys[page, head, unit, offset, part] = number
-            _store_value(token, head, qkv, first_value + head * width, width, slots, values)
+            for unit in range(units):
+                keys[page, head, unit, offset] = words[head * units + unit]
+            _store_value(token, head, bits, first_value + head * width, width, slots, values)
 
 
 @compiled
-def _turn(row: Any, turns: Any, weight: Any, eps: Any, out: Any) -> None:
-    """Norm a head where there is a weight, and turn its first numbers."""
-    width, half = len(out), len(turns) // 2
-    for d in range(width):
-        out[d] = widen(row[d])
-    if len(weight) > 0:
-        total = np.float32(0)
+def _turn_heads(
+    row: Any, first: Any, turns: Any, weight: Any, eps: Any, out: Any, width: Any
+) -> None:
+    """Norm heads where there is a weight, and turn the first numbers of each."""
+    half = len(turns) // 2
+    if width % LANES == 0 and half % LANES == 0:
+        for start in range(0, len(out), width):
+            turn(row, first + start, turns, half, weight, len(weight), eps, out, start, width)
+        return
+    head = np.empty(width, np.float32)
+    for start in range(0, len(out), width):
         for d in range(width):
-            total += out[d] * out[d]
-        scale = np.float32(1) / np.sqrt(total / np.float32(width) + eps)
+            head[d] = widen(row[first + start + d])
+        if len(weight) > 0:
+            total = np.float32(0)
+            for d in range(width):
+                total += head[d] * head[d]
+            scale = np.float32(1) / np.sqrt(total / np.float32(width) + eps)
+            for d in range(width):
+                head[d] *= scale * weight[d]
+        for d in range(half):
+            one, other = head[d], head[half + d]
+            cos, sin = turns[d], turns[half + d]
+            head[d] = one * cos - other * sin
+            head[half + d] = other * cos + one * sin
         for d in range(width):
-            out[d] *= scale * weight[d]
-    for d in range(half):
-        first, second = out[d], out[half + d]
-        cos, sin = turns[d], turns[half + d]
-        out[d] = first * cos - second * sin
-        out[half + d] = second * cos + first * sin
+            out[start + d] = narrow(head[d], row[0])
+
+
+@intrinsic
+def turn(
+    _typing: Any,
+    row: Any,
+    _first: Any,
+    turns: Any,
+    _half: Any,
+    weight: Any,
+    _num_weights: Any,
+    _eps: Any,
+    out: Any,
+    _start: Any,
+    _width: Any,
+) -> Any:
+    """Norm and turn one head whose widths are whole vectors, as `_turn_heads` does any."""
+    int64 = types.int64
+    signature = types.void(
+        row, int64, turns, int64, weight, int64, types.float32, out, int64, int64
+    )
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        number = FLOAT if row.dtype == types.float32 else vectors.HALVES.element
+        numbers = ir.VectorType(number, LANES)
+
+        def pointer(index: int, element: Any) -> Any:
+            kind = signature.args[index]
+            return vectors.pointer_to(context, builder, kind, args[index], element)
+
+        source = builder.gep(pointer(0, number), [args[1]])
+        target = builder.gep(pointer(7, number), [args[8]])
+        own_turns, weights = pointer(2, FLOAT), pointer(4, FLOAT)
+        half, width = args[3], args[9]
+
+        def word(value: int) -> Any:
+            return ir.Constant(WORD, value)
+
+        def loaded(at: Any) -> Any:
+            lanes = vectors.load(builder, source, at, numbers)
+            return lanes if number is FLOAT else builder.fpext(lanes, FLOATS)
+
+        def stored(lanes: Any, at: Any) -> None:
+            lanes = lanes if number is FLOAT else builder.fptrunc(lanes, numbers)
+            vectors.store(builder, lanes, target, at)
+
+        is_normed = builder.icmp_signed(">", args[5], word(0))
+        total = cgutils.alloca_once_value(builder, vectors.floats(0))
+        builder.store(vectors.floats(0), total)
+        with (
+            builder.if_then(is_normed),
+            vectors.repeated(builder, builder.udiv(width, word(LANES))) as number_,
+        ):
+            lanes = loaded(builder.mul(number_, word(LANES)))
+            squares = builder.fmul(lanes, lanes, FAST)
+            builder.store(builder.fadd(builder.load(total), squares, FAST), total)
+        mean = builder.fdiv(
+            vectors.over_lanes(builder, builder.load(total), builder.fadd),
+            vectors.splat(builder, builder.sitofp(width, FLOAT), FLOATS),
+        )
+        mean = builder.fadd(mean, vectors.splat(builder, args[6], FLOATS))
+        root = vectors.call(builder, "llvm.sqrt.v16f32", FLOATS, mean)
+        scale = builder.fdiv(vectors.floats(1), root)
+
+        def normed(at: Any) -> Any:
+            place = cgutils.alloca_once(builder, FLOATS)
+            builder.store(loaded(at), place)
+            with builder.if_then(is_normed):
+                factor = builder.fmul(scale, vectors.load(builder, weights, at, FLOATS), FAST)
+                builder.store(builder.fmul(builder.load(place), factor, FAST), place)
+            return builder.load(place)
+
+        with vectors.repeated(builder, builder.udiv(half, word(LANES))) as number_:
+            at = builder.mul(number_, word(LANES))
+            beyond = builder.add(at, half)
+            one, other = normed(at), normed(beyond)
+            cos, sin = (vectors.load(builder, own_turns, place, FLOATS) for place in (at, beyond))
+            products = [
+                builder.fmul(a, b, FAST)
+                for a, b in ((one, cos), (other, sin), (other, cos), (one, sin))
+            ]
+            stored(builder.fsub(products[0], products[1], FAST), at)
+            stored(builder.fadd(products[2], products[3], FAST), beyond)
+        turned = builder.mul(half, word(2))
+        rest = builder.udiv(builder.sub(width, turned), word(LANES))
+        with vectors.repeated(builder, rest) as number_:
+            at = builder.add(turned, builder.mul(number_, word(LANES)))
+            stored(normed(at), at)
+        return context.get_dummy_value()
+
+    return signature, generate
 
 
 @compiled
 def _store_some(item: Any, key: Any, value: Any, slots: Any, keys: Any, values: Any) -> None:
-    heads, width = value.shape[1:]
-    flat = value.reshape(len(slots), heads * width)
+    heads, units = key.shape[1:]
+    width = value.shape[1] // heads
     for token in range(item * TOKENS_AT_ONCE, min((item + 1) * TOKENS_AT_ONCE, len(slots))):
         page, offset = slots[token] // PAGE_SIZE, slots[token] % PAGE_SIZE
         for head in range(heads):
-            numbers = keys.shape[4]
-            for unit in range(keys.shape[2]):
-                for part in range(numbers):
-                    number = key[token, head, unit * numbers + part]
-                    keys[page, head, unit, offset, part] = number
-            _store_value(token, head, flat, head * width, width, slots, values)
+            for unit in range(units):
+                keys[page, head, unit, offset] = key[token, head, unit]
+            _store_value(token, head, value, head * width, width, slots, values)
 
 
 @compiled
 def _store_value(
-    token: Any, head: Any, rows: Any, first: Any, width: Any, slots: Any, values: Any
+    token: Any, head: Any, bits: Any, first: Any, width: Any, slots: Any, values: Any
 ) -> None:
     """Write numbers `first : first + width` of a token's row as its value.
 
@@ -125,18 +228,21 @@ def _store_value(
     threads write one word.
     """
     page, offset = slots[token] // PAGE_SIZE, slots[token] % PAGE_SIZE
-    numbers = values.shape[4]
-    unit, part = offset // numbers, offset % numbers
-    if part == 0:
+    row = bits[token, first : first + width]
+    if bits.itemsize == 4:
+        out = values[page, head, offset]
         for d in range(width):
-            values[page, head, unit, d, 0] = rows[token, first + d]
-        if numbers == 2:
-            if token + 1 < len(slots) and slots[token + 1] == slots[token] + 1:
-                for d in range(width):
-                    values[page, head, unit, d, 1] = rows[token + 1, first + d]
-            else:
-                for d in range(width):
-                    values[page, head, unit, d, 1] = 0
+            out[d] = row[d]
+        return
+    out = values[page, head, offset // 2]
+    if offset % 2 == 0:
+        if token + 1 < len(slots) and slots[token + 1] == slots[token] + 1:
+            after = bits[token + 1, first : first + width]
+            for d in range(width):
+                out[d] = np.uint32(row[d]) | np.uint32(after[d]) << np.uint32(16)
+        else:
+            for d in range(width):
+                out[d] = row[d]
     elif token == 0 or slots[token - 1] != slots[token] - 1:
         for d in range(width):
-            values[page, head, unit, d, part] = rows[token, first + d]
+            out[d] = np.uint32(out[d]) & np.uint32(0xFFFF) | np.uint32(row[d]) << np.uint32(16)

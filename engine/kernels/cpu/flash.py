@@ -7,6 +7,7 @@ query and on the blocks it meets, in their order, and on nothing else.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -149,7 +150,7 @@ class _Block:
             most = before
             for score in masked:
                 most = _larger(builder, score, most)
-            peak = _over_lanes(builder, most, _larger)
+            peak = vectors.over_lanes(builder, most, partial(_larger, builder))
             shrink = vectors.exponential(builder, builder.fsub(before, peak))
             total = vectors.floats(0)
             for page, (mask, score) in enumerate(zip(seen, masked, strict=True)):
@@ -160,7 +161,7 @@ class _Block:
                     weight = builder.fptrunc(weight, vectors.HALVES)
                 at = _word(row * BLOCK + page * PAGE_SIZE)
                 vectors.store(builder, weight, weights, at)
-            added = _over_lanes(builder, total, lambda builder, a, b: builder.fadd(a, b))
+            added = vectors.over_lanes(builder, total, builder.fadd)
             mass = vectors.splat(builder, builder.load(mass_place), FLOATS)
             mass = builder.fadd(builder.fmul(mass, shrink, FAST), added, FAST)
             for place, lanes in ((peak_place, peak), (mass_place, mass)):
@@ -280,15 +281,6 @@ class _Block:
 def _larger(builder: Any, a: Any, b: Any) -> Any:
     """Return the larger of two numbers, `b` where `a` is none."""
     return builder.select(builder.fcmp_ordered(">", a, b), a, b)
-
-
-def _over_lanes(builder: Any, lanes: Any, join: Any) -> Any:
-    """Return what all lanes come to, joined two by two, in every lane."""
-    for distance in (8, 4, 2, 1):
-        turned = [ir.Constant(INT, (lane + distance) % LANES) for lane in range(LANES)]
-        other = builder.shuffle_vector(lanes, lanes, ir.Constant(INTS, turned))
-        lanes = join(builder, lanes, other)
-    return lanes
 
 
 def _word(value: int) -> Any:

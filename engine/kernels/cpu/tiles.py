@@ -87,10 +87,13 @@ def _attend_some(
         tile, head = tiles[index // heads], index % heads
         tokens = order[tile[START] : tile[STOP]]
         _begin(tile, tokens, head, query, positions, window, kept, queries, state, bounds)
+        after = min(index + 1, last - 1)
         _meet(
             tile,
             len(tokens) * group,
             head,
+            tiles[after // heads],
+            after % heads,
             pages,
             keys,
             values,
@@ -149,6 +152,8 @@ def _meet(
     tile: Any,
     rows: Any,
     head: Any,
+    next_tile: Any,
+    next_head: Any,
     pages: Any,
     keys: Any,
     values: Any,
@@ -172,15 +177,13 @@ def _meet(
         first = min(first, bounds[2 * row])
     for block in range(max(tile[FIRST], first // BLOCK), tile[LAST]):
         start = block * BLOCK
-        for ahead in range(2):
-            # The first rows ask for the next block, the others for what is there already.
-            number = min(block + ahead, tile[LAST] - 1) * PAGES_AT_ONCE
-            for i in range(PAGES_AT_ONCE):
-                # Beyond the last page nothing is seen; what is read there must only be there.
-                page = pages[tile[PAGES] + min(number + i, tile[COUNT] - 1)]
-                place = np.int64(page) * heads + head
-                places[2 * ahead * PAGES_AT_ONCE + i] = place * key_size
-                places[(2 * ahead + 1) * PAGES_AT_ONCE + i] = place * value_size
+        _find(places, 0, pages, tile, block, head, heads, key_size, value_size)
+        # The first rows ask for what comes next, the others for what is there already.
+        if block + 1 < tile[LAST]:
+            _find(places, 1, pages, tile, block + 1, head, heads, key_size, value_size)
+        else:
+            begun = next_tile[FIRST]
+            _find(places, 1, pages, next_tile, begun, next_head, heads, key_size, value_size)
         row = 0
         while row < rows:
             count = 4 if rows - row >= 4 else 2 if rows - row >= 2 else 1
@@ -250,6 +253,28 @@ def _meet(
                 for i in range(2 * PAGES_AT_ONCE):
                     places[2 * PAGES_AT_ONCE + i] = places[i]
             row += count
+
+
+@inlined
+def _find(
+    places: Any,
+    number: Any,
+    pages: Any,
+    tile: Any,
+    block: Any,
+    head: Any,
+    heads: Any,
+    key_size: Any,
+    value_size: Any,
+) -> None:
+    """Write down where a block's pages lie, as number 0 or 1 of the places."""
+    at = 2 * number * PAGES_AT_ONCE
+    for i in range(PAGES_AT_ONCE):
+        # Beyond the last page nothing is seen; what is read there must only be there.
+        page = pages[tile[PAGES] + min(block * PAGES_AT_ONCE + i, tile[COUNT] - 1)]
+        place = np.int64(page) * heads + head
+        places[at + i] = place * key_size
+        places[at + PAGES_AT_ONCE + i] = place * value_size
 
 
 @inlined

@@ -6,7 +6,7 @@ which are multiplied and added as a pair. Processors with AVX512-BF16 do that in
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -139,6 +139,15 @@ def multiply_add(builder: Any, total: Any, a: Any, b: Any, *, is_paired: bool) -
         return call(builder, name, FLOATS, total, *pairs)
     total = fused(total, *(builder.shl(words, integers(16)) for words in (a, b)))
     return fused(total, *(builder.and_(words, integers(-65536)) for words in (a, b)))
+
+
+def over_lanes(builder: Any, lanes: Any, join: Callable[[Any, Any], Any]) -> Any:
+    """Return what all lanes come to, joined two by two, in every lane."""
+    for distance in (8, 4, 2, 1):
+        turned = [ir.Constant(INT, (lane + distance) % LANES) for lane in range(LANES)]
+        other = builder.shuffle_vector(lanes, lanes, ir.Constant(INTS, turned))
+        lanes = join(lanes, other)
+    return lanes
 
 
 def exponential(builder: Any, x: Any) -> Any:
