@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Set as AbstractSet
 from heapq import heapify, heappop, heappush
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from engine.scheduling.sequence import Sequence
 
@@ -68,22 +68,30 @@ class PrefixOrder:
     """Those that begin alike one after another, so that they share pages while these are there.
 
     In rounds: all that wait when a round begins start in the order of their prompts, of equal ones
-    the longest first. Who comes meanwhile waits for the next, so nobody is passed for longer than
-    one round. A sequence that was given back starts before all of them.
+    the longest first. Who comes meanwhile joins where its place is still ahead, but only as many as
+    the round began with: so nobody is passed for longer than one round. A sequence that was given
+    back starts before all of them.
     """
 
     def __init__(self) -> None:
         self._returned = ArrivalOrder()
-        self._round: list[Sequence] = []  # the next to start last
-        self._later: list[Sequence] = []
+        self._round: list[tuple[_Beginning, Sequence]] = []  # a heap
+        self._later: list[tuple[_Beginning, Sequence]] = []
+        self._num_joining = 0  # that this round still takes
+        self._last: _Beginning | None = None  # that it started
 
     def __len__(self) -> int:
         """Return how many sequences wait here."""
         return len(self._returned) + len(self._round) + len(self._later)
 
     def add(self, sequence: Sequence) -> None:
-        """Queue a sequence for the round after this one."""
-        self._later.append(sequence)
+        """Queue a sequence for this round or the next."""
+        beginning = _Beginning.of(sequence)
+        if self._num_joining and self._last is not None and beginning > self._last:
+            self._num_joining -= 1
+            heappush(self._round, (beginning, sequence))
+        else:
+            self._later.append((beginning, sequence))
 
     def give_back(self, sequence: Sequence) -> None:
         """Queue a sequence before all that have not run yet."""
@@ -94,21 +102,38 @@ class PrefixOrder:
         if len(self._returned):
             return self._returned.first()
         if not self._round:
-            self._round = sorted(self._later, key=_beginning, reverse=True)
-            self._later = []
-        return self._round[-1] if self._round else None
+            self._round, self._later = self._later, []
+            heapify(self._round)
+            self._num_joining, self._last = len(self._round), None
+        return self._round[0][1] if self._round else None
 
     def take(self) -> Sequence:
         """Remove what `first` returned, and return it."""
-        return self._returned.take() if len(self._returned) else self._round.pop()
+        if len(self._returned):
+            return self._returned.take()
+        self._last, sequence = heappop(self._round)
+        return sequence
 
     def remove(self, unwanted: AbstractSet[object]) -> None:
         """Forget those of `unwanted` that wait here."""
         self._returned.remove(unwanted)
-        self._round = [sequence for sequence in self._round if sequence not in unwanted]
-        self._later = [sequence for sequence in self._later if sequence not in unwanted]
+        self._round = [entry for entry in self._round if entry[1] not in unwanted]
+        heapify(self._round)
+        self._later = [entry for entry in self._later if entry[1] not in unwanted]
 
 
-def _beginning(sequence: Sequence) -> tuple[str, bytes, int, int]:
-    request = sequence.request
-    return request.cache_salt, sequence.prompt.tobytes(), -request.max_tokens, sequence.arrival
+class _Beginning(NamedTuple):
+    """What the sequences of a round are sorted by; no two are equal."""
+
+    cache_salt: str
+    prompt: bytes
+    fewer_tokens: int
+    arrival: int
+
+    @classmethod
+    def of(cls, sequence: Sequence) -> _Beginning:
+        """Return the place of a sequence."""
+        request = sequence.request
+        return cls(
+            request.cache_salt, sequence.prompt.tobytes(), -request.max_tokens, sequence.arrival
+        )

@@ -57,13 +57,22 @@ def test_of_equal_prompts_the_longest_answer_starts_first() -> None:
     assert started(order) == [1, 3, 0, 2]
 
 
-def test_nobody_is_passed_by_who_came_after_the_round_began() -> None:
-    """However long others come whose prompts are before its own."""
+def test_who_comes_meanwhile_joins_the_round_where_its_place_is_ahead() -> None:
+    """Beside those that begin like it; what is passed already waits for the next."""
+    order = PrefixOrder()
+    queued(order, "b", "d", "f")
+    assert start(order).arrival == 0
+    queued(order, "a", "e", "dd", arrival=3)
+    assert started(order) == [1, 5, 4, 2, 3]
+
+
+def test_a_round_is_joined_by_no_more_than_began_it() -> None:
+    """However many come whose prompts are before another's."""
     order = PrefixOrder()
     queued(order, "a", "z")
     assert start(order).arrival == 0
-    queued(order, "a", "b", arrival=2)
-    assert started(order) == [1, 2, 3]
+    queued(order, "b", "c", "d", arrival=2)
+    assert started(order) == [2, 3, 1, 4]
 
 
 def test_who_was_given_back_starts_before_all_others() -> None:
