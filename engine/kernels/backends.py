@@ -55,3 +55,15 @@ def choose_sampling(dtype: torch.dtype, device: torch.device) -> ChoosesTokens:
         if dtype in DTYPES:
             return of_cpu
     return sampling
+
+
+def spare_torch_its_threads(device: torch.device) -> None:
+    """Let torch compute on its callers' threads from now on, where kernels have a team of theirs.
+
+    Its own threads look for work for a while after each function, on the cores that the team needs.
+    """
+    if device.type == "cpu":
+        from engine.kernels.cpu.threads import team
+
+        team()  # as many as torch has until now
+        torch.set_num_threads(1)

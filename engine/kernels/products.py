@@ -30,6 +30,7 @@ class Products:
         self._blocks = blocks
         self._ways = ways
         self._verdicts: dict[object, bool] = {}
+        self.needs_torch = not ways  # for any of them: its own function, or one of a later way
 
     def make(self, weight: Tensor, bias: Tensor | None = None) -> Product:
         """Return x · weightᵀ + bias, for `weight [O, I]` and `bias [O]`."""
@@ -51,7 +52,7 @@ class Products:
     def _prepared(
         self, weight: Tensor, bias: Tensor | None, gate: Gate | None, plain: Product
     ) -> Product | None:
-        for way in self._ways:
+        for place, way in enumerate(self._ways):
             kind = (way, weight.shape, weight.dtype, bias is None, gate)
             if self._verdicts.get(kind) is False:
                 continue
@@ -59,7 +60,9 @@ class Products:
             if kind not in self._verdicts:
                 self._verdicts[kind] = product is not None and _agree(plain, product, weight)
             if self._verdicts[kind]:
+                self.needs_torch |= place > 0
                 return product
+        self.needs_torch |= gate is None
         return None
 
 

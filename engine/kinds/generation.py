@@ -10,6 +10,7 @@ from typing import Any
 from engine.config import AdmissionName, EngineConfig
 from engine.endpoints import text_endpoints
 from engine.errors import EngineError
+from engine.kernels.backends import spare_torch_its_threads
 from engine.kinds.kind import Loaded
 from engine.model.loading import load_model
 from engine.model.memory import Room, find_room
@@ -79,6 +80,8 @@ class Generation:
 
 def make_work(model: LoadedModel, room: Room, config: EngineConfig) -> GenerationWork:
     """Give a loaded model its pages, table and scheduler."""
+    if not model.network.needs_torch:
+        spare_torch_its_threads(model.device)
     attention = model.attention(room.num_pages)
     table = SequenceTable(config.max_num_seqs, room.max_model_len, attention.page_size)
     pool = PagePool(room.num_pages)

@@ -62,6 +62,9 @@ class Decoder:
         ]
         # What follows each layer: the next one's norm, and the last.
         self._norms = [*(layer.input_norm for layer in self._layers[1:]), maker.norm("norm")]
+        # For what else there is much to compute by: experts, and a curve over all logits.
+        has_experts = any(block.experts for block in architecture.blocks)
+        self.needs_torch = products.needs_torch or has_experts or self._softcap is not None
 
     def forward(self, step: Step, attention: AttentionBackend) -> Tensor:
         """Run one step → logits `[N, V]`; see `Network.forward`."""

@@ -32,6 +32,7 @@ class TransformersNetwork:
     def __init__(self, module: nn.Module, layers: Sequence[nn.Module]) -> None:
         self.module = module
         self.num_layers_begun = 0
+        self.needs_torch = True
         self._layer_of = {id(layer): index for index, layer in enumerate(layers)}
 
     def forward(self, step: Step, attention: AttentionBackend) -> Tensor:

@@ -13,9 +13,13 @@ from engine.kernels.step import Step
 
 
 class Network(Protocol):
-    """A decoder with its weights; `num_layers_begun` counts since the start, within steps too."""
+    """A decoder with its weights; `num_layers_begun` counts since the start, within steps too.
+
+    `needs_torch` where much of a step is computed by torch's own functions, on its threads.
+    """
 
     num_layers_begun: int
+    needs_torch: bool
 
     def forward(self, step: Step, attention: AttentionBackend) -> Tensor:
         """Run one step, each layer's attention by `attention` → logits `[N, V]` of its rows.

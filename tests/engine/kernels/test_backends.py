@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from engine.kernels import blocks as reference_blocks
 from engine.kernels.attention import AttentionBackend, AttentionShape, HeadNorms
-from engine.kernels.backends import choose_backend, choose_blocks
+from engine.kernels.backends import choose_backend, choose_blocks, spare_torch_its_threads
 from engine.kernels.cpu import blocks as cpu_blocks
 from engine.kernels.cpu.attention import CpuAttention
 from engine.kernels.reference import ReferenceAttention
@@ -210,3 +210,15 @@ def test_what_lies_between_products_is_the_devices_own_where_it_has_any(
     """The CPU's kernels take two types of numbers; all else is the reference's."""
     chosen: Any = choose_blocks(dtype, torch.device(device))
     assert chosen is (cpu_blocks if is_own else reference_blocks)
+
+
+def test_torch_computes_on_its_callers_thread_beside_our_team(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """On a CPU; a GPU's host has nothing else to do."""
+    asked: list[int] = []
+    monkeypatch.setattr(torch, "set_num_threads", asked.append)
+    spare_torch_its_threads(torch.device("cuda"))
+    assert asked == []
+    spare_torch_its_threads(CPU)
+    assert asked == [1]

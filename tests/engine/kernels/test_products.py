@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import pytest
@@ -92,3 +93,28 @@ def test_our_own_kernel_comes_first_where_it_serves(dtype: torch.dtype) -> None:
         assert (maker(product) == "engine.kernels.cpu.products") == serves(dtype)
     elsewhere = choose_products(blocks, torch.device("cuda"))
     assert maker(elsewhere.make(weight)) == "functools"
+
+
+def test_it_is_known_whether_any_is_torchs_own() -> None:
+    """Whose threads a model needs depends on it."""
+    weight = torch.randn(32, 16)
+
+    def never(_weight: torch.Tensor, _bias: object, _gate: object) -> None:
+        return None
+
+    ours = Products(blocks, [lambda *given: partial(joined, *given)])
+    ours.make(weight)
+    ours.make_gated(weight, None, Gate())
+    assert not ours.needs_torch
+    later = Products(blocks, [never, prepack])
+    later.make(weight)
+    assert later.needs_torch
+    none = Products(blocks, [never])
+    none.make_gated(weight, None, Gate())
+    assert none.needs_torch
+
+
+def joined(weight: torch.Tensor, bias: Any, gate: Gate | None, x: torch.Tensor) -> torch.Tensor:
+    """Return torch's product, joined where there is a gate."""
+    both = torch.nn.functional.linear(x, weight, bias)
+    return both if gate is None else blocks.gated(both, gate)
