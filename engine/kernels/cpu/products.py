@@ -16,7 +16,7 @@ from torch import Tensor
 from engine.kernels.blocks import Gate
 from engine.kernels.cpu.compiling import compiled
 from engine.kernels.cpu.panels import GELU, PLAIN, ROWS, SILU, WIDTH, WORD_BYTES, multiply_panel
-from engine.kernels.cpu.threads import share, team
+from engine.kernels.cpu.threads import share, team, team_size
 from engine.kernels.cpu.vectors import HAS_PAIR_PRODUCT, LANES
 from engine.kernels.products import Product
 
@@ -53,7 +53,7 @@ def prepare(weight: Tensor, bias: Tensor | None, gate: Gate | None) -> Product |
     packed, biases = _packed(weight, halves), _packed_bias(bias, outputs, halves)
     shape = (size, units, outputs // halves, WIDTH // halves)
     like = np.uint16(0) if dtype == torch.bfloat16 else np.float32(0)
-    end, threads = _end(gate), torch.get_num_threads()
+    end, threads = _end(gate), team_size()
 
     def product(x: Tensor) -> Tensor:
         assert x.dtype == dtype

@@ -25,7 +25,7 @@ from engine.kernels.cpu.scalars import (
     ordered,
     widen,
 )
-from engine.kernels.cpu.threads import add, share, team
+from engine.kernels.cpu.threads import add, share, team, team_size
 from engine.kernels.cpu.thresholds import NUM_FEW, TILE, least_kept, least_of
 from engine.kernels.cpu.vectors import LANES
 from engine.kernels.sampling import Rules, Sampled, Scores
@@ -40,7 +40,7 @@ def choose(logits: Tensor, rules: Rules) -> Sampled:
     """Choose a token for each row of `logits [N, V]`, which stay as they are."""
     rows, vocabulary = logits.shape
     token_ids, is_broken = np.zeros(rows, np.int64), np.zeros(rows, np.bool_)
-    threads = min(rows, torch.get_num_threads())
+    threads = min(rows, team_size())
     tiles = -(-vocabulary // TILE)
     counts_tokens = bool(rules.presence_penalty.any() or rules.frequency_penalty.any())
     _choose(

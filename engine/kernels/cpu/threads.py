@@ -28,6 +28,7 @@ from engine.kernels.cpu.compiling import compiled, intrinsic
 # Words of the array, those that different threads write on cache lines of their own.
 OPEN, NEXT, ACTIVE, BUSY, SLEEPING = 0, 8, 16, 24, 32
 FUNCTION, DATA, COUNT = 40, 41, 42
+SIZE = 43
 SEMAPHORE, NUM_WORDS = 48, 64
 # How often a thread looks for work before it sleeps: some 100 µs, the time between two kernels.
 LOOKS = 3000
@@ -47,18 +48,26 @@ def team() -> Team:
 
     As many as torch's, this one among them.
     """
-    with _starting:
-        if not _teams:
-            _teams.append(_started(torch.get_num_threads() - 1))
+    if not _teams:
+        with _starting:
+            if not _teams:
+                _teams.append(_started(torch.get_num_threads() - 1))
     return _teams[0]
+
+
+def team_size() -> int:
+    """Return how many threads the team has; torch may have fewer by now."""
+    return int(team()[SIZE])
 
 
 def _started(num_others: int) -> Team:
     words = np.zeros(NUM_WORDS, np.int64)
+    words[SIZE] = 1
     libc = ctypes.CDLL(None)
     semaphore = ctypes.c_void_p(words.ctypes.data + SEMAPHORE * words.itemsize)
     # Where the system has no semaphores in memory (macOS) every kernel runs on its caller's thread.
     if num_others and libc.sem_init(semaphore, 0, 0) == 0:
+        words[SIZE] += num_others
         for number in range(num_others):
             threading.Thread(
                 target=_serve, args=(words,), name=f"tidemill-kernels-{number}", daemon=True

@@ -9,10 +9,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from engine.kernels.cpu import threads
 from engine.kernels.cpu.compiling import compiled
-from engine.kernels.cpu.threads import BUSY, share, team
+from engine.kernels.cpu.threads import BUSY, share, team, team_size
 
 
 @compiled
@@ -90,9 +91,15 @@ def test_a_team_whose_others_are_gone_works_on() -> None:
     assert (counts == 1).all()
 
 
-def test_there_is_one_team() -> None:
-    """Kernels of all models of a process share it."""
-    assert team() is team()
+def test_there_is_one_team_and_it_stays_as_large_as_it_was(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Kernels of all models of a process share it, also when torch has one thread by then."""
+    before = team(), team_size()
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 1)
+    assert team() is before[0]
+    assert team_size() == before[1]
+    assert threads._started(3)[threads.SIZE] == 4
 
 
 def test_kernels_bring_no_openmp_of_their_own() -> None:
