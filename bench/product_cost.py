@@ -1,6 +1,7 @@
-"""What products with weights cost by our kernel and by oneDNN, shape by shape, on all cores.
+"""What products with weights cost by our kernel and by oneDNN, shape by shape.
 
     python -m bench.product_cost [--models 46m,470m] [--dtype bfloat16] [--rows 1,8,256]
+        [--threads 2]
 
 A shape has as many weights as do not fit a cache together, each multiplied once a run. Both ways
 take turns, after a rest in which the threads of the other have gone to sleep. Figures are those of
@@ -109,7 +110,9 @@ def main() -> None:
     parser.add_argument("--models", default=",".join(SHAPES), help="comma-separated (%(default)s)")
     parser.add_argument("--dtype", default="bfloat16", choices=["bfloat16", "float32"])
     parser.add_argument("--rows", default=ROWS, help="comma-separated (%(default)s)")
+    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     arguments = parser.parse_args()
+    torch.set_num_threads(arguments.threads)  # and so many has our team, which starts later
     rows = [int(count) for count in arguments.rows.split(",")]
     dtype = getattr(torch, arguments.dtype)
     shapes = [shape for model in arguments.models.split(",") for shape in SHAPES[model]]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from pathlib import Path
+from types import ModuleType
 
 import numba
 import pytest
@@ -88,8 +89,7 @@ def test_where_there_is_no_room_kernels_are_compiled_all_the_same(tmp_path: Path
 
 def test_no_kernel_may_take_it_that_there_is_no_nan() -> None:
     """What is not finite must come out: a compiler that may assume otherwise need not keep it."""
-    inlined = [scalars.tanh, scalars.sigmoid]
-    for kernel in (*kernels(), *inlined):
+    for kernel in (*kernels(), *inlined()):
         assert isinstance(kernel.targetoptions["fastmath"], set)
         assert not kernel.targetoptions["fastmath"] & {"fast", "nnan", "ninf"}
 
@@ -97,11 +97,26 @@ def test_no_kernel_may_take_it_that_there_is_no_nan() -> None:
 def kernels() -> list[numba.core.dispatcher.Dispatcher]:
     """Return all kernels that are kept."""
     modules = (blocks, entry, products, sampling, sharing, threads, thresholds, tiles)
-    found = [
+    found = [kernel for module in modules for kernel in compiled(module) if not is_inlined(kernel)]
+    assert {kernel.__module__ for kernel in found} == {module.__name__ for module in modules}
+    return found
+
+
+def inlined() -> list[numba.core.dispatcher.Dispatcher]:
+    """Return what becomes part of others."""
+    found = [kernel for module in (scalars, tiles) for kernel in compiled(module)]
+    return [kernel for kernel in found if is_inlined(kernel)]
+
+
+def compiled(module: ModuleType) -> list[numba.core.dispatcher.Dispatcher]:
+    """Return what a module gives to numba."""
+    return [
         value
-        for module in modules
         for value in vars(module).values()
         if hasattr(value, "targetoptions") and value.__module__ == module.__name__
     ]
-    assert {kernel.__module__ for kernel in found} == {module.__name__ for module in modules}
-    return found
+
+
+def is_inlined(kernel: numba.core.dispatcher.Dispatcher) -> bool:
+    """Say whether it has no machine code of its own."""
+    return bool(kernel.targetoptions.get("inline") == "always")
