@@ -26,12 +26,13 @@ from engine.kernels.cpu.scalars import (
     widen,
 )
 from engine.kernels.cpu.threads import add, share, team, team_size
-from engine.kernels.cpu.thresholds import NUM_FEW, TILE, least_kept, least_of
+from engine.kernels.cpu.thresholds import NUM_FEW, TILE, least_kept
 from engine.kernels.cpu.vectors import LANES
 from engine.kernels.sampling import Rules, Sampled, Scores
 
 # Below it e**x counts as nothing.
 LOWEST = np.float32(-87.0)
+ABOVE_ROUNDING = np.float32(1.00001)
 # Logits of which either none or all may be among the best.
 FEW_AT_ONCE = 256
 
@@ -191,14 +192,13 @@ def _choose_one(number: Any, rules: Any, x: Any, peaks: Any, totals: Any, few: A
     floor = highest + rules.log_min_p[number]
     top_k = rules.top_k[number]
     if 0 < top_k < len(x):
-        low = least_of(peaks, top_k) if top_k <= len(peaks) else order(np.float32(-np.inf))
         total = np.float64(len(x))
-        least = least_kept(x, peaks, np.float64(top_k), total, low, best, few, by_mass=False)
+        least = least_kept(x, peaks, np.float64(top_k), total, best, few, by_mass=False)
         floor = max(floor, ordered(least))
     total = _weigh(x, peaks, highest, floor, totals)
     if rules.top_p[number] < 1:
         goal, all_of_it = total * rules.top_p[number], order(np.float32(1))
-        least = least_kept(x, peaks, goal, total, np.int32(1), all_of_it, few, by_mass=True)
+        least = least_kept(x, peaks, goal, total, all_of_it, few, by_mass=True)
         _weigh_again(x, least, totals)
     return _walk(x, totals, rules.draws[number])
 
@@ -222,7 +222,7 @@ def _scale(x: Any, factor: Any, peaks: Any) -> Any:
 def _weigh(x: Any, peaks: Any, highest: Any, floor: Any, totals: Any) -> Any:
     """Make masses of scaled logits, none below a floor, and return what they weigh together.
 
-    Peaks become 0 where a tile has no mass, else 1.
+    Peaks become those of the masses, or a little more.
     """
     total = np.float64(0)
     for tile in range(len(totals)):
@@ -233,7 +233,7 @@ def _weigh(x: Any, peaks: Any, highest: Any, floor: Any, totals: Any) -> Any:
             for i in range(len(part)):
                 part[i] = 0
         else:
-            peaks[tile] = 1
+            peaks[tile] = exp(peaks[tile] - highest) * ABOVE_ROUNDING
             for i in range(len(part)):
                 below = part[i] - highest
                 mass = exp(below) if part[i] >= floor and below > LOWEST else np.float32(0)

@@ -25,29 +25,35 @@ NUM_FEW = 8192
 NUM_SAMPLED = 2048
 # How many deviations off what the sample says is looked at too.
 DEVIATIONS = 2.0
-
-
-@compiled
-def least_of(peaks: Any, count: Any) -> Any:
-    """Return an order from which on up there are at least `count` numbers, by `peaks` of theirs."""
-    low, high = np.int64(order(np.float32(-np.inf))), np.int64(order(np.float32(np.inf)))
-    return _bisect(peaks, np.float64(count), low, high, 0.0, by_mass=False)
+# Tiles of which the greatest numbers are tried first.
+NUM_PEAKS = 64
 
 
 @compiled
 def least_kept(
-    x: Any, peaks: Any, goal: Any, total: Any, low: Any, highest: Any, few: Any, by_mass: Any
+    x: Any, peaks: Any, goal: Any, total: Any, highest: Any, few: Any, by_mass: Any
 ) -> Any:
     """Return the greatest `v` such that the numbers of `x [n]` from `v` up weigh at least `goal`.
 
-    `v` is an order, as are `highest`, that of the greatest number, and `low`, where `v` is not
-    below it. A number weighs itself `by_mass`, where none is negative and the greatest is 1, else
-    each weighs 1; `total` is what all weigh. No number of a tile is above its peak.
-    `few` is room for `NUM_FEW + LANES` numbers.
+    `v` is an order, as is `highest`, that of the greatest number. A number weighs itself `by_mass`,
+    where none is negative and the greatest is 1, else each weighs 1; `total` is what all weigh. No
+    number of a tile is above its peak. `few` is room for `NUM_FEW + LANES` numbers.
     """
     if goal <= 1:
         return np.int32(highest)
-    low, high, above = np.int64(low), np.int64(highest) + 1, 0.0
+    low = np.int64(1 if by_mass else order(np.float32(-np.inf)))  # what has no mass is out
+    high, above = np.int64(highest) + 1, 0.0
+    # A model that knows what it says has the goal within its likeliest few.
+    wanted = min(NUM_PEAKS if by_mass else goal, len(peaks))
+    likely = _bisect(peaks, np.float64(wanted), low, high, 0.0, by_mass=False)
+    count = _copy_between(x, peaks, likely, np.int32(high), few)
+    if count <= NUM_FEW:
+        weight = np.float64(0)
+        for i in range(count):
+            weight += few[i] if by_mass else 1.0
+        if weight >= goal:
+            return _bisect(few[:count], goal, np.int64(likely), high, 0.0, by_mass)
+        high, above = np.int64(likely), weight
     is_sampled = False
     while high - low > 1:
         count = _copy_between(x, peaks, np.int32(low), np.int32(high), few)

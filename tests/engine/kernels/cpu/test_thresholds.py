@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from engine.kernels.cpu.thresholds import NUM_FEW, TILE, least_kept, least_of
+from engine.kernels.cpu.thresholds import NUM_FEW, TILE, least_kept
 from engine.kernels.cpu.vectors import LANES
 
 SIZES = [TILE, 4 * NUM_FEW]
@@ -26,16 +26,12 @@ def order(value: np.float32) -> np.int32:
     return np.int32(bits if bits >= 0 else -(2**31) - bits)
 
 
-def found(
-    x: NDArray[np.float32], goal: float, low: np.int32 | None = None, *, by_mass: bool
-) -> np.int32:
+def found(x: NDArray[np.float32], goal: float, *, by_mass: bool) -> np.int32:
     """Return what `least_kept` finds."""
     peaks = x.reshape(-1, TILE).max(axis=1)
-    if low is None:
-        low = np.int32(1) if by_mass else order(np.float32(-np.inf))
     total = x.sum(dtype=np.float64) if by_mass else float(len(x))
     few = np.empty(NUM_FEW + LANES, np.float32)
-    return np.int32(least_kept(x, peaks, goal, total, low, order(x.max()), few, by_mass=by_mass))
+    return np.int32(least_kept(x, peaks, goal, total, order(x.max()), few, by_mass=by_mass))
 
 
 @pytest.mark.parametrize("size", SIZES)
@@ -71,19 +67,3 @@ def test_a_sample_that_misses_all_that_counts_costs_time_alone() -> None:
     for last in (10, 4000, NUM_FEW - 5):
         goal = covered[last] - float(sorted_x[last]) / 2
         assert found(x, goal, by_mass=True) == order(sorted_x[last])
-
-
-def test_peaks_tell_where_a_count_is_reached_at_least() -> None:
-    """As many numbers as there are peaks, be they below zero or all the same."""
-    rng = np.random.default_rng(2)
-    for logits in (rng.normal(0, 1, 150), rng.normal(0, 1, 150).round(), np.full(150, -3.0)):
-        peaks = logits.astype(np.float32)
-        for count in (1, 20, 150):
-            assert least_of(peaks, count) == order(np.sort(peaks)[::-1][count - 1])
-
-
-def test_a_row_is_cut_from_a_bound_below_as_from_none() -> None:
-    """Which spares most of the row a look."""
-    x = np.random.default_rng(3).normal(0, 2, 4 * NUM_FEW).astype(np.float32)
-    low = np.int32(least_of(x.reshape(-1, TILE).max(axis=1), 20))
-    assert found(x, 20.0, low, by_mass=False) == order(np.sort(x)[::-1][19])
