@@ -4,14 +4,15 @@
         [--threads 2]
 
 A shape has as many weights as do not fit a cache together, each multiplied once a run. Both ways
-take turns, after a rest in which the threads of the other have gone to sleep. Figures are those of
-the quickest run: what others do on the machine is in the rest. A sum over the same bytes, which
-torch has vectorised, stands for the memory's own speed.
+take turns, after a rest in which the threads of the other went to sleep. Figures are those that
+one product in ten stays below: what others do on the machine is in the rest. A sum over the same
+bytes, which torch has vectorised, stands for the memory's own speed.
 """
 
 from __future__ import annotations
 
 import argparse
+import statistics
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -36,7 +37,7 @@ REST_SECONDS = 0.02
 
 @dataclass(frozen=True, slots=True)
 class ProductCost:
-    """Seconds of one product in both ways, and of summing its weights' bytes."""
+    """Seconds of one product in both ways, and of a sum over its weights."""
 
     outputs: int
     inputs: int
@@ -53,16 +54,14 @@ def measure(
     """Return what products of one shape cost with so many rows."""
     num_bytes = outputs * inputs * dtype.itemsize
     weights = torch.randn(COLD_BYTES // num_bytes + 1, outputs, inputs).to(dtype)
-    by_sum = _quickest([partial(torch.sum, weights.view(torch.float32))])[0] / len(weights)
+    words = weights.view(torch.float32)
+    (by_sum,) = _quick([[partial(torch.sum, part) for part in words]])
     ways = [_prepared(way, weights) for way in (prepare, prepack)]
     costs = []
     for count in rows:
         x = torch.randn(count, inputs).to(dtype)
-        own, onednn = _quickest([partial(_multiply, products, x) for products in ways])
-        num = len(weights)
-        costs.append(
-            ProductCost(outputs, inputs, count, num_bytes, own / num, onednn / num, by_sum)
-        )
+        own, onednn = _quick([[partial(product, x) for product in products] for products in ways])
+        costs.append(ProductCost(outputs, inputs, count, num_bytes, own, onednn, by_sum))
     return costs
 
 
@@ -71,21 +70,17 @@ def _prepared(way: Prepares, weights: Tensor) -> list[Product]:
     return [product for product in made if product is not None]
 
 
-def _multiply(products: Sequence[Product], x: Tensor) -> None:
-    for product in products:
-        product(x)
-
-
-def _quickest(runs: Sequence[Callable[[], object]]) -> list[float]:
-    """Return the seconds of each in its quickest run."""
-    best = [float("inf")] * len(runs)
+def _quick(ways: Sequence[Sequence[Callable[[], object]]]) -> list[float]:
+    """Return the seconds below which one call in ten of each way stays."""
+    times: list[list[float]] = [[] for _ in ways]
     for _ in range(NUM_RUNS):
-        for index, run in enumerate(runs):
+        for way, own in zip(ways, times, strict=True):
             time.sleep(REST_SECONDS)
-            started = time.perf_counter()
-            run()
-            best[index] = min(best[index], time.perf_counter() - started)
-    return best
+            for call in way:
+                started = time.perf_counter()
+                call()
+                own.append(time.perf_counter() - started)
+    return [statistics.quantiles(own, n=10)[0] for own in times]
 
 
 def show(costs: Sequence[ProductCost]) -> None:
