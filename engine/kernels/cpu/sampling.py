@@ -195,12 +195,13 @@ def _choose_one(number: Any, rules: Any, x: Any, peaks: Any, totals: Any, few: A
         total = np.float64(len(x))
         least = least_kept(x, peaks, np.float64(top_k), total, best, few, by_mass=False)
         floor = max(floor, ordered(least))
-    total = _weigh(x, peaks, highest, floor, totals)
+    total = _weigh(x, peaks, highest, max(floor, highest + LOWEST), totals)
+    least = np.int32(1)
     if rules.top_p[number] < 1:
         goal, all_of_it = total * rules.top_p[number], order(np.float32(1))
         least = least_kept(x, peaks, goal, total, all_of_it, few, by_mass=True)
         _weigh_again(x, least, totals)
-    return _walk(x, totals, rules.draws[number])
+    return _walk(x, totals, least, rules.draws[number])
 
 
 @compiled
@@ -235,8 +236,7 @@ def _weigh(x: Any, peaks: Any, highest: Any, floor: Any, totals: Any) -> Any:
         else:
             peaks[tile] = exp(peaks[tile] - highest) * ABOVE_ROUNDING
             for i in range(len(part)):
-                below = part[i] - highest
-                mass = exp(below) if part[i] >= floor and below > LOWEST else np.float32(0)
+                mass = exp(part[i] - highest) if part[i] >= floor else np.float32(0)
                 part[i] = mass
                 weight += mass
         totals[tile] = weight
@@ -246,36 +246,37 @@ def _weigh(x: Any, peaks: Any, highest: Any, floor: Any, totals: Any) -> Any:
 
 @compiled
 def _weigh_again(x: Any, least: Any, totals: Any) -> None:
-    """Drop the masses of an order below `least`."""
+    """Make totals those of the masses from an order up."""
     for tile in range(len(totals)):
         if totals[tile] == 0:
             continue
         part = x[tile * TILE : (tile + 1) * TILE]
         weight = np.float32(0)
         for i in range(len(part)):
-            mass = part[i] if order(part[i]) >= least else np.float32(0)
-            part[i] = mass
-            weight += mass
+            weight += part[i] if order(part[i]) >= least else np.float32(0)
         totals[tile] = weight
 
 
 @compiled
-def _walk(masses: Any, totals: Any, draw: Any) -> Any:
-    """Return the token at which the running sum of masses passes a share of their total."""
+def _walk(masses: Any, totals: Any, least: Any, draw: Any) -> Any:
+    """Return the token at which the running sum of masses passes a share of their total.
+
+    Only masses of an order from `least` up count.
+    """
     goal = 0.0
     for weight in totals:
         goal += weight
     goal *= draw
-    tile, before, last = 0, 0.0, 0
+    last, before, passed = 0, 0.0, 0.0
     for tile in range(len(totals)):
         if totals[tile] > 0:
-            last = tile
-            if before + totals[tile] > goal:
+            last, before = tile, passed
+            passed += totals[tile]
+            if passed > goal:
                 break
-            before += totals[tile]
     token, covered = 0, np.float64(0)
     for i in range(last * TILE, (last + 1) * TILE):
-        if masses[i] > 0:
+        if order(masses[i]) >= least:
             token = i  # the last that has mass, where rounding would step past it
             covered += masses[i]
             if before + covered > goal:

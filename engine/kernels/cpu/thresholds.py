@@ -25,8 +25,10 @@ NUM_FEW = 8192
 NUM_SAMPLED = 2048
 # How many deviations off what the sample says is looked at too.
 DEVIATIONS = 2.0
+# How far off it may be in the order of numbers: some 0.1 % of one.
+GRAIN = 2**13
 # Tiles of which the greatest numbers are tried first.
-NUM_PEAKS = 64
+NUM_PEAKS = 32
 
 
 @compiled
@@ -74,9 +76,11 @@ def least_kept(
 
 
 @compiled
-def _bisect(x: Any, goal: Any, low: Any, high: Any, above: Any, by_mass: Any) -> Any:
-    """Narrow the bounds to one number; what is left out of `x` weighs `above`, and is above."""
-    while high - low > 1:
+def _bisect(
+    x: Any, goal: Any, low: Any, high: Any, above: Any, by_mass: Any, grain: Any = 1
+) -> Any:
+    """Narrow the bounds to one number, or to `grain`; what `x` leaves out above weighs `above`."""
+    while high - low > grain:
         places = _places(low, high)
         covered = _covered(x, places, by_mass)
         for j in range(4):
@@ -111,9 +115,13 @@ def _sampled_places(x: Any, share: Any, low: Any, high: Any, sample: Any, by_mas
         bottom = min(bottom, order(sample[i]))
     low, high = max(low, np.int64(bottom)), np.int64(top) + 1
     spread = DEVIATIONS * np.sqrt(share * (1 - share) / len(sample))
-    more = _bisect(sample, weight * min(share + spread, 1.0), low, high, 0.0, by_mass)
-    same = _bisect(sample, weight * share, low, high, 0.0, by_mass)
-    less = _bisect(sample, weight * max(share - spread, 0.0), low, high, 0.0, by_mass)
+    same = _bisect(sample, weight * share, low, high, 0.0, by_mass, GRAIN)
+    more = _bisect(
+        sample, weight * min(share + spread, 1.0), low, np.int64(same) + GRAIN, 0.0, by_mass, GRAIN
+    )
+    less = _bisect(
+        sample, weight * max(share - spread, 0.0), np.int64(same), high, 0.0, by_mass, GRAIN
+    )
     return more, same, less, np.int32(top)
 
 
