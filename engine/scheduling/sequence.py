@@ -12,7 +12,10 @@ FinishReason = Literal["stop", "length"]
 
 
 class StopText(Protocol):
-    """Where the text of a sequence ends: a value, which any number of sequences may share."""
+    """Where the text of a sequence ends: a value, which any number of sequences may share.
+
+    Those that are equal end texts alike, and have the same hash.
+    """
 
     def watch(self) -> StopWatch:
         """Begin to watch one sequence."""
@@ -150,6 +153,13 @@ class Sequence:
     def num_tokens(self) -> int:
         """Tokens of the prompt and those generated so far; up to date as `generated` is."""
         return len(self.prompt) + len(self.generated)
+
+    def repeat(self, other: Sequence) -> None:
+        """Come to what another came to, which asked for the same; nothing of it is computed."""
+        self.generated = list(other.generated)
+        self.logprobs, self.prompt_logprobs = other.logprobs, other.prompt_logprobs
+        self.stopped, self.stop_reason = other.stopped, other.stop_reason
+        self.num_cached_tokens = len(self.request.prompt_ids)
 
     def result(self) -> SequenceResult:
         """Return what the sequence came to, once finished; raises its error if it failed."""

@@ -18,6 +18,7 @@ from engine.protocol.errors import InternalError, RequestError
 from engine.scheduling.failures import Failures
 from engine.scheduling.scheduler import Scheduler, StepPlan
 from engine.scheduling.sequence import Sequence, SequenceRequest, SequenceResult
+from engine.stepping.repeats import Repeats
 from engine.stepping.runner import Readout, Runner
 from engine.stepping.sampler import Sampler
 from engine.stepping.scores import StepScores
@@ -61,6 +62,7 @@ class GenerationWork:
         self._runner = runner
         self._scheduler = scheduler
         self._failures = Failures(scheduler)
+        self._repeats = Repeats()
         self._sampler = Sampler(scheduler.table)
         self._steps_ahead = steps_ahead
         self._flights: deque[_Flight] = deque()  # oldest first
@@ -91,7 +93,8 @@ class GenerationWork:
         self._num_added += 1
         stops = [i for i in request.stop_token_ids if 0 <= i < len(self._may_stop)]
         self._may_stop[stops] = True
-        self._scheduler.add(sequence)
+        if not self._repeats.join(sequence):
+            self._scheduler.add(sequence)
         return sequence
 
     def step(self) -> list[Event[SequenceResult]] | None:
@@ -112,7 +115,10 @@ class GenerationWork:
 
     def abort(self, unwanted: AbstractSet[object]) -> None:
         """Drop sequences wherever they are; no event comes of them any more."""
+        left_alone = self._repeats.drop(unwanted)
         self._scheduler.drop(unwanted)
+        for sequence in left_alone:
+            self._scheduler.add(sequence)
 
     def stats(self) -> EngineStats:
         """Return what runs, waits and was done; readable from another thread."""
@@ -120,7 +126,7 @@ class GenerationWork:
         held = self._pool.num_pages - self._pool.num_free
         return EngineStats(
             running=running,
-            waiting=self._scheduler.num_waiting,
+            waiting=self._scheduler.num_waiting + len(self._repeats),
             kv_cache_usage=held / self._pool.num_pages,
             prompt_tokens=self._prompt_tokens,
             cached_tokens=self._cached_tokens,
@@ -184,7 +190,7 @@ class GenerationWork:
                 )
             self._prompt_tokens += len(sequence.request.prompt_ids)
             self._cached_tokens += sequence.num_cached_tokens
-            events.append(_last_event(sequence))
+            events += self._ended(sequence)
         self._failures.note_success(flight.plan)
         return events
 
@@ -198,7 +204,18 @@ class GenerationWork:
         if culprit is None:
             return []
         culprit.error = InternalError(failure.words, code=failure.code)
-        return [_last_event(culprit)]
+        return self._ended(culprit)
+
+    def _ended(self, sequence: Sequence) -> list[Event[SequenceResult]]:
+        """Return the last events of a sequence and of those that repeat it."""
+        repeats, left_alone = self._repeats.settle(sequence)
+        for repeat in repeats:
+            self._prompt_tokens += len(repeat.request.prompt_ids)
+            self._cached_tokens += repeat.num_cached_tokens
+            self._output_tokens += len(repeat.generated)
+        for other in left_alone:
+            self._scheduler.add(other)
+        return [_last_event(one) for one in (sequence, *repeats)]
 
     def _has_stopped(self, slot: int, token_id: int) -> bool:
         sequence = self._table.sequence(slot)

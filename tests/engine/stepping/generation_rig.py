@@ -59,7 +59,7 @@ def logprobs_of(tokens: Tokens) -> NDArray[np.float64]:
     return logits - np.log(np.exp(logits).sum())
 
 
-@dataclass
+@dataclass(eq=False)
 class Watch:
     """A `StopText` of one sequence, met once that has seen so many tokens."""
 

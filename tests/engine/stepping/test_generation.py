@@ -236,7 +236,7 @@ def test_stats_count_what_was_done(steps_ahead: int) -> None:
     """Prompts and hits of finished sequences, outputs as they come; and what runs now."""
     rig = Rig(logits_of, num_pages=10, max_num_seqs=1)
     rig.work.add(request(list(range(9)), 4))
-    rig.work.add(request(list(range(9)), 4))
+    rig.work.add(request(list(range(9)), 4, min_tokens=1))
     for _ in range(1 + steps_ahead):
         assert rig.work.stats().output_tokens == 0
         rig.work.step()
