@@ -23,10 +23,10 @@ from engine.kernels.products import Product
 # What a block of rows may take of the second cache.
 BLOCK_BYTES = 256 * 1024
 # An item's panels have so many bytes at most, or fewer, for each thread to have so many items.
-ITEM_BYTES = 64 * 1024
-ITEMS_A_THREAD = 8
+ITEM_BYTES = 256 * 1024
+ITEMS_A_THREAD = 4
 # How far ahead of their use weights are asked for, where each is used once.
-AHEAD_BYTES = 8192
+AHEAD_BYTES = 4096
 HAS_VECTORS = llvmlite.binding.get_host_cpu_features().get("avx512f", False)
 
 
