@@ -96,8 +96,7 @@ def _own_tiles(
             place -= 1
             tile = tiles[place]
             tile[START], tile[STOP] = start, end
-            tile[PAGES] = page_starts[owner]
-            tile[COUNT] = page_starts[owner + 1] - page_starts[owner]
+            _name_pages(tile, owner, page_starts)
             length = contexts[owner] + end - starts[span]
             tile[LAST] = (length + BLOCK - 1) // BLOCK
             if span < num_decodes:
@@ -142,26 +141,29 @@ def _shared_tiles(
                     end += 1
                 if end - first >= FEWEST_SHARING and keys[first] >= 0:
                     last = _common(order[first:end], depth + 1, contexts, page_starts, pages)
-                    owner = order[first]
-                    begun = resumed[owner]
+                    begun = resumed[order[first]]
                     if last - begun >= FEWEST_BLOCKS:
+                        resumed[order[first:end]] = last
                         for begin in range(first, end, at_once):
                             tile = tiles[num_tiles]
                             tile[START], tile[STOP] = begin, min(begin + at_once, end)
-                            tile[PAGES] = page_starts[owner]
-                            tile[COUNT] = page_starts[owner + 1] - page_starts[owner]
+                            _name_pages(tile, order[first], page_starts)
                             tile[FIRST], tile[LAST] = begun, last
                             tile[RESUMES] = begun > 0
                             tile[TILE_FIELDS] = level
                             num_tiles += 1
-                        for i in range(first, end):
-                            resumed[order[i]] = last
                     next_starts[num_next], next_stops[num_next] = first, end
                     next_depths[num_next] = last
                     num_next += 1
                 first = end
         starts, stops, depths, num_groups = next_starts, next_stops, next_depths, num_next
     return tiles[:num_tiles]
+
+
+@compiled
+def _name_pages(tile: Any, owner: Any, page_starts: Any) -> None:
+    tile[PAGES] = page_starts[owner]
+    tile[COUNT] = page_starts[owner + 1] - page_starts[owner]
 
 
 @compiled
