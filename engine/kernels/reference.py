@@ -35,10 +35,10 @@ class Span(NamedTuple):
         return self.context + self.stop - self.start
 
 
-def spans_of(step: Step, first: int = 0) -> list[Span]:
-    """Return the step's spans from `first` on."""
+def spans_of(step: Step) -> list[Span]:
+    """Return the step's spans."""
     starts, contexts, page_starts = (
-        array[first:].tolist()
+        array.tolist()
         for array in (step.host.query_starts, step.host.context_lengths, step.host.page_starts)
     )
     return [
@@ -104,7 +104,8 @@ class ReferenceAttention:
 
     def attend(self, layer: int, query: Tensor, sinks: Tensor | None = None) -> Tensor:
         """Attend every token to its sequence up to itself: `[T, Hq, Dk]` → `[T, Hq, Dv]`."""
-        return joined([self._attend_span(layer, query, span, sinks) for span in self._spans])
+        parts = [self._attend_span(layer, query, span, sinks) for span in self._spans]
+        return parts[0] if len(parts) == 1 else torch.cat(parts)
 
     def _attend_span(self, layer: int, query: Tensor, span: Span, sinks: Tensor | None) -> Tensor:
         shape = self.shapes[layer]
@@ -125,11 +126,6 @@ class ReferenceAttention:
             enable_gqa=shape.num_query_heads != shape.num_kv_heads,
         )
         return out[0].transpose(0, 1)
-
-
-def joined(parts: list[Tensor]) -> Tensor:
-    """Return the parts of a step `[t, Hq, Dv]` as one, without a copy where there is but one."""
-    return parts[0] if len(parts) == 1 else torch.cat(parts)
 
 
 def gather(keys: Tensor, values: Tensor, pages: Tensor, length: int) -> tuple[Tensor, Tensor]:
