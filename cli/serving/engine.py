@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -50,10 +51,27 @@ def load_engine(
         raise EngineFailed(
             f"the engine needs {exc.name}, which is not installed: pip install 'tidemill[engine]'"
         ) from exc
+    _say_what_takes_long()
     with local_model(config.model, weights_cache, every_few_seconds(say_progress)) as model:
         return load_served(
             replace(config, model=model), served_names=served_names, chat_template=chat_template
         )
+
+
+class _Saying(logging.Handler):
+    """Says what is logged."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Say one message."""
+        say(record.getMessage())
+
+
+def _say_what_takes_long() -> None:
+    """Say it when kernels are compiled, also after the load."""
+    logger = logging.getLogger("engine.kernels")
+    if not any(isinstance(handler, _Saying) for handler in logger.handlers):
+        logger.addHandler(_Saying())
+        logger.setLevel(logging.INFO)
 
 
 @contextmanager

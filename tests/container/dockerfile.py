@@ -91,7 +91,8 @@ class Image:
 
     def here(self, text: str) -> str:
         """Return a text with every path of the image replaced by where that is here."""
-        places = "|".join(map(re.escape, ("/build", "/opt/libraries", "/opt/tidemill", *volumes())))
+        made = ("/build", "/opt/libraries", "/opt/tidemill", "/opt/kernels")
+        places = "|".join(map(re.escape, (*made, *volumes())))
         return re.sub(rf"({places})(?![\w-])", lambda found: f"{self.root}{found[0]}", text)
 
     def path(self, text: str) -> Path:

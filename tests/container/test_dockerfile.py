@@ -122,6 +122,19 @@ def test_all_that_is_written_goes_to_the_volumes() -> None:
     assert "TMPDIR" not in settings
 
 
+def test_kernels_are_compiled_when_it_is_built() -> None:
+    """After our code is there and into a folder that the last stage takes, and finds again."""
+    settings = only("", "ENV").pairs
+    copied = [it.words.split()[1:] for it in of_stage("", "COPY")]
+    folder = settings["TIDEMILL_KERNELS"]
+    assert [folder, folder] in copied
+    *_, last = of_stage("build", "RUN", "COPY")
+    command = last.words.split(" && ")[-1].split()
+    assert {f"NUMBA_CACHE_DIR={folder}", f"PYTHONPATH={settings['PYTHONPATH']}"} < {*command}
+    assert command[-2:] == ["-m", "engine.kernels.cpu.beforehand"]
+    assert not any(folder.startswith(volume) for volume in volumes())
+
+
 def test_tools_are_removed_from_the_system(tmp_path: Path) -> None:
     """No shell, no installer, nothing that changes the user: by the very commands of the file."""
     kept = {"/usr/local/bin/python3.11", "/usr/sbin/ldconfig", "/usr/lib/libc.so.6"}

@@ -161,6 +161,7 @@ def test_a_dropped_file_becomes_rows(
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     assert report["tidemill"]["engine_version"] == project["version"]
     assert outside_volumes(image) == before
+    assert not image.path(image.environment["NUMBA_CACHE_DIR"]).exists()  # nothing was compiled
 
 
 def test_without_words_it_is_a_worker(image: Image, tmp_path: Path) -> None:

@@ -89,7 +89,7 @@ class CpuAttention:
         """Write the step's `key [T, Hkv, Dk]` and `value [T, Hkv, Dv]` to their slots."""
         own = self._layers[layer]
         words = key.contiguous().view(torch.int32).numpy()
-        bits = _bits(value.reshape(len(value), -1))
+        bits = _bits(value.contiguous().view(len(value), -1))
         store_tokens(team(), words, bits, self._slots, own.keys, own.values)
 
     def attend(self, layer: int, query: Tensor, sinks: Tensor | None = None) -> Tensor:

@@ -70,7 +70,7 @@ def _started(num_others: int) -> Team:
         words[SIZE] += num_others
         for number in range(num_others):
             threading.Thread(
-                target=_serve, args=(words,), name=f"tidemill-kernels-{number}", daemon=True
+                target=serve, args=(words,), name=f"tidemill-kernels-{number}", daemon=True
             ).start()
     return words
 
@@ -252,7 +252,8 @@ def _run(words: Any, count: Any, function: Any, data: Any) -> None:
 
 
 @compiled
-def _serve(words: Any) -> None:
+def serve(words: Any) -> None:
+    """Take items of whatever is shared, for ever: what a thread of the team does."""
     looks = 0
     while True:
         if _read(words, OPEN) == 0:

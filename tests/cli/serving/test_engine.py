@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -43,6 +44,24 @@ def test_a_small_cache_shortens_the_context_and_says_so(
 
     assert main(["run", *files, *small, "--max-model-len", "2048", "--force"]) == 1
     assert "tidemill: --max-model-len 2048 needs" in capfd.readouterr().err.splitlines()[-1]
+
+
+@pytest.mark.long
+def test_a_run_tells_before_it_compiles_kernels_and_else_is_silent(tmp_path: Path) -> None:
+    """One line, before the model is loaded; the next run finds them all."""
+    command = [sys.executable, "-m", "cli", "run", "--force", "-i", str(EXAMPLE)]
+    words = "tidemill: compiling the CPU's kernels, once on this machine (up to a minute)"
+    for count in (1, 0):
+        ran = subprocess.run(
+            [*command, "-o", str(tmp_path / "rows.jsonl"), "--dtype", "float32"],
+            env={**os.environ, "NUMBA_CACHE_DIR": str(tmp_path / "kernels")},
+            cwd=ROOT,
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        assert ran.stderr.count(words) == count
+        assert words not in ran.stderr.partition("model loaded")[2]
 
 
 def test_commands_start_together_what_begins_alike() -> None:

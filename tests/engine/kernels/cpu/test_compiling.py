@@ -30,33 +30,32 @@ NAME = digest_of(Path(compiling.__file__).parent)
 def test_machine_code_is_kept_under_a_digest_of_all_the_kernels_sources(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In the user's cache folder, or where `NUMBA_CACHE_DIR` says."""
-    monkeypatch.delenv("NUMBA_CACHE_DIR", raising=False)
-    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    """In the user's cache folder, or where `NUMBA_CACHE_DIR` says; an image may bring some."""
+    for name in ("NUMBA_CACHE_DIR", "XDG_CACHE_HOME", "TIDEMILL_KERNELS"):
+        monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("HOME", str(tmp_path))
-    assert compiling.make_folder() == tmp_path / ".cache/tidemill/kernels" / NAME
+    assert compiling.folders() == [tmp_path / ".cache/tidemill/kernels" / NAME]
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
-    assert compiling.make_folder() == tmp_path / "xdg/tidemill/kernels" / NAME
+    assert compiling.folders() == [tmp_path / "xdg/tidemill/kernels" / NAME]
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("XDG_CACHE_HOME", "relative")
-    assert compiling.make_folder() == tmp_path / ".cache/tidemill/kernels" / NAME
+    assert compiling.folders() == [tmp_path / ".cache/tidemill/kernels" / NAME]
     monkeypatch.setenv("NUMBA_CACHE_DIR", str(tmp_path / "numba"))
-    assert compiling.make_folder() == tmp_path / "numba" / NAME
-    assert (tmp_path / "numba" / NAME).is_dir()
+    monkeypatch.setenv("TIDEMILL_KERNELS", str(tmp_path / "image"))
+    assert compiling.folders() == [tmp_path / "numba" / NAME, tmp_path / "image" / NAME]
 
 
 def test_this_very_process_uses_it() -> None:
-    """numba was told before the first kernel was made."""
+    """All kernels are kept there."""
     for kernel in kernels():
-        assert Path(kernel.stats.cache_path).parent.name == NAME
+        assert Path(kernel.stats.cache_path).name == NAME
 
 
 def test_where_nothing_can_be_written_kernels_are_compiled_all_the_same(tmp_path: Path) -> None:
     """A file stands where the folder should be: no cache, and no error."""
     (tmp_path / "file").touch()
     code = (
-        "import torch; from engine.kernels.cpu import blocks, compiling; "
-        "assert compiling.make_folder() is None; "
+        "import torch; from engine.kernels.cpu import blocks; "
         "print(blocks.rms_norm(torch.zeros(1, 2), torch.ones(2), 1e-6).tolist())"
     )
     ran = subprocess.run(

@@ -1,0 +1,100 @@
+"""`python -m tests.engine.kernels.cpu.runs FOLDER`: what runs compile that is not compiled before.
+
+A line for each kernel and signature that was never met while all were compiled beforehand, in this
+very process, so that it does not matter what is kept; models are made in the folder.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from cli.main import main as tidemill
+from engine.config import EngineConfig
+from engine.kernels.cpu.beforehand import dtypes, jobs
+from engine.kernels.cpu.keeping import KeptCode
+from engine.kinds.generation import make_work
+from engine.model import own
+from engine.model.checkpoint import find_checkpoint
+from engine.model.description import read_description
+from engine.model.fallback import prepare
+from engine.model.families import architecture_of
+from engine.model.forward import ATTENTION
+from engine.model.memory import Room
+from engine.model.network import LoadedModel
+from engine.scheduling.sequence import Sampling, SequenceRequest
+from tests.engine.families import build
+
+CPU = torch.device("cpu")
+ROOT = Path(__file__).parents[4]
+# Norms of heads; a cap on scores, a window, norms with an offset; sinks, biases and experts; one
+# weight for queries, keys and values.
+FAMILIES = ("Qwen3Config", "Gemma2Config", "GptOssConfig", "Phi3Config")
+SAMPLINGS = (
+    Sampling(temperature=0),
+    Sampling(temperature=0, repetition_penalty=1.1, logit_bias={5: 2.0}, logprobs=2),
+    Sampling(temperature=1, seed=1),
+    Sampling(temperature=1, seed=2, top_k=5, top_p=0.9, min_p=0.01, logprobs=0),
+    Sampling(temperature=1, seed=3, presence_penalty=0.5, frequency_penalty=0.5),
+)
+COMMON = [7] * 200  # enough blocks for decodes to meet together
+
+
+def by_ours(folder: Path, dtype: torch.dtype) -> LoadedModel:
+    """Return the model of a folder as our decoder runs it."""
+    description = read_description(str(folder))
+    checkpoint = find_checkpoint(str(folder))
+    return own.load(checkpoint, description, architecture_of(description), dtype, CPU)
+
+
+def by_transformers(family: str, dtype: torch.dtype) -> LoadedModel:
+    """Return the model of a family as transformers' layers run it."""
+    network = build(family).to(dtype)
+    network.config._attn_implementation = ATTENTION
+    return prepare(network, EngineConfig(family), dtype, CPU)
+
+
+def run(model: LoadedModel) -> None:
+    """Run sequences that share a beginning, sampled in all ways, in mixed steps."""
+    config = EngineConfig("tiny", max_num_seqs=8, max_num_batched_tokens=64)
+    work = make_work(model, Room(200, model.max_model_len), config)
+    for number, sampling in enumerate(SAMPLINGS):
+        for ids in ([*COMMON, 10 + number], [30 + number, 31]):
+            work.add(SequenceRequest(ids, 6, sampling, prompt_logprobs=number % 2))
+    while work.step() is not None:
+        pass
+
+
+def note_what_is_asked_for(found: list[str]) -> None:
+    """Have all kernels note what they are asked for from now on that they have no code for."""
+    load = KeptCode.load_overload
+
+    def noted(kept: KeptCode, signature: Any, target: Any) -> Any:
+        found.append(f"{kept.kernel} {signature}")
+        return load(kept, signature, target)
+
+    KeptCode.load_overload = noted  # type: ignore[method-assign]
+
+
+def main(folder: Path) -> int:
+    """Compile all beforehand, make the runs, and print what they had to ask for."""
+    for job in jobs():
+        job()
+    found: list[str] = []
+    note_what_is_asked_for(found)
+    demo = ["run", "-i", str(ROOT / "examples/demo.jsonl"), "-o", str(folder / "rows.jsonl")]
+    status = tidemill(demo)
+    for family in FAMILIES:
+        build(family).save_pretrained(folder / family)
+        for dtype in dtypes():
+            run(by_ours(folder / family, dtype))
+            run(by_transformers(family, dtype))
+    sys.stdout.writelines(f"{one}\n" for one in found)
+    return status
+
+
+if __name__ == "__main__":
+    sys.exit(main(Path(sys.argv[1])))

@@ -1,0 +1,137 @@
+"""Machine code in files: read wherever it lies, by processes that start at once, or made anew."""
+
+from __future__ import annotations
+
+import logging
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numba
+import numpy as np
+import pytest
+
+from engine.kernels.cpu import keeping
+from engine.kernels.cpu.keeping import KeptCode
+
+ADDS = """
+import sys; import torch; from numba.core import event
+recorded = event.RecordingListener(); event.register("numba:compile", recorded)
+from engine.kernels.cpu.blocks import gated; from engine.kernels.blocks import Gate
+for dtype in sys.argv[1:]:
+    x = torch.tensor([[1.0, 2.0]], dtype=getattr(torch, dtype))
+    print(dtype, gated(x, Gate()).item())
+print(sum(one.data["dispatcher"].py_func.__module__.startswith("engine") and one.is_start
+          for _, one in recorded.buffer))
+"""
+# silu(1) · 2, by one thread.
+PRINTED = {"float32": "1.4621171", "bfloat16": "1.4609375"}
+
+
+def double(x: Any) -> Any:
+    """Return twice a number."""
+    return x * 2
+
+
+def kernel(*folders: Path) -> Any:
+    """Return the same function as a kernel that is compiled anew, unless a folder has it."""
+    made = numba.njit(double)
+    made._cache = KeptCode(double, folders)
+    return made
+
+
+def misses(kernel: Any) -> int:
+    """Return how often a kernel was compiled."""
+    return sum(kernel.stats.cache_misses.values())
+
+
+def test_what_was_compiled_is_read_by_the_next(tmp_path: Path) -> None:
+    """Each signature has a file of its own."""
+    first, second = kernel(tmp_path), kernel(tmp_path)
+    assert (first(2), first(2.5), misses(first)) == (4, 5.0, 2)
+    assert (second(2), second(2.5), misses(second)) == (4, 5.0, 0)
+    assert len(list(tmp_path.iterdir())) == 2
+
+
+def test_what_another_folder_brings_is_read_there(tmp_path: Path) -> None:
+    """As an image does; nothing is written for it, to a folder that may not even be one."""
+    assert kernel(tmp_path / "brought")(2) == 4
+    (tmp_path / "file").touch()
+    for own in (tmp_path / "own", tmp_path / "file"):
+        found = kernel(own, tmp_path / "brought")
+        assert (found(2), misses(found)) == (4, 0)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["brought", "file"]
+
+
+@pytest.mark.parametrize("spoil", [lambda data: data[:-1], lambda _: b"", lambda data: data[::-1]])
+def test_a_file_that_is_not_whole_is_none(tmp_path: Path, spoil: Callable[[bytes], bytes]) -> None:
+    """It is compiled again and written over."""
+    kernel(tmp_path)(2)
+    [path] = tmp_path.iterdir()
+    path.write_bytes(spoil(path.read_bytes()))
+    again, after = kernel(tmp_path), kernel(tmp_path)
+    assert (again(2), misses(again)) == (4, 1)
+    assert (after(2), misses(after)) == (4, 0)
+
+
+def test_another_version_or_processor_has_files_of_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What it finds of others' is not for it, and stays."""
+    kernel(tmp_path)(2)
+    monkeypatch.setattr(keeping, "VERSIONS", "others")
+    other = kernel(tmp_path)
+    assert (other(2), misses(other)) == (4, 1)
+    codegen = type(other.targetctx.codegen())
+    monkeypatch.setattr(codegen, "magic_tuple", lambda _: ("another", "processor"))
+    elsewhere = kernel(tmp_path)
+    assert (elsewhere(2), misses(elsewhere)) == (4, 1)
+    assert len(list(tmp_path.iterdir())) == 3
+
+
+def test_it_is_told_once_that_something_is_compiled(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """And not where all is found."""
+    caplog.set_level(logging.INFO, "engine.kernels")
+    keeping._tell_once.cache_clear()
+    first = kernel(tmp_path)
+    first(2)
+    first(np.float32(2))
+    assert [record.getMessage() for record in caplog.records] == [
+        "compiling the CPU's kernels, once on this machine (up to a minute)"
+    ]
+    keeping._tell_once.cache_clear()
+    caplog.clear()
+    kernel(tmp_path)(2)
+    assert caplog.records == []
+
+
+def test_processes_that_start_at_once_leave_what_the_next_one_can_use(tmp_path: Path) -> None:
+    """One for each dtype and one for both, at kernels that they share; then none compiles."""
+    at_once = [start(tmp_path, *dtypes) for dtypes in (["float32"], ["bfloat16"], [*PRINTED])]
+    assert all(int(output(process)[-1]) > 0 for process in at_once)
+    *lines, num_compiled = output(start(tmp_path, *PRINTED))
+    assert [line.split()[1][:9] for line in lines] == list(PRINTED.values())
+    assert num_compiled == "0"
+    [folder] = tmp_path.iterdir()
+    assert all("-" in path.name for path in folder.iterdir())  # nothing half done lies about
+
+
+def start(folder: Path, *dtypes: str) -> subprocess.Popen[str]:
+    """Start a process that keeps its code in a folder."""
+    return subprocess.Popen(
+        [sys.executable, "-c", ADDS, *dtypes],
+        env={"NUMBA_CACHE_DIR": str(folder), "OMP_NUM_THREADS": "1"},
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+
+
+def output(process: subprocess.Popen[str]) -> list[str]:
+    """Wait for a process and return the lines that it wrote."""
+    written, _ = process.communicate()
+    assert process.returncode == 0
+    return written.splitlines()
