@@ -16,6 +16,7 @@ import pytest
 import demo
 from cli.errors import Refused
 from cli.serving.weights import every_few_seconds, local_model, say_progress
+from engine.kernels.cpu.compiling import BROUGHT, folders
 from handler.aws.sync import Aws
 from handler.weights.cache import Progress
 from handler.weights.manifest import Location, find_weights
@@ -38,6 +39,9 @@ _MAIN = "import sys; from cli.main import main; sys.exit(main())"
 
 Start = Callable[..., "subprocess.Popen[str]"]
 
+# To compile all kernels would take longer than these tests wait.
+KERNELS = folders()[0].parent
+
 
 @pytest.fixture
 def start(tmp_path: Path) -> Iterator[Start]:
@@ -51,7 +55,7 @@ def start(tmp_path: Path) -> Iterator[Start]:
                 *map(str, arguments),
             ],
             cwd=ROOT,
-            env={"HOME": str(tmp_path / "home")} | environment,
+            env={"HOME": str(tmp_path / "home"), BROUGHT: str(KERNELS)} | environment,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
