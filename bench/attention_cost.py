@@ -29,7 +29,7 @@ DTYPE = torch.bfloat16
 RUNS = 15
 OWN_TOKENS = 32
 DECODES = [(1, 1000), (8, 1000), (256, 230), (192, 942)]
-SHARED = [(count, tokens) for tokens in (128, 512, 1792) for count in (2, 4, 16, 192)]
+SHARED = [(count, tokens) for tokens in (128, 512, 1792) for count in (4, 16, 64, 192)]
 CHUNKS = [(32, 0, 166), (16, 912, 45), (16, 1792, 30), (2, 0, 1800)]
 
 

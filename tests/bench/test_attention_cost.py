@@ -17,7 +17,7 @@ SHAPE = AttentionShape(4, 2, 16, 16, 0.25)
     ("sequences", "num_decodes", "num_phases"),
     [
         (Sequences(3, 200, 1), 3, 1),
-        (Sequences(3, 200, 1, shared=128), 3, 2),
+        (Sequences(20, 200, 1, shared=128), 20, 2),
         (Sequences(2, 50, 30), 0, 1),
     ],
 )

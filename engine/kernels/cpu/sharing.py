@@ -29,10 +29,12 @@ from engine.kernels.cpu.tiles import (
 )
 from engine.kernels.step import Step
 
-# So many sequences, and blocks that they share, are worth a tile of their own; and how often
-# groups are divided.
+# What is worth a tile of its own: so many sequences and blocks that they share. What is worth a
+# phase of its own: so many blocks that a step need not read again, over all tiles (measured by
+# `bench.attention_cost`). And how often groups are divided.
 FEWEST_SHARING = 2
 FEWEST_BLOCKS = 2
+FEWEST_READS = 32
 MOST_LEVELS = 6
 
 
@@ -58,10 +60,14 @@ def lay_out(step: Step, group: int, kept_shape: tuple[int, ...]) -> Layout:
             *(page_starts, step.pages.numpy(), order, resumed, at_once),
         )
         levels = shared[:, TILE_FIELDS]
-        phases = [
-            np.ascontiguousarray(shared[levels == level, :TILE_FIELDS])
-            for level in np.unique(levels)
-        ]
+        reads = (shared[:, STOP] - shared[:, START] - 1) * (shared[:, LAST] - shared[:, FIRST])
+        if reads.sum() < FEWEST_READS:
+            resumed[:] = 0
+        else:
+            phases = [
+                np.ascontiguousarray(shared[levels == level, :TILE_FIELDS])
+                for level in np.unique(levels)
+            ]
     kept = np.empty((step.num_decodes if phases else 0, *kept_shape), np.float32)
     starts = step.query_starts.numpy()
     phases.append(

@@ -19,8 +19,8 @@ from tests.engine.kernels.paged import CPU, Paged, Sequences, num_pages, scatter
 
 GROUPED = AttentionShape(6, 2, 8, 16, 0.4)
 # A tree: of these, what begins like sequence 0, and how far.
-LENGTHS = [700, 650, 700, 641, 330, 300, 320, 70, 300, 5]
-BEGINNINGS = [0, 640, 640, 640, 320, 256, 256, 64, 0, 0]
+LENGTHS = [700, 650, 700, 641, 641, 330, 300, 320, 70, 300, 5]
+BEGINNINGS = [0, 640, 640, 640, 640, 320, 256, 256, 64, 0, 0]
 # What each layer keeps of a row has no part in these tests but its shape.
 KEPT = (2, 3, 18)
 
@@ -108,6 +108,16 @@ def test_nothing_is_kept_where_nothing_is_shared() -> None:
     layout = lay_out(decodes_of(tree), 3, KEPT)
     assert len(layout.phases) == 1
     assert len(layout.kept) == 0
+
+
+def test_few_reads_are_not_worth_a_phase_of_their_own() -> None:
+    """Two sequences of 600 tokens in common lie in the cache: each reads them for itself."""
+    sequences = Sequences.random(GROUPED, [650] * 2, torch.float32, [0, 640])
+    backend = CpuAttention([GROUPED], num_pages(sequences, PAGE_SIZE), torch.float32, CPU)
+    step = decodes_of(Paged(backend, sequences, scattered(sequences, PAGE_SIZE)))
+    layout = lay_out(step, 3, KEPT)
+    assert len(layout.phases) == 1
+    assert met_blocks(step, layout)[1] == 2 * 11
 
 
 def test_few_tokens_are_not_worth_a_tile_of_their_own() -> None:
