@@ -102,12 +102,12 @@ class CpuAttention:
         share_of_sinks = own.no_sinks
         if sinks is not None:
             share_of_sinks = sinks.detach().float().view(own.no_sinks.shape).numpy()
+        queries = query.contiguous().view(torch.int32).view(grouped).numpy()
+        mixed = elements(out).reshape(grouped)
         for tiles in layout.phases:
             attend_tiles(
-                *(team(), tiles, layout.order, self._positions, self._pages),
-                query.contiguous().view(torch.int32).view(grouped).numpy(),
-                *(own.keys, own.values, layout.kept, *own.numbers, share_of_sinks),
-                elements(out).reshape(grouped),
+                *(team(), tiles, layout.order, self._positions, self._pages, queries),
+                *(own.keys, own.values, layout.kept, *own.numbers, share_of_sinks, mixed),
             )
         return out
 

@@ -192,64 +192,16 @@ def _meet(
                 begin, end = min(begin, bounds[2 * other]), max(end, bounds[2 * other + 1])
             seen = min(BLOCK, end - start)
             if seen > 0 and begin < start + BLOCK:
-                query_at, state_at, bounds_at = row * units, row * stride, 2 * row
+                arguments = (
+                    *(like, queries, row * units, units, flat_keys, flat_values, places, seen),
+                    *(state, row * stride, width, bounds, 2 * row, start, scaling, softcap),
+                )
                 if count == 4:
-                    attend_four(
-                        like,
-                        queries,
-                        query_at,
-                        units,
-                        flat_keys,
-                        flat_values,
-                        places,
-                        seen,
-                        state,
-                        state_at,
-                        width,
-                        bounds,
-                        bounds_at,
-                        start,
-                        scaling,
-                        softcap,
-                    )
+                    attend_four(*arguments)
                 elif count == 2:
-                    attend_two(
-                        like,
-                        queries,
-                        query_at,
-                        units,
-                        flat_keys,
-                        flat_values,
-                        places,
-                        seen,
-                        state,
-                        state_at,
-                        width,
-                        bounds,
-                        bounds_at,
-                        start,
-                        scaling,
-                        softcap,
-                    )
+                    attend_two(*arguments)
                 else:
-                    attend_one(
-                        like,
-                        queries,
-                        query_at,
-                        units,
-                        flat_keys,
-                        flat_values,
-                        places,
-                        seen,
-                        state,
-                        state_at,
-                        width,
-                        bounds,
-                        bounds_at,
-                        start,
-                        scaling,
-                        softcap,
-                    )
+                    attend_one(*arguments)
                 for i in range(2 * PAGES_AT_ONCE):
                     places[2 * PAGES_AT_ONCE + i] = places[i]
             row += count

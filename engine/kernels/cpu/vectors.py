@@ -15,6 +15,8 @@ import numpy as np
 from llvmlite import ir
 from numba.core import cgutils
 
+from engine.kernels.cpu.scalars import EXP_COEFFICIENTS
+
 LANES = 16
 
 BIT, BYTE, INT, WORD = ir.IntType(1), ir.IntType(8), ir.IntType(32), ir.IntType(64)
@@ -152,7 +154,6 @@ def over_lanes(builder: Any, lanes: Any, join: Callable[[Any, Any], Any]) -> Any
 
 def exponential(builder: Any, x: Any) -> Any:
     """Return e**x for vectors of x <= 0, as `scalars.exp` does."""
-    from engine.kernels.cpu.scalars import EXP_COEFFICIENTS
 
     def multiply_add(a: Any, b: Any, c: Any) -> Any:
         return builder.fadd(builder.fmul(a, b, FAST), c, FAST)
