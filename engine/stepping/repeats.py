@@ -7,9 +7,7 @@ from collections.abc import Set as AbstractSet
 from dataclasses import fields
 from hashlib import blake2b
 
-import numpy as np
-
-from engine.scheduling.sequence import Sampling, Sequence, SequenceRequest
+from engine.scheduling.sequence import Sampling, Sequence
 
 _COMPARED = [one.name for one in fields(Sampling) if one.name not in ("logit_bias", "seed")]
 
@@ -32,7 +30,7 @@ class Repeats:
 
     def join(self, sequence: Sequence) -> bool:
         """Take a new sequence in; say whether it waits for another, and must not be computed."""
-        key = _key(sequence.request)
+        key = _key(sequence)
         if key is None:
             return False
         first = self._first_of.setdefault(key, sequence)
@@ -71,15 +69,14 @@ class Repeats:
         return [sequence for sequence in sequences if not self.join(sequence)]
 
 
-def _key(request: SequenceRequest) -> Hashable | None:
+def _key(sequence: Sequence) -> Hashable | None:
     """Return what all requests have in common that come to the same; None where one runs alone."""
+    request, sampling = sequence.request, sequence.request.sampling
     if request.is_streamed:
         return None
-    sampling = request.sampling
     seed = sampling.seed if sampling.temperature else 0
-    prompt = np.array(request.prompt_ids, np.int32).tobytes()
     return (
-        blake2b(prompt, digest_size=16).digest(),
+        blake2b(sequence.prompt.tobytes(), digest_size=16).digest(),
         frozenset(sampling.logit_bias.items()),
         seed,
         *(getattr(sampling, name) for name in _COMPARED),
