@@ -44,7 +44,8 @@ def download(
     """Write each object to its file, whole or not at all, and only if it is still what was listed.
 
     A kill leaves files beside these, with a suffix of eight digits, and nothing else.
-    `watch` is called about every second, in the caller's thread, with the bytes that have come.
+    `watch` is called before the first byte is asked for and then about every second, in the
+    caller's thread, with the bytes that have come.
     Raises AwsError or OSError for the first that fails; ObjectChanged for one that is another now.
     The others are then given up, as they are when `watch` raises or a signal's handler does. Their
     threads are not waited for, not even by a process that ends: a silent network holds them long.
@@ -59,6 +60,7 @@ def download(
     counter = _Counter()
     pending: dict[Any, Wanted] = {}
     try:
+        watch(0)
         for wanted in objects:
             subscribers = [_Pin(wanted), counter]
             transfer = manager.download(
