@@ -8,11 +8,15 @@ from typing import Any, Protocol
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """Tokens that one reply cost; `cached_tokens` of the prompt were already in the KV cache."""
+    """What one reply cost: tokens, and seconds of a recording that was listened to.
+
+    `cached_tokens` of the prompt were already in the KV cache.
+    """
 
     prompt_tokens: int = 0
     cached_tokens: int = 0
     completion_tokens: int = 0
+    audio_seconds: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

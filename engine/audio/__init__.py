@@ -1,0 +1,1 @@
+"""Recordings: bytes of any container into samples, samples into what a model hears."""

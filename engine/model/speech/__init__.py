@@ -1,0 +1,1 @@
+"""Models that write down what a recording says: an encoder of sound, a decoder of text."""

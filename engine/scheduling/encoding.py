@@ -1,0 +1,35 @@
+"""One sequence to be encoded: what is asked of the loop, and what it came to."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+@dataclass(frozen=True, slots=True)
+class EncodingRequest:
+    """The tokens of one sequence, special ones among them, and the segment that each belongs to.
+
+    `type_ids` are told where two texts are read together; None: all are of the first segment.
+    """
+
+    token_ids: list[int]
+    type_ids: list[int] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class EncodingResult:
+    """What a model gives for one sequence: a vector `[D]`, or scores `[labels]`, in fp32.
+
+    Neither is normalised nor passed through an activation: that is the endpoint's.
+    """
+
+    values: NDArray[np.float32]
+    num_tokens: int
+
+    @property
+    def num_values(self) -> int:
+        """Return how many numbers a body would show of it."""
+        return len(self.values)

@@ -1,0 +1,64 @@
+"""One recording to be written down: what is asked of the loop, and what it came to."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+Task = Literal["transcribe", "translate"]
+
+
+@dataclass(frozen=True, slots=True)
+class SpeechRequest:
+    """A recording of any length: `samples [n]` in fp32, mono, at the rate that the model hears.
+
+    `language` is a code of the model's table, None where it is to be detected. `prompt_ids` are
+    tokens of what was said or written before. With `wants_words` each token of a segment gets its
+    time; `wants_segments` asks for times of segments, which a recording longer than one window has
+    anyway.
+    """
+
+    samples: NDArray[np.float32]
+    task: Task = "transcribe"
+    language: str | None = None
+    prompt_ids: tuple[int, ...] = ()
+    temperature: float = 0.0
+    seed: int = 0
+    wants_segments: bool = False
+    wants_words: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class SpeechSegment:
+    """What was said from `start` to `end`, in seconds from the recording's start.
+
+    `token_ids` are of text alone. `token_times` are the start and end of each, where asked for.
+    `seek` is where the window began, in frames of 10 ms.
+    """
+
+    start: float
+    end: float
+    token_ids: tuple[int, ...]
+    seek: int
+    temperature: float
+    avg_logprob: float
+    no_speech_prob: float
+    token_times: tuple[tuple[float, float], ...] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class SpeechResult:
+    """The segments of a recording, in order; `language` is what was asked for or detected."""
+
+    language: str | None
+    segments: tuple[SpeechSegment, ...]
+    num_prompt_tokens: int
+    num_output_tokens: int
+
+    @property
+    def num_values(self) -> int:
+        """Return how many values a body would show of it."""
+        return self.num_output_tokens
