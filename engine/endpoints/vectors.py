@@ -1,0 +1,37 @@
+"""A vector as bodies show it: numbers, or the bytes of its floats in base64."""
+
+from __future__ import annotations
+
+from base64 import b64encode
+
+import numpy as np
+from numpy.typing import NDArray
+
+# Nine digits tell any two of fp32 apart, and most need eight.
+_DIGITS = (9, 8, 7, 6)
+
+
+def as_numbers(vector: NDArray[np.float32]) -> list[float]:
+    """Return the numbers of a vector `[D]`, each printed with few digits.
+
+    Whoever reads one back as fp32 has the same number. As it stands a number of fp32 would be
+    printed as the double that it is, with 17 digits: most of them say nothing, and a row is twice
+    as long.
+    """
+    exact = vector.astype(np.float64)
+    magnitude = np.abs(exact)
+    with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
+        exponent = np.floor(np.log10(magnitude))
+        exponent[~np.isfinite(exponent)] = 0.0
+        shown = exact.copy()
+        for digits in _DIGITS:
+            scale = 10.0 ** (digits - 1 - exponent)
+            rounded = np.rint(exact * scale) / scale
+            np.copyto(shown, rounded, where=rounded.astype(np.float32) == vector)
+    numbers: list[float] = shown.tolist()
+    return numbers
+
+
+def as_base64(vector: NDArray[np.float32]) -> str:
+    """Return the floats of a vector `[D]`, four bytes each with the lowest first, in base64."""
+    return b64encode(vector.astype("<f4", copy=False).tobytes()).decode("ascii")
