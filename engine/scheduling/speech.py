@@ -1,4 +1,4 @@
-"""One recording to be written down: what is asked of the loop, and what it came to."""
+"""One recording to be written down: what may be asked of the loop, and what it came to."""
 
 from __future__ import annotations
 
@@ -9,6 +9,24 @@ import numpy as np
 from numpy.typing import NDArray
 
 Task = Literal["transcribe", "translate"]
+
+
+@dataclass(frozen=True, slots=True)
+class Hearing:
+    """What a model hears, and what it can be asked for.
+
+    `languages` are its codes; none where it knows one language, English, and tells no other.
+    A recording is heard `window_seconds` at a time. Of a prompt the last `max_prompt_tokens` are
+    read. Without `has_timestamps` a recording must fit one window.
+    """
+
+    sampling_rate: int
+    window_seconds: float
+    languages: tuple[str, ...]
+    tasks: tuple[Task, ...]
+    max_prompt_tokens: int
+    has_timestamps: bool = True
+    has_word_times: bool = True
 
 
 @dataclass(frozen=True, slots=True)
