@@ -32,6 +32,7 @@ _OURS = (
     "engine/batchfile",
     "engine/contract.py",
     "engine/errors.py",
+    "engine/hosts",
     "engine/protocol",
 )
 # What only workers run, or reads tools that are in no Lambda.

@@ -23,7 +23,8 @@ MODEL_LIBRARIES = {
 }
 # Beside the standard library. Whoever adds a name here adds a dependency to that package.
 MAY_IMPORT = {
-    "engine/protocol": {"engine.protocol", "pydantic", "pydantic_core"},
+    "engine/hosts": {"engine.hosts"},
+    "engine/protocol": {"engine.hosts", "engine.protocol", "pydantic", "pydantic_core"},
     "engine/batchfile": {
         "engine.batchfile",
         "engine.contract",
@@ -41,6 +42,7 @@ MAY_IMPORT = {
         "botocore",
         "engine.batchfile",
         "engine.contract",
+        "engine.hosts",
         "engine.process.frames",
         "engine.protocol",
         "handler",

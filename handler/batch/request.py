@@ -18,9 +18,9 @@ from urllib.parse import urlsplit
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from engine.hosts.public import is_inside
 from engine.protocol.errors import RequestError
 from engine.protocol.routes import ENDPOINTS, known_route
-from handler.batch.hosts import is_inside
 from handler.batch.keys import MAX_KEY_BYTES
 from handler.batch.model import OnInvalidLine, Options
 from handler.batch.window import DEFAULT_WINDOW, window_seconds

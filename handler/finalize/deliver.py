@@ -15,14 +15,15 @@ from typing import IO
 
 from botocore.exceptions import BotoCoreError
 
+from engine.hosts.addresses import Target, UrlRefused, find_target, without_secrets
+from engine.hosts.network import Network
 from handler.aws.items import dump
 from handler.batch.kinds import KINDS, Kind
 from handler.batch.model import BatchError
 from handler.errors import HandlerError, NotThere
 from handler.log import logger
 from handler.moves.turn import RESERVE_SECONDS, ComeBack, Run
-from handler.outbound.addresses import Target, UrlRefused, find_target, without_secrets
-from handler.outbound.transfer import Answer, Network, put_stream
+from handler.outbound.transfer import Answer, put_stream
 
 MAX_TRIES = 5
 DELIVERED, FAILED = "delivered", "failed"

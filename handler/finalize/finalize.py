@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
+from engine.hosts.network import Network
 from handler.aws.queues import advance_message
 from handler.aws.sync import Aws
 from handler.batch.model import Batch
@@ -20,7 +21,6 @@ from handler.finalize.publish import publish
 from handler.log import logger
 from handler.moves.end import end_batch
 from handler.moves.turn import ComeBack, Run, TurnLost
-from handler.outbound.transfer import Network
 
 
 def finalize(

@@ -23,6 +23,8 @@ from urllib.parse import urlsplit
 
 from pydantic_core import to_json
 
+from engine.hosts.addresses import UrlRefused, find_target, without_secrets
+from engine.hosts.network import Network
 from handler.aws.items import dump
 from handler.aws.queues import MAX_DELAY_SECONDS, advance_message
 from handler.aws.sync import Aws
@@ -31,8 +33,7 @@ from handler.batch.model import Batch, WebhookDelivery, WebhookTry
 from handler.deployment import Deployment
 from handler.log import logger
 from handler.moves.announce import announce
-from handler.outbound.addresses import UrlRefused, find_target, without_secrets
-from handler.outbound.transfer import Network, Request, send
+from handler.outbound.transfer import Request, send
 
 # Before each try but the first: nine tries in less than a day.
 DELAYS_SECONDS: Final = (5, 60, 5 * 60, 15 * 60, 3600, 3 * 3600, 6 * 3600, 12 * 3600)

@@ -152,6 +152,7 @@ def test_the_bundle_holds_what_lambdas_need(folder: Path) -> None:
         "batchfile",
         "contract.py",
         "errors.py",
+        "hosts",
         "protocol",
     }
     for room in ("worker", "weights"):

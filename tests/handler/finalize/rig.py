@@ -10,6 +10,7 @@ from uuid import uuid4
 
 from pydantic_core import from_json, to_json
 
+from engine.hosts.network import Network
 from handler.aws.queues import parse_message
 from handler.aws.stores.drops import Arrival
 from handler.aws.sync import Aws
@@ -19,7 +20,6 @@ from handler.batch.parts import FinishedRow, encode_part
 from handler.batch.states import Status
 from handler.deployment import Deployment
 from handler.finalize.finalize import finalize
-from handler.outbound.transfer import Network
 from tests.emulators import MODEL, Emulator, deployment_of
 
 LINES_PER_SHARD = 4

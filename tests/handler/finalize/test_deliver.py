@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from engine.hosts.network import Network
 from handler.batch.model import Options
 from handler.batch.states import Status
 from handler.finalize import deliver as delivery
@@ -18,8 +19,6 @@ from handler.finalize.close import close_shards
 from handler.finalize.deliver import deliver
 from handler.finalize.publish import publish
 from handler.moves.turn import ComeBack, Run
-from handler.outbound import transfer
-from handler.outbound.transfer import Network
 from tests.handler.finalize.rig import Cloud, Drop, plenty
 from tests.handler.outbound.receiver import HOST, PUBLIC, Receiver, Script
 
@@ -270,7 +269,7 @@ def test_bytes_that_are_taken_too_slowly_are_taken_back(
 ) -> None:
     """A minute, and as long as the slowest of hosts may take: then the try has failed."""
     clock = count(0, 25)
-    monkeypatch.setattr(transfer, "monotonic", lambda: next(clock))
+    monkeypatch.setattr("engine.hosts.network.monotonic", lambda: next(clock))
     drop = finalizing(mini)
     with Receiver(tmp_path, Script(200)) as receiver:
         drop.finish(network=receiver.network())

@@ -19,7 +19,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
-from handler.outbound.transfer import Network
+from engine.hosts.network import Network
 
 HOST = "files.example.com"
 PUBLIC = "8.8.8.8"

@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from handler.outbound.addresses import find_target
-from handler.outbound.transfer import Answer, Network, put_stream
+from engine.hosts.addresses import find_target
+from engine.hosts.network import Network
+from handler.outbound.transfer import Answer, put_stream
 from tests.handler.outbound.receiver import HOST, PUBLIC, Receiver, Script
 
 URL = f"https://{HOST}:8443/bucket/out.jsonl?X-Amz-Signature=abc%2F"

@@ -13,13 +13,13 @@ from pathlib import Path
 import pytest
 from openai import InvalidWebhookSignatureError
 
+from engine.hosts.network import Network
 from handler.batch.states import Status
 from handler.control.advance import advance
 from handler.control.reap import reap
 from handler.moves.announce import announce
 from handler.moves.cancel import cancel
-from handler.outbound import transfer, webhook
-from handler.outbound.transfer import Network
+from handler.outbound import webhook
 from handler.outbound.webhook import DELAYS_SECONDS, MAX_TRIES
 from tests.emulators import Emulator
 from tests.handler.intake.rig import Cloud, lines_of, plenty
@@ -268,7 +268,7 @@ def test_a_try_ends_soon_whatever_the_receiver_does(
     """Fifteen seconds for all steps together: what one has taken the others have not."""
     del secret
     batch, waits, clock = ended(cloud), [], iter([0.0, 0.0])
-    monkeypatch.setattr(transfer, "monotonic", lambda: next(clock, 14.875))
+    monkeypatch.setattr("engine.hosts.network.monotonic", lambda: next(clock, 14.875))
     with Receiver(tmp_path, Script(hangs=True)) as hook:
         network = hook.network()
 

@@ -9,11 +9,11 @@ from typing import Any
 
 from openai import OpenAI
 
+from engine.hosts.network import Network
 from handler.aws.calls import Call
 from handler.aws.sync import Aws
 from handler.batch.model import Batch
 from handler.batch.states import Status
-from handler.outbound.transfer import Network
 from handler.outbound.webhook import tell
 from tests.emulators import Emulator
 from tests.handler.intake.rig import Cloud, lines_of, plenty

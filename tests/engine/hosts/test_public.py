@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from handler.batch.hosts import is_inside, is_public
+from engine.hosts.public import is_inside, is_public
 
 INSIDE = [
     "0.0.0.0",  # noqa: S104 - nothing is bound

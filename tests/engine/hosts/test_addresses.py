@@ -7,9 +7,9 @@ from threading import Event
 
 import pytest
 
-from handler.outbound import addresses
-from handler.outbound.addresses import UrlRefused, find_target, without_secrets
-from tests.handler.batch.test_hosts import INSIDE
+from engine.hosts import addresses
+from engine.hosts.addresses import Scheme, UrlRefused, find_target, without_secrets
+from tests.engine.hosts.test_public import INSIDE
 
 
 @pytest.mark.parametrize("inside", [address for address in INSIDE if address])
@@ -79,6 +79,16 @@ def test_a_target_keeps_the_url_as_it_was_signed() -> None:
     assert target.path == "/a%2Fb/../c?X-Amz-Signature=a%2Bb&y="
     assert (target.host, target.port) == ("Files.example.com", 8443)
     assert target.addresses == ("8.8.8.8", "1.1.1.1")
+
+
+def test_a_scheme_is_read_where_it_is_asked_for() -> None:
+    """Each has a port of its own; one that nobody asked for is told those that are."""
+    both: tuple[Scheme, ...] = ("https", "http")
+    for url, port in (("https://example.com/x", 443), ("HTTP://example.com/x", 80)):
+        target = find_target(url, lambda *_: ["8.8.8.8"], schemes=both)
+        assert (target.scheme, target.port) == (url.partition(":")[0].lower(), port)
+    with pytest.raises(UrlRefused, match="must begin with https:// or http://"):
+        find_target("file:///etc/passwd", schemes=both)
 
 
 def test_a_url_without_a_path_asks_for_the_root() -> None:

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import re
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from threading import Thread
-from typing import Any, NamedTuple
+from types import MappingProxyType
+from typing import Any, Literal, NamedTuple
 from urllib.parse import unquote, urlsplit
 
-from handler.batch.hosts import is_public
-from handler.errors import HandlerError
+from engine.hosts.public import is_public
 
 Resolve = Callable[[str, int], list[str]]
+Scheme = Literal["https", "http"]
+
+PORTS: Mapping[Scheme, int] = MappingProxyType({"https": 443, "http": 80})
 
 _MIN_SECRET_CHARS = 12
 _RESOLVE_SECONDS = 10.0
@@ -22,15 +25,25 @@ _URL = re.compile(r"[!-\[\]-~]+")
 _HOST = re.compile(r"[A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\]")
 
 
-class UrlRefused(HandlerError):
+class UrlRefused(Exception):
     """A url that must not be spoken to; the message says why and does not hold the url."""
 
-    code = "url_refused"
+    code: str = "url_refused"
+
+
+class Url(NamedTuple):
+    """What a url says; `path` is with its query."""
+
+    scheme: Scheme
+    host: str
+    port: int
+    path: str
 
 
 class Target(NamedTuple):
-    """A checked https url: `path` with its query, and the public addresses of `host`."""
+    """A checked url: `path` with its query, and the public addresses of `host`."""
 
+    scheme: Scheme
     host: str
     port: int
     path: str
@@ -56,31 +69,39 @@ def resolve(host: str, port: int) -> list[str]:
     return [str(address[0]) for *_, address in found]
 
 
-def find_target(url: str, resolve: Resolve = resolve) -> Target:
-    """Return where to dial for an https url; raises UrlRefused, and OSError from `resolve`."""
+def find_target(
+    url: str, resolve: Resolve = resolve, *, schemes: Sequence[Scheme] = ("https",)
+) -> Target:
+    """Return where to dial for a url; raises UrlRefused, and OSError from `resolve`."""
+    told = read_url(url, schemes)
+    try:
+        addresses = tuple(dict.fromkeys(resolve(told.host, told.port)))
+    except UnicodeError as exc:  # an empty label, or one of more than 63 characters
+        raise UrlRefused("the url names no host") from exc
+    if not addresses or not all(map(is_public, addresses)):
+        raise UrlRefused(f"{told.host} is not a public host")
+    return Target(*told, addresses)
+
+
+def read_url(url: str, schemes: Sequence[Scheme]) -> Url:
+    """Return what a url says that all parsers read alike; raises UrlRefused for any other."""
     if not _URL.fullmatch(url):
         raise UrlRefused("the url holds characters that no url may hold")
     try:
         parts = urlsplit(url)
-        port = 443 if parts.port is None else parts.port
+        port = parts.port
     except ValueError as exc:
         raise UrlRefused("the url cannot be read") from exc
-    if parts.scheme != "https":
-        raise UrlRefused("the url must begin with https://")
+    scheme = next((each for each in schemes if each == parts.scheme), None)
+    if scheme is None:
+        raise UrlRefused(f"the url must begin with {' or '.join(f'{each}://' for each in schemes)}")
     if "@" in parts.netloc:
         raise UrlRefused("the url must not hold a user name or password")
-    host = parts.netloc.removesuffix(f":{parts.port}") if parts.port is not None else parts.netloc
+    host = parts.netloc if port is None else parts.netloc.removesuffix(f":{port}")
     if not _HOST.fullmatch(host) or port == 0:
         raise UrlRefused("the url names no host")
-    host = host.strip("[]")
-    try:
-        addresses = tuple(dict.fromkeys(resolve(host, port)))
-    except UnicodeError as exc:  # an empty label, or one of more than 63 characters
-        raise UrlRefused("the url names no host") from exc
-    if not addresses or not all(map(is_public, addresses)):
-        raise UrlRefused(f"{host} is not a public host")
     path = f"{parts.path or '/'}?{parts.query}" if parts.query else parts.path or "/"
-    return Target(host, port, path, addresses)
+    return Url(scheme, host.strip("[]"), port or PORTS[scheme], path)
 
 
 def without_secrets(text: str, url: str) -> str:
