@@ -2,14 +2,25 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Literal, get_args
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal, get_args
 
 from engine.errors import EngineError
 
 DtypeName = Literal["auto", "float32", "bfloat16", "float16"]
 DeviceName = Literal["auto", "cpu", "cuda"]
 AdmissionName = Literal["arrival", "prefix"]
+RunnerName = Literal["auto", "generate", "pooling"]
+ConvertName = Literal["auto", "none", "embed", "classify"]
+
+_NAMES = {
+    "dtype": get_args(DtypeName),
+    "device": get_args(DeviceName),
+    "admission": get_args(AdmissionName),
+    "runner": get_args(RunnerName),
+    "convert": get_args(ConvertName),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,6 +32,8 @@ class EngineConfig:
     what the device has left after the weights. `seed` keys requests that name none. `steps_ahead` 1
     prepares a step while another is computed, 0 one after the other. `admission` says who starts
     next: who came first, or, where nobody waits for one answer, those that begin alike together.
+    `runner` says whether a model generates or gives vectors and scores, `convert` which of the two;
+    `hf_overrides` stand in for what its config.json says.
     """
 
     model: str
@@ -33,19 +46,16 @@ class EngineConfig:
     seed: int = 0
     steps_ahead: int = 0
     admission: AdmissionName = "arrival"
+    runner: RunnerName = "auto"
+    convert: ConvertName = "auto"
+    hf_overrides: Mapping[str, Any] = field(default_factory=dict, hash=False)
 
     def __post_init__(self) -> None:
         """Refuse settings that no engine could run with, naming the setting."""
-        if self.dtype not in get_args(DtypeName):
-            raise EngineError(f"dtype {self.dtype!r} is none of {', '.join(get_args(DtypeName))}")
-        if self.device not in get_args(DeviceName):
-            raise EngineError(
-                f"device {self.device!r} is none of {', '.join(get_args(DeviceName))}"
-            )
-        if self.admission not in get_args(AdmissionName):
-            raise EngineError(
-                f"admission {self.admission!r} is none of {', '.join(get_args(AdmissionName))}"
-            )
+        for name, names in _NAMES.items():
+            value = getattr(self, name)
+            if value not in names:
+                raise EngineError(f"{name} {value!r} is none of {', '.join(names)}")
         for name in ("max_model_len", "max_num_seqs", "max_num_batched_tokens", "kv_cache_memory"):
             value = getattr(self, name)
             if value is not None and value < 1:
