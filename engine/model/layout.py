@@ -72,10 +72,10 @@ class _Layer:
         queries = shape.num_query_heads * shape.key_dim
         others = shape.num_kv_heads * shape.key_dim
         rows = _rows(self.model.names.qkv, (queries, others, others))
-        yield _stacked(f"{self.role}qkv", prefix, "weight", rows, hidden)
+        yield stacked(f"{self.role}qkv", prefix, "weight", rows, hidden)
         yield whole(f"{self.role}output", f"{prefix}o_proj.weight", hidden, queries)
         if self.model.qkv_bias:
-            yield _stacked(f"{self.role}qkv_bias", prefix, "bias", rows)
+            yield stacked(f"{self.role}qkv_bias", prefix, "bias", rows)
         if self.model.output_bias:
             yield whole(f"{self.role}output_bias", f"{prefix}o_proj.bias", hidden)
         if self.model.has_head_norms:
@@ -89,10 +89,10 @@ class _Layer:
         hidden, inner = self.model.hidden_size, self.model.inner_size
         prefix = f"{self.prefix}mlp."
         rows = _rows(self.model.names.gate_up, (inner, inner))
-        yield _stacked(f"{self.role}gate_up", prefix, "weight", rows, hidden)
+        yield stacked(f"{self.role}gate_up", prefix, "weight", rows, hidden)
         yield whole(f"{self.role}down", f"{prefix}down_proj.weight", hidden, inner)
         if self.model.mlp_bias:
-            yield _stacked(f"{self.role}gate_up_bias", prefix, "bias", rows)
+            yield stacked(f"{self.role}gate_up_bias", prefix, "bias", rows)
             yield whole(f"{self.role}down_bias", f"{prefix}down_proj.bias", hidden)
 
     def experts(self, experts: Experts) -> Iterator[Weight]:
@@ -168,7 +168,7 @@ def whole(role: str, key: str, *shape: int) -> Weight:
     return Weight(role, shape, (Part(key, shape, _all),))
 
 
-def _stacked(role: str, prefix: str, kind: str, rows: list[tuple[str, int]], *width: int) -> Weight:
+def stacked(role: str, prefix: str, kind: str, rows: list[tuple[str, int]], *width: int) -> Weight:
     """Return a weight of tensors above each other, named by `rows` with how many each has."""
     parts, start = [], 0
     for name, height in rows:

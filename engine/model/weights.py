@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from io import FileIO
 from math import prod
@@ -23,7 +23,7 @@ from engine.errors import ModelRefused
 from engine.model.architecture import Architecture
 from engine.model.checkpoint import Checkpoint, Tensors, check_count, check_kind, check_tensors
 from engine.model.description import NotUnderstood
-from engine.model.layout import EMBEDDING, HEAD, Part, weights_of, whole
+from engine.model.layout import EMBEDDING, HEAD, Weight, weights_of, whole
 
 DTYPES = {
     "F64": torch.float64,
@@ -66,37 +66,32 @@ def read_weights(
     `is_part` says that the files hold more than text; `num_layers` reads so many layers only.
     """
     wanted = list(weights_of(architecture))
-    parts = [part for weight in wanted for part in weight.parts]
-    stored = _by_key(checkpoint.files, {part.key for part in parts} | {HEAD}, is_part=is_part)
+    stored = stored_in(checkpoint.files, wanted, HEAD, is_part=is_part)
     if architecture.is_tied and EMBEDDING not in stored and HEAD in stored:
         stored[EMBEDDING] = stored.pop(HEAD)
     if architecture.is_tied and HEAD in stored:
         # transformers, too, believes what is stored and not what is said.
         wanted.append(whole("head", HEAD, architecture.vocab_size, architecture.hidden_size))
-        parts.extend(wanted[-1].parts)
-    _check(checkpoint, architecture, parts, stored, is_part=is_part)
+    if any(block.experts for block in architecture.blocks) and missing_from(stored, wanted):
+        check_count(checkpoint, _count(wanted))
+        raise NotUnderstood("its experts may be stored in another way")
+    check_stored(checkpoint, architecture.title, wanted, stored, is_part=is_part)
     if num_layers is not None:
         first = replace(architecture, blocks=architecture.blocks[:num_layers])
         kept = {weight.role for weight in weights_of(first)} | {"head"}
         wanted = [weight for weight in wanted if weight.role in kept]
-    weights = {
-        weight.role: torch.empty(weight.shape, dtype=dtype, device=device) for weight in wanted
-    }
-    places = [
-        (stored[part.key], part.place(weights[weight.role]))
-        for weight in wanted
-        for part in weight.parts
-    ]
-    for tensor, place in sorted(places, key=lambda pair: (pair[0].file, pair[0].start)):
-        _read(checkpoint.name, tensor, place)
+    weights = filled(checkpoint.name, wanted, stored, dtype, device)
     is_twice = architecture.is_tied and "head" in weights
     if is_twice and torch.equal(weights["head"], weights["embedding"]):
         del weights["head"]
     return weights
 
 
-def _by_key(files: Iterable[Path], keys: Collection[str], *, is_part: bool) -> dict[str, Stored]:
-    """Return what the files hold by the keys that the layout has for it."""
+def stored_in(
+    files: Iterable[Path], wanted: Iterable[Weight], *more: str, is_part: bool = False
+) -> dict[str, Stored]:
+    """Return what the files hold by the keys that a layout, or `more`, has for it."""
+    keys = {part.key for weight in wanted for part in weight.parts}.union(more)
     found = {}
     for file in files:
         for tensor in _tensors(file, is_part=is_part):
@@ -105,6 +100,40 @@ def _by_key(files: Iterable[Path], keys: Collection[str], *, is_part: bool) -> d
             is_bare = tensor.name not in keys and prefixed in keys
             found[prefixed if is_bare else tensor.name] = tensor
     return found
+
+
+def filled(
+    name: str,
+    wanted: Sequence[Weight],
+    stored: Mapping[str, Stored],
+    dtype: torch.dtype,
+    device: torch.device,
+) -> dict[str, Tensor]:
+    """Return weights by their roles; what no stored tensor fills of one is zero."""
+    weights = {weight.role: _room(weight, dtype, device) for weight in wanted}
+    places = [
+        (stored[part.key], part.place(weights[weight.role]))
+        for weight in wanted
+        for part in weight.parts
+    ]
+    for tensor, place in sorted(places, key=lambda pair: (pair[0].file, pair[0].start)):
+        _read(name, tensor, place)
+    return weights
+
+
+def missing_from(stored: Mapping[str, Stored], wanted: Iterable[Weight]) -> set[str]:
+    """Return the keys of a layout that nothing is stored under."""
+    return {part.key for weight in wanted for part in weight.parts} - stored.keys()
+
+
+def _room(weight: Weight, dtype: torch.dtype, device: torch.device) -> Tensor:
+    is_whole = sum(prod(part.shape) for part in weight.parts) == prod(weight.shape)
+    make = torch.empty if is_whole else torch.zeros
+    return make(weight.shape, dtype=dtype, device=device)
+
+
+def _count(wanted: Iterable[Weight]) -> int:
+    return sum(prod(part.shape) for weight in wanted for part in weight.parts)
 
 
 def _tensors(file: Path, *, is_part: bool) -> list[Stored]:
@@ -123,39 +152,36 @@ def _tensors(file: Path, *, is_part: bool) -> list[Stored]:
     return found
 
 
-def _check(
+def check_stored(
     checkpoint: Checkpoint,
-    architecture: Architecture,
-    parts: list[Part],
+    title: str,
+    wanted: Sequence[Weight],
     stored: Mapping[str, Stored],
     *,
-    is_part: bool,
+    is_part: bool = False,
 ) -> None:
-    """Refuse weights that are not all that the decoder needs, or not only that."""
-    keys = {part.key for part in parts}
-    check_count(checkpoint, sum(prod(part.shape) for part in parts))
-    missing = keys - stored.keys()
-    if missing and any(block.experts for block in architecture.blocks):
-        raise NotUnderstood("its experts may be stored in another way")
+    """Refuse weights that are not all that a network needs, or not only that."""
+    check_count(checkpoint, _count(wanted))
+    parts = {part.key: part for weight in wanted for part in weight.parts}
     modules = {""}
-    for key in keys:
+    for key in parts:
         path = key.split(".")[:-1]
         modules.update(".".join(path[:depth]) for depth in range(1, len(path) + 1))
     report = Tensors(
-        missing=missing,
+        missing=missing_from(stored, wanted),
         others=[
             tensor.name
             for key, tensor in stored.items()
-            if key not in keys and not _DERIVED.search(key)
+            if key not in parts and not _DERIVED.search(key)
         ],
         misfits=[
-            (part.key, stored[part.key].shape, part.shape)
-            for part in parts
-            if part.key in stored and stored[part.key].shape != part.shape
+            (key, stored[key].shape, part.shape)
+            for key, part in parts.items()
+            if key in stored and stored[key].shape != part.shape
         ],
     )
-    check_tensors(checkpoint.name, architecture.title, modules, BASE, report, is_part=is_part)
-    for key in keys:
+    check_tensors(checkpoint.name, title, modules, BASE, report, is_part=is_part)
+    for key in parts:
         check_kind(checkpoint.name, key, stored[key].kind)
 
 
