@@ -239,13 +239,11 @@ def _token_id(token: str, config: SavedFields, files: ModelFiles) -> int:
     from tokenizers import Tokenizer
 
     path = files.find("tokenizer.json")
-    token_id: int | None = None
     try:
-        if path is not None:
-            token_id = Tokenizer.from_file(str(path)).token_to_id(token)
+        token_id = path and Tokenizer.from_file(str(path)).token_to_id(token)
     except Exception as exc:
         raise files.refusal(f"tokenizer.json cannot be read: {first_line_of(exc)}") from exc
-    if token_id is None:
+    if not isinstance(token_id, int):
         raise config.wrong("classifier_from_token")
     return token_id
 
@@ -284,8 +282,7 @@ def _of_texts(files: ModelFiles) -> dict[str, Any]:
 def _tokenizer_limit(files: ModelFiles) -> int | None:
     """Return how long the tokenizer says that texts may be; a number beyond all says nothing."""
     said = files.fields("tokenizer_config.json").said.get("model_max_length")
-    is_limit = isinstance(said, int | float) and 0 < said < _NO_LIMIT
-    return int(said) if is_limit else None
+    return int(said) if isinstance(said, int | float) and 0 < said < _NO_LIMIT else None
 
 
 def _matryoshka(config: SavedFields) -> frozenset[int] | None:

@@ -7,7 +7,7 @@ or refused by name, since a vector that lacks one step looks like any other.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -265,14 +265,10 @@ def _pooling(fields: SavedFields) -> Pooling:
     if said is None:
         old = tuple(mode for key, mode in _OLD_MODES.items() if fields.flag(key, default=False))
         return Pooling(old or ("mean",), include_prompt)
-    modes = [said] if isinstance(said, str) else said
-    if not isinstance(modes, Sequence) or not modes or not _are_modes(modes):
+    listed = said if isinstance(said, list) else [said]
+    if not listed or not all(mode in get_args(PoolingMode) for mode in listed):
         raise fields.wrong("pooling_mode")
-    return Pooling(tuple(modes), include_prompt)
-
-
-def _are_modes(modes: Sequence[Any]) -> bool:
-    return all(mode in get_args(PoolingMode) for mode in modes)
+    return Pooling(tuple(listed), include_prompt)
 
 
 def _dense(fields: SavedFields, folder: str) -> Dense:
