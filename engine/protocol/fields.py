@@ -50,6 +50,7 @@ Finite = Annotated[float, Field(allow_inf_nan=False)]
 Penalty = Annotated[Finite, Field(ge=-2, le=2)]
 Share = Annotated[Finite, Field(ge=0, le=1)]
 Temperature = Annotated[Finite, Field(ge=0)]
+Seed = Annotated[Whole, Field(ge=_INT64_MIN, le=_INT64_MAX)]
 TopK = Annotated[Whole, Field(ge=-1)]
 RepetitionPenalty = Annotated[Finite, Field(ge=0.01, le=100)]
 Text = Annotated[str, AfterValidator(encodable)]
@@ -70,7 +71,7 @@ class GenerationRequest(BaseModel):
     model: str | None = None
 
     n: Annotated[Whole, Field(ge=1, le=MAX_CHOICES)] | None = None
-    seed: Annotated[Whole, Field(ge=_INT64_MIN, le=_INT64_MAX)] | None = None
+    seed: Seed | None = None
     temperature: Temperature | None = None
     top_p: Share | None = None
     top_k: TopK | None = None

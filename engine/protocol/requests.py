@@ -11,18 +11,39 @@ from typing import Any, TypeVar
 
 from pydantic import BaseModel
 
+from engine.protocol.audio import TranscriptionRequest, TranslationRequest
 from engine.protocol.chat import ChatCompletionRequest
 from engine.protocol.completions import CompletionRequest
 from engine.protocol.names import name_of_model
-from engine.protocol.routes import CHAT_COMPLETIONS, COMPLETIONS, served_route
+from engine.protocol.routes import (
+    CHAT_COMPLETIONS,
+    COMPLETIONS,
+    TRANSCRIPTIONS,
+    TRANSLATIONS,
+    served_route,
+)
 from engine.protocol.stream import refuse_stream
-from engine.protocol.unsupported import refuse_unsupported
+from engine.protocol.unsupported import (
+    GENERATION,
+    TRANSCRIPTION,
+    TRANSLATION,
+    NeutralValues,
+    refuse_unsupported,
+)
 from engine.protocol.validation import parse
 
 _Request = TypeVar("_Request", bound=BaseModel)
 
 _REQUESTS: Mapping[str, type[BaseModel]] = MappingProxyType(
-    {CHAT_COMPLETIONS.name: ChatCompletionRequest, COMPLETIONS.name: CompletionRequest}
+    {
+        CHAT_COMPLETIONS.name: ChatCompletionRequest,
+        COMPLETIONS.name: CompletionRequest,
+        TRANSCRIPTIONS.name: TranscriptionRequest,
+        TRANSLATIONS.name: TranslationRequest,
+    }
+)
+_NEUTRAL_VALUES: Mapping[type[BaseModel], NeutralValues] = MappingProxyType(
+    {TranscriptionRequest: TRANSCRIPTION, TranslationRequest: TRANSLATION}
 )
 
 
@@ -31,7 +52,7 @@ def read_body(kind: type[_Request], body: Mapping[str, Any]) -> _Request:
 
     Raises `RequestError` for a parameter that is not served, or a body that is not valid.
     """
-    refuse_unsupported(body)
+    refuse_unsupported(body, _NEUTRAL_VALUES.get(kind, GENERATION))
     return parse(kind, body)
 
 

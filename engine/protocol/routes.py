@@ -37,6 +37,8 @@ CHAT_COMPLETIONS = Route(
     "/v1/chat/completions", exact=frozenset({"/v1/chat/completions", "/chat/completions"})
 )
 COMPLETIONS = Route("/v1/completions", exact=frozenset({"/v1/completions", "/completions"}))
+TRANSCRIPTIONS = Route("/v1/audio/transcriptions", exact=frozenset({"/v1/audio/transcriptions"}))
+TRANSLATIONS = Route("/v1/audio/translations", exact=frozenset({"/v1/audio/translations"}))
 
 ROUTES: tuple[Route, ...] = (
     CHAT_COMPLETIONS,
@@ -44,11 +46,16 @@ ROUTES: tuple[Route, ...] = (
     Route("/v1/embeddings", exact=frozenset({"/v1/embeddings", "/embeddings"})),
     Route("/v1/score", suffix="/score"),
     Route("/v1/rerank", suffix="/rerank"),
-    Route("/v1/audio/transcriptions", exact=frozenset({"/v1/audio/transcriptions"})),
-    Route("/v1/audio/translations", exact=frozenset({"/v1/audio/translations"})),
+    TRANSCRIPTIONS,
+    TRANSLATIONS,
 )
 
-ENDPOINTS = (CHAT_COMPLETIONS.name, COMPLETIONS.name)
+ENDPOINTS = (
+    CHAT_COMPLETIONS.name,
+    COMPLETIONS.name,
+    TRANSCRIPTIONS.name,
+    TRANSLATIONS.name,
+)
 """What an engine here answers, so what may be offered."""
 
 

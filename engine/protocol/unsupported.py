@@ -80,24 +80,65 @@ _OUTPUT: dict[str, tuple[object, ...]] = {
     "return_mm_kwargs": (False,),
 }
 
-_NEUTRAL: Mapping[str, tuple[object, ...]] = MappingProxyType(
+NeutralValues = Mapping[str, tuple[object, ...]]
+
+GENERATION: NeutralValues = MappingProxyType(
     _TOOLS | _CONSTRAINED_OUTPUT | _DECODING | _INPUT | _OUTPUT
 )
 
+# Off OpenAI's and vLLM's parameters of recordings.
+TRANSCRIPTION: NeutralValues = MappingProxyType(
+    {
+        "to_language": (),
+        "hotwords": ("", []),
+        "keywords": ([],),
+        "languages": ([],),
+        "include": ([],),
+        "chunking_strategy": ("auto",),
+        "known_speaker_names": ([],),
+        "known_speaker_references": ([],),
+        "use_beam_search": (False,),
+        "n": (1,),
+        "length_penalty": (1,),
+        "top_p": (1,),
+        "top_k": (0, -1),
+        "min_p": (0,),
+        "frequency_penalty": (0,),
+        "presence_penalty": (0,),
+        "repetition_penalty": (1,),
+        "max_completion_tokens": (),
+        "max_tokens": (),
+        "stop": ("", []),
+        "logit_bias": ({},),
+        "logits_processors": ([],),
+        "watermarking": (False,),
+        "vllm_xargs": ({},),
+    }
+)
+TRANSLATION: NeutralValues = MappingProxyType(
+    {
+        **TRANSCRIPTION,
+        "to_language": ("en", "english", "English"),
+        "timestamp_granularities": ([], ["segment"]),
+        "timestamp_granularities[]": ([], ["segment"]),
+    }
+)
 
-def refuse_unsupported(body: Mapping[str, Any]) -> None:
+
+def refuse_unsupported(body: Mapping[str, Any], neutral: NeutralValues = GENERATION) -> None:
     """Raise a `RequestError` that names a parameter of the body that is not served yet, if any.
 
-    Null and the values that change nothing pass. `tools` pass with `tool_choice: "none"`: the
-    model is then shown none of them. `best_of` passes when it equals `n`.
+    `neutral` has the values of each that change nothing: they pass, and so does null. `tools` pass
+    with `tool_choice: "none"`: the model is then shown none of them. `best_of` passes when it
+    equals `n`.
     """
-    for name in sorted(body.keys() & _NEUTRAL.keys()):
+    for name in sorted(body.keys() & neutral.keys()):
         value = body[name]
-        if value is None or value in _NEUTRAL[name]:
+        if value is None or value in neutral[name]:
             continue
         if name == "tools" and body.get("tool_choice") == "none":
             continue
-        allowed = " or ".join(json.dumps(item) for item in (None, *_NEUTRAL[name]))
+        allowed = " or ".join(json.dumps(item) for item in (None, *neutral[name]))
         raise _unsupported(name, value, allowed)
     best_of = body.get("best_of")
     choices = 1 if body.get("n") is None else body["n"]

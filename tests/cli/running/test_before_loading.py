@@ -14,6 +14,7 @@ import pytest
 from cli.errors import BadInput, InputChanged
 from engine.batchfile.lines import EXAMPLE_LINE
 from engine.protocol.requests import check_request
+from engine.protocol.routes import ENDPOINTS
 from tests.cli.given import CHAT, line, rows
 
 Write = Callable[..., Path]
@@ -103,7 +104,7 @@ def test_a_url_that_nothing_here_serves_is_refused(run: Any, write_input: Write,
     )
     words = refused(run, "-i", source, "-o", out)
     assert "1 × Model does not support endpoint: /v1/embeddings (line 1)" in words
-    offered = "Supported endpoints: /v1/chat/completions, /v1/completions. (line 2)"
+    offered = f"Supported endpoints: {', '.join(ENDPOINTS)}. (line 2)"
     assert offered in words
 
 

@@ -21,7 +21,7 @@ from engine.endpoints.turns import MAX_BYTES_AT_ONCE
 from engine.protocol.chat import ChatCompletionRequest
 from engine.protocol.completions import CompletionRequest
 from engine.protocol.errors import RequestError
-from engine.protocol.unsupported import _NEUTRAL
+from engine.protocol.unsupported import GENERATION
 from engine.scheduling.sequence import SequenceResult
 from tests.engine.scripted_model import (
     HEADING,
@@ -361,7 +361,7 @@ def bodies(draw: st.DrawFn) -> dict[str, Any]:
     if draw(st.integers(0, 3)) == 3:
         body[draw(st.sampled_from(SERVED))] = draw(JSON_VALUES)
     if draw(st.integers(0, 9)) == 9:
-        body[draw(st.sampled_from(sorted(_NEUTRAL)))] = draw(JSON_VALUES)
+        body[draw(st.sampled_from(sorted(GENERATION)))] = draw(JSON_VALUES)
     return body
 
 

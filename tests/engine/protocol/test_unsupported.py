@@ -9,7 +9,7 @@ import pytest
 from engine.protocol.chat import ChatCompletionRequest
 from engine.protocol.completions import CompletionRequest
 from engine.protocol.errors import RequestError
-from engine.protocol.unsupported import _NEUTRAL, refuse_unsupported
+from engine.protocol.unsupported import GENERATION, refuse_unsupported
 
 TOOL = {"type": "function", "function": {"name": "f"}}
 
@@ -61,8 +61,8 @@ def test_a_parameter_that_changes_the_result_is_named(name: str, value: object) 
 @pytest.mark.parametrize(
     "body",
     [
-        dict.fromkeys(_NEUTRAL),
-        {name: values[0] for name, values in _NEUTRAL.items() if values},
+        dict.fromkeys(GENERATION),
+        {name: values[0] for name, values in GENERATION.items() if values},
         {"tool_choice": "none", "tools": [TOOL]},
         {"tool_choice": "auto", "tools": []},
         {"response_format": {"type": "text"}},
@@ -81,4 +81,4 @@ def test_values_that_change_nothing_pass(body: dict[str, Any]) -> None:
 def test_no_parameter_is_both_served_and_refused() -> None:
     """A parameter that begins to work must leave the table."""
     served = ChatCompletionRequest.model_fields.keys() | CompletionRequest.model_fields.keys()
-    assert served & _NEUTRAL.keys() == set()
+    assert served & GENERATION.keys() == set()
