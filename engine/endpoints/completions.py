@@ -15,9 +15,9 @@ from engine.protocol.bodies import completion_body, response_id, usage_body
 from engine.protocol.completions import (
     DEFAULT_MAX_TOKENS,
     CompletionRequest,
-    Prompt,
     completion_choice,
 )
+from engine.protocol.prompts import Prompt
 from engine.protocol.requests import read_body
 from engine.protocol.routes import COMPLETIONS
 from engine.scheduling.sequence import SequenceRequest, SequenceResult, TokenLogprob

@@ -51,7 +51,8 @@ def _form_of_content(value: object) -> str | None:
     return "<parts>" if isinstance(value, list) else None
 
 
-def _free_names(kwargs: dict[str, Any]) -> dict[str, Any]:
+def free_names(kwargs: dict[str, Any]) -> dict[str, Any]:
+    """Return variables of a template; ValueError where one is the request's or the renderer's."""
     taken = sorted(kwargs.keys() & _RESERVED_TEMPLATE_NAMES)
     if taken:
         raise ValueError(f"must not set `{taken[0]}`, which the request sets itself")
@@ -112,7 +113,7 @@ class ChatCompletionRequest(GenerationRequest):
 
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
-    chat_template_kwargs: Annotated[dict[str, Any], AfterValidator(_free_names)] | None = None
+    chat_template_kwargs: Annotated[dict[str, Any], AfterValidator(free_names)] | None = None
     documents: list[dict[str, Any]] | None = None
     reasoning_effort: ReasoningEffort | None = None
 

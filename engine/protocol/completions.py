@@ -4,51 +4,20 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Self
 
-from pydantic import Field, PlainValidator, model_validator
+from pydantic import Field, model_validator
 
 from engine.protocol.errors import RequestError
-from engine.protocol.fields import MAX_TOP_LOGPROBS, Count, GenerationRequest, encodable
+from engine.protocol.fields import MAX_TOP_LOGPROBS, Count, GenerationRequest
+from engine.protocol.prompts import Prompts
 
 DEFAULT_MAX_TOKENS = 16
-MAX_PROMPTS = 2_048
 MAX_CHOICES_IN_ALL = 8_192
-
-_FORMS = "must be a string, a list of strings, a list of token ids or a list of such lists"
-
-Prompt = str | list[int]
-
-
-def _prompts(value: object) -> list[Prompt]:
-    """Return the prompts one by one, whichever of the four forms they came in."""
-    if isinstance(value, str):
-        return [_checked(value)]
-    if not isinstance(value, list):
-        # Of the two, pydantic takes only ValueError for a fault of the input.
-        raise ValueError(_FORMS)  # noqa: TRY004
-    kinds = set(map(type, value))
-    if kinds == {int}:
-        return [value]
-    if len(value) > MAX_PROMPTS:
-        raise ValueError(f"must not hold more than {MAX_PROMPTS} prompts; use more lines")
-    if kinds not in ({str}, {list}):
-        raise ValueError(_FORMS if value else "must not be empty")
-    return [_checked(item) for item in value]
-
-
-def _checked(prompt: Prompt) -> Prompt:
-    if not prompt:
-        raise ValueError("must not be empty")
-    if isinstance(prompt, str):
-        return encodable(prompt)
-    if set(map(type, prompt)) != {int}:
-        raise ValueError(_FORMS)
-    return prompt
 
 
 class CompletionRequest(GenerationRequest):
     """The body of a request to `/v1/completions`."""
 
-    prompt: Annotated[list[Prompt], PlainValidator(_prompts)]
+    prompt: Prompts
     logprobs: Annotated[Count, Field(le=MAX_TOP_LOGPROBS)] | None = None
 
     @model_validator(mode="after")

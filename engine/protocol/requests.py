@@ -14,19 +14,26 @@ from pydantic import BaseModel
 from engine.protocol.audio import TranscriptionRequest, TranslationRequest
 from engine.protocol.chat import ChatCompletionRequest
 from engine.protocol.completions import CompletionRequest
+from engine.protocol.embeddings import EmbeddingRequest
 from engine.protocol.names import name_of_model
 from engine.protocol.routes import (
     CHAT_COMPLETIONS,
     COMPLETIONS,
+    EMBEDDINGS,
+    RERANK,
+    SCORE,
     TRANSCRIPTIONS,
     TRANSLATIONS,
     served_route,
 )
+from engine.protocol.scoring import RerankRequest, ScoreRequest
 from engine.protocol.stream import refuse_stream
 from engine.protocol.unsupported import (
     GENERATION,
+    SCORES,
     TRANSCRIPTION,
     TRANSLATION,
+    VECTORS,
     NeutralValues,
     refuse_unsupported,
 )
@@ -38,12 +45,20 @@ _REQUESTS: Mapping[str, type[BaseModel]] = MappingProxyType(
     {
         CHAT_COMPLETIONS.name: ChatCompletionRequest,
         COMPLETIONS.name: CompletionRequest,
+        EMBEDDINGS.name: EmbeddingRequest,
+        RERANK.name: RerankRequest,
         TRANSCRIPTIONS.name: TranscriptionRequest,
         TRANSLATIONS.name: TranslationRequest,
     }
 )
 _NEUTRAL_VALUES: Mapping[type[BaseModel], NeutralValues] = MappingProxyType(
-    {TranscriptionRequest: TRANSCRIPTION, TranslationRequest: TRANSLATION}
+    {
+        EmbeddingRequest: VECTORS,
+        ScoreRequest: SCORES,
+        RerankRequest: SCORES,
+        TranscriptionRequest: TRANSCRIPTION,
+        TranslationRequest: TRANSLATION,
+    }
 )
 
 
@@ -56,6 +71,16 @@ def read_body(kind: type[_Request], body: Mapping[str, Any]) -> _Request:
     return parse(kind, body)
 
 
+def read_score(body: Mapping[str, Any]) -> ScoreRequest | RerankRequest:
+    """Return what a body at `/score` asks for: scores, or with a `query` a ranking.
+
+    The clients of openai-batch send rankings there.
+    """
+    if "query" in body:
+        return read_body(RerankRequest, body)
+    return read_body(ScoreRequest, body)
+
+
 def check_request(url: str, body: dict[str, Any], served_names: Sequence[str] | None) -> None:
     """Raise the `RequestError` that an engine under these names would answer with, if any.
 
@@ -66,4 +91,7 @@ def check_request(url: str, body: dict[str, Any], served_names: Sequence[str] | 
     refuse_stream(body)
     if served_names is not None:
         name_of_model(body, served_names)
-    read_body(_REQUESTS[route.name], body)
+    if route is SCORE:
+        read_score(body)
+    else:
+        read_body(_REQUESTS[route.name], body)

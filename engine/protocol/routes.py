@@ -21,10 +21,11 @@ _MAX_URL_CHARS = 200
 class Route:
     """Which urls an endpoint answers: those listed, or all that end in the suffix.
 
-    `name` is the url as clients are told it.
+    `name` is the url as clients are told it, `needs` the kind of model that answers it.
     """
 
     name: str
+    needs: str
     exact: frozenset[str] = frozenset()
     suffix: str | None = None
 
@@ -33,19 +34,34 @@ class Route:
         return url in self.exact or (self.suffix is not None and url.endswith(self.suffix))
 
 
+_WRITES = "a model that writes text"
+_SCORES = "a reranker, or a model that gives vectors"
+_HEARS = "a model that writes down speech"
+
 CHAT_COMPLETIONS = Route(
-    "/v1/chat/completions", exact=frozenset({"/v1/chat/completions", "/chat/completions"})
+    "/v1/chat/completions", _WRITES, exact=frozenset({"/v1/chat/completions", "/chat/completions"})
 )
-COMPLETIONS = Route("/v1/completions", exact=frozenset({"/v1/completions", "/completions"}))
-TRANSCRIPTIONS = Route("/v1/audio/transcriptions", exact=frozenset({"/v1/audio/transcriptions"}))
-TRANSLATIONS = Route("/v1/audio/translations", exact=frozenset({"/v1/audio/translations"}))
+COMPLETIONS = Route(
+    "/v1/completions", _WRITES, exact=frozenset({"/v1/completions", "/completions"})
+)
+EMBEDDINGS = Route(
+    "/v1/embeddings",
+    "a model that gives vectors",
+    exact=frozenset({"/v1/embeddings", "/embeddings"}),
+)
+SCORE = Route("/v1/score", _SCORES, suffix="/score")
+RERANK = Route("/v1/rerank", _SCORES, suffix="/rerank")
+TRANSCRIPTIONS = Route(
+    "/v1/audio/transcriptions", _HEARS, exact=frozenset({"/v1/audio/transcriptions"})
+)
+TRANSLATIONS = Route("/v1/audio/translations", _HEARS, exact=frozenset({"/v1/audio/translations"}))
 
 ROUTES: tuple[Route, ...] = (
     CHAT_COMPLETIONS,
     COMPLETIONS,
-    Route("/v1/embeddings", exact=frozenset({"/v1/embeddings", "/embeddings"})),
-    Route("/v1/score", suffix="/score"),
-    Route("/v1/rerank", suffix="/rerank"),
+    EMBEDDINGS,
+    SCORE,
+    RERANK,
     TRANSCRIPTIONS,
     TRANSLATIONS,
 )
@@ -53,6 +69,9 @@ ROUTES: tuple[Route, ...] = (
 ENDPOINTS = (
     CHAT_COMPLETIONS.name,
     COMPLETIONS.name,
+    EMBEDDINGS.name,
+    SCORE.name,
+    RERANK.name,
     TRANSCRIPTIONS.name,
     TRANSLATIONS.name,
 )
@@ -83,12 +102,17 @@ def served_route(url: str, endpoints: Collection[str] = ENDPOINTS) -> Route:
 def not_served(url: str, endpoints: Collection[str]) -> RequestError:
     """Return the error of a url that none of `endpoints` answers: other models do, or nothing."""
     shown = printable(url, _MAX_URL_CHARS)
-    if find_route(url) is not None:
+    served = ", ".join(endpoints)
+    route = find_route(url)
+    if route is not None:
         return RequestError(
-            f"Model does not support endpoint: {shown}", param="url", code="endpoint_not_supported"
+            f"Model does not support endpoint: {shown}. It takes {route.needs}; this one serves "
+            f"{served}.",
+            param="url",
+            code="endpoint_not_supported",
         )
     return RequestError(
-        f"The url {shown} is not supported. Supported endpoints: {', '.join(endpoints)}.",
+        f"The url {shown} is not supported. Supported endpoints: {served}.",
         param="url",
         code=UNKNOWN_URL,
     )

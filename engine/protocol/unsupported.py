@@ -82,9 +82,29 @@ _OUTPUT: dict[str, tuple[object, ...]] = {
 
 NeutralValues = Mapping[str, tuple[object, ...]]
 
+_VECTORS: dict[str, tuple[object, ...]] = {
+    "embed_dtype": ("float32", "float"),
+    "endianness": ("native", "little"),
+    "padding": ("do_not_pad",),
+    "images": ([],),
+    "input_type": (),
+    "embedding_types": (["float"],),
+    "output_dimension": (),
+    "output_dtype": ("float",),
+}
+
+_SCORES: dict[str, tuple[object, ...]] = {
+    "top_k": (),
+    "rank_fields": (["text"],),
+    "max_chunks_per_doc": (),
+}
+
 GENERATION: NeutralValues = MappingProxyType(
     _TOOLS | _CONSTRAINED_OUTPUT | _DECODING | _INPUT | _OUTPUT
 )
+_POOLING = {name: _INPUT[name] for name in _INPUT if name != "truncate_prompt_tokens"} | _VECTORS
+VECTORS: NeutralValues = MappingProxyType(_POOLING)
+SCORES: NeutralValues = MappingProxyType(_POOLING | _SCORES)
 
 # Off OpenAI's and vLLM's parameters of recordings.
 TRANSCRIPTION: NeutralValues = MappingProxyType(

@@ -99,13 +99,13 @@ def test_a_file_that_asks_for_what_is_not_served_yet_is_refused(
 def test_a_url_that_nothing_here_serves_is_refused(run: Any, write_input: Write, out: Path) -> None:
     """What is offered instead is what runs."""
     source = write_input(
-        '{"custom_id":"a","url":"/v1/embeddings","body":{"input":"x"}}',
+        '{"custom_id":"a","url":"/v1/embedding","body":{"input":"x"}}',
         '{"custom_id":"b","url":"/v1/responses","body":{"input":"x"}}',
     )
     words = refused(run, "-i", source, "-o", out)
-    assert "1 × Model does not support endpoint: /v1/embeddings (line 1)" in words
-    offered = f"Supported endpoints: {', '.join(ENDPOINTS)}. (line 2)"
-    assert offered in words
+    offered = f"is not supported. Supported endpoints: {', '.join(ENDPOINTS)}."
+    assert f"The url /v1/embedding {offered} (line 1)" in words
+    assert f"The url /v1/responses {offered} (line 2)" in words
 
 
 @pytest.mark.parametrize(

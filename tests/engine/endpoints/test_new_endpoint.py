@@ -28,7 +28,7 @@ _Prepared = Prepared[SequenceRequest, None]
 class Likelihood:
     """How likely the model finds a text: the sum of its tokens' log-probabilities."""
 
-    route = Route(URL, exact=frozenset({URL}))
+    route = Route(URL, "a model of likelihoods", exact=frozenset({URL}))
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer

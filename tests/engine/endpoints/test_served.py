@@ -51,13 +51,24 @@ async def test_an_unknown_url_is_told_every_supported_endpoint() -> None:
     assert "/v1/chat/completions, /v1/completions" in message
 
 
-@pytest.mark.parametrize("url", ["/v1/embeddings", "/score", "/v2/rerank"])
-async def test_a_known_url_that_the_model_cannot_serve_is_told_apart(url: str) -> None:
-    """The message names the url as it came."""
+@pytest.mark.parametrize(
+    ("url", "needs"),
+    [
+        ("/v1/embeddings", "a model that gives vectors"),
+        ("/score", "a reranker, or a model that gives vectors"),
+        ("/v2/rerank", "a reranker, or a model that gives vectors"),
+        ("/v1/audio/translations", "a model that writes down speech"),
+    ],
+)
+async def test_a_known_url_that_the_model_cannot_serve_is_told_apart(url: str, needs: str) -> None:
+    """The message names the url as it came, which model would answer it, and what this one does."""
     reply = await reply_to(url, {"input": "x"})
     assert reply.status_code == 400
     assert not reply.bare_message
-    assert reply.body["error"]["message"] == f"Model does not support endpoint: {url}"
+    assert reply.body["error"]["message"] == (
+        f"Model does not support endpoint: {url}. It takes {needs}; this one serves "
+        "/v1/chat/completions, /v1/completions."
+    )
 
 
 @pytest.mark.parametrize("value", [True, "True", "true", 1])

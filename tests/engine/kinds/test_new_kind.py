@@ -137,7 +137,10 @@ async def test_what_another_kind_answers_is_refused_by_name(served: ServedEngine
     """The url is known, only not to this model; one that nobody knows is told what there is."""
     reply = await served.respond("/v1/chat/completions", {"messages": []}, "req_1", 0)
     assert reply.body["error"]["code"] == "endpoint_not_supported"
-    message = "Model does not support endpoint: /v1/chat/completions"
+    message = (
+        "Model does not support endpoint: /v1/chat/completions. It takes a model that writes text; "
+        f"this one serves {URL}."
+    )
     assert (reply.status_code, reply.body["error"]["message"]) == (400, message)
     reply = await served.respond("/v1/unknown", {}, "req_1", 0)
     assert f"Supported endpoints: {URL}." in reply.body["error"]["message"]

@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 
-from engine.protocol.completions import MAX_PROMPTS, CompletionRequest
+from engine.protocol.completions import CompletionRequest
 from engine.protocol.errors import RequestError
+from engine.protocol.prompts import MAX_PROMPTS
 from engine.protocol.validation import parse
 
 

@@ -19,7 +19,6 @@ CHAT = "/v1/chat/completions"
 @pytest.mark.parametrize(
     ("url", "body"),
     [
-        ("/v1/embeddings", {"input": "x"}),
         (CHAT, {"stream": True, "model": "other"}),
         (CHAT, {"stream": "perhaps", "messages": MESSAGES}),
         (CHAT, {"model": "gpt-4o-mini", "tools": [{}]}),
@@ -51,6 +50,28 @@ async def test_a_url_that_nobody_knows_is_told_what_there_is() -> None:
         assert "/v1/responses is not supported" in message
         assert CHAT in message
     assert reply.body["error"]["code"] == foretold.value.code
+
+
+@pytest.mark.parametrize(
+    ("url", "body", "param"),
+    [
+        ("/v1/responses", {}, "url"),
+        ("/v1/embeddings", {"input": []}, "input"),
+        ("/v1/embeddings", {"input": "a", "padding": "max_length"}, "padding"),
+        ("/api/v1/score", {"text_1": "a"}, "text_1"),
+        ("/score", {"query": "a"}, "documents"),
+        ("/v2/rerank", {"query": "a", "documents": [], "model": "a"}, "documents"),
+    ],
+)
+def test_what_other_kinds_of_models_would_refuse_is_foretold_too(
+    url: str, body: dict[str, Any], param: str
+) -> None:
+    """Whatever the model is, which nobody knows yet; a url of none is offered all there are."""
+    with pytest.raises(RequestError) as foretold:
+        check_request(url, body, ["a"])
+    assert foretold.value.param == param
+    if param == "url":
+        assert ", ".join(ENDPOINTS) in foretold.value.message
 
 
 @pytest.mark.parametrize("url", [CHAT, "/completions"])

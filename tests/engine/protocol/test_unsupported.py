@@ -5,11 +5,21 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from pydantic import BaseModel
 
 from engine.protocol.chat import ChatCompletionRequest
 from engine.protocol.completions import CompletionRequest
+from engine.protocol.embeddings import EmbeddingRequest
 from engine.protocol.errors import RequestError
-from engine.protocol.unsupported import GENERATION, refuse_unsupported
+from engine.protocol.requests import read_body
+from engine.protocol.scoring import RerankRequest, ScoreRequest
+from engine.protocol.unsupported import (
+    GENERATION,
+    SCORES,
+    VECTORS,
+    NeutralValues,
+    refuse_unsupported,
+)
 
 TOOL = {"type": "function", "function": {"name": "f"}}
 
@@ -52,7 +62,7 @@ TOOL = {"type": "function", "function": {"name": "f"}}
 def test_a_parameter_that_changes_the_result_is_named(name: str, value: object) -> None:
     """The error's `param` is the parameter, and the message says what may stand there."""
     with pytest.raises(RequestError) as caught:
-        refuse_unsupported({name: value})
+        read_body(ChatCompletionRequest, {name: value})
     assert caught.value.param == name
     assert caught.value.code == "unsupported_parameter"
     assert "null" in caught.value.message
@@ -75,10 +85,47 @@ def test_a_parameter_that_changes_the_result_is_named(name: str, value: object) 
 )
 def test_values_that_change_nothing_pass(body: dict[str, Any]) -> None:
     """Null, and the defaults that clients write out, are fine."""
-    refuse_unsupported(body)
+    refuse_unsupported(body, GENERATION)
 
 
-def test_no_parameter_is_both_served_and_refused() -> None:
+@pytest.mark.parametrize(
+    ("name", "value", "body"),
+    [
+        ("embed_dtype", "float16", {"input": "a"}),
+        ("endianness", "big", {"input": "a"}),
+        ("padding", "max_length", {"input": "a"}),
+        ("images", ["data:"], {"input": "a"}),
+        ("output_dimension", 8, {"input": "a"}),
+        ("top_k", 3, {"query": "a", "documents": ["b"]}),
+        ("rank_fields", ["title"], {"query": "a", "documents": ["b"]}),
+    ],
+)
+def test_what_others_take_for_vectors_and_scores_is_named(
+    name: str, value: object, body: dict[str, Any]
+) -> None:
+    """Each kind of body has a table of its own."""
+    kind = RerankRequest if "query" in body else EmbeddingRequest
+    with pytest.raises(RequestError) as caught:
+        read_body(kind, {**body, name: value})
+    assert (caught.value.param, caught.value.code) == (name, "unsupported_parameter")
+
+
+def test_what_is_of_generation_alone_is_no_matter_of_vectors() -> None:
+    """A body may carry along what other endpoints read."""
+    body = {"input": "a", "tools": [TOOL], "padding": "do_not_pad"}
+    assert read_body(EmbeddingRequest, body).input == ["a"]
+
+
+@pytest.mark.parametrize(
+    ("kinds", "neutral"),
+    [
+        ((ChatCompletionRequest, CompletionRequest), GENERATION),
+        ((EmbeddingRequest,), VECTORS),
+        ((ScoreRequest, RerankRequest), SCORES),
+    ],
+)
+def test_no_parameter_is_both_served_and_refused(
+    kinds: tuple[type[BaseModel], ...], neutral: NeutralValues
+) -> None:
     """A parameter that begins to work must leave the table."""
-    served = ChatCompletionRequest.model_fields.keys() | CompletionRequest.model_fields.keys()
-    assert served & GENERATION.keys() == set()
+    assert {name for kind in kinds for name in kind.model_fields} & neutral.keys() == set()

@@ -1,0 +1,76 @@
+"""Embeddings on the wire: the request's body, and the body that answers it."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import Field, model_validator
+
+from engine.protocol.bodies import usage_body
+from engine.protocol.chat import Message
+from engine.protocol.errors import RequestError
+from engine.protocol.fields import Text, Whole
+from engine.protocol.pooling import PoolingRequest
+from engine.protocol.prompts import Prompts
+
+EncodingFormat = Literal["float", "base64"]
+
+
+class EmbeddingRequest(PoolingRequest):
+    """The body of a request to `/v1/embeddings`: `input`, or `messages` for the model's template.
+
+    `prompt_name` chooses one of the prompts that the model has for texts.
+    """
+
+    input: Prompts | None = None
+    messages: Annotated[list[Message], Field(fail_fast=True, min_length=1)] | None = None
+
+    encoding_format: EncodingFormat | None = None
+    dimensions: Annotated[Whole, Field(ge=1)] | None = None
+    normalize: bool | None = None
+    add_special_tokens: bool | None = None
+    prompt_name: Text | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+
+    @model_validator(mode="after")
+    def _agree(self) -> Self:
+        """Refuse parameters that contradict each other."""
+        if self.input is None and self.messages is None:
+            raise RequestError("`input` is required.", param="input")
+        if self.input is not None and self.messages is not None:
+            raise RequestError("`input` and `messages` exclude each other.", param="messages")
+        if self.continue_final_message and self.add_generation_prompt:
+            raise RequestError(
+                "`continue_final_message` and `add_generation_prompt` exclude each other: one goes"
+                " on with the last message, the other opens a new one.",
+                param="continue_final_message",
+            )
+        asked = {self.normalize, self.use_activation} - {None}
+        if len(asked) > 1:
+            raise RequestError(
+                "`normalize` and `use_activation` differ; send one of them.", param="normalize"
+            )
+        return self
+
+    @property
+    def wants_length_one(self) -> bool | None:
+        """Return whether vectors shall be at length 1, None where the model decides."""
+        return self.use_activation if self.normalize is None else self.normalize
+
+
+def embedding_body(
+    body_id: str, *, created: int, model: str, vectors: list[list[float] | str], num_tokens: int
+) -> dict[str, Any]:
+    """Return the body that lists vectors in the order of their inputs."""
+    return {
+        "id": body_id,
+        "object": "list",
+        "created": created,
+        "model": model,
+        "data": [
+            {"object": "embedding", "index": index, "embedding": vector}
+            for index, vector in enumerate(vectors)
+        ],
+        "usage": usage_body(num_tokens, 0),
+    }

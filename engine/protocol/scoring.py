@@ -1,0 +1,164 @@
+"""Scores and rankings on the wire: bodies of requests, and the bodies that answer them."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Self
+
+from pydantic import PlainValidator, model_validator
+
+from engine.protocol.bodies import usage_body
+from engine.protocol.errors import RequestError
+from engine.protocol.fields import Count, Text, encodable
+from engine.protocol.pooling import PoolingRequest
+
+MAX_TEXTS = 2_048
+
+_FORMS = 'must be a string, an object like {"text": "…"}, or a list of either'
+_SIDES = (
+    ("text_1", "text_2"),
+    ("data_1", "data_2"),
+    ("queries", "documents"),
+    ("queries", "items"),
+)
+
+
+def _text(value: object) -> str:
+    text = value.get("text") if isinstance(value, dict) else value
+    if not isinstance(text, str):
+        # Of the two, pydantic takes only ValueError for a fault of the input.
+        raise ValueError(_FORMS)  # noqa: TRY004
+    if not text:
+        raise ValueError("must not be empty")
+    return encodable(text)
+
+
+def _texts(value: object) -> list[str]:
+    listed = value if isinstance(value, list) else [value]
+    if not listed:
+        raise ValueError("must not be empty")
+    if len(listed) > MAX_TEXTS:
+        raise ValueError(f"must not hold more than {MAX_TEXTS:,} texts; use more lines")
+    texts = []
+    for number, item in enumerate(listed, 1):
+        try:
+            texts.append(_text(item))
+        except ValueError as exc:
+            raise ValueError(str(exc) if item is value else f"{exc} (text {number})") from None
+    return texts
+
+
+OneText = Annotated[str, PlainValidator(_text)]
+Texts = Annotated[list[str], PlainValidator(_texts)]
+
+
+class ScoringRequest(PoolingRequest):
+    """What scores and rankings ask in the same words.
+
+    Of a document no more than `max_tokens_per_doc` tokens are read, of a query no more than
+    `max_tokens_per_query`; 0 is no limit. `instruction` is for the template of a reranker.
+    """
+
+    max_tokens_per_query: Count | None = None
+    max_tokens_per_doc: Count | None = None
+    instruction: Text | None = None
+
+
+class ScoreRequest(ScoringRequest):
+    """The body of a request to `/v1/score`: two sides, under one of four pairs of names.
+
+    One text is scored against each of the other side's, or as many against as many.
+    """
+
+    text_1: Texts | None = None
+    text_2: Texts | None = None
+    data_1: Texts | None = None
+    data_2: Texts | None = None
+    queries: Texts | None = None
+    documents: Texts | None = None
+    items: Texts | None = None
+
+    @model_validator(mode="after")
+    def _agree(self) -> Self:
+        """Refuse what is no two sides, or sides that do not fit each other."""
+        told = {name for pair in _SIDES for name in pair if getattr(self, name) is not None}
+        if told not in map(set, _SIDES):
+            ways = ", ".join(f"`{first}` and `{second}`" for first, second in _SIDES)
+            raise RequestError(f"A score needs two sides: {ways}.", param="text_1")
+        firsts, seconds = self.sides
+        if len(firsts) not in (1, len(seconds)):
+            first, second = self.names
+            raise RequestError(
+                f"`{first}` holds {len(firsts)} texts and `{second}` {len(seconds)}: one is scored"
+                " against each of many, or as many against as many.",
+                param=first,
+            )
+        return self
+
+    @property
+    def names(self) -> tuple[str, str]:
+        """Return the names of the two sides."""
+        return next(names for names in _SIDES if all(getattr(self, name) for name in names))
+
+    @property
+    def sides(self) -> tuple[list[str], list[str]]:
+        """Return the texts of the two sides."""
+        first, second = self.names
+        return getattr(self, first), getattr(self, second)
+
+
+class RerankRequest(ScoringRequest):
+    """The body of a request to `/v1/rerank` or `/v2/rerank`.
+
+    `top_n` 0 or above the number of documents is all of them.
+    """
+
+    query: OneText
+    documents: Texts
+    top_n: Count | None = None
+    return_documents: bool | None = None
+
+    @property
+    def names(self) -> tuple[str, str]:
+        """Return the names of the two sides."""
+        return "query", "documents"
+
+    @property
+    def sides(self) -> tuple[list[str], list[str]]:
+        """Return the texts of the two sides."""
+        return [self.query], self.documents
+
+
+def score_body(
+    body_id: str, *, created: int, model: str, scores: list[float], num_tokens: int
+) -> dict[str, Any]:
+    """Return the body that lists scores in the order of their pairs."""
+    return {
+        "id": body_id,
+        "object": "list",
+        "created": created,
+        "model": model,
+        "data": [
+            {"index": index, "object": "score", "score": score}
+            for index, score in enumerate(scores)
+        ],
+        "usage": usage_body(num_tokens, 0),
+    }
+
+
+def rerank_body(
+    body_id: str, *, model: str, scores: list[float], request: RerankRequest, num_tokens: int
+) -> dict[str, Any]:
+    """Return the body that lists documents, the highest score first; of equals the earlier one."""
+    order = sorted(range(len(scores)), key=lambda index: -scores[index])
+    results: list[dict[str, Any]] = []
+    for index in order[: request.top_n or None]:
+        result: dict[str, Any] = {"index": index}
+        if request.return_documents is not False:
+            result["document"] = {"text": request.documents[index]}
+        results.append({**result, "relevance_score": scores[index]})
+    return {
+        "id": body_id,
+        "model": model,
+        "usage": {"prompt_tokens": num_tokens, "total_tokens": num_tokens},
+        "results": results,
+    }
