@@ -18,6 +18,24 @@ class Usage:
     completion_tokens: int = 0
     audio_seconds: float = 0.0
 
+    def __add__(self, other: Usage) -> Usage:
+        """Return the sum, field by field."""
+        return Usage(
+            self.prompt_tokens + other.prompt_tokens,
+            self.cached_tokens + other.cached_tokens,
+            self.completion_tokens + other.completion_tokens,
+            self.audio_seconds + other.audio_seconds,
+        )
+
+    def __sub__(self, earlier: Usage) -> Usage:
+        """Return what has been added since, field by field."""
+        return Usage(
+            self.prompt_tokens - earlier.prompt_tokens,
+            self.cached_tokens - earlier.cached_tokens,
+            self.completion_tokens - earlier.completion_tokens,
+            self.audio_seconds - earlier.audio_seconds,
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class Reply:

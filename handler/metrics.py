@@ -28,6 +28,7 @@ class Metric(StrEnum):
     PROMPT_TOKENS = "PromptTokens"
     CACHED_TOKENS = "CachedTokens"
     COMPLETION_TOKENS = "CompletionTokens"
+    AUDIO_SECONDS = "AudioSeconds"
     TOKENS_PER_SECOND = "TokensPerSecond"
     ROWS_COMPLETED = "RowsCompleted"
     ROWS_FAILED = "RowsFailed"
@@ -50,6 +51,7 @@ _UNITS: Final[Mapping[Metric, str]] = {
     Metric.QUEUE_WAIT_SECONDS: "Seconds",
     Metric.KV_CACHE_USE: "Percent",
     Metric.GPU_SECONDS: "Seconds",
+    Metric.AUDIO_SECONDS: "Seconds",
 }
 
 
@@ -84,7 +86,9 @@ def figures_of(done: Progress) -> dict[Metric, float]:
 
     A shard's progress in the table is set under its fence, and whoever has set it tells the
     difference to what it was: rows that are run again, and calls that are repeated, add nothing.
+    Seconds of audio are told where there are some: each metric is paid for, and few models listen.
     """
+    audio = {Metric.AUDIO_SECONDS: round(done.audio_seconds, 3)} if done.audio_seconds else {}
     return {
         Metric.PROMPT_TOKENS: done.prompt_tokens,
         Metric.CACHED_TOKENS: done.cached_tokens,
@@ -92,4 +96,5 @@ def figures_of(done: Progress) -> dict[Metric, float]:
         Metric.ROWS_COMPLETED: done.completed,
         Metric.ROWS_FAILED: done.failed,
         Metric.GPU_SECONDS: round(done.gpu_seconds, 3),
+        **audio,
     }

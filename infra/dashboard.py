@@ -50,9 +50,10 @@ class Dashboard(Construct):
                 ],
                 [
                     self._graph(
-                        "Tokens a second",
+                        "Tokens and audio a second",
                         [_rate(m, Metric.COMPLETION_TOKENS, "out") for m in models]
-                        + [_rate(m, Metric.PROMPT_TOKENS, "in") for m in models],
+                        + [_rate(m, Metric.PROMPT_TOKENS, "in") for m in models]
+                        + [_rate(m, Metric.AUDIO_SECONDS, "audio") for m in models],
                     ),
                     self._graph(
                         "Rows a minute",

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from cli.api import patience
 from cli.api.patience import LONG_SECONDS
 from cli.terminal import amount, duration, say
+from engine.batchfile.pace import Rates
 
 if TYPE_CHECKING:
     from cli.api.client import Client
@@ -114,15 +115,19 @@ def _words(batch: Batch) -> list[str]:
 
 
 def rates(fields: Any) -> list[str]:
-    """Return what is known of `3 failed`, `40.1 rows/s`, `512 tokens/s`, `22 s left`, a cost."""
+    """Return what is known of `3 failed`, `40.1 rows/s`, `512 tokens/s`, `22 s left`, a cost.
+
+    A server that is older than this knows of no rates but rows and generated tokens.
+    """
     beyond = fields.get("tidemill") or {}
     words = []
     if failed := (fields.get("request_counts") or {}).get("failed"):
         words.append(f"{failed:,} failed")
     if beyond.get("rows_per_second"):
         words.append(f"{beyond['rows_per_second']:,.1f} rows/s")
-    if beyond.get("tokens_per_second"):
-        words.append(f"{beyond['tokens_per_second']:,.0f} tokens/s")
+    flow = Rates(**{name: beyond.get(name) or 0.0 for name in Rates._fields})
+    if any(flow[1:]):
+        words.append(flow.flow)
     if beyond.get("eta_at"):
         words.append(f"{duration(max(0, beyond['eta_at'] - time.time()))} left")
     if beyond.get("cost"):

@@ -53,13 +53,21 @@ def errors_of(batch: Batch) -> list[str]:
 def _figures(batch: Batch) -> list[str]:
     usage, beyond = batch.fields.get("usage") or {}, batch.beyond
     figures = []
+    if beyond.get("audio_seconds"):
+        figures.append(f"{duration(beyond['audio_seconds'])} of audio")
     if usage.get("total_tokens"):
-        figures.append(f"{usage['input_tokens']:,} tokens in, {usage['output_tokens']:,} out")
+        figures.append(tokens_of(usage, " tokens"))
     if beyond.get("seconds"):
         figures.append(duration(beyond["seconds"]))
     if beyond.get("cost") is not None:
         figures.append(f"cost {beyond['cost']:,.4g}")
     return figures
+
+
+def tokens_of(usage: Mapping[str, Any], unit: str = "") -> str:
+    """Return a batch's tokens; where none are generated, none are told of."""
+    tokens_in, out = f"{usage.get('input_tokens', 0):,}{unit} in", usage.get("output_tokens", 0)
+    return f"{tokens_in}, {out:,} out" if out else tokens_in
 
 
 def print_json(value: Mapping[str, Any]) -> None:

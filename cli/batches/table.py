@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 from cli.api import patience
 from cli.batches.follow import rates
-from cli.batches.outcome import errors_of
+from cli.batches.outcome import errors_of, tokens_of
 from cli.terminal import Colour, duration, painted, plain, put, say
 
 if TYPE_CHECKING:
@@ -93,7 +93,8 @@ def details(batch: Batch) -> list[str]:
         ("input", fields.get("input_file_id")),
         ("rows", f"{batch.completed:,} ok, {batch.failed:,} failed, of {batch.total:,}"),
         ("now", ", ".join(rates(fields)) if not batch.has_ended else None),
-        ("tokens", f"{usage.get('input_tokens', 0):,} in, {usage.get('output_tokens', 0):,} out"),
+        ("audio", duration(beyond["audio_seconds"]) if beyond.get("audio_seconds") else None),
+        ("tokens", tokens_of(usage)),
         ("cost", beyond.get("cost")),
         *((words, _time(fields[name])) for words, name in _TIMES if fields.get(name)),
         ("window", f"{fields.get('completion_window')}, until {_time(fields.get('expires_at'))}"),

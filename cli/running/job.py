@@ -33,7 +33,7 @@ from cli.terminal import say
 from engine.batchfile.lines import MAX_LINE_BYTES
 from engine.batchfile.pace import Pace
 from engine.config import EngineConfig
-from engine.contract import Served
+from engine.contract import Served, Usage
 from engine.errors import EngineError
 
 _INFLIGHT_PER_SEQUENCE = 4
@@ -202,12 +202,17 @@ class _Run:
 
 
 async def _report(reporter: Reporter, tally: Tally, served: Served) -> None:
-    """Show finished rows, and tokens as they are generated, at the rates of the last minute."""
+    """Show finished rows, and tokens as they come and go, at the rates of the last minute."""
     pace = Pace(time.monotonic)
-    num_rows = num_tokens = 0
+    num_rows, seen = 0, Usage()
     while True:
         await asyncio.sleep(reporter.seconds)
-        now_rows, now_tokens = tally.answered, served.stats().output_tokens
-        pace.add(now_rows - num_rows, now_tokens - num_tokens)
-        num_rows, num_tokens = now_rows, now_tokens
+        stats = served.stats()
+        now = Usage(
+            prompt_tokens=stats.prompt_tokens,
+            completion_tokens=stats.output_tokens,
+            audio_seconds=tally.usage.audio_seconds,
+        )
+        pace.add(tally.answered - num_rows, now - seen)
+        num_rows, seen = tally.answered, now
         reporter.show(tally, pace.rates)

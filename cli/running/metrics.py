@@ -42,11 +42,12 @@ class Live:
         for name, words, share in self._gauges():
             yield GaugeMetricFamily(f"tidemill_{name}", words, share)
 
-    def _counters(self) -> list[tuple[str, str, int]]:
+    def _counters(self) -> list[tuple[str, str, float]]:
         if self.served is None:
             return []
         stats = self.served.stats()
         return [
+            ("audio_seconds", "Audio of answered requests.", self.tally.usage.audio_seconds),
             ("prompt_tokens", "Tokens of prompts, cached ones included.", stats.prompt_tokens),
             ("cached_tokens", "Tokens of prompts found in the KV cache.", stats.cached_tokens),
             ("output_tokens", "Tokens generated.", stats.output_tokens),
@@ -58,7 +59,7 @@ class Live:
             return []
         stats = self.served.stats()
         return [
-            ("running_sequences", "Sequences being generated.", stats.running),
+            ("running_sequences", "Sequences that run.", stats.running),
             ("waiting_sequences", "Sequences waiting for their turn.", stats.waiting),
             ("kv_cache_usage_ratio", "Share of KV pages in use, 0 to 1.", stats.kv_cache_usage),
         ]

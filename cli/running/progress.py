@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Protocol, Self
 
 from cli.running.tally import Tally
 from cli.terminal import amount, duration, say
-from engine.batchfile.pace import Rates, seconds_left
+from engine.batchfile.pace import Rates, flow_words, seconds_left
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -107,7 +107,7 @@ def progress_line(tally: Tally, rates: Rates) -> str:
 
 
 def _words(tally: Tally, rates: Rates) -> list[str]:
-    words = [f"{rates.rows_per_second:,.1f} rows/s", f"{rates.tokens_per_second:,.0f} tokens/s"]
+    words = [f"{rates.rows_per_second:,.1f} rows/s", rates.flow]
     if tally.rows_failed:
         words.insert(0, f"{tally.rows_failed:,} failed")
     num_rows = tally.num_rows - tally.kept
@@ -116,18 +116,23 @@ def _words(tally: Tally, rates: Rates) -> list[str]:
 
 
 def summary(tally: Tally) -> str:
-    """Return what a finished run did: rows ok and failed, tokens in and out, time and rate.
+    """Return what a finished run did: rows ok and failed, what it read and wrote, time and rate.
 
     Why rows failed comes below, a line for each kind.
     """
-    seconds = tally.seconds
+    seconds, usage = tally.seconds, tally.usage
     rows = amount(tally.answered, "row")
     outcome = f"{tally.answered - tally.failed:,} ok, {tally.failed:,} failed"
-    tokens_in = f"{amount(tally.prompt_tokens, 'token')} in ({tally.cached_tokens:,} cached)"
-    rate = f"{tally.output_tokens / seconds:,.0f} tokens/s"
-    words = (
-        f"{rows} in {seconds:,.1f} s: {outcome}; {tokens_in}, {tally.output_tokens:,} out, {rate}"
-    )
+    tokens_in = f"{amount(usage.prompt_tokens, 'token')} in"
+    if usage.prompt_tokens and not usage.completion_tokens:
+        told = [tokens_in]
+    else:
+        told = [f"{tokens_in} ({usage.cached_tokens:,} cached)", f"{usage.completion_tokens:,} out"]
+    if usage.audio_seconds:
+        told.insert(0, f"{usage.audio_seconds:,.1f} s of audio")
+    costs = (usage.completion_tokens, usage.prompt_tokens, usage.audio_seconds)
+    told.append(flow_words(*(each / seconds for each in costs)))
+    words = f"{rows} in {seconds:,.1f} s: {outcome}; {', '.join(told)}"
     if tally.kept:
         all_ok = tally.rows_done - tally.rows_failed
         kept = f"{amount(tally.kept, 'row')} kept from before"

@@ -13,7 +13,7 @@ from engine.contract import Usage
 class Tally:
     """Counts of one run; `kept` rows are those that a resumed output already had.
 
-    Tokens are those of answered requests; `started` is on the monotonic clock.
+    `usage` is that of answered requests; `started` is on the monotonic clock.
     """
 
     num_rows: int = 0
@@ -22,9 +22,7 @@ class Tally:
     answered: int = 0
     failed: int = 0
     written: int = 0
-    prompt_tokens: int = 0
-    cached_tokens: int = 0
-    output_tokens: int = 0
+    usage: Usage = field(default_factory=Usage)
     failures: Kinds = field(default_factory=Kinds)
     started: float = field(default_factory=time.monotonic)
 
@@ -37,9 +35,7 @@ class Tally:
             self.failed += 1
             self.failures.add(failure, line)
         if usage is not None:
-            self.prompt_tokens += usage.prompt_tokens
-            self.cached_tokens += usage.cached_tokens
-            self.output_tokens += usage.completion_tokens
+            self.usage += usage
 
     @property
     def rows_done(self) -> int:

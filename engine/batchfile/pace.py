@@ -6,6 +6,8 @@ from collections import deque
 from collections.abc import Callable
 from typing import NamedTuple
 
+from engine.contract import Usage
+
 WINDOW_SECONDS = 60.0
 # Of a run that has just begun: its first rows say little, and less of when it will end.
 _MIN_SECONDS = 1.0
@@ -14,10 +16,20 @@ _TELLING_SHARE = 0.02
 
 
 class Rates(NamedTuple):
-    """Rows, good or bad, and generated tokens a second."""
+    """Rows, good or bad, generated tokens, tokens of prompts and seconds of audio, each a second.
 
-    rows_per_second: float
-    tokens_per_second: float
+    Which of them tells how fast the work goes, the work decides: who writes no tokens reads some.
+    """
+
+    rows_per_second: float = 0.0
+    tokens_per_second: float = 0.0
+    input_tokens_per_second: float = 0.0
+    audio_seconds_per_second: float = 0.0
+
+    @property
+    def flow(self) -> str:
+        """Return the rate that tells most: `512 tokens/s`, `9,000 tokens in/s` or of audio."""
+        return flow_words(*self[1:])
 
 
 class Pace:
@@ -29,27 +41,46 @@ class Pace:
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
         self._since = clock()
-        self._gains: deque[tuple[float, int, int]] = deque()
+        self._gains: deque[_Gain] = deque()
 
-    def add(self, num_rows: int, num_tokens: int) -> None:
-        """Take rows that are finished now, and tokens that were generated."""
-        self._gains.append((self._clock(), num_rows, num_tokens))
+    def add(self, num_rows: int, usage: Usage) -> None:
+        """Take rows that are finished now, and what was read and generated."""
+        self._gains.append(_Gain(self._clock(), num_rows, usage))
 
     def go_on_from(self, other: Pace) -> None:
         """Count what another run of the batch made, which has ended: its rates end with it."""
         self._since = min(self._since, other._since)
-        self._gains = deque(sorted([*self._gains, *other._gains]))
+        gains = [*self._gains, *other._gains]
+        self._gains = deque(sorted(gains, key=lambda gain: gain.at))
 
     @property
     def rates(self) -> Rates:
         """Return the rates as they are now."""
         now = self._clock()
-        while self._gains and self._gains[0][0] < now - WINDOW_SECONDS:
+        while self._gains and self._gains[0].at < now - WINDOW_SECONDS:
             self._gains.popleft()
         seconds = max(_MIN_SECONDS, min(WINDOW_SECONDS, now - self._since))
-        rows = sum(num_rows for _, num_rows, _ in self._gains)
-        tokens = sum(num_tokens for _, _, num_tokens in self._gains)
-        return Rates(round(rows / seconds, 3), round(tokens / seconds, 3))
+        rows = sum(gain.num_rows for gain in self._gains)
+        usage = sum((gain.usage for gain in self._gains), start=Usage())
+        gained = (rows, usage.completion_tokens, usage.prompt_tokens, usage.audio_seconds)
+        return Rates(*(round(each / seconds, 3) for each in gained))
+
+
+class _Gain(NamedTuple):
+    """What came at one moment."""
+
+    at: float
+    num_rows: int
+    usage: Usage
+
+
+def flow_words(tokens: float, input_tokens: float, audio_seconds: float) -> str:
+    """Return one rate in words: of audio where some is heard, of what is generated, or read."""
+    if audio_seconds:
+        return f"{audio_seconds:,.1f} s of audio/s"
+    if input_tokens and not tokens:
+        return f"{input_tokens:,.0f} tokens in/s"
+    return f"{tokens:,.0f} tokens/s"
 
 
 def seconds_left(

@@ -155,16 +155,7 @@ class _Process:
             max_row_bytes=MAX_ROW_BYTES,
         )
         usage = answered.usage or Usage()
-        await self._send(
-            Row(
-                run.ticket,
-                answered.is_success,
-                usage.prompt_tokens,
-                usage.cached_tokens,
-                usage.completion_tokens,
-                answered.row,
-            )
-        )
+        await self._send(Row(run.ticket, answered.is_success, usage, answered.row))
 
     async def _send(self, frame: Frame) -> None:
         self._writer.write(encode_frame(frame))

@@ -11,10 +11,10 @@ import asyncio
 import json
 import os
 import struct
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, astuple, dataclass
 from typing import Self
 
-from engine.contract import EngineInfo, EngineStats
+from engine.contract import EngineInfo, EngineStats, Usage
 from engine.protocol.errors import ProtocolError
 
 # Far more than a line may hold, and more than a row should: beyond it, the bytes are no frame.
@@ -26,7 +26,7 @@ _READ_AHEAD_BYTES = 2**20
 _HEADER = struct.Struct("!IB")
 _RUN = struct.Struct("!QQq")
 _ABORT = struct.Struct("!Q")
-_ROW = struct.Struct("!Q?QQQ")
+_ROW = struct.Struct("!Q?QQQd")
 
 
 class FrameError(ProtocolError):
@@ -77,25 +77,22 @@ class Abort:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """From the engine: the printed row of a request, and the tokens that it cost."""
+    """From the engine: the printed row of a request, and what it cost."""
 
     ticket: int
     is_success: bool
-    prompt_tokens: int
-    cached_tokens: int
-    completion_tokens: int
+    usage: Usage
     row: bytes
 
     def pack(self) -> bytes:
         """Return the payload."""
-        tokens = (self.prompt_tokens, self.cached_tokens, self.completion_tokens)
-        return _ROW.pack(self.ticket, self.is_success, *tokens) + self.row
+        return _ROW.pack(self.ticket, self.is_success, *astuple(self.usage)) + self.row
 
     @classmethod
     def unpack(cls, payload: bytes) -> Self:
         """Return the frame of a payload."""
-        ticket, is_success, prompt, cached, completion = _ROW.unpack_from(payload)
-        return cls(ticket, is_success, prompt, cached, completion, payload[_ROW.size :])
+        ticket, is_success, *usage = _ROW.unpack_from(payload)
+        return cls(ticket, is_success, Usage(*usage), payload[_ROW.size :])
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,13 +13,15 @@ _FINE_SECONDS, _COARSE_SECONDS = 60, 900
 
 @dataclass(frozen=True, slots=True)
 class Bucket:
-    """Rows and generated tokens that became durable from `start` (Unix seconds) on."""
+    """Rows that became durable from `start` (Unix seconds) on; `tokens` are generated ones."""
 
     start: int
     seconds: int
     completed: int = 0
     failed: int = 0
     tokens: int = 0
+    input_tokens: int = 0
+    audio_seconds: float = 0.0
 
 
 def bucket_of(batch: Batch, now: float) -> tuple[int, int]:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import astuple, dataclass, field, replace
 from enum import StrEnum
 from typing import Any, Literal
 
+from engine.batchfile.pace import Rates
 from handler.batch.states import TERMINAL, Status, check_move
 
 OnInvalidLine = Literal["fail", "skip"]
@@ -61,10 +62,10 @@ class Outputs:
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """Rows, tokens and time, as absolute counts: of a shard, or summed over shards.
+    """Rows, what they cost, and time, as absolute counts: of a shard, or summed over shards.
 
-    Rows are durable ones only. `rows_per_second` and `tokens_per_second` (generated ones) are the
-    recent rates; a sum adds them up.
+    Rows are durable ones only. The rates are recent ones, of tokens the generated ones unless they
+    are named otherwise; a sum adds them up.
     """
 
     completed: int = 0
@@ -75,35 +76,28 @@ class Progress:
     gpu_seconds: float = 0.0
     rows_per_second: float = 0.0
     tokens_per_second: float = 0.0
+    audio_seconds: float = 0.0
+    input_tokens_per_second: float = 0.0
+    audio_seconds_per_second: float = 0.0
 
     def __add__(self, other: Progress) -> Progress:
         """Return the sum, field by field."""
-        return Progress(
-            self.completed + other.completed,
-            self.failed + other.failed,
-            self.prompt_tokens + other.prompt_tokens,
-            self.cached_tokens + other.cached_tokens,
-            self.completion_tokens + other.completion_tokens,
-            self.gpu_seconds + other.gpu_seconds,
-            self.rows_per_second + other.rows_per_second,
-            self.tokens_per_second + other.tokens_per_second,
-        )
+        return Progress(*(a + b for a, b in zip(astuple(self), astuple(other), strict=True)))
 
     def since(self, earlier: Progress) -> Progress:
         """Return what has been added since, field by field and never less than nothing."""
-        return Progress(
-            max(0, self.completed - earlier.completed),
-            max(0, self.failed - earlier.failed),
-            max(0, self.prompt_tokens - earlier.prompt_tokens),
-            max(0, self.cached_tokens - earlier.cached_tokens),
-            max(0, self.completion_tokens - earlier.completion_tokens),
-            max(0.0, self.gpu_seconds - earlier.gpu_seconds),
-        )
+        both = zip(astuple(self), astuple(earlier), strict=True)
+        return Progress(*(max(type(now)(0), now - then) for now, then in both)).at_rest
+
+    @property
+    def rates(self) -> Rates:
+        """The rates alone, to three places."""
+        return Rates(*(round(getattr(self, name), 3) for name in Rates._fields))
 
     @property
     def at_rest(self) -> Progress:
         """The same counts of what nobody runs: without rates."""
-        return replace(self, rows_per_second=0.0, tokens_per_second=0.0)
+        return replace(self, **Rates()._asdict())
 
     @property
     def num_rows(self) -> int:

@@ -7,12 +7,13 @@ overlap when an owner that had lost its lease wrote late; the first in the order
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, astuple, dataclass
 from typing import Annotated, Literal, NamedTuple
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from pydantic_core import to_json
 
+from engine.contract import Usage
 from handler.batch.model import Progress
 from handler.errors import BadPart
 
@@ -26,9 +27,7 @@ class FinishedRow(NamedTuple):
     line: int
     row: bytes
     is_success: bool
-    prompt_tokens: int = 0
-    cached_tokens: int = 0
-    completion_tokens: int = 0
+    usage: Usage = Usage()
 
 
 class Slice(NamedTuple):
@@ -46,9 +45,7 @@ class RowPlace(NamedTuple):
     start: int
     end: int
     is_success: bool
-    prompt_tokens: int
-    cached_tokens: int
-    completion_tokens: int
+    usage: Usage
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,19 +73,26 @@ class Seal:
 
 
 class _Head(BaseModel):
-    """A part's first line: of each row its line, bytes, 1 for a success, and the three tokens."""
+    """A part's first line: of each row its line, bytes, 1 for a success, and the three tokens.
+
+    `audio` has line and seconds of those rows for which some was heard.
+    """
 
     model_config = ConfigDict(strict=True)
 
     format: Literal[1]
     rows: list[tuple[_Count, _Count, Literal[0, 1], _Count, _Count, _Count]]
+    audio: list[tuple[_Count, Annotated[float, Field(ge=0)]]] = []
 
 
 def encode_part(rows: Iterable[FinishedRow]) -> bytes:
     """Return the object that holds these rows, in the order of their lines."""
     ordered = sorted(rows, key=lambda row: row.line)
-    listed = [[row.line, len(row.row), int(row.is_success), *row[3:]] for row in ordered]
-    head = to_json({"format": 1, "rows": listed})
+    listed = [
+        [row.line, len(row.row), int(row.is_success), *astuple(row.usage)[:3]] for row in ordered
+    ]
+    heard = [[row.line, row.usage.audio_seconds] for row in ordered if row.usage.audio_seconds]
+    head = to_json({"format": 1, "rows": listed} | ({"audio": heard} if heard else {}))
     return b"\n".join((head, b"".join(row.row for row in ordered)))
 
 
@@ -101,13 +105,15 @@ def decode_index(data: bytes) -> tuple[RowPlace, ...]:
 def decode_head(head: bytes, num_bytes: int) -> tuple[RowPlace, ...]:
     """Return the same by a part's first line, newline included, and the bytes of the whole."""
     try:
-        listed = _Head.model_validate_json(head).rows
+        told = _Head.model_validate_json(head)
     except ValidationError as exc:
         raise BadPart(f"this is no part: {exc.errors()[0]['msg']}") from exc
     position = len(head)
+    heard = dict(told.audio)
     places = []
-    for line, size, is_success, *tokens in listed:
-        places.append(RowPlace(line, position, position + size, bool(is_success), *tokens))
+    for line, size, is_success, prompt, cached, completion in told.rows:
+        usage = Usage(prompt, cached, completion, heard.get(line, 0.0))
+        places.append(RowPlace(line, position, position + size, bool(is_success), usage))
         position += size
     if position != num_bytes:
         raise BadPart(f"the part has {num_bytes:,} bytes where its rows end at {position:,}")
@@ -167,13 +173,8 @@ class PartIndex:
         """Return the sums over the rows; time and rate are not known here."""
         places = [place for _, place in self._places.values()]
         completed = sum(place.is_success for place in places)
-        return Progress(
-            completed,
-            len(places) - completed,
-            sum(place.prompt_tokens for place in places),
-            sum(place.cached_tokens for place in places),
-            sum(place.completion_tokens for place in places),
-        )
+        usage = sum((place.usage for place in places), start=Usage())
+        return Progress(completed, len(places) - completed, **asdict(usage))
 
     def seal(self, segment_bytes: int = SEGMENT_BYTES) -> Seal:
         """Return the segments that hold all rows, each of about `segment_bytes` but the last."""

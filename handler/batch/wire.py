@@ -7,7 +7,7 @@ from typing import Literal
 
 from pydantic import BaseModel
 
-from engine.batchfile.pace import seconds_left
+from engine.batchfile.pace import Rates, seconds_left
 from handler.batch.model import Batch, Progress
 from handler.batch.states import Status
 
@@ -80,13 +80,17 @@ class TidemillObject(BaseModel):
     """What OpenAI's Batch has no field for.
 
     `seconds` are those since the batch runs, up to its end. Rates are of the last minute and of
-    shards that somebody runs; `eta_at` (Unix seconds) is when they would be through. `cost` is in
-    the currency of the deployment's price for a GPU-hour, null without one.
+    shards that somebody runs, those of tokens of generated ones or of prompts; `eta_at` (Unix
+    seconds) is when they would be through. `audio_seconds` is how much was listened to. `cost` is
+    in the currency of the deployment's price for a GPU-hour, null without one.
     """
 
     seconds: int
     rows_per_second: float
     tokens_per_second: float
+    input_tokens_per_second: float
+    audio_seconds_per_second: float
+    audio_seconds: float
     eta_at: int | None
     gpu_seconds: float
     cost: float | None
@@ -196,8 +200,8 @@ def _beyond(
     until = _end_of(batch) or now
     return TidemillObject(
         seconds=max(0, int(until - (batch.in_progress_at or batch.created_at))),
-        rows_per_second=round(done.rows_per_second, 3) if is_running else 0.0,
-        tokens_per_second=round(done.tokens_per_second, 3) if is_running else 0.0,
+        **(done.rates if is_running else Rates())._asdict(),
+        audio_seconds=round(done.audio_seconds, 3),
         eta_at=eta_of(batch, done, now),
         gpu_seconds=round(done.gpu_seconds, 3),
         cost=cost_of(done, price_per_gpu_hour),

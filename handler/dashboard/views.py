@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from aws_lambda_powertools.event_handler import Response
 from pydantic_core import to_json
 
+from engine.batchfile.pace import Rates
 from engine.protocol.routes import ENDPOINTS
 from handler.api.envelope.caller import tenant_of
 from handler.api.envelope.means import aws
@@ -32,6 +33,8 @@ _WINDOWS = (
     ("7d", "a week"),
     ("14d", "two weeks"),
 )
+# They give numbers, not tokens.
+_WITHOUT_TOKENS = {"/v1/embeddings", "/v1/score", "/v1/rerank"}
 _CANCELLABLE = {Status.VALIDATING, Status.IN_PROGRESS}
 
 
@@ -63,6 +66,18 @@ class Row:
         """How much of it is done; 100 only when all of it is."""
         total = self.wire.request_counts.total
         return self.num_done * 100 // total if total else 0
+
+    @property
+    def writes_tokens(self) -> bool:
+        """Whether tokens of its own are to be expected of it, as from any model that generates."""
+        wire = self.wire
+        return bool(wire.usage.output_tokens) or wire.endpoint not in _WITHOUT_TOKENS
+
+    @property
+    def flow(self) -> str:
+        """How fast it reads, writes or listens, whichever tells most."""
+        beyond = self.wire.tidemill
+        return Rates(*(getattr(beyond, name) for name in Rates._fields)).flow
 
     @property
     def worked_until(self) -> int | None:

@@ -26,6 +26,7 @@ class Done(BaseModel):
     prompt_tokens: int
     cached_tokens: int
     completion_tokens: int
+    audio_seconds: float
     gpu_seconds: float
     cost: float | None
 
@@ -39,6 +40,8 @@ class ActiveStats(Done):
     shards_running: int
     rows_per_second: float
     tokens_per_second: float
+    input_tokens_per_second: float
+    audio_seconds_per_second: float
 
 
 class EndedStats(Done):
@@ -98,8 +101,7 @@ def _active(
         rows_waiting=sum(batch.num_rows - survey.progress.num_rows for batch, survey in waiting),
         shards_waiting=sum(survey.num_waiting for _, survey in waiting),
         shards_running=sum(survey.num_running for _, survey in waiting),
-        rows_per_second=round(progress.rows_per_second, 3),
-        tokens_per_second=round(progress.tokens_per_second, 3),
+        **progress.rates._asdict(),
     )
 
 
@@ -110,6 +112,7 @@ def _done(progress: Progress, cost: float | None) -> dict[str, float | None]:
         "prompt_tokens": progress.prompt_tokens,
         "cached_tokens": progress.cached_tokens,
         "completion_tokens": progress.completion_tokens,
+        "audio_seconds": round(progress.audio_seconds, 3),
         "gpu_seconds": round(progress.gpu_seconds, 3),
         "cost": cost,
     }

@@ -85,7 +85,7 @@ def test_an_output_that_is_gone_ends_no_work(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_durable_rows_count_as_what_they_cost() -> None:
-    """Each field of a progress is a metric, but the rate."""
+    """Each field of a progress is a metric but the rates, and audio where there is some."""
     figures = figures_of(Progress(1, 2, 3, 4, 5, 6.12345, 7.0))
     assert figures == {
         Metric.ROWS_COMPLETED: 1,
@@ -95,6 +95,7 @@ def test_durable_rows_count_as_what_they_cost() -> None:
         Metric.COMPLETION_TOKENS: 5,
         Metric.GPU_SECONDS: 6.123,
     }
+    assert figures_of(Progress(audio_seconds=7.5))[Metric.AUDIO_SECONDS] == 7.5
 
 
 def test_what_was_added_is_never_less_than_nothing() -> None:

@@ -47,7 +47,7 @@ def test_it_shows_what_an_operator_asks_for(widgets: dict[str, dict[str, Any]]) 
         "Shards that wait or run",
         "Workers",
         "Oldest message, seconds",
-        "Tokens a second",
+        "Tokens and audio a second",
         "Rows a minute",
         "Leases lost, engines dead",
         "API, milliseconds",
@@ -68,7 +68,11 @@ def test_it_shows_what_an_operator_asks_for(widgets: dict[str, dict[str, Any]]) 
         ),
         ("Workers", "ECS/ContainerInsights", {"RunningTaskCount"}),
         ("Oldest message, seconds", "AWS/SQS", {"ApproximateAgeOfOldestMessage"}),
-        ("Tokens a second", NAMESPACE, {Metric.COMPLETION_TOKENS, Metric.PROMPT_TOKENS}),
+        (
+            "Tokens and audio a second",
+            NAMESPACE,
+            {Metric.COMPLETION_TOKENS, Metric.PROMPT_TOKENS, Metric.AUDIO_SECONDS},
+        ),
         ("Rows a minute", NAMESPACE, {Metric.ROWS_COMPLETED, Metric.ROWS_FAILED}),
         ("Leases lost, engines dead", NAMESPACE, {Metric.LEASES_LOST, Metric.ENGINE_DEATHS}),
         ("GPUs, price an hour", "ECS/ContainerInsights", {"RunningTaskCount"}),
@@ -149,12 +153,13 @@ def test_expressions_name_what_they_read(widgets: dict[str, dict[str, Any]]) -> 
 
 def test_tokens_are_by_the_second(widgets: dict[str, dict[str, Any]]) -> None:
     """The metric counts those of a minute."""
+    widget = widgets["Tokens and audio a second"]
     by_label = {
-        options["label"]: evaluate(options["expression"], widgets["Tokens a second"], 120)
-        for options in expressions(widgets["Tokens a second"])
+        options["label"]: evaluate(options["expression"], widget, 120)
+        for options in expressions(widget)
     }
     assert by_label == {
-        f"{model}, {direction}": 2 for model in MODELS for direction in ("in", "out")
+        f"{model}, {what}": 2 for model in MODELS for what in ("in", "out", "audio")
     }
 
 

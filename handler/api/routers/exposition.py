@@ -29,6 +29,9 @@ class _Stats:
             ("running_shards", "Shards that a worker has.", active.shards_running),
             ("rows_per_second", "Rows a second over the last minute.", active.rows_per_second),
             ("tokens_per_second", "Generated tokens a second.", active.tokens_per_second),
+            ("input_tokens_per_second", "Tokens read a second.", active.input_tokens_per_second),
+            ("audio_per_second", "Seconds of audio a second.", active.audio_seconds_per_second),
+            ("active_audio_seconds", "Audio of active batches.", active.audio_seconds),
             ("active_gpu_seconds", "GPU time of active batches.", active.gpu_seconds),
         ):
             yield GaugeMetricFamily(f"tidemill_{name}", words, value)
@@ -39,6 +42,9 @@ class _Stats:
         yield _counters("ended_batches", "Batches that have ended.", "status", ended.batches)
         yield _counters("ended_rows", "Rows of ended batches.", "outcome", _rows(ended))
         yield _counters("ended_tokens", "Tokens of ended batches.", "kind", _tokens(ended))
+        yield CounterMetricFamily(
+            "tidemill_ended_audio_seconds", "Audio of ended batches.", ended.audio_seconds
+        )
         yield CounterMetricFamily(
             "tidemill_ended_gpu_seconds", "GPU time of ended batches.", ended.gpu_seconds
         )

@@ -16,7 +16,7 @@ router = APIGatewayHttpRouter()  # type: ignore[no-untyped-call]
 
 
 class HistoryObject(BaseModel):
-    """Rows and generated tokens by time; a stretch without a row is not there."""
+    """Rows, tokens and audio by time; a stretch without a row is not there."""
 
     object: Literal["list"] = "list"
     data: list[Bucket]

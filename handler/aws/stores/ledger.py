@@ -43,6 +43,8 @@ class Ledger(Store):
                 "completed": gained.completed,
                 "failed": gained.failed,
                 "tokens": gained.tokens,
+                "input_tokens": gained.input_tokens,
+                "audio_seconds": gained.audio_seconds,
             },
         )
 
@@ -59,6 +61,7 @@ class Ledger(Store):
                 "cached_tokens": done.cached_tokens,
                 "completion_tokens": done.completion_tokens,
                 "gpu_seconds": round(done.gpu_seconds, 3),
+                "audio_seconds": round(done.audio_seconds, 3),
                 "cost": cost or 0.0,
             },
         )

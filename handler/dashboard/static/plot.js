@@ -10,6 +10,7 @@ const TICKS = [1, 2, 5, 10, 15, 30, 60, 120, 240, 360, 720, 1440, 2880, 10080].m
 const upTo = (share) => ({ range: (self, low, high) => [0, high / share || 1] });
 /** Tokens go up with rows: on a scale of the same height one curve would hide the other. */
 export const SCALES = { y: upTo(0.9), tokens: upTo(0.5) };
+const NOTHING = { completed: 0, failed: 0, tokens: 0, input_tokens: 0, audio_seconds: 0 };
 let drawn = null;
 let drawnAt = 0;
 
@@ -38,10 +39,18 @@ function stretches(buckets, { from, until }) {
   for (const bucket of buckets) {
     const last = found.at(-1);
     const start = Math.max(bucket.start, begin);
-    if (last && last.end < start) found.push({ start: last.end, end: start, completed: 0, failed: 0, tokens: 0 });
+    if (last && last.end < start) found.push({ start: last.end, end: start, ...NOTHING });
     found.push({ ...bucket, start, end: Math.max(start + 1, Math.min(bucket.start + bucket.seconds, end)) });
   }
   return found.map((one) => ({ ...one, seconds: one.end - one.start }));
+}
+
+/** Return what tells most of a batch's work beside its rows: what it heard, wrote, or only read. */
+export function flowOf(found) {
+  const has = (key) => found.some((one) => one[key] > 0);
+  if (has("audio_seconds")) return { key: "audio_seconds", label: "s of audio/s", head: "Seconds of audio" };
+  if (has("input_tokens") && !has("tokens")) return { key: "input_tokens", label: "tokens in/s", head: "Tokens in" };
+  return { key: "tokens", label: "tokens/s", head: "Tokens" };
 }
 
 function show(place, found) {
@@ -59,6 +68,7 @@ function paint(place, found) {
   const axis = { stroke: colour("--pico-muted-color"), grid: { stroke: colour("--pico-muted-border-color"), width: 1 }, ticks: { show: false } };
   const stepped = uPlot.paths.stepped({ align: 1 });
   const rate = (key) => [...found.map((one) => one[key] / one.seconds), found.at(-1)[key] / found.at(-1).seconds];
+  const flow = flowOf(found);
   const isLong = found.at(-1).end - found[0].start > DAY_SECONDS;
   const time = new Intl.DateTimeFormat(undefined, { ...(isLong && { day: "numeric", month: "short" }), hour: "2-digit", minute: "2-digit" });
   const said = (self, value) => (value == null ? "–" : value.toFixed(value < 100 ? 1 : 0));
@@ -70,17 +80,17 @@ function paint(place, found) {
     axes: [
       { ...axis, space: 80, incrs: TICKS, values: (self, splits) => splits.map((at) => time.format(at * 1000)) },
       { ...axis, label: "rows/s", labelSize: 20, size: 50 },
-      { ...axis, scale: "tokens", side: 1, grid: { show: false }, label: "tokens/s", labelSize: 20, size: 60 },
+      { ...axis, scale: "tokens", side: 1, grid: { show: false }, label: flow.label, labelSize: 20, size: 60 },
     ],
     series: [
       { label: "Time", value: (self, at) => (at == null ? "–" : time.format(at * 1000)) },
       { label: "completed rows/s", stroke: colour("--run"), fill: colour("--plot-fill"), width: 2, paths: stepped, points: { show: false }, value: said },
       { label: "failed rows/s", stroke: colour("--bad"), width: 2, dash: [6, 4], paths: stepped, points: { show: false }, value: said },
-      { label: "tokens/s", scale: "tokens", stroke: colour("--warn"), width: 1.5, dash: [2, 3], paths: stepped, points: { show: false }, value: said },
+      { label: flow.label, scale: "tokens", stroke: colour("--warn"), width: 1.5, dash: [2, 3], paths: stepped, points: { show: false }, value: said },
     ],
   };
   const times = [...found.map((one) => one.start), found.at(-1).end];
-  drawn = new uPlot(options, [times, rate("completed"), rate("failed"), rate("tokens")], place);
+  drawn = new uPlot(options, [times, rate("completed"), rate("failed"), rate(flow.key)], place);
   drawn.tidemill = () => paint(place, found);
 }
 
@@ -94,15 +104,17 @@ function describe(place, found) {
   const rows = found.reduce((sum, one) => sum + one.completed + one.failed, 0);
   const most = Math.max(...found.map((one) => (one.completed + one.failed) / one.seconds));
   const words = `On average ${(rows / seconds).toFixed(1)} rows a second, at most ${most.toFixed(1)}.`;
-  place.setAttribute("aria-label", `Plot of rows and tokens a second over time. ${words}`);
+  place.setAttribute("aria-label", `Plot of rows and ${flowOf(found).label} over time. ${words}`);
   find("#plot-words").textContent = words;
 }
 
 function fillTable(found) {
   const time = new Intl.DateTimeFormat(undefined, { dateStyle: "short", timeStyle: "medium" });
+  const flow = flowOf(found);
+  find("#plot-flow").textContent = flow.head;
   const rows = found.map((one) => {
     const row = document.createElement("tr");
-    const cells = [time.format(new Date(one.start * 1000)), Math.round(one.seconds), one.completed, one.failed, one.tokens];
+    const cells = [time.format(new Date(one.start * 1000)), Math.round(one.seconds), one.completed, one.failed, one[flow.key]];
     for (const cell of cells) {
       row.appendChild(document.createElement("td")).textContent = typeof cell === "number" ? cell.toLocaleString() : cell;
     }

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 from engine.batchfile.lines import RawLine, read_lines
 from engine.batchfile.pace import Pace
+from engine.contract import Usage
 from engine.process.frames import Row
 from handler.aws.bucket import read_range
 from handler.aws.calls import Operation, T
@@ -124,7 +125,7 @@ class ShardRun:
     def finish(self, raw: RawLine, row: Row) -> None:
         """Take the row of a line that the engine has answered."""
         self.agenda.finish(raw.number)
-        self._add(FinishedRow(raw.number, row.row, *row_costs(row)))
+        self._add(FinishedRow(raw.number, row.row, row.is_success, row.usage))
 
     def end(self, ending: Ending) -> None:
         """Run no further line: make finished rows durable and give the shard back."""
@@ -253,7 +254,7 @@ class ShardRun:
         self._index.add(key, decode_index(data))
         self._unflushed.drop(len(rows), taken_at)
         self._has_new_rows = True
-        self._pace.add(len(rows), sum(row.completion_tokens for row in rows))
+        self._pace.add(len(rows), sum((row.usage for row in rows), start=Usage()))
         self._durable = self._index.progress()
         logger.info(
             "part written",
@@ -371,8 +372,3 @@ class ShardRun:
     async def _insist(self, make: Callable[[], Operation[T]]) -> T:
         """Run an operation, again when AWS fails, with a look at the lease before each call."""
         return await self._site.insist(lambda: guarded(make(), self.lease.check))
-
-
-def row_costs(row: Row) -> tuple[bool, int, int, int]:
-    """Return what a finished row says of itself beside its bytes."""
-    return row.is_success, row.prompt_tokens, row.cached_tokens, row.completion_tokens

@@ -61,7 +61,13 @@ class Site:
         """Add what was gained to the history of each batch; what fails is left out of it."""
         for batch, start, seconds, gained in self.history.take(self.clock()):
             bucket = Bucket(
-                start, seconds, gained.completed, gained.failed, gained.completion_tokens
+                start,
+                seconds,
+                gained.completed,
+                gained.failed,
+                gained.completion_tokens,
+                gained.prompt_tokens,
+                round(gained.audio_seconds, 3),
             )
             await self.aws.run(self.deployment.ledger.add_history(batch, bucket))
 

@@ -51,6 +51,7 @@ def test_metrics_are_served_while_the_job_runs(
         'tidemill_rows_total{outcome="ok"}': 2,
         'tidemill_rows_total{outcome="failed"}': 1,
         "tidemill_input_rows": 4,
+        "tidemill_audio_seconds_total": 0,
         "tidemill_prompt_tokens_total": 100,
         "tidemill_cached_tokens_total": 40,
         "tidemill_output_tokens_total": 30,

@@ -15,7 +15,7 @@ from cli.running import job, progress
 from cli.running.progress import progress_line, summary
 from cli.running.tally import Tally
 from engine.batchfile.pace import Rates
-from engine.contract import EngineStats
+from engine.contract import EngineStats, Usage
 from tests.cli.given import CHAT, line
 from tests.cli.scripted import ScriptedEngine
 
@@ -32,9 +32,7 @@ def tally(monkeypatch: pytest.MonkeyPatch) -> Tally:
         kept_ok=90,
         answered=400,
         failed=3,
-        prompt_tokens=8_000,
-        cached_tokens=1_024,
-        output_tokens=2_000,
+        usage=Usage(8_000, 1_024, 2_000),
         started=100.0,
     )
 
@@ -83,6 +81,22 @@ async def test_tokens_are_shown_as_they_are_generated_and_rows_as_they_finish(
     await seen.wait()
     reporting.cancel()
     assert shown[:2] == [Rates(0.0, 40.0), Rates(1.0, 100.0)]
+
+
+def test_a_summary_of_embeddings_tells_what_was_read(tally: Tally) -> None:
+    """Nothing is generated, so nothing is told of it."""
+    tally.kept, tally.usage = 0, Usage(prompt_tokens=80_000)
+    told = "400 rows in 10.0 s: 397 ok, 3 failed; 80,000 tokens in, 8,000 tokens in/s"
+    assert summary(tally) == told
+
+
+def test_a_summary_of_recordings_tells_how_much_was_heard(tally: Tally) -> None:
+    """By the second, beside the tokens that were written."""
+    tally.kept, tally.usage = 0, Usage(1_600, 0, 2_000, 600.0)
+    assert summary(tally) == (
+        "400 rows in 10.0 s: 397 ok, 3 failed; 600.0 s of audio, 1,600 tokens in (0 cached), "
+        "2,000 out, 60.0 s of audio/s"
+    )
 
 
 def test_a_summary_tells_rows_tokens_and_time(tally: Tally) -> None:

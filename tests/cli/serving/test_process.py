@@ -64,7 +64,7 @@ async def test_the_demo_model_answers_lines_of_many_batches(make_link: MakeLink)
     assert [body["created"] for body in bodies] == [7, 8, 7]
     assert all("Paris" in body["choices"][0]["message"]["content"] for body in bodies)
     assert rows[0].row == rows[2].row
-    assert rows[0].prompt_tokens == bodies[0]["usage"]["prompt_tokens"]
+    assert rows[0].usage.prompt_tokens == bodies[0]["usage"]["prompt_tokens"]
     assert bodies[0]["model"] == NAME
 
     long = line(n=128, max_tokens=200, ignore_eos=True)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from engine.batchfile.pace import WINDOW_SECONDS, Pace, seconds_left
+from engine.batchfile.pace import WINDOW_SECONDS, Pace, Rates, flow_words, seconds_left
+from engine.contract import Usage
 
 
 class Clock:
@@ -17,33 +18,54 @@ class Clock:
         return self.now
 
 
+def _tokens(number: int) -> Usage:
+    return Usage(completion_tokens=number)
+
+
+@pytest.mark.parametrize(
+    ("rates", "words"),
+    [
+        ((512.0, 90.0, 0.0), "512 tokens/s"),
+        ((0.0, 20_480.0, 0.0), "20,480 tokens in/s"),
+        ((40.0, 90.0, 31.25), "31.2 s of audio/s"),
+        ((0.0, 0.0, 0.0), "0 tokens/s"),
+    ],
+)
+def test_the_rate_that_is_told_is_that_of_the_work(
+    rates: tuple[float, float, float], words: str
+) -> None:
+    """Who embeds generates nothing, and of a recording its length says more than its words."""
+    assert flow_words(*rates) == words
+    assert Rates(1.0, *rates).flow == words
+
+
 def test_a_rate_is_over_the_time_since_the_run_began() -> None:
     """While that is less than a minute; rows of the first moment do not make it endless."""
     clock = Clock()
     pace = Pace(clock)
-    assert pace.rates == (0.0, 0.0)
-    pace.add(3, 30)
-    assert pace.rates == (3.0, 30.0)
+    assert pace.rates == Rates()
+    pace.add(3, Usage(prompt_tokens=90, completion_tokens=30, audio_seconds=15.0))
+    assert pace.rates == (3.0, 30.0, 90.0, 15.0)
     clock.now += 10
-    assert pace.rates == (0.3, 3.0)
-    pace.add(7, 70)
-    assert pace.rates == (1.0, 10.0)
+    assert pace.rates == (0.3, 3.0, 9.0, 1.5)
+    pace.add(7, Usage(prompt_tokens=10, completion_tokens=70))
+    assert pace.rates == (1.0, 10.0, 10.0, 1.5)
 
 
 def test_a_rate_goes_on_where_another_ended() -> None:
     """With its time and with its rows, as far as they are of the last minute."""
     clock = Clock()
     ended = Pace(clock)
-    ended.add(50, 500)
+    ended.add(50, _tokens(500))
     clock.now += 40
-    ended.add(30, 300)
+    ended.add(30, _tokens(300))
     clock.now += 10
     pace = Pace(clock)
-    pace.add(20, 200)
+    pace.add(20, _tokens(200))
     pace.go_on_from(ended)
-    assert pace.rates == (2.0, 20.0)
+    assert pace.rates == Rates(2.0, 20.0)
     clock.now += 20
-    assert pace.rates == (0.833, 8.333)
+    assert pace.rates == Rates(0.833, 8.333)
 
 
 def test_a_rate_forgets_what_was_a_minute_ago() -> None:
@@ -52,11 +74,11 @@ def test_a_rate_forgets_what_was_a_minute_ago() -> None:
     pace = Pace(clock)
     for _ in range(12):
         clock.now += 10
-        pace.add(20, 600)
+        pace.add(20, _tokens(600))
     clock.now += 5
-    assert pace.rates == (2.0, 60.0)
+    assert pace.rates == Rates(2.0, 60.0)
     clock.now += WINDOW_SECONDS
-    assert pace.rates == (0.0, 0.0)
+    assert pace.rates == Rates()
 
 
 @pytest.mark.parametrize(

@@ -16,6 +16,7 @@ import pytest
 import pytest_asyncio
 
 from engine.batchfile.lines import RawLine
+from engine.contract import Usage
 from engine.process.frames import (
     Abort,
     Failed,
@@ -127,7 +128,7 @@ async def test_each_line_gets_its_row_and_what_it_cost(start: Start) -> None:
     row = await child.next(Row)
     shown = json.loads(row.row)
     assert (row.ticket, row.is_success) == (7, True)
-    assert (row.prompt_tokens, row.cached_tokens, row.completion_tokens) == (10, 4, 3)
+    assert row.usage == Usage(10, 4, 3)
     assert shown["id"] == f"batch_req_{RawLine(3, data).digest}"
     assert shown["response"]["body"]["created"] == 1_700_000_000
     assert shown["response"]["body"]["echo"] == {"say": 1}
@@ -159,7 +160,7 @@ async def test_a_line_that_fails_has_its_row_and_costs_nothing(
     child.send(Run(1, 1, 0, data), Run(2, 2, 0, line()))
     rows = await child.rows(2)
     response = json.loads(rows[1].row)["response"]
-    assert [rows[1].is_success, rows[1].prompt_tokens, rows[2].is_success] == [False, 0, True]
+    assert (rows[1].is_success, rows[1].usage, rows[2].is_success) == (False, Usage(), True)
     assert (response and response["status_code"]) == status
 
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.contract import EngineInfo, EngineStats
+from engine.contract import EngineInfo, EngineStats, Usage
 from engine.process import frames
 from engine.process.frames import (
     Abort,
@@ -27,11 +27,12 @@ from engine.process.frames import (
 
 COUNTS = st.integers(0, 2**64 - 1)
 TIMES = st.integers(-(2**63), 2**63 - 1)
+USAGES = st.builds(Usage, COUNTS, COUNTS, COUNTS, st.floats(0, 10**6))
 WORDS = st.text(st.characters(), max_size=20)  # lone surrogates too: an error may quote them
 FRAMES: st.SearchStrategy[Frame] = st.one_of(
     st.builds(Run, COUNTS, COUNTS, TIMES, st.binary()),
     st.builds(Abort, COUNTS),
-    st.builds(Row, COUNTS, st.booleans(), COUNTS, COUNTS, COUNTS, st.binary()),
+    st.builds(Row, COUNTS, st.booleans(), USAGES, st.binary()),
     st.builds(
         Ready,
         st.builds(

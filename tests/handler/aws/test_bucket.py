@@ -8,6 +8,7 @@ from uuid import uuid4
 
 import pytest
 
+from engine.contract import Usage
 from handler.aws.bucket import Bucket, read_range
 from handler.aws.calls import Operation
 from handler.batch.keys import part_key, segment_key
@@ -95,7 +96,9 @@ def test_keys_are_listed_over_pages() -> None:
 
 def row(line: int, words: str, *, is_success: bool = True) -> FinishedRow:
     """Return the row of a line."""
-    return FinishedRow(line, f'{{"line": {line}, "words": "{words}"}}\n'.encode(), is_success, 1)
+    return FinishedRow(
+        line, f'{{"line": {line}, "words": "{words}"}}\n'.encode(), is_success, Usage(1)
+    )
 
 
 def test_an_object_that_was_replaced_is_not_deleted(run: Run, deployment: Deployment) -> None:

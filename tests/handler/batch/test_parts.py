@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic_core import to_json
 
+from engine.contract import Usage
 from handler.batch.parts import (
     FinishedRow,
     PartIndex,
@@ -22,9 +23,13 @@ ROWS = st.builds(
     line=st.integers(1, 60),
     row=st.binary(max_size=40).map(lambda data: data.replace(b"\n", b" ") + b"\n"),
     is_success=st.booleans(),
-    prompt_tokens=st.integers(0, 10**9),
-    cached_tokens=st.integers(0, 9),
-    completion_tokens=st.integers(0, 9),
+    usage=st.builds(
+        Usage,
+        prompt_tokens=st.integers(0, 10**9),
+        cached_tokens=st.integers(0, 9),
+        completion_tokens=st.integers(0, 9),
+        audio_seconds=st.floats(0, 36_000),
+    ),
 )
 PARTS = st.lists(
     st.lists(ROWS, min_size=1, max_size=12, unique_by=lambda row: row.line), max_size=6

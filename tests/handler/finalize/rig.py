@@ -10,6 +10,7 @@ from uuid import uuid4
 
 from pydantic_core import from_json, to_json
 
+from engine.contract import Usage
 from engine.hosts.network import Network
 from handler.aws.queues import parse_message
 from handler.aws.stores.drops import Arrival
@@ -29,7 +30,8 @@ def row_of(line: int, size: int = 0) -> FinishedRow:
     """Return the row of a line; every fourth line's is a failure."""
     is_success = line % 4 != 0
     row = {"custom_id": f"c{line}", "status": 200 if is_success else 400, "text": "x" * size}
-    return FinishedRow(line, to_json(row) + b"\n", is_success, 10, 4, 3 if is_success else 0)
+    usage = Usage(10, 4, 3 if is_success else 0)
+    return FinishedRow(line, to_json(row) + b"\n", is_success, usage)
 
 
 def plenty() -> float:

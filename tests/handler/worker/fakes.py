@@ -84,9 +84,7 @@ class FakeLink:
             done = answering.result()
         finally:
             answering.cancel()
-        usage = done.usage or Usage()
-        tokens = (usage.prompt_tokens, usage.cached_tokens, usage.completion_tokens)
-        return Row(0, done.is_success, *tokens, done.row)
+        return Row(0, done.is_success, done.usage or Usage(), done.row)
 
     async def respond(self, url: str, body: dict[str, Any], request_id: str, created: int) -> Reply:
         """Do as the body says, and take note of who asks."""

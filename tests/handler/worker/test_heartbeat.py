@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
-from engine.contract import EngineStats
+from engine.contract import EngineStats, Usage
 from engine.process.frames import Row
 from handler.aws.aio import AioAws
 from handler.batch.model import Progress
@@ -153,7 +153,7 @@ async def test_requests_shorter_than_a_beat_have_their_time(rig: Rig, site: Site
     class Engine:
         async def fetch_row(self, number: int, *_: object) -> Row:
             site.clock.now += 0.25  # type: ignore[attr-defined]
-            return Row(number, True, 10, 4, 3, b"{}\n")  # noqa: FBT003
+            return Row(number, True, Usage(10, 4, 3), b"{}\n")  # noqa: FBT003
 
     site.clock.now += 0.5  # type: ignore[attr-defined]
     feed = Feed(Engine(), [run], gpu_time, max_inflight=1, max_held_bytes=2**20)

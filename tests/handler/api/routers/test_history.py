@@ -29,14 +29,20 @@ def test_history_is_listed_by_time(cloud: Cloud, client: OpenAI) -> None:
     ours = cloud.run(table.create_batch(make_batch(cloud.deployment)))
     theirs = cloud.run(table.create_batch(make_batch(cloud.deployment, tenant="others")))
     for batch in (ours, theirs):
-        for bucket in (Bucket(22_500, 900, 5), Bucket(1020, 60, 3, 1, 12), Bucket(1020, 60, 3)):
+        for bucket in (
+            Bucket(22_500, 900, 5),
+            Bucket(1020, 60, 3, 1, 12),
+            Bucket(1020, 60, 3, 0, 0, 9, 1.5),
+        ):
             cloud.run(ledger.add_history(batch, bucket))
     answer = answer_to(request_of(f"/v1/batches/{ours.id}/history"))
     assert json.loads(answer["body"]) == {
         "object": "list",
         "data": [
-            {"start": 1020, "seconds": 60, "completed": 6, "failed": 1, "tokens": 12},
-            {"start": 22_500, "seconds": 900, "completed": 5, "failed": 0, "tokens": 0},
+            {"start": 1020, "seconds": 60, "completed": 6, "failed": 1, "tokens": 12}
+            | {"input_tokens": 9, "audio_seconds": 1.5},
+            {"start": 22_500, "seconds": 900, "completed": 5, "failed": 0, "tokens": 0}
+            | {"input_tokens": 0, "audio_seconds": 0.0},
         ],
     }
     refused = answer_to(request_of(f"/v1/batches/{theirs.id}/history"))

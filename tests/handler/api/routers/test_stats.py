@@ -24,7 +24,7 @@ from tests.handler.intake.rig import Cloud, lines_of
 
 DASHBOARD = Path(__file__).parents[4] / "docs" / "grafana" / "tidemill.json"
 DOCS = Path(__file__).parents[4] / "docs" / "api.md"
-HALF_DONE = Progress(6, 1, 70, 20, 30, 1800.0, 0.5, 8.0)
+HALF_DONE = Progress(6, 1, 70, 20, 30, 1800.0, 0.5, 8.0, 90.0, 40.0, 2.5)
 
 
 @pytest.fixture
@@ -93,13 +93,16 @@ def test_what_is_under_way_is_told(cloud: Cloud, client: OpenAI) -> None:
     assert (active["rows_waiting"], active["rows_completed"], active["rows_failed"]) == (36, 12, 2)
     assert (active["shards_waiting"], active["shards_running"]) == (4, 2)
     assert (active["rows_per_second"], active["tokens_per_second"]) == (1.0, 16.0)
+    assert active["input_tokens_per_second"] == 80.0
+    assert (active["audio_seconds_per_second"], active["audio_seconds"]) == (5.0, 180.0)
     assert (active["completion_tokens"], active["gpu_seconds"], active["cost"]) == (60, 3600.0, 4.0)
 
 
 def test_what_has_ended_is_counted_once(cloud: Cloud, client: OpenAI) -> None:
     """By status, though its end is told again and again; another tenant's is not."""
     del client
-    ended(cloud, "default", Status.COMPLETED, Progress(5, 2, 50, 10, 20, 900.0))
+    done = Progress(5, 2, 50, 10, 20, 900.0, audio_seconds=60.5)
+    ended(cloud, "default", Status.COMPLETED, done)
     ended(cloud, "default", Status.FAILED, Progress())
     ended(cloud, "others", Status.COMPLETED, Progress(100, 0, 100, 0, 100, 900.0))
     found = stats()["ended"]
@@ -110,6 +113,7 @@ def test_what_has_ended_is_counted_once(cloud: Cloud, client: OpenAI) -> None:
         "prompt_tokens": 50,
         "cached_tokens": 10,
         "completion_tokens": 20,
+        "audio_seconds": 60.5,
         "gpu_seconds": 900.0,
         "cost": 1.0,
     }
@@ -129,6 +133,8 @@ def test_prometheus_reads_the_same(cloud: Cloud, client: OpenAI) -> None:
     assert found["tidemill_waiting_rows", ""] == 18
     assert found["tidemill_rows_per_second", ""] == 0.5
     assert found["tidemill_active_cost", ""] == 2.0
+    assert found["tidemill_active_audio_seconds", ""] == 90.0
+    assert found["tidemill_audio_per_second", ""] == 2.5
     assert found["tidemill_ended_batches_total", "completed"] == 1
     assert found["tidemill_ended_rows_total", "failed"] == 2
     assert found["tidemill_ended_tokens_total", "completion"] == 20

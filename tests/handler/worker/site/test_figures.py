@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from engine.contract import Usage
 from handler.aws.calls import Call
 from handler.aws.queues import Queue
 from handler.batch.model import Progress
@@ -27,13 +28,7 @@ from tests.handler.worker.rig import NEVER, Rig, RunningWorker, Work, until, wai
 
 GOOD: dict[str, Any] = {}
 BAD: dict[str, Any] = {"status": 400}
-FIRST_ROW = encode_part(
-    [
-        FinishedRow(
-            1, b"{}\n", is_success=True, prompt_tokens=10, cached_tokens=4, completion_tokens=3
-        )
-    ]
-)
+FIRST_ROW = encode_part([FinishedRow(1, b"{}\n", is_success=True, usage=Usage(10, 4, 3))])
 COUNTS = ("RowsCompleted", "RowsFailed", "PromptTokens", "CachedTokens", "CompletionTokens")
 Counted = Callable[[], list[Line]]
 
