@@ -32,7 +32,7 @@ MAY_IMPORT = {
         "engine.protocol",
         "pydantic_core",
     },
-    "engine": MODEL_LIBRARIES | {"engine", "jinja2", "pydantic", "pydantic_core"},
+    "engine": MODEL_LIBRARIES | {"av", "engine", "jinja2", "pydantic", "pydantic_core", "soxr"},
     "handler": {
         "aiobotocore",
         "aiohttp",

@@ -1,0 +1,276 @@
+"""Bytes of a container → what was recorded in it: mono, fp32, at the rate that a model hears.
+
+FFmpeg reads what strangers send, so it is given little to go wrong with: bytes in memory and a
+reader that opens nothing else, the containers and codecs of `_CONTAINERS` and `_CODECS` alone, and
+frame after frame, so that what unfolds into hours costs no more than the bound on seconds allows.
+
+A recording is held to the length that its container tells: where much less comes, it was cut off.
+Streams (mp3, ogg, aac) tell none; of those that were cut off what is there is heard.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, NoReturn
+
+import av
+import numpy as np
+import soxr
+from av.audio.frame import AudioFrame
+from av.audio.stream import AudioStream
+from av.container import InputContainer
+from numpy.typing import NDArray
+
+from engine.protocol.audio import FILE_URL
+from engine.protocol.errors import RequestError
+
+_CONTAINERS = "wav,w64,aiff,au,caf,flac,mp3,ogg,mov,mp4,m4a,3gp,matroska,webm,aac,amr"
+# Of these the length is a guess from the first packets' sizes, or what the last one says.
+_STREAMS = frozenset({"mp3", "ogg", "aac", "amr"})
+_PCM = "u8 s16le s16be s24le s24be s32le s32be f32le f32be f64le f64be alaw mulaw".split()
+_CODECS = (
+    *(f"pcm_{form}" for form in _PCM),
+    *"adpcm_ms adpcm_ima_wav adpcm_ima_qt alac flac mp2 mp2float mp3 mp3float".split(),
+    *"aac opus vorbis amrnb amrwb gsm gsm_ms".split(),
+)
+_MIN_RATE, _MAX_RATE = 1_000, 768_000
+_MAX_CHANNELS = 32
+# No more than two channels of 96 kHz: without this a forged rate would make a second long.
+_MAX_VALUES_PER_SECOND = 192_000
+# A stretch that is told but missing, beside which the rest is not what was meant.
+_MAX_MISSING_SHARE, _MAX_MISSING_SECONDS = 0.1, 1.0
+_MAX_BROKEN_SHARE = 0.1
+# Less than this between two frames is how their times were rounded.
+_MAX_GAP_SECONDS = 0.1
+_MAX_RIFF_CHUNKS = 64
+_UNKNOWN_RIFF_BYTES = 0x7FFF0000
+_MAX_AMPLITUDE = 1e4
+_ZERO_AND_SCALE = {"u8": (128, 128), "s16": (0, 2**15), "s32": (0, 2**31)}
+_FIRST_SECONDS = 30
+
+Samples = NDArray[np.float32]
+
+
+def decode(data: bytes, sampling_rate: int, *, max_seconds: float) -> Samples:
+    """Return the samples `[n]` of a recording; raises `RequestError` for what is none.
+
+    Nothing is decoded beyond `max_seconds`, which no recording may be longer than.
+    """
+    if not data:
+        _refuse("is empty: 0 bytes")
+    try:
+        with av.open(
+            io.BytesIO(data),
+            "r",
+            container_options={
+                "format_whitelist": _CONTAINERS,
+                "codec_whitelist": ",".join(_CODECS),
+                "protocol_whitelist": "none",
+            },
+            io_open=_open_nothing,
+        ) as container:
+            samples, told = _decoded(container, sampling_rate, max_seconds)
+    except (av.FFmpegError, ValueError) as exc:
+        raise _refusal(
+            "is no recording, or was cut off, or is of a form that is not read: wav, flac, mp3,"
+            " ogg, m4a and webm are"
+        ) from exc
+    _check_whole(len(samples) / sampling_rate, told * _told_share(data))
+    return samples
+
+
+def _open_nothing(url: str, flags: int, options: dict[str, str]) -> NoReturn:
+    """Refuse what a container wants opened beside itself."""
+    del url, flags, options
+    raise PermissionError("a recording is what is in it")
+
+
+def _decoded(
+    container: InputContainer, sampling_rate: int, max_seconds: float
+) -> tuple[Samples, float]:
+    """Return the samples, and how many seconds the container said that there are."""
+    stream = container.streams.best("audio")
+    if not isinstance(stream, AudioStream):
+        _refuse(
+            "holds no sound" + (": it is a video without any" if container.streams.video else "")
+        )
+    # A codec that FFmpeg does not know has no context.
+    if getattr(stream.codec_context, "name", None) not in _CODECS:
+        _refuse("holds sound in a form that is not read")
+    _check_rate(stream.codec_context.sample_rate)
+    told = _seconds_told(container, stream)
+    if told is not None and told > max_seconds:
+        _refuse_longer(max_seconds)
+    heard = _Heard(sampling_rate, max_seconds, keeps_time=container.format.name not in _STREAMS)
+    packets = _Packets()
+    for frame in packets.frames(container, stream):
+        heard.add(frame)
+    samples = heard.end()
+    if not len(samples):
+        _refuse("holds no sound: 0 samples")
+    if packets.broken > _MAX_BROKEN_SHARE * packets.total:
+        _refuse(f"is damaged: {packets.broken} of its {packets.total} packets cannot be read")
+    return samples, heard.seconds if told is None else told
+
+
+def _check_whole(seconds: float, told: float) -> None:
+    """Raise `RequestError` where much less is there than was told."""
+    if told - seconds > max(_MAX_MISSING_SECONDS, _MAX_MISSING_SHARE * told):
+        _refuse(f"was cut off: of its {told:.1f} s only {seconds:.1f} s are there")
+
+
+def _told_share(data: bytes) -> float:
+    """Return how many times as long as it is a wav says to be; FFmpeg goes by what is there."""
+    if data[:4] != b"RIFF":
+        return 1.0
+    start = 12
+    for _ in range(_MAX_RIFF_CHUNKS):
+        size = int.from_bytes(data[start + 4 : start + 8], "little")
+        if data[start : start + 4] == b"data":
+            there = len(data) - start - 8
+            # Who writes to a pipe does not know the size, and writes the largest.
+            return size / there if 0 < there < size < _UNKNOWN_RIFF_BYTES else 1.0
+        start += 8 + size + size % 2
+    return 1.0
+
+
+def _seconds_told(container: InputContainer, stream: AudioStream) -> float | None:
+    """Return how long the container says that it is; None where that is a guess."""
+    if container.format.name in _STREAMS:
+        return None
+    if stream.duration is not None and stream.time_base is not None:
+        return float(stream.duration * stream.time_base)
+    if container.duration is None or len(container.streams) > 1:
+        return None
+    return container.duration / av.time_base
+
+
+@dataclass(slots=True)
+class _Packets:
+    """A stream's packets: those that cannot be read are passed over and counted."""
+
+    total: int = 0
+    broken: int = 0
+
+    def frames(self, container: InputContainer, stream: AudioStream) -> Iterator[AudioFrame]:
+        """Yield the frames that can be read."""
+        try:
+            for packet in container.demux(stream):
+                self.total += 1
+                try:
+                    frames = packet.decode()
+                except av.FFmpegError:
+                    self.broken += 1
+                    continue
+                yield from frames
+        except av.FFmpegError:
+            self.total, self.broken = self.total + 1, self.broken + 1
+
+
+class _Heard:
+    """What has been heard so far, at the model's rate, in one array that grows.
+
+    With `keeps_time` frames tell when they are: what was left out between two of them, as browsers
+    leave silence out, is silence.
+    """
+
+    def __init__(self, sampling_rate: int, max_seconds: float, *, keeps_time: bool) -> None:
+        self.seconds = 0.0
+        self._keeps_time = keeps_time
+        self._began: float | None = None
+        self._rate = sampling_rate
+        self._max_seconds = max_seconds
+        self._num_values = 0
+        self._samples: Samples = np.empty(_FIRST_SECONDS * sampling_rate, np.float32)
+        self._length = 0
+        self._from_rate = 0
+        self._resampling: soxr.ResampleStream | None = None
+
+    def add(self, frame: AudioFrame) -> None:
+        """Hear one frame more; raises `RequestError` when that is too much."""
+        rate, channels = frame.sample_rate, len(frame.layout.channels)
+        _check_rate(rate)
+        if not 1 <= channels <= _MAX_CHANNELS:
+            _refuse(f"has {channels} channels: 1 to {_MAX_CHANNELS} are read")
+        if rate != self._from_rate:
+            self._end_rate()
+            self._from_rate = rate
+            if rate != self._rate:
+                self._resampling = soxr.ResampleStream(rate, self._rate, 1, dtype="float32")
+        if self._keeps_time and frame.time is not None:
+            self._be_silent_until(frame.time, rate)
+        self._count(frame.samples, channels)
+        self._hear(_mono(frame, channels))
+
+    def _be_silent_until(self, time: float, rate: int) -> None:
+        """Hear nothing until a frame's time, where that is later than what has been heard."""
+        if self._began is None:
+            self._began = time
+        while (missing := time - self._began - self.seconds) > _MAX_GAP_SECONDS:
+            silence = np.zeros(max(1, int(min(missing, 1.0) * rate)), np.float32)
+            self._count(len(silence), 1)
+            self._hear(silence)
+
+    def _count(self, num_samples: int, channels: int) -> None:
+        self.seconds += num_samples / self._from_rate
+        self._num_values += num_samples * channels
+        if (
+            self.seconds > self._max_seconds
+            or self._num_values > self._max_seconds * _MAX_VALUES_PER_SECOND
+        ):
+            _refuse_longer(self._max_seconds)
+
+    def _hear(self, mono: Samples) -> None:
+        self._keep(mono if self._resampling is None else self._resampling.resample_chunk(mono))
+
+    def end(self) -> Samples:
+        """Return all that was heard `[n]`."""
+        self._end_rate()
+        self._samples.resize(self._length, refcheck=False)
+        return self._samples
+
+    def _end_rate(self) -> None:
+        if self._resampling is not None:
+            nothing = np.empty(0, np.float32)
+            self._keep(self._resampling.resample_chunk(nothing, last=True))
+            self._resampling = None
+
+    def _keep(self, samples: Samples) -> None:
+        if len(samples) and not np.abs(samples).max() <= _MAX_AMPLITUDE:  # true for NaN, too
+            _refuse("holds samples that are no sound: not finite, or far too large")
+        length = self._length + len(samples)
+        if length > len(self._samples):
+            # In place wherever the system can move pages: no second copy of hours.
+            self._samples.resize(max(length, 2 * len(self._samples)), refcheck=False)
+        self._samples[self._length : length] = samples
+        self._length = length
+
+
+def _mono(frame: AudioFrame, channels: int) -> Samples:
+    """Return a frame's samples `[n]`, the mean of its channels, in [-1, 1]."""
+    values: NDArray[Any] = frame.to_ndarray()  # [channels, n], or [1, n * channels]
+    if not frame.format.is_planar:
+        values = values.reshape(-1, channels).T
+    zero, scale = _ZERO_AND_SCALE.get(frame.format.name.removesuffix("p"), (0, 1))
+    mono = values.mean(axis=0, dtype=np.float64)
+    samples: Samples = ((mono - zero) / scale).astype(np.float32)
+    return samples
+
+
+def _check_rate(rate: int) -> None:
+    if not _MIN_RATE <= rate <= _MAX_RATE:
+        _refuse(f"has a sample rate of {rate:,} Hz: {_MIN_RATE:,} to {_MAX_RATE:,} are read")
+
+
+def _refuse_longer(max_seconds: float) -> NoReturn:
+    _refuse(f"is longer than {max_seconds:,.0f} s, and may not be")
+
+
+def _refuse(why: str) -> NoReturn:
+    raise _refusal(why)
+
+
+def _refusal(why: str) -> RequestError:
+    return RequestError(f"The recording of `{FILE_URL}` {why}.", param=FILE_URL, code="bad_audio")
