@@ -28,7 +28,7 @@ INSTALLED_BROWSER := tests/browser/node_modules/.installed
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
-.PHONY: help fuzz-api demo browser screenshots demo-engine bootstrap deploy destroy smoke test test-all chaos check format openapi demo-model bench bench-start bench-host bench-batches bench-upload bench-models clean
+.PHONY: help fuzz-api demo browser screenshots demo-engine bootstrap deploy destroy smoke test test-all chaos check format openapi demo-model demo-speech demo-reranker examples bench bench-start bench-host bench-batches bench-upload bench-models clean
 
 help:
 	@echo "make demo          install, run the whole cloud on this machine, drop the example file into it"
@@ -47,6 +47,9 @@ help:
 	@echo "make format        format the code and mend what ruff can mend"
 	@echo "make openapi       write docs/openapi.json again, after a change of the API's routes"
 	@echo "make demo-model    train the demo model again (at most 20 minutes on two cores)"
+	@echo "make demo-speech   train the tiny speech model again (half an hour on two cores at most)"
+	@echo "make demo-reranker train the head of the demo reranker again (some minutes)"
+	@echo "make examples      speak the recordings in examples/ again"
 	@echo "make bench         compare with transformers (and vLLM, given VLLM_PYTHON=path); FILES=\"base a g\""
 	@echo "make bench-start   seconds from launch to a loaded model, the first row, the exit"
 	@echo "make bench-host    lines/s and memory of the host path at 10,000 and 1,000,000 lines"
@@ -196,6 +199,15 @@ openapi: $(INSTALLED_DEV)
 
 demo-model: $(INSTALLED_ENGINE)
 	$(BIN)/python -m demo.train
+
+demo-speech: $(INSTALLED_DEV)
+	$(BIN)/python -m demo.train_speech
+
+demo-reranker: $(INSTALLED_DEV)
+	$(BIN)/python -m demo.train_reranker
+
+examples: $(INSTALLED_DEV)
+	$(BIN)/python -m demo.recordings
 
 # The benchmarks' inputs; VLLM_PYTHON names the interpreter of an environment with vLLM's CPU build.
 VLLM_PYTHON ?=

@@ -9,3 +9,9 @@ NAME = "tidemill-demo"
 
 MODEL_PATH = Path(__file__).parent / "model"
 """The folder of the demo model, in transformers' format."""
+
+SPEECH_PATH = Path(__file__).parent / "speech"
+"""The folder of a tiny Whisper that knows digits and a dozen words, in English and in German."""
+
+RERANKER_PATH = Path(__file__).parent / "reranker"
+"""The folder of what was trained of the demo reranker; `demo.train_reranker` assembles it."""

@@ -1,0 +1,88 @@
+"""The recordings in `examples/`: of many kinds, small, and saying what is told of them."""
+
+from __future__ import annotations
+
+import io
+import json
+from pathlib import Path
+
+import av
+import numpy as np
+import pytest
+
+from demo.recordings import CLIPS, CONTAINERS, EXAMPLES, encode, recite
+from demo.speech_corpus import WINDOW_SECONDS
+from demo.voices import SAMPLE_RATE, Voice, say
+
+SAID = json.loads((EXAMPLES / "recordings" / "said.json").read_text())
+
+
+def test_every_kind_of_file_has_a_recording_and_all_are_small() -> None:
+    """One of each container; all of them together take less room than a picture."""
+    assert {clip.kind for clip in CLIPS} == set(CONTAINERS)
+    assert {clip.name for clip in CLIPS} == set(SAID)
+    files = [EXAMPLES / "recordings" / clip.name for clip in CLIPS]
+    assert sum(file.stat().st_size for file in files) < 400_000
+
+
+@pytest.mark.parametrize("name", SAID)
+def test_a_recording_is_as_long_as_what_was_said(name: str) -> None:
+    """Each opens as what its ending tells, and plays to its end."""
+    with av.open(str(EXAMPLES / "recordings" / name)) as file:
+        [stream] = file.streams.audio
+        seconds = sum(frame.samples for frame in file.decode(stream)) / stream.rate
+    assert seconds == pytest.approx(SAID[name]["seconds"], abs=0.15)
+
+
+def test_the_long_ones_are_longer_than_a_window_with_and_without_a_pause() -> None:
+    """One of them never falls silent for as long as a pause takes."""
+    by_name = {clip.name: clip.recording() for clip in CLIPS}
+    for name, has_pause in (("pauses.m4a", True), ("breathless.webm", False)):
+        samples = by_name[name].samples
+        assert len(samples) > (WINDOW_SECONDS + 1) * SAMPLE_RATE
+        loud = np.flatnonzero(np.abs(samples) > 0.01)
+        assert (np.diff(loud).max() > 0.5 * SAMPLE_RATE) == has_pause
+
+
+@pytest.mark.parametrize("kind", CONTAINERS)
+def test_what_is_encoded_is_heard_again(kind: str) -> None:
+    """Whatever the codec loses, loudness over time stays what it was."""
+    samples = recite("three one, four", "en", (0.2, 0.5, 0.2), Voice()).samples
+    with av.open(io.BytesIO(encode(samples, kind))) as file:
+        resampler = av.AudioResampler("flt", "mono", SAMPLE_RATE)
+        frames = [piece for frame in file.decode(audio=0) for piece in resampler.resample(frame)]
+        heard = np.concatenate([frame.to_ndarray()[0] for frame in frames])
+
+    def loudness(of: np.ndarray) -> np.ndarray:
+        whole = of[: len(samples) // 800 * 800]
+        return np.sqrt(np.square(whole.reshape(-1, 800)).mean(1))
+
+    told, padded = loudness(samples), np.pad(heard, (0, 4000))
+    likeness = [
+        float(np.corrcoef(told, loudness(padded[shift:]))[0, 1]) for shift in range(0, 2000, 200)
+    ]
+    assert max(likeness) > 0.95
+
+
+def test_words_are_told_with_their_beginnings() -> None:
+    """As many beginnings as words, in order, within what was said."""
+    spoken = say("three one four", Voice("en-us"))
+    assert len(spoken.word_starts) == 3
+    assert list(spoken.word_starts) == sorted(spoken.word_starts)
+    assert spoken.word_starts[-1] < len(spoken.samples) < 2 * SAMPLE_RATE
+
+
+def test_a_voice_that_there_is_not_is_named() -> None:
+    """Rather than spoken by another."""
+    with pytest.raises(ValueError, match="'nobody'"):
+        say("one", Voice("nobody"))
+
+
+def test_the_batch_file_holds_the_recordings_themselves() -> None:
+    """Lines of `audio.jsonl` carry files as data URLs: nothing has to be reachable to run them."""
+    lines = [json.loads(line) for line in Path(EXAMPLES / "audio.jsonl").read_text().splitlines()]
+    assert {line["url"] for line in lines} == {
+        "/v1/audio/transcriptions",
+        "/v1/audio/translations",
+    }
+    assert all(line["body"]["file_url"].startswith("data:audio/") for line in lines)
