@@ -28,7 +28,7 @@ def load_served(
     model may be. Raises `EngineError` for what cannot be loaded.
     """
     folder = find_folder(config.model)
-    kind = kind_of(folder, kinds)
+    kind = kind_of(folder, config, kinds)
     loaded = kind.load(config, folder=folder, chat_template=chat_template)
     is_gpu = loaded.device.type == "cuda"
     info = EngineInfo(

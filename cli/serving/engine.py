@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import json
 import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -112,6 +113,9 @@ def engine_config(options: EngineOptions) -> EngineConfig:
             dtype=options.dtype,
             device=options.device,
             seed=options.seed,
+            runner=options.runner,
+            convert=options.convert,
+            hf_overrides=json.loads(options.hf_overrides or "{}"),
             admission="prefix",  # all commands run files
             **given,
         )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 from dataclasses import dataclass, fields
 from typing import Any, Literal
 
@@ -27,6 +28,9 @@ class EngineOptions:
     served_model_names: tuple[str, ...] = ()
     any_model: bool = False
     chat_template: str | None = None
+    runner: Literal["auto", "generate", "pooling"] = "auto"
+    convert: Literal["auto", "none", "embed", "classify"] = "auto"
+    hf_overrides: str | None = None
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     device: Literal["auto", "cpu", "cuda"] = "auto"
     max_model_len: int | None = None
@@ -67,6 +71,24 @@ def add_engine_flags(parser: argparse.ArgumentParser) -> None:
         metavar="FILE",
         help="a Jinja file, or the template itself, instead of the tokenizer's",
     )
+    add(
+        "--runner",
+        choices=("auto", "generate", "pooling"),
+        default="auto",
+        help="whether the model writes text, or gives vectors or scores (default: by its files)",
+    )
+    add(
+        "--convert",
+        choices=("auto", "none", "embed", "classify"),
+        default="auto",
+        help="which of them it gives: embed is vectors, classify is scores (default: by its files)",
+    )
+    add(
+        "--hf-overrides",
+        type=_json_object,
+        metavar="JSON",
+        help="what of its config.json to read otherwise, of a model of vectors or scores",
+    )
     add("--dtype", choices=tuple(_DTYPES), default="auto", help="of the weights (default: auto)")
     add("--device", choices=("auto", "cpu", "cuda"), default="auto", help="(default: auto)")
     add("--max-model-len", type=positive_int, metavar="N", help="tokens of prompt and output")
@@ -79,6 +101,17 @@ def add_engine_flags(parser: argparse.ArgumentParser) -> None:
         help="memory for the KV cache, such as 512M or 4G (default: what is free)",
     )
     add("--seed", type=seed_number, default=0, metavar="N", help="(default: 0)")
+
+
+def _json_object(text: str) -> str:
+    """Return the text of a JSON object as it is."""
+    try:
+        is_object = isinstance(json.loads(text), dict)
+    except (ValueError, RecursionError):
+        is_object = False
+    if not is_object:
+        raise argparse.ArgumentTypeError(f"{text!r} is no JSON object")
+    return text
 
 
 def engine_fields(arguments: argparse.Namespace) -> dict[str, Any]:

@@ -35,7 +35,6 @@ _PASSED_OVER = frozenset(
 _NEUTRAL_VALUES = MappingProxyType(
     {
         "config-format": {"auto", "hf"},
-        "convert": {"auto", "none"},
         "data-parallel-size": {"1"},
         "generation-config": {"auto"},
         "kv-cache-dtype": {"auto"},
@@ -43,7 +42,6 @@ _NEUTRAL_VALUES = MappingProxyType(
         "logprobs-mode": {"raw_logprobs"},
         "model-impl": {"auto", "vllm", "transformers"},
         "pipeline-parallel-size": {"1"},
-        "runner": {"auto", "generate"},
         "task": {"auto", "generate"},
         "tensor-parallel-size": {"1"},
         "tokenizer-mode": {"auto", "hf"},
@@ -54,18 +52,17 @@ _ONE_GPU = "a model runs on one GPU here; leave it out"
 _ALL_TEXT = "rows hold all of the text; leave it out"
 _AS_STORED = "weights run as they are stored: name an unquantised model by --model"
 _IN_FOLDER = "what lies in the model's folder is used: change it there, and name it by --model"
+_BY_RUNNER = "--runner pooling with --convert embed or classify says what a model gives"
 _INSTEAD = MappingProxyType(
     {
         "config": "write the flags themselves",
         "config-format": _IN_FOLDER,
-        "convert": "only models that generate text run here",
         "data-parallel-size": "start a run for each GPU, with a part of the file each",
         "disable-sliding-window": "--max-model-len bounds the context",
         "download-dir": "HF_HOME says where models from the hub are kept",
         "enable-lora": "merge the adapter into its model, and name that by --model",
         "generation-config": "write the parameters into the lines",
         "hf-config-path": _IN_FOLDER,
-        "hf-overrides": _IN_FOLDER,
         "hf-token": "HF_TOKEN in the environment holds it",
         "kv-cache-dtype": "the cache has the type of the weights; --kv-cache-memory gives it room",
         "kv-cache-memory-bytes": "here it is --kv-cache-memory",
@@ -75,13 +72,14 @@ _INSTEAD = MappingProxyType(
         "lora-modules": "merge the adapter into its model, and name that by --model",
         "model-impl": "the engine chooses",
         "override-generation-config": "write the parameters into the lines",
+        "override-pooler-config": _IN_FOLDER,
         "pipeline-parallel-size": _ONE_GPU,
+        "pooler-config": _IN_FOLDER,
         "quantization": _AS_STORED,
         "reasoning-parser": _ALL_TEXT,
         "revision": "load the revision into a folder, and name that by --model",
-        "runner": "only models that generate text run here",
         "skip-tokenizer-init": "rows hold text, which needs the tokenizer",
-        "task": "only models that generate text run here",
+        "task": _BY_RUNNER,
         "tensor-parallel-size": _ONE_GPU,
         "tokenizer": _IN_FOLDER,
         "tokenizer-mode": _IN_FOLDER,

@@ -6,11 +6,16 @@ from typing import Any
 
 from engine.endpoints.chat import ChatCompletions
 from engine.endpoints.completions import Completions
+from engine.endpoints.embeddings import Embeddings
+from engine.endpoints.encodings import EncoderModel
 from engine.endpoints.endpoint import Endpoint
+from engine.endpoints.rerank import Rerank
+from engine.endpoints.score import Score
+from engine.scheduling.encoding import EncodingRequest, EncodingResult
 from engine.scheduling.sequence import SequenceRequest, SequenceResult
 from engine.text.text_model import TextModel
 
-__all__ = ["Endpoint", "text_endpoints"]
+__all__ = ["Endpoint", "encoder_endpoints", "text_endpoints"]
 
 
 def text_endpoints(
@@ -18,3 +23,11 @@ def text_endpoints(
 ) -> tuple[Endpoint[SequenceRequest, SequenceResult, Any], ...]:
     """Return the endpoints of a model that generates text; `seed` keys requests that name none."""
     return (ChatCompletions(model, seed=seed), Completions(model, seed=seed))
+
+
+def encoder_endpoints(
+    model: EncoderModel,
+) -> tuple[Endpoint[EncodingRequest, EncodingResult, Any], ...]:
+    """Return the endpoints of a model that gives vectors, or of one that gives scores alone."""
+    scores = (Score(model), Rerank(model))
+    return (Embeddings(model), *scores) if model.description.task == "embed" else scores

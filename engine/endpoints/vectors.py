@@ -7,6 +7,10 @@ from base64 import b64encode
 import numpy as np
 from numpy.typing import NDArray
 
+from engine.protocol.errors import InternalError
+
+# torch's, below which a vector is not brought to length 1.
+_LEAST_LENGTH = 1e-12
 # Nine digits tell any two of fp32 apart, and most need eight.
 _DIGITS = (9, 8, 7, 6)
 
@@ -35,3 +39,16 @@ def as_numbers(vector: NDArray[np.float32]) -> list[float]:
 def as_base64(vector: NDArray[np.float32]) -> str:
     """Return the floats of a vector `[D]`, four bytes each with the lowest first, in base64."""
     return b64encode(vector.astype("<f4", copy=False).tobytes()).decode("ascii")
+
+
+def checked(values: NDArray[np.float32]) -> NDArray[np.float32]:
+    """Return what a model gave; `InternalError` when some of it is no finite number."""
+    if not np.isfinite(values).all():
+        raise InternalError("The model gave numbers that are not finite.")
+    return values
+
+
+def at_length_one(vector: NDArray[np.float32]) -> NDArray[np.float32]:
+    """Return a vector `[D]` of the same direction at length 1; one of zeros stays as it is."""
+    length = max(float(np.linalg.norm(vector.astype(np.float64))), _LEAST_LENGTH)
+    return (vector / length).astype(np.float32)

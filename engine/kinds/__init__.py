@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from engine.config import EngineConfig
 from engine.kinds.generation import Generation
 from engine.kinds.kind import Kind
 
@@ -16,10 +17,13 @@ KINDS: tuple[Kind, ...] = (Generation(),)
 """In the order in which they are asked; the last takes every model, and may refuse to load it."""
 
 
-def kind_of(folder: Path | None, kinds: Sequence[Kind] = KINDS) -> Kind:
-    """Return the kind of the model in a folder: the first that takes it, by its config.json."""
+def kind_of(folder: Path | None, config: EngineConfig, kinds: Sequence[Kind] = KINDS) -> Kind:
+    """Return the kind of `config.model`, of which `folder` has the config.json.
+
+    It is the first that takes it; raises `EngineError` where that cannot be told.
+    """
     description = _description(folder)
-    return next(kind for kind in kinds if kind.takes(description))
+    return next(kind for kind in kinds if kind.takes(description, config))
 
 
 def _description(folder: Path | None) -> Mapping[str, Any]:

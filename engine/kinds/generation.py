@@ -37,9 +37,9 @@ ADMISSIONS: dict[AdmissionName, Callable[[], Admission]] = {
 class Generation:
     """The kind of every model that is of no other; it refuses by name what is no decoder."""
 
-    def takes(self, description: Mapping[str, Any]) -> bool:
+    def takes(self, description: Mapping[str, Any], config: EngineConfig) -> bool:
         """Take every one."""
-        del description
+        del description, config
         return True
 
     def load(

@@ -33,8 +33,11 @@ class Loaded(Generic[RequestT, ResultT]):
 class Kind(Protocol):
     """One kind of model."""
 
-    def takes(self, description: Mapping[str, Any]) -> bool:
-        """Say whether a model is of this kind, by its config.json; nothing in that is checked."""
+    def takes(self, description: Mapping[str, Any], config: EngineConfig) -> bool:
+        """Say whether `config.model` is of this kind, by its config.json or by what `config` says.
+
+        Nothing in that is checked. Raises `EngineError` where its other files cannot be asked.
+        """
 
     def load(
         self, config: EngineConfig, *, folder: Path | None, chat_template: str | None

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import argparse
+import json
+from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cli.serving.engine import served_names
+from cli.serving.engine import engine_config, served_names
 from cli.serving.options import EngineOptions, add_engine_flags, engine_arguments, engine_fields
 from demo import NAME
 
@@ -38,6 +40,9 @@ def test_nothing_said_leaves_all_to_the_engine() -> None:
             "served_model_names": st.lists(WORDS, min_size=1, max_size=3).map(tuple),
             "any_model": st.booleans(),
             "chat_template": st.text(),
+            "runner": st.sampled_from(["auto", "generate", "pooling"]),
+            "convert": st.sampled_from(["auto", "none", "embed", "classify"]),
+            "hf_overrides": st.dictionaries(st.text(), st.integers() | st.text()).map(json.dumps),
             "dtype": st.sampled_from(["auto", "float32", "bfloat16", "float16"]),
             "device": st.sampled_from(["auto", "cpu", "cuda"]),
             "max_model_len": NUMBERS,
@@ -54,6 +59,29 @@ def test_options_said_again_are_understood_as_they_were_meant(
     """A template may hold anything, a model's name nearly so."""
     options = EngineOptions(**given_options)
     assert parsed(engine_arguments(options)) == options
+
+
+@pytest.mark.parametrize("typed", ["[]", "{", "is_matryoshka", ""])
+def test_overrides_are_a_json_object(typed: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """What is none is shown as it was typed."""
+    with pytest.raises(SystemExit):
+        parsed([f"--hf-overrides={typed}"])
+    assert f"{typed!r} is no JSON object" in capsys.readouterr().err
+
+
+def test_what_a_model_shall_give_reaches_the_engine(tmp_path: Path) -> None:
+    """By the flags that vLLM has for it."""
+    flags = [
+        "--runner",
+        "pooling",
+        "--convert",
+        "embed",
+        "--hf-overrides",
+        '{"is_matryoshka": true}',
+    ]
+    config = engine_config(parsed(["--model", str(tmp_path), *flags]))
+    assert (config.runner, config.convert) == ("pooling", "embed")
+    assert config.hf_overrides == {"is_matryoshka": True}
 
 
 @pytest.mark.parametrize(

@@ -98,8 +98,9 @@ class Embeddings:
 class Letters:
     """Models that count letters."""
 
-    def takes(self, description: Mapping[str, Any]) -> bool:
+    def takes(self, description: Mapping[str, Any], config: EngineConfig) -> bool:
         """Say whether it is one."""
+        del config
         return description.get("architectures") == ["LettersModel"]
 
     def load(
@@ -152,4 +153,6 @@ def test_what_no_other_kind_takes_is_generations(config: str | None, tmp_path: P
     if config is not None:
         (tmp_path / "config.json").write_text(config)
     for folder in (tmp_path, None):
-        assert isinstance(kind_of(folder, (Letters(), *KINDS)), Generation)
+        assert isinstance(
+            kind_of(folder, EngineConfig(str(tmp_path)), (Letters(), *KINDS)), Generation
+        )

@@ -1,0 +1,118 @@
+"""Texts and pairs of texts as an encoder reads them: special tokens around them, cut where asked.
+
+A text is cut before its special tokens are put around it, so that these stay. Of a pair only the
+second text is cut: half a question is another question, half a document is still of its subject.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple
+
+from engine.protocol.errors import RequestError
+from engine.text.tokenizer import Tokenizer
+
+Side = Literal["left", "right"]
+
+
+class Tokens(NamedTuple):
+    """The ids of one sequence, and the segment that each token belongs to."""
+
+    ids: list[int]
+    type_ids: list[int]
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """To how many tokens texts are cut, and at which side; `max_tokens` None cuts nothing.
+
+    `max_tokens` counts a whole sequence, special tokens too, the others one text of a pair.
+    """
+
+    max_tokens: int | None = None
+    max_first: int | None = None
+    max_second: int | None = None
+    side: Side = "right"
+
+
+class TextReader:
+    """Reads texts by a tokenizer of the tokenizers library; safe to use from threads."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        backend = tokenizer.vocabulary.backend
+        if backend is None:
+            raise ValueError("a tokenizer that Python runs reads no pairs")
+        self._backend = backend
+        self._num_special = int(backend.num_special_tokens_to_add(is_pair=False))
+        self._num_special_of_pair = int(backend.num_special_tokens_to_add(is_pair=True))
+
+    def texts(
+        self, texts: Sequence[str], cut: Cut, *, add_special_tokens: bool = True
+    ) -> list[list[int]]:
+        """Return the token ids of each text."""
+        read = self._read(texts, add_special_tokens=add_special_tokens)
+        return [
+            encoding.ids
+            if cut.max_tokens is None or len(encoding) <= cut.max_tokens
+            else self._shortened(text, cut, add_special_tokens=add_special_tokens)
+            for text, encoding in zip(texts, read, strict=True)
+        ]
+
+    def pairs(self, firsts: Sequence[str], seconds: Sequence[str], cut: Cut) -> list[Tokens]:
+        """Return each of `seconds` behind its first text, or behind the only one that there is.
+
+        Raises `RequestError` where no token of a second text would be left.
+        """
+        heads = self._read(firsts, add_special_tokens=False)
+        tails = self._read(seconds, add_special_tokens=False)
+        for encodings, limit in ((heads, cut.max_first), (tails, cut.max_second)):
+            for encoding in encodings if limit else ():
+                encoding.truncate(limit, direction=cut.side)
+        if len(heads) == 1:
+            heads *= len(tails)
+        return [self._pair(head, tail, cut) for head, tail in zip(heads, tails, strict=True)]
+
+    def start_of(self, text: str, num_tokens: int) -> str:
+        """Return the part of a text that its first tokens stand for."""
+        encoding = self._backend.encode(text, add_special_tokens=False)
+        return text if len(encoding) <= num_tokens else text[: encoding.offsets[num_tokens][0]]
+
+    def num_tokens(self, text: str) -> int:
+        """Return how many tokens a text has by itself."""
+        [encoding] = self._read([text], add_special_tokens=False)
+        return len(encoding)
+
+    def _read(self, texts: Sequence[str], *, add_special_tokens: bool) -> list[Any]:
+        # The batch form lets go of the interpreter while it works, and computes no offsets.
+        encodings: list[Any] = self._backend.encode_batch_fast(
+            list(texts), add_special_tokens=add_special_tokens
+        )
+        return encodings
+
+    def _shortened(self, text: str, cut: Cut, *, add_special_tokens: bool) -> list[int]:
+        [encoding] = self._read([text], add_special_tokens=False)
+        num_special = self._num_special if add_special_tokens else 0
+        room = (cut.max_tokens or 0) - num_special
+        if room < 1:
+            raise _no_room(f"the {num_special} special tokens leave none of the text")
+        encoding.truncate(room, direction=cut.side)
+        whole = self._backend.post_process(encoding, add_special_tokens=add_special_tokens)
+        ids: list[int] = whole.ids
+        return ids
+
+    def _pair(self, head: Any, tail: Any, cut: Cut) -> Tokens:
+        num_others = len(head) + self._num_special_of_pair
+        if cut.max_tokens is not None and num_others + len(tail) > cut.max_tokens:
+            room = cut.max_tokens - num_others
+            if room < 1:
+                raise _no_room(f"what is not cut has {num_others} tokens by itself")
+            tail.truncate(room, direction=cut.side)
+        joined = self._backend.post_process(head, tail)
+        return Tokens(joined.ids, joined.type_ids)
+
+
+def _no_room(why: str) -> RequestError:
+    return RequestError(
+        f"`truncate_prompt_tokens` is too small: {why}.", param="truncate_prompt_tokens"
+    )

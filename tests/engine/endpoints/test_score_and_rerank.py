@@ -1,0 +1,247 @@
+"""`/v1/score` and `/v1/rerank` over a scripted encoder: by a reranker, and by two vectors."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from engine.endpoints.pairs import ACTIVATIONS
+from engine.scheduling.encoding import EncodingRequest
+from tests.engine.scripted_encoder import (
+    CLS,
+    MAX_MODEL_LEN,
+    SCORE,
+    SEP,
+    WIDTH,
+    Scene,
+    encoder_model,
+    minilm_tokenizer,
+    values_of,
+)
+
+HELLO, THERE, WORLD = 7592, 2045, 2088
+PAIR = EncodingRequest([CLS, HELLO, SEP, THERE, SEP], [0, 0, 0, 1, 1])
+LONG = "there " * 40
+TEMPLATE = (
+    "{% for m in messages %}[CLS]{{ m.role }} {{ m.content }}{% endfor %} {{ instruction }}[SEP]"
+)
+
+
+def reranker(**said: Any) -> Scene:
+    """Return a model that gives scores."""
+    return Scene(encoder_model(SCORE, **said))
+
+
+def raw(request: EncodingRequest) -> float:
+    """Return the score of a pair before its activation."""
+    return float(values_of(request, 1)[0])
+
+
+def cosine(first: str, second: str) -> float:
+    """Return the cosine of the vectors of two texts."""
+    one, other = (
+        values_of(EncodingRequest(minilm_tokenizer().encode(text, add_special_tokens=True)), WIDTH)
+        for text in (first, second)
+    )
+    return float(one @ other / np.linalg.norm(one) / np.linalg.norm(other))
+
+
+@pytest.mark.parametrize(
+    "names",
+    [("text_1", "text_2"), ("data_1", "data_2"), ("queries", "documents"), ("queries", "items")],
+)
+async def test_a_reranker_reads_the_texts_of_a_pair_together(names: tuple[str, str]) -> None:
+    """By its tokenizer's own template of pairs, the second text as a segment of its own."""
+    scene = reranker()
+    body = await scene.body("/score", **dict(zip(names, ("Hello", "there"), strict=True)))
+    assert scene.encoder.requests == [PAIR]
+    assert body["data"] == [
+        {
+            "index": 0,
+            "object": "score",
+            "score": pytest.approx(1 / (1 + np.exp(-raw(PAIR))), rel=1e-6),
+        }
+    ]
+    assert (body["id"], body["object"], body["model"]) == ("score-0123", "list", "tiny")
+    assert body["usage"] == {"prompt_tokens": 5, "completion_tokens": 0, "total_tokens": 5}
+
+
+async def test_segments_are_told_only_to_a_model_that_has_them() -> None:
+    """Others have no weights for them."""
+    scene = Scene(encoder_model(SCORE))
+    without = encoder_model(SCORE)
+    object.__setattr__(without, "has_types", False)
+    other = Scene(without)
+    for each in (scene, other):
+        await each.body("/score", text_1="Hello", text_2="there")
+    assert [s.encoder.requests[0].type_ids is None for s in (scene, other)] == [False, True]
+
+
+@pytest.mark.parametrize(
+    ("firsts", "seconds", "pairs"),
+    [
+        ("Hello", ["there", "world"], [(HELLO, THERE), (HELLO, WORLD)]),
+        (["Hello", "world"], ["there", "there"], [(HELLO, THERE), (WORLD, THERE)]),
+    ],
+)
+async def test_one_goes_with_many_and_many_go_with_as_many(
+    firsts: Any, seconds: Any, pairs: list[tuple[int, int]]
+) -> None:
+    """In the order of the second side."""
+    scene = reranker()
+    await scene.body("/v1/score", text_1=firsts, text_2=seconds)
+    read = [(request.token_ids[1], request.token_ids[3]) for request in scene.encoder.requests]
+    assert read == pairs
+
+
+@pytest.mark.parametrize("url", ["/rerank", "/v1/rerank", "/v2/rerank", "/v1/score"])
+async def test_documents_come_by_their_scores(url: str) -> None:
+    """Also where a ranking is asked for at the url of scores, as openai-batch does."""
+    scene = reranker()
+    documents = ["there", {"text": "world"}, "you"]
+    body = await scene.body(url, query="Hello", documents=documents, top_n=2)
+    scores = [1 / (1 + np.exp(-raw(request))) for request in scene.encoder.requests]
+    best = sorted(range(3), key=lambda i: -scores[i])[:2]
+    assert [result["index"] for result in body["results"]] == best
+    for result in body["results"]:
+        assert result["relevance_score"] == pytest.approx(scores[result["index"]], rel=1e-6)
+        assert result["document"]["text"] == ["there", "world", "you"][result["index"]]
+    assert (body["id"], body["usage"]) == (
+        "rerank-0123",
+        {"prompt_tokens": 15, "total_tokens": 15},
+    )
+
+
+async def test_a_score_without_activation_is_what_the_model_gave() -> None:
+    """On request, or where the model has none."""
+    for scene, asked in (
+        (reranker(), {"use_activation": False}),
+        (reranker(activation="Identity"), {}),
+    ):
+        body = await scene.body("/score", text_1="Hello", text_2="there", **asked)
+        assert body["data"][0]["score"] == pytest.approx(raw(PAIR), rel=1e-6)
+
+
+@pytest.mark.parametrize("name", sorted(ACTIVATIONS))
+def test_activations_are_torchs(name: str) -> None:
+    """To the last digits, far from zero too."""
+    import torch
+
+    scores = np.array([-200.0, -30.0, -1.5, 0.0, 2.5, 40.0, 800.0])
+    expected = getattr(torch.nn, name)()(torch.from_numpy(scores)).numpy()
+    assert np.allclose(ACTIVATIONS[name](scores), expected, rtol=1e-12, atol=0)
+
+
+async def test_the_score_of_two_vectors_is_their_cosine() -> None:
+    """Each text is encoded once, however often it comes."""
+    scene = Scene()
+    body = await scene.body("/score", text_1="Hello", text_2=["there", "Hello", "there"])
+    assert [entry["score"] for entry in body["data"]] == [
+        pytest.approx(cosine("Hello", "there"), abs=1e-6),
+        pytest.approx(1, abs=1e-6),
+        pytest.approx(cosine("Hello", "there"), abs=1e-6),
+    ]
+    assert [request.token_ids[1] for request in scene.encoder.requests] == [HELLO, THERE]
+    assert body["usage"]["prompt_tokens"] == 12
+    body = await scene.body("/score", text_1=["Hello", "world"], text_2=["there", "world"])
+    assert body["data"][0]["score"] == pytest.approx(cosine("Hello", "there"), abs=1e-6)
+    assert body["data"][1]["score"] == pytest.approx(1, abs=1e-6)
+
+
+async def test_vectors_are_compared_as_their_own_url_gives_them() -> None:
+    """With the model's default prompt, and at length 1 whatever the model says."""
+    said: dict[str, Any] = {"prompts": {"q": "find: "}, "default_prompt_name": "q"}
+    scene = Scene(encoder_model(normalize=False, **said))
+    body = await scene.body("/rerank", query="Hello", documents=["there"])
+    expected = cosine("find: Hello", "find: there")
+    assert body["results"][0]["relevance_score"] == pytest.approx(expected, abs=1e-6)
+
+
+@pytest.mark.parametrize("scene", [reranker(), Scene()], ids=["reranker", "vectors"])
+async def test_a_document_that_is_too_long_is_told_by_how_much(scene: Scene) -> None:
+    """With the field and the number of the text."""
+    error = await scene.error("/rerank", query="Hello", documents=["there", LONG])
+    num_tokens = 40 + (4 if scene.model.description.task == "score" else 2)
+    assert error["message"].startswith(
+        f"This model's maximum context length is {MAX_MODEL_LEN} tokens. However, text 2 of "
+        f"`documents` has {num_tokens} tokens;"
+    )
+    assert (error["param"], error["code"]) == ("documents", "context_length_exceeded")
+
+
+@pytest.mark.parametrize(
+    ("asked", "expected"),
+    [
+        ({"truncate_prompt_tokens": -1}, [CLS, HELLO, WORLD, SEP, *[THERE] * 11, SEP]),
+        ({"truncate_prompt_tokens": 7}, [CLS, HELLO, WORLD, SEP, THERE, THERE, SEP]),
+        ({"max_tokens_per_doc": 1}, [CLS, HELLO, WORLD, SEP, THERE, SEP]),
+        (
+            {"max_tokens_per_doc": 2, "max_tokens_per_query": 1},
+            [CLS, HELLO, SEP, THERE, THERE, SEP],
+        ),
+        (
+            {"max_tokens_per_query": 1, "truncate_prompt_tokens": 6},
+            [CLS, HELLO, SEP, THERE, THERE, SEP],
+        ),
+    ],
+)
+async def test_of_a_pair_the_document_is_cut(asked: dict[str, int], expected: list[int]) -> None:
+    """The query stays whole unless a limit of its own is asked for."""
+    scene = reranker()
+    await scene.body("/rerank", query="Hello world", documents=[LONG], **asked)
+    assert scene.encoder.requests[0].token_ids == expected
+
+
+async def test_a_cut_that_leaves_nothing_of_the_document_is_refused() -> None:
+    """The message says what stands in the way."""
+    for scene in (reranker(), reranker(template=TEMPLATE)):
+        error = await scene.error(
+            "/rerank", query="Hello world", documents=[LONG], truncate_prompt_tokens=5
+        )
+        assert error["param"] == "truncate_prompt_tokens"
+
+
+async def test_texts_whose_vectors_are_compared_are_cut_each_by_its_own_limit() -> None:
+    """Of the text itself, without its special tokens."""
+    scene = Scene()
+    asked = {"max_tokens_per_doc": 2, "max_tokens_per_query": 1}
+    await scene.body("/rerank", query="Hello world", documents=[LONG], **asked)
+    read = [request.token_ids for request in scene.encoder.requests]
+    assert read == [[CLS, HELLO, SEP], [CLS, THERE, THERE, SEP]]
+
+
+async def test_a_template_makes_one_text_of_a_pair() -> None:
+    """Both roles are its, and what else it reads; its document is cut, not what it writes."""
+    scene = reranker(template=TEMPLATE)
+    encode = minilm_tokenizer().encode
+    pair = {"query": "Hello", "documents": ["there"]}
+    await scene.body("/rerank", **pair, instruction="Rank")
+    await scene.body("/rerank", **pair, chat_template_kwargs={"instruction": "world"})
+    await scene.body("/rerank", query="Hello", documents=[LONG], truncate_prompt_tokens=12)
+    texts = [
+        "[CLS]query Hello[CLS]document there Rank[SEP]",
+        "[CLS]query Hello[CLS]document there world[SEP]",
+        "[CLS]query Hello[CLS]document there there there there [SEP]",
+    ]
+    read = [request.token_ids for request in scene.encoder.requests]
+    assert read == [encode(text, add_special_tokens=True) for text in texts]
+
+
+@pytest.mark.parametrize("name", ["instruction", "chat_template_kwargs"])
+@pytest.mark.parametrize("scene", [reranker(), Scene()], ids=["reranker", "vectors"])
+async def test_what_a_template_would_read_is_refused_without_one(scene: Scene, name: str) -> None:
+    """Passing it over would give a score that looks right."""
+    value: Any = "Rank" if name == "instruction" else {"a": 1}
+    error = await scene.error("/score", text_1="a", text_2="b", **{name: value})
+    assert error["param"] == name
+
+
+async def test_a_reranker_gives_no_vectors() -> None:
+    """The message says what it serves."""
+    error = await reranker().error("/v1/embeddings", input="a")
+    assert error["message"] == (
+        "Model does not support endpoint: /v1/embeddings. It takes a model that gives vectors; "
+        "this one serves /v1/score, /v1/rerank."
+    )

