@@ -16,9 +16,10 @@ from engine.kernels.step import Step
 class AttentionShape:
     """One layer's attention: head counts, widths, scaling, and its masks.
 
-    `window` 0: full; else a query at position p sees keys at positions > p - window. `softcap` 0:
-    none; else scores become softcap · tanh(score / softcap). `has_sinks`: a learned logit a head
-    joins the softmax without a value.
+    A causal query sees the tokens before it and itself, any other its whole sequence. `window` 0:
+    all of these; else those less than so far away. `softcap` 0: none; else scores become
+    softcap · tanh(score / softcap). `has_sinks`: a learned logit a head joins the softmax without a
+    value.
     """
 
     num_query_heads: int
@@ -29,6 +30,7 @@ class AttentionShape:
     window: int = 0
     softcap: float = 0.0
     has_sinks: bool = False
+    is_causal: bool = True
 
 
 class HeadNorms(NamedTuple):
@@ -61,7 +63,7 @@ class AttentionBackend(Protocol):
         """Write the step's `key [T, Hkv, Dk]` and `value [T, Hkv, Dv]` to their slots."""
 
     def attend(self, layer: int, query: Tensor, sinks: Tensor | None = None) -> Tensor:
-        """Attend every token to its sequence up to itself: `[T, Hq, Dk]` → `[T, Hq, Dv]`.
+        """Attend every token to what it sees of its sequence: `[T, Hq, Dk]` → `[T, Hq, Dv]`.
 
         The step's own keys and values are stored before. `sinks [Hq]` where the shape has them.
         """

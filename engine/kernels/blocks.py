@@ -1,4 +1,4 @@
-"""What a decoder's block computes between its products, in torch: the reference, on any device.
+"""What a block computes between its products, in torch: the reference, on any device.
 
 Every function takes packed tokens, one a row. What is summed or turned is so in fp32.
 """
@@ -14,16 +14,19 @@ from torch.nn import functional
 
 from engine.kernels.attention import AttentionShape, HeadNorms
 
+# "silu" is x · sigmoid(x), "gelu" is by the error function, "gelu_tanh" what comes close to it.
+Curve = Literal["silu", "gelu_tanh", "gelu"]
+
 
 @dataclass(frozen=True, slots=True)
 class Gate:
     """What joins the halves of an MLP: curve(gate) · (up + `lift`).
 
     The curve "silu" is x · sigmoid(`steepness` · x). Before, with a `limit`, the gate is cut off
-    above it and up on both sides. With "gelu_tanh" all other fields are as they are by default.
+    above it and up on both sides. With other curves all other fields are as they are by default.
     """
 
-    curve: Literal["silu", "gelu_tanh"] = "silu"
+    curve: Curve = "silu"
     steepness: float = 1.0
     limit: float | None = None
     lift: float = 0.0
@@ -40,6 +43,17 @@ class Blocks(Protocol):
 
     def add_rms_norm(self, x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> Tensor:
         """Add `x [T, H]` to `residual [T, H]`, in place, and return the norm of the sum."""
+
+    def layer_norm(self, x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
+        """Return the norm of `x [T, H]` by mean and variance, times `weight [H]`, plus `bias`.
+
+        Weight and bias are as `norm_weight` gives them.
+        """
+
+    def add_layer_norm(
+        self, x: Tensor, residual: Tensor, weight: Tensor, bias: Tensor, eps: float
+    ) -> Tensor:
+        """Add `x [T, H]` to `residual [T, H]`, in place, and return the `layer_norm` of the sum."""
 
     def gated(self, both: Tensor, gate: Gate) -> Tensor:
         """Join gate and up that lie side by side: `both [T, 2·I]` → `[T, I]`."""
@@ -62,17 +76,38 @@ def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> Ten
     return rms_norm(residual.add_(x), weight, eps)
 
 
+def layer_norm(x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
+    """See `Blocks.layer_norm`."""
+    return functional.layer_norm(x, weight.shape, weight, bias, eps)
+
+
+def add_layer_norm(x: Tensor, residual: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
+    """See `Blocks.add_layer_norm`."""
+    return layer_norm(residual.add_(x), weight, bias, eps)
+
+
+def curved(x: Tensor, curve: Curve) -> Tensor:
+    """Return a curve of every number."""
+    if curve == "silu":
+        return functional.silu(x)
+    return functional.gelu(x, approximate="tanh" if curve == "gelu_tanh" else "none")
+
+
 def gated(both: Tensor, gate: Gate) -> Tensor:
     """See `Blocks.gated`."""
     x, up = both.chunk(2, dim=-1)
-    if gate == Gate("gelu_tanh"):
-        return functional.gelu(x, approximate="tanh") * up
-    if gate == Gate("silu"):
-        return functional.silu(x) * up
+    if gate == Gate(gate.curve):
+        return curved(x, gate.curve) * up
     x, up = x.float(), up.float()
     if gate.limit is not None:
         x, up = x.clamp(max=gate.limit), up.clamp(-gate.limit, gate.limit)
     return (x * torch.sigmoid(gate.steepness * x) * (up + gate.lift)).to(both.dtype)
+
+
+def turns(positions: Tensor, frequencies: Tensor, scale: float) -> Tensor:
+    """Return the cosines and sines of packed tokens, `[T, 2·R]` fp32: less work than a table."""
+    angles = positions[:, None].float() * frequencies
+    return torch.cat([angles.cos(), angles.sin()], dim=1) * scale
 
 
 def turned(

@@ -9,11 +9,13 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from engine.kernels.blocks import Blocks, Gate
+from engine.kernels.blocks import Blocks, Curve, Gate, curved
 
 Product = Callable[[Tensor], Tensor]
-# What makes a product of a weight, a bias and a gate that joins its halves; None where it cannot.
-Prepares = Callable[[Tensor, Tensor | None, Gate | None], Product | None]
+# What becomes of a product's numbers: a gate joins its halves, a curve bends each.
+End = Gate | Curve | None
+# What makes a product of a weight, a bias and an end; None where it cannot.
+Prepares = Callable[[Tensor, Tensor | None, End], Product | None]
 
 # Relative to the largest number: what two orders of summation may differ by.
 TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 2e-2}
@@ -49,29 +51,41 @@ class Products:
         both, gated = self.make(weight, bias), self._blocks.gated
         return lambda x: gated(both(x), gate)
 
+    def make_curved(self, weight: Tensor, bias: Tensor | None, curve: Curve) -> Product:
+        """Return a curve of x · weightᵀ + bias."""
+
+        def plain(x: Tensor) -> Tensor:
+            return curved(functional.linear(x, weight, bias), curve)
+
+        prepared = self._prepared(weight, bias, curve, plain)
+        if prepared is not None:
+            return prepared
+        straight = self.make(weight, bias)
+        return lambda x: curved(straight(x), curve)
+
     def _prepared(
-        self, weight: Tensor, bias: Tensor | None, gate: Gate | None, plain: Product
+        self, weight: Tensor, bias: Tensor | None, end: End, plain: Product
     ) -> Product | None:
         for place, way in enumerate(self._ways):
-            kind = (way, weight.shape, weight.dtype, bias is None, gate)
+            kind = (way, weight.shape, weight.dtype, bias is None, end)
             if self._verdicts.get(kind) is False:
                 continue
-            product = way(weight, bias, gate)
+            product = way(weight, bias, end)
             if kind not in self._verdicts:
                 self._verdicts[kind] = product is not None and _agree(plain, product, weight)
             if self._verdicts[kind]:
                 self.needs_torch |= place > 0
                 return product
-        self.needs_torch |= gate is None
+        self.needs_torch |= not isinstance(end, Gate)
         return None
 
 
-def prepack(weight: Tensor, bias: Tensor | None, gate: Gate | None) -> Product | None:
+def prepack(weight: Tensor, bias: Tensor | None, end: End) -> Product | None:
     """Return the product over oneDNN's own order of a weight, which reads half again as fast.
 
     torch tells these operations to its compiler only; where they are gone there is no such product.
     """
-    if gate is not None or weight.dtype not in TOLERANCE:
+    if end is not None or weight.dtype not in TOLERANCE:
         return None
     try:
         reorder = torch.ops.mkldnn._reorder_linear_weight.default  # noqa: SLF001

@@ -55,7 +55,7 @@ def spans_of(step: Step) -> list[Span]:
 class ReferenceAttention:
     """An attention backend in plain torch, a span at a time.
 
-    Plain causal attention goes through torch's flash kernel; a softcap, sinks, or keys and values
+    Plain attention goes through torch's flash kernel; a softcap, sinks, or keys and values
     of unequal width through `attend`.
     """
 
@@ -103,7 +103,7 @@ class ReferenceAttention:
         self.values[layer].transpose(1, 2)[self._places] = value
 
     def attend(self, layer: int, query: Tensor, sinks: Tensor | None = None) -> Tensor:
-        """Attend every token to its sequence up to itself: `[T, Hq, Dk]` → `[T, Hq, Dv]`."""
+        """Attend every token to what it sees: `[T, Hq, Dk]` → `[T, Hq, Dv]`."""
         parts = [self._attend_span(layer, query, span, sinks) for span in self._spans]
         return parts[0] if len(parts) == 1 else torch.cat(parts)
 
@@ -114,14 +114,15 @@ class ReferenceAttention:
         key, value = gather(self.keys[layer], self.values[layer], span.pages, length)
         if shape.softcap or sinks is not None or shape.key_dim != shape.value_dim:
             return attend(query, key, value, shape, sinks)
-        causal = span.context == 0 and not (shape.window and shape.window < length)
-        mask = None if causal else visible(query.shape[0], length, shape.window, query.device)
+        is_whole = not shape.window or length <= shape.window
+        is_plain = is_whole and (span.context == 0 or not shape.is_causal)
+        mask = None if is_plain else visible(query.shape[0], length, shape, query.device)
         out = torch.nn.functional.scaled_dot_product_attention(
             query.transpose(0, 1)[None],  # [1, Hq, t, D]
             key[None],
             value[None],
             attn_mask=mask,
-            is_causal=causal,
+            is_causal=is_plain and shape.is_causal,
             scale=shape.scaling,
             enable_gqa=shape.num_query_heads != shape.num_kv_heads,
         )
@@ -141,7 +142,7 @@ def attend(
 ) -> Tensor:
     """Attend the last `t` positions to all `L`: `[t, Hq, Dk]`, `[Hkv, L, D…]` → `[t, Hq, Dv]`.
 
-    Causal, within the window; scores and softmax in fp32.
+    As the shape masks; scores and softmax in fp32.
     """
     tokens, length = query.shape[0], key.shape[1]
     group = shape.num_query_heads // shape.num_kv_heads
@@ -150,7 +151,7 @@ def attend(
     scores *= shape.scaling
     if shape.softcap:
         scores = shape.softcap * torch.tanh(scores / shape.softcap)
-    scores.masked_fill_(~visible(tokens, length, shape.window, query.device), float("-inf"))
+    scores.masked_fill_(~visible(tokens, length, shape, query.device), float("-inf"))
     if sinks is not None:
         sink = sinks.float().view(shape.num_kv_heads, group, 1, 1).expand(-1, -1, tokens, 1)
         weights = torch.cat([scores, sink], dim=-1).softmax(dim=-1)[..., :-1]
@@ -160,12 +161,13 @@ def attend(
     return mixed.permute(2, 0, 1, 3).reshape(tokens, shape.num_query_heads, -1).to(query.dtype)
 
 
-def visible(tokens: int, length: int, window: int, device: torch.device) -> Tensor:
+def visible(tokens: int, length: int, shape: AttentionShape, device: torch.device) -> Tensor:
     """Say which of `length` keys the last `tokens` queries see: bool `[tokens, length]`."""
     queries = torch.arange(length - tokens, length, device=device)[:, None]
     positions = torch.arange(length, device=device)[None]
-    seen = positions <= queries
-    return seen & (positions > queries - window) if window else seen
+    window = shape.window or length
+    after = 1 if shape.is_causal else window
+    return (positions > queries - window) & (positions < queries + after)
 
 
 def zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device = CPU) -> Tensor:

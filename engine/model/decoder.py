@@ -17,10 +17,11 @@ from torch.nn import functional
 from engine.kernels.attention import AttentionBackend, HeadNorms
 from engine.kernels.backends import choose_blocks, choose_products
 from engine.kernels.blocks import Blocks
+from engine.kernels.blocks import turns as turns_of
 from engine.kernels.experts import ExpertWeights, choose, mix
 from engine.kernels.products import Product, Products
 from engine.kernels.step import Step
-from engine.model.architecture import Architecture, Block, Experts, Rope
+from engine.model.architecture import Architecture, Block, Experts
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +44,9 @@ class Layer:
 class Decoder:
     """A `Network` of an architecture and its weights by role, which it takes out of the dict."""
 
-    def __init__(self, architecture: Architecture, weights: dict[str, Tensor]) -> None:
+    def __init__(
+        self, architecture: Architecture, weights: dict[str, Tensor], *, has_head: bool = True
+    ) -> None:
         self.num_layers_begun = 0
         self._embedding = weights.pop("embedding")
         dtype, device = self._embedding.dtype, self._embedding.device
@@ -54,7 +57,7 @@ class Decoder:
         ropes = list(dict.fromkeys(block.rope for block in architecture.blocks))
         self._ropes = [(rope, torch.tensor(rope.frequencies, device=device)) for rope in ropes]
         products = choose_products(self._blocks, device)
-        self._head = products.make(weights.pop("head", self._embedding))
+        self._head = products.make(weights.pop("head", self._embedding)) if has_head else None
         maker = _LayerMaker(architecture, self._blocks, products, weights)
         self._layers = [
             maker.layer(index, block, ropes.index(block.rope))
@@ -68,8 +71,21 @@ class Decoder:
 
     def forward(self, step: Step, attention: AttentionBackend) -> Tensor:
         """Run one step → logits `[N, V]`; see `Network.forward`."""
+        assert self._head is not None
+        x = self.hidden(step, attention)
+        if not len(x):
+            return x.new_empty(0, len(self._embedding))
+        logits = self._head(x)
+        if self._softcap is not None:
+            logits = torch.tanh(logits / self._softcap) * self._softcap
+        return logits
+
+    def hidden(self, step: Step, attention: AttentionBackend) -> Tensor:
+        """Run one step → the last hidden states `[N, H]` of its rows, normed."""
         blocks, eps, rows = self._blocks, self._eps, step.logit_rows
-        turns = [_turns(rope, frequencies, step.positions) for rope, frequencies in self._ropes]
+        turns = [
+            turns_of(step.positions, frequencies, rope.scale) for rope, frequencies in self._ropes
+        ]
         residual = functional.embedding(step.token_ids, self._embedding)  # [T, H]
         if self._scale != 1:
             residual *= self._scale
@@ -78,7 +94,7 @@ class Decoder:
             self.num_layers_begun += 1
             query = attention.enter(index, layer.qkv(x), turns[layer.rope], layer.head_norms)
             if layer.is_last and not len(rows):
-                return residual.new_empty(0, len(self._embedding))
+                return residual[:0]
             x = attention.attend(index, query, layer.sinks).flatten(1)  # [T, Hq · D]
             if layer.is_last:
                 x, residual = x[rows], residual[rows]
@@ -89,16 +105,7 @@ class Decoder:
             if layer.mixed_norm is not None:
                 x = blocks.rms_norm(x, layer.mixed_norm, eps)
             x = blocks.add_rms_norm(x, residual, next_norm, eps)
-        logits = self._head(x)
-        if self._softcap is not None:
-            logits = torch.tanh(logits / self._softcap) * self._softcap
-        return logits
-
-
-def _turns(rope: Rope, frequencies: Tensor, positions: Tensor) -> Tensor:
-    """Return the cosines and sines of packed tokens, `[T, 2·R]` fp32: less work than a table."""
-    angles = positions[:, None].float() * frequencies
-    return torch.cat([angles.cos(), angles.sin()], dim=1) * rope.scale
+        return x
 
 
 class _LayerMaker:

@@ -53,7 +53,7 @@ _SILENT = frozenset(
 )
 
 
-_SILENT_ENDS = ("dropout", "_pdrop")
+_SILENT_ENDS = ("dropout", "dropout_prob", "_pdrop")
 
 
 class NotUnderstood(Exception):
@@ -78,11 +78,16 @@ class Description:
     @property
     def dtype(self) -> torch.dtype | None:
         """Return the dtype of the stored weights; None where it is not told."""
-        if self.said_dtype is None:
-            return None
-        if not isinstance(self.said_dtype, str) or self.said_dtype not in STORED_DTYPES:
-            raise NotUnderstood(f"{CONFIG} says dtype {self.said_dtype!r}")
-        return STORED_DTYPES[self.said_dtype]
+        return dtype_of(self.said_dtype)
+
+
+def dtype_of(said: object) -> torch.dtype | None:
+    """Return the dtype that a config says by its name; None where it says none."""
+    if said is None:
+        return None
+    if not isinstance(said, str) or said not in STORED_DTYPES:
+        raise NotUnderstood(f"{CONFIG} says dtype {said!r}")
+    return STORED_DTYPES[said]
 
 
 def read_description(name: str) -> Description:

@@ -71,11 +71,11 @@ class _Layer:
         prefix = f"{self.prefix}self_attn."
         queries = shape.num_query_heads * shape.key_dim
         others = shape.num_kv_heads * shape.key_dim
-        rows = _rows(self.model.names.qkv, (queries, others, others))
-        yield stacked(f"{self.role}qkv", prefix, "weight", rows, hidden)
+        heights = rows(self.model.names.qkv, (queries, others, others))
+        yield stacked(f"{self.role}qkv", prefix, "weight", heights, hidden)
         yield whole(f"{self.role}output", f"{prefix}o_proj.weight", hidden, queries)
         if self.model.qkv_bias:
-            yield stacked(f"{self.role}qkv_bias", prefix, "bias", rows)
+            yield stacked(f"{self.role}qkv_bias", prefix, "bias", heights)
         if self.model.output_bias:
             yield whole(f"{self.role}output_bias", f"{prefix}o_proj.bias", hidden)
         if self.model.has_head_norms:
@@ -88,11 +88,11 @@ class _Layer:
         """Yield gate and up as one, and down."""
         hidden, inner = self.model.hidden_size, self.model.inner_size
         prefix = f"{self.prefix}mlp."
-        rows = _rows(self.model.names.gate_up, (inner, inner))
-        yield stacked(f"{self.role}gate_up", prefix, "weight", rows, hidden)
+        heights = rows(self.model.names.gate_up, (inner, inner))
+        yield stacked(f"{self.role}gate_up", prefix, "weight", heights, hidden)
         yield whole(f"{self.role}down", f"{prefix}down_proj.weight", hidden, inner)
         if self.model.mlp_bias:
-            yield stacked(f"{self.role}gate_up_bias", prefix, "bias", rows)
+            yield stacked(f"{self.role}gate_up_bias", prefix, "bias", heights)
             yield whole(f"{self.role}down_bias", f"{prefix}down_proj.bias", hidden)
 
     def experts(self, experts: Experts) -> Iterator[Weight]:
@@ -158,7 +158,7 @@ def _slice(index: int, start: int, stop: int) -> Place:
     return lambda weight: weight[index, start:stop]
 
 
-def _rows(names: tuple[str, ...], heights: tuple[int, ...]) -> list[tuple[str, int]]:
+def rows(names: tuple[str, ...], heights: tuple[int, ...]) -> list[tuple[str, int]]:
     """Return names with the rows that each has; one name has them all."""
     return [(names[0], sum(heights))] if len(names) == 1 else list(zip(names, heights, strict=True))
 
@@ -168,10 +168,12 @@ def whole(role: str, key: str, *shape: int) -> Weight:
     return Weight(role, shape, (Part(key, shape, _all),))
 
 
-def stacked(role: str, prefix: str, kind: str, rows: list[tuple[str, int]], *width: int) -> Weight:
-    """Return a weight of tensors above each other, named by `rows` with how many each has."""
+def stacked(
+    role: str, prefix: str, kind: str, heights: list[tuple[str, int]], *width: int
+) -> Weight:
+    """Return a weight of tensors above each other, named with how many rows each has."""
     parts, start = [], 0
-    for name, height in rows:
+    for name, height in heights:
         stop = start + height
         place = _between(start, stop)
         parts.append(Part(f"{prefix}{name}.{kind}", (height, *width), place))

@@ -25,13 +25,19 @@ _CPUINFO = Path("/proc/cpuinfo")
 _TELLING = ("model name", "flags", "CPU part", "Features")
 
 
-def proof_fact(checkpoint: Checkpoint, dtype: torch.dtype, device: torch.device) -> Fact:
-    """Return the fact of how the proof of a checkpoint goes, in a dtype on a device."""
+def proof_fact(
+    checkpoint: Checkpoint, dtype: torch.dtype, device: torch.device, *others: str
+) -> Fact:
+    """Return the fact of how the proof of a checkpoint goes, in a dtype on a device.
+
+    `others` is what else it follows from.
+    """
     causes: list[str | bytes] = [
         versions_of("torch", "transformers", "numba", "triton"),
         str(dtype),
         _processor(device),
         (checkpoint.folder / CONFIG).read_bytes(),
+        *others,
     ]
     for path in checkpoint.files:
         status = path.stat()

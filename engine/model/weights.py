@@ -39,6 +39,7 @@ TEXT_OF_WHOLE = {
 BASE = "model"
 # What older checkpoints store although it follows from the config.
 _DERIVED = re.compile(r"rotary_emb\.inv_freq")
+_AS_STORED: Mapping[str, str] = {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,15 +89,23 @@ def read_weights(
 
 
 def stored_in(
-    files: Iterable[Path], wanted: Iterable[Weight], *more: str, is_part: bool = False
+    files: Iterable[Path],
+    wanted: Iterable[Weight],
+    *more: str,
+    is_part: bool = False,
+    base: str = BASE,
+    renamed: Mapping[str, str] = _AS_STORED,
 ) -> dict[str, Stored]:
-    """Return what the files hold by the keys that a layout, or `more`, has for it."""
+    """Return what the files hold by the keys that a layout, or `more`, has for it.
+
+    `base` is what most keys begin with. `renamed` are patterns of names, with what they become.
+    """
     keys = {part.key for weight in wanted for part in weight.parts}.union(more)
     found = {}
     for file in files:
-        for tensor in _tensors(file, is_part=is_part):
+        for tensor in _tensors(file, {**renamed, **(TEXT_OF_WHOLE if is_part else {})}):
             # The weights of a bare base model have its names without its prefix.
-            prefixed = f"{BASE}.{tensor.name}"
+            prefixed = f"{base}.{tensor.name}"
             is_bare = tensor.name not in keys and prefixed in keys
             found[prefixed if is_bare else tensor.name] = tensor
     return found
@@ -136,7 +145,7 @@ def _count(wanted: Iterable[Weight]) -> int:
     return sum(prod(part.shape) for weight in wanted for part in weight.parts)
 
 
-def _tensors(file: Path, *, is_part: bool) -> list[Stored]:
+def _tensors(file: Path, renamed: Mapping[str, str]) -> list[Stored]:
     """Return the tensors of a file that was checked, from the JSON in front of their bytes."""
     with FileIO(file) as opened:
         (length,) = unpack("<Q", opened.read(8))
@@ -145,7 +154,7 @@ def _tensors(file: Path, *, is_part: bool) -> list[Stored]:
     found = []
     for key, said in header.items():
         name = key
-        for pattern, instead in TEXT_OF_WHOLE.items() if is_part else ():
+        for pattern, instead in renamed.items():
             name = re.sub(pattern, instead, name)
         start = 8 + length + said["data_offsets"][0]
         found.append(Stored(name, said["dtype"], tuple(said["shape"]), file, start))
@@ -159,8 +168,13 @@ def check_stored(
     stored: Mapping[str, Stored],
     *,
     is_part: bool = False,
+    base: str = BASE,
+    ignored: re.Pattern[str] = _DERIVED,
 ) -> None:
-    """Refuse weights that are not all that a network needs, or not only that."""
+    """Refuse weights that are not all that a network needs, or not only that.
+
+    Of what is `ignored` it has no need; `base` is what most of its keys begin with.
+    """
     check_count(checkpoint, _count(wanted))
     parts = {part.key: part for weight in wanted for part in weight.parts}
     modules = {""}
@@ -172,7 +186,7 @@ def check_stored(
         others=[
             tensor.name
             for key, tensor in stored.items()
-            if key not in parts and not _DERIVED.search(key)
+            if key not in parts and not ignored.search(key)
         ],
         misfits=[
             (key, stored[key].shape, part.shape)
@@ -180,7 +194,7 @@ def check_stored(
             if key in stored and stored[key].shape != part.shape
         ],
     )
-    check_tensors(checkpoint.name, title, modules, BASE, report, is_part=is_part)
+    check_tensors(checkpoint.name, title, modules, base, report, is_part=is_part)
     for key in parts:
         check_kind(checkpoint.name, key, stored[key].kind)
 

@@ -93,7 +93,7 @@ class CpuAttention:
         store_tokens(team(), words, bits, self._slots, own.keys, own.values)
 
     def attend(self, layer: int, query: Tensor, sinks: Tensor | None = None) -> Tensor:
-        """Attend every token to its sequence up to itself: `[T, Hq, Dk]` → `[T, Hq, Dv]`."""
+        """Attend every token to what it sees: `[T, Hq, Dk]` → `[T, Hq, Dv]`."""
         own = self._layers[layer]
         shape, tokens = own.shape, len(query)
         out = query.new_empty(tokens, shape.num_query_heads, shape.value_dim)
@@ -113,10 +113,12 @@ class CpuAttention:
 
     def _layout(self, own: _Layer) -> Layout:
         """Return the step's tiles for a layer: the same for all of one shape."""
-        layout = self._layouts.get(own.kept_shape)
+        kind = (*own.kept_shape, own.shape.is_causal)
+        layout = self._layouts.get(kind)
         if layout is None:
-            layout = lay_out(self._step, own.group, own.kept_shape)
-            self._layouts[own.kept_shape] = layout
+            is_causal = own.shape.is_causal
+            layout = lay_out(self._step, own.group, own.kept_shape, is_causal=is_causal)
+            self._layouts[kind] = layout
         return layout
 
 
@@ -135,8 +137,9 @@ class _Layer:
         self.shape = shape
         self.group = shape.num_query_heads // heads
         self.keys, self.values = (_words(numbers_) for numbers_ in (keys, values))
-        window = np.int32(shape.window or np.iinfo(np.int32).max)
-        self.numbers = ((np.float32(shape.scaling), np.float32(shape.softcap)), window)
+        before = (shape.window or np.iinfo(np.int32).max) - 1
+        reach = (np.int64(before), np.int64(0 if shape.is_causal else before))
+        self.numbers = ((np.float32(shape.scaling), np.float32(shape.softcap)), reach)
         self.no_sinks = np.full((heads, self.group), LOWEST, np.float32)
         self.kept_shape = (heads, self.group, width + 2)
 

@@ -72,6 +72,8 @@ def multiply_and_norm(dtype: torch.dtype) -> None:
     norm = torch.ones(WIDTH)
     blocks.rms_norm(x, norm, 1e-6)
     blocks.add_rms_norm(x, x.clone(), norm, 1e-6)
+    blocks.layer_norm(x, norm, norm, 1e-6)
+    blocks.add_layer_norm(x, x.clone(), norm, norm, 1e-6)
     blocks.gated(x, Gate())
 
 

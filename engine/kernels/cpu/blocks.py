@@ -11,8 +11,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from engine.kernels import blocks
 from engine.kernels.blocks import Gate
-from engine.kernels.cpu.compiling import compiled
+from engine.kernels.cpu.compiling import compiled, inlined
 from engine.kernels.cpu.scalars import elements, narrow, sigmoid, widen
 from engine.kernels.cpu.threads import share, team
 
@@ -43,8 +44,26 @@ def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> Ten
     return out
 
 
+def layer_norm(x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
+    """Return the norm of `x [T, H]` by mean and variance, times `weight [H]`, plus `bias`."""
+    out = torch.empty_like(x)
+    numbers = weight.numpy(), bias.numpy(), np.float32(eps)
+    _layer_norm(team(), elements(x), *numbers, elements(out))
+    return out
+
+
+def add_layer_norm(x: Tensor, residual: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
+    """Add `x [T, H]` to `residual [T, H]`, in place, and return the `layer_norm` of the sum."""
+    out = torch.empty_like(residual)
+    numbers = weight.numpy(), bias.numpy(), np.float32(eps)
+    _add_layer_norm(team(), elements(x), elements(residual), *numbers, elements(out))
+    return out
+
+
 def gated(both: Tensor, gate: Gate) -> Tensor:
     """Join gate and up that lie side by side: `both […, 2·I]` → `[…, I]`."""
+    if gate.curve == "gelu":
+        return blocks.gated(both.float(), gate).to(both.dtype)
     flat = both.reshape(-1, both.shape[-1])
     out = torch.empty(flat.shape[0], flat.shape[1] // 2, dtype=both.dtype)
     limit = np.float32(np.inf if gate.limit is None else gate.limit)
@@ -96,6 +115,43 @@ def _add_norm_rows(item: Any, x: Any, residual: Any, weight: Any, eps: Any, out:
 
 
 @compiled
+def _layer_norm_rows(item: Any, x: Any, weight: Any, bias: Any, eps: Any, out: Any) -> None:
+    rows, width = x.shape
+    at_once = _rows_at_once(width)
+    for row in range(item * at_once, min((item + 1) * at_once, rows)):
+        _center(x[row], weight, bias, eps, out[row])
+
+
+@compiled
+def _add_layer_norm_rows(
+    item: Any, x: Any, residual: Any, weight: Any, bias: Any, eps: Any, out: Any
+) -> None:
+    rows, width = x.shape
+    at_once = _rows_at_once(width)
+    for row in range(item * at_once, min((item + 1) * at_once, rows)):
+        for i in range(width):
+            residual[row, i] = narrow(widen(residual[row, i]) + widen(x[row, i]), x[row, i])
+        _center(residual[row], weight, bias, eps, out[row])
+
+
+@inlined
+def _center(x: Any, weight: Any, bias: Any, eps: Any, out: Any) -> None:
+    """Write the norm of one row by mean and variance."""
+    width = len(x)
+    total = np.float32(0)
+    for i in range(width):
+        total += widen(x[i])
+    mean = total / np.float32(width)
+    squares = np.float32(0)
+    for i in range(width):
+        apart = widen(x[i]) - mean
+        squares += apart * apart
+    scale = np.float32(1) / np.sqrt(squares / np.float32(width) + eps)
+    for i in range(width):
+        out[i] = narrow((widen(x[i]) - mean) * scale * weight[i] + bias[i], x[i])
+
+
+@compiled
 def _gate_rows(
     item: Any, both: Any, is_gelu: Any, steepness: Any, limit: Any, lift: Any, out: Any
 ) -> None:
@@ -118,6 +174,19 @@ def _norm(words: Any, x: Any, weight: Any, eps: Any, out: Any) -> None:
 @compiled
 def _add_norm(words: Any, x: Any, residual: Any, weight: Any, eps: Any, out: Any) -> None:
     share(words, _num_items(*x.shape), _add_norm_rows, (x, residual, weight, eps, out))
+
+
+@compiled
+def _layer_norm(words: Any, x: Any, weight: Any, bias: Any, eps: Any, out: Any) -> None:
+    share(words, _num_items(*x.shape), _layer_norm_rows, (x, weight, bias, eps, out))
+
+
+@compiled
+def _add_layer_norm(
+    words: Any, x: Any, residual: Any, weight: Any, bias: Any, eps: Any, out: Any
+) -> None:
+    arguments = (x, residual, weight, bias, eps, out)
+    share(words, _num_items(*x.shape), _add_layer_norm_rows, arguments)
 
 
 @compiled

@@ -21,11 +21,19 @@ from engine.kernels.cpu.vectors import BYTE, FAST, FLOAT, FLOATS, HALVES, INT, I
 ROWS, COLUMNS = 12, 2
 WIDTH = COLUMNS * LANES
 WORD_BYTES = 4
-# What becomes of the sums; a gate's are the first half of a panel, what it opens is the second.
+# What becomes of the sums: curves of gates, which are the first half of a panel and open the
+# second, or, with `ALONE` added, curves of all.
 BITS = ir.VectorType(ir.IntType(1), LANES)
-PLAIN, SILU, GELU = 0, 1, 2
+PLAIN = 0
+CURVES = {"silu": 1, "gelu_tanh": 2, "gelu": 3}
+ALONE = len(CURVES)
 # gelu's tanh as a sigmoid: x · sigmoid(2·√(2/π) · (x + 0.044715·x³)).
 GELU_SLOPE, GELU_CUBE = 1.5957691216057308, 0.044715
+# erfc(z) · exp(z²) of z >= 0 to 1.5e-7, in powers of 1 / (1 + ERF_POLE · z) from the first on
+# (Abramowitz and Stegun, 7.1.26).
+ERF_POLE = 0.3275911
+ERF_COEFFICIENTS = (0.254829592, -0.284496736, 1.421413741, -1.453152027, 1.061405429)
+ROOT_HALF = 0.7071067811865476
 
 
 @intrinsic
@@ -48,7 +56,7 @@ def multiply_panel(
     _limit: Any,
     _lift: Any,
 ) -> Any:
-    """Write x · panel + bias of a few rows, or what the gate makes of it."""
+    """Write x · panel + bias of a few rows, or what the gate or the curve makes of it."""
     is_paired = like == types.uint16
     numbers = [types.int64] * 12 + [types.float32] * 3
     signature = types.void(like, *numbers)
@@ -141,7 +149,9 @@ def _finish(builder: Any, sums: Any, bias: Any, target: Any, gate: Any, *, is_pa
     biases = builder.inttoptr(bias, FLOAT.as_pointer())
     # A panel's row that is not whole is made here.
     row_of_panel = _space(builder, number, WIDTH)
-    is_gate = builder.icmp_signed("!=", curve, _word(PLAIN))
+    is_alone = builder.icmp_signed(">", curve, _word(ALONE))
+    is_gate = builder.and_(builder.icmp_signed("!=", curve, _word(PLAIN)), builder.not_(is_alone))
+    own_curve = builder.select(is_alone, builder.sub(curve, _word(ALONE)), curve)
     width = builder.select(is_gate, _word(LANES), _word(WIDTH))
     is_whole = builder.icmp_signed("==", count, width)
     count_bytes = builder.mul(count, _word(size))
@@ -161,8 +171,16 @@ def _finish(builder: Any, sums: Any, bias: Any, target: Any, gate: Any, *, is_pa
                 opened = _gated(builder, first, second, *gate)
                 _write(builder, opened, written, 0, is_paired=is_paired)
             with plain:
-                _write(builder, first, written, 0, is_paired=is_paired)
-                _write(builder, second, written, LANES, is_paired=is_paired)
+                lanes = [cgutils.alloca_once_value(builder, sum_) for sum_ in (first, second)]
+                for place_, sum_ in zip(lanes, (first, second), strict=True):
+                    builder.store(sum_, place_)
+                with builder.if_then(is_alone):
+                    for place_, sum_ in zip(lanes, (first, second), strict=True):
+                        bent = _curved(builder, sum_, own_curve, vectors.floats(1))
+                        builder.store(bent, place_)
+                for column, place_ in enumerate(lanes):
+                    bent = builder.load(place_)
+                    _write(builder, bent, written, column * LANES, is_paired=is_paired)
         with builder.if_then(builder.not_(is_whole), likely=False):
             cgutils.raw_memcpy(builder, place, row_of_panel, count_bytes, 1)
 
@@ -182,15 +200,51 @@ def _gated(
     gate, up = (builder.select(builder.fcmp_ordered("<", most, x), most, x) for x in (gate, up))
     up = builder.select(builder.fcmp_ordered("<", up, least), least, up)
     up = builder.fadd(up, vectors.splat(builder, lift, FLOATS))
+    bent = _curved(builder, gate, curve, vectors.splat(builder, steepness, FLOATS))
+    return builder.fmul(bent, up)
+
+
+def _curved(builder: Any, x: Any, curve: Any, steepness: Any) -> Any:
+    """Return a curve of x; a NaN stays one."""
+    result = cgutils.alloca_once(builder, FLOATS)
+    is_exact = builder.icmp_signed("==", curve, _word(CURVES["gelu"]))
+    with builder.if_else(is_exact) as (exact, sloped):
+        with exact:
+            builder.store(_gelu(builder, x), result)
+        with sloped:
+            builder.store(_sloped(builder, x, curve, steepness), result)
+    return builder.load(result)
+
+
+def _gelu(builder: Any, x: Any) -> Any:
+    """Return x · Φ(x), by the error function of -|x|, whose small values keep their digits."""
+    size = builder.fmul(
+        vectors.call(builder, "llvm.fabs.v16f32", FLOATS, x), vectors.floats(ROOT_HALF)
+    )
+    pole = builder.fadd(vectors.floats(1), builder.fmul(size, vectors.floats(ERF_POLE), FAST), FAST)
+    t = builder.fdiv(vectors.floats(1), pole, FAST)
+    total = vectors.floats(0)
+    for coefficient in reversed(ERF_COEFFICIENTS):
+        total = builder.fmul(builder.fadd(total, vectors.floats(coefficient), FAST), t, FAST)
+    power = vectors.exponential(builder, builder.fneg(builder.fmul(size, size)))
+    tail = builder.fmul(builder.fmul(total, power, FAST), vectors.floats(0.5), FAST)
+    is_positive = builder.fcmp_ordered(">=", x, vectors.floats(0))
+    share = builder.select(is_positive, builder.fsub(vectors.floats(1), tail), tail)
+    return builder.fmul(x, share)
+
+
+def _sloped(builder: Any, gate: Any, curve: Any, steepness: Any) -> Any:
+    """Return x · sigmoid(slope of x), which is silu or the gelu that goes by tanh."""
     cube = builder.fmul(builder.fmul(gate, gate), gate)
     bent = builder.fadd(gate, builder.fmul(vectors.floats(GELU_CUBE), cube, FAST), FAST)
     gelu = builder.fmul(vectors.floats(GELU_SLOPE), bent)
-    silu = builder.fmul(vectors.splat(builder, steepness, FLOATS), gate)
-    is_gelu = vectors.splat(builder, builder.icmp_signed("==", curve, _word(GELU)), BITS)
+    silu = builder.fmul(steepness, gate)
+    is_tanh = builder.icmp_signed("==", curve, _word(CURVES["gelu_tanh"]))
+    is_gelu = vectors.splat(builder, is_tanh, BITS)
     slope = builder.select(is_gelu, gelu, silu)
     is_rising = builder.fcmp_ordered(">=", slope, vectors.floats(0))
     down = builder.select(is_rising, builder.fneg(slope), slope)
     power = vectors.exponential(builder, down)
     top = builder.select(is_rising, vectors.floats(1), power)
     share = builder.fdiv(top, builder.fadd(vectors.floats(1), power), FAST)
-    return builder.fmul(builder.fmul(gate, share), up)
+    return builder.fmul(gate, share)

@@ -15,10 +15,18 @@ from torch import Tensor
 
 from engine.kernels.blocks import Gate
 from engine.kernels.cpu.compiling import compiled
-from engine.kernels.cpu.panels import GELU, PLAIN, ROWS, SILU, WIDTH, WORD_BYTES, multiply_panel
+from engine.kernels.cpu.panels import (
+    ALONE,
+    CURVES,
+    PLAIN,
+    ROWS,
+    WIDTH,
+    WORD_BYTES,
+    multiply_panel,
+)
 from engine.kernels.cpu.threads import share, team, team_size
 from engine.kernels.cpu.vectors import HAS_PAIR_PRODUCT, LANES
-from engine.kernels.products import Product
+from engine.kernels.products import End, Product
 
 # What a block of rows may take of the second cache.
 BLOCK_BYTES = 256 * 1024
@@ -38,7 +46,7 @@ def serves(dtype: torch.dtype) -> bool:
     return dtype == torch.float32 and HAS_VECTORS
 
 
-def prepare(weight: Tensor, bias: Tensor | None, gate: Gate | None) -> Product | None:
+def prepare(weight: Tensor, bias: Tensor | None, end: End) -> Product | None:
     """Return the product of `weight [O, I]`; None where the kernel does not take it.
 
     Nothing of the weight itself is kept. A row comes to the same, bit for bit, whatever other rows
@@ -49,27 +57,30 @@ def prepare(weight: Tensor, bias: Tensor | None, gate: Gate | None) -> Product |
     units = inputs * size // WORD_BYTES
     if not serves(dtype) or not units or units * WORD_BYTES != inputs * size:
         return None
-    halves = 1 if gate is None else 2
+    halves = 2 if isinstance(end, Gate) else 1
     packed, biases = _packed(weight, halves), _packed_bias(bias, outputs, halves)
     shape = (size, units, outputs // halves, WIDTH // halves)
     like = np.uint16(0) if dtype == torch.bfloat16 else np.float32(0)
-    end, threads = _end(gate), team_size()
+    ending, threads = _ending(end), team_size()
 
     def product(x: Tensor) -> Tensor:
         assert x.dtype == dtype
         x = x.contiguous()
         out = x.new_empty(x.shape[0], outputs // halves)
         places = (x.data_ptr(), packed.data_ptr(), biases.data_ptr(), out.data_ptr())
-        _multiply(team(), threads, like, len(x), places, shape, end)
+        _multiply(team(), threads, like, len(x), places, shape, ending)
         return out
 
     return product
 
 
-def _end(gate: Gate | None) -> tuple[int, np.float32, np.float32, np.float32]:
+def _ending(end: End) -> tuple[int, np.float32, np.float32, np.float32]:
     """Return what becomes of sums, as the kernel takes it."""
-    curve = PLAIN if gate is None else GELU if gate.curve == "gelu_tanh" else SILU
-    gate = gate or Gate()
+    curve, gate = PLAIN, Gate()
+    if isinstance(end, Gate):
+        curve, gate = CURVES[end.curve], end
+    elif end is not None:
+        curve = CURVES[end] + ALONE
     limit = np.inf if gate.limit is None else gate.limit
     return curve, np.float32(gate.steepness), np.float32(limit), np.float32(gate.lift)
 

@@ -20,6 +20,7 @@ from engine.kernels.cpu.tiles import (
     ENDS,
     FIRST,
     LAST,
+    LENGTH,
     PAGES,
     RESUMES,
     ROWS,
@@ -36,6 +37,8 @@ FEWEST_SHARING = 2
 FEWEST_BLOCKS = 2
 FEWEST_READS = 32
 MOST_LEVELS = 6
+# What a tile has for a length where no token sees beyond itself.
+ENDLESS = np.iinfo(np.int32).max
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,14 +50,16 @@ class Layout:
     kept: NDArray[np.float32]  # [decodes or none, Hkv, G, width + 2]
 
 
-def lay_out(step: Step, group: int, kept_shape: tuple[int, ...]) -> Layout:
+def lay_out(
+    step: Step, group: int, kept_shape: tuple[int, ...], *, is_causal: bool = True
+) -> Layout:
     """Return the tiles of a step for layers of `group` query heads to a key head."""
     at_once = max(1, ROWS // group)
     contexts, page_starts = step.context_lengths.numpy(), step.page_starts.numpy()
     order = np.arange(step.num_tokens, dtype=np.int32)
     resumed = np.zeros(step.num_decodes, np.int32)
     phases = []
-    if step.num_decodes >= FEWEST_SHARING:
+    if is_causal and step.num_decodes >= FEWEST_SHARING:
         shared = _shared_tiles(
             contexts[: step.num_decodes],
             *(page_starts, step.pages.numpy(), order, resumed, at_once),
@@ -70,9 +75,8 @@ def lay_out(step: Step, group: int, kept_shape: tuple[int, ...]) -> Layout:
             ]
     kept = np.empty((step.num_decodes if phases else 0, *kept_shape), np.float32)
     starts = step.query_starts.numpy()
-    phases.append(
-        _own_tiles(step.num_decodes, starts, contexts, page_starts, order, resumed, at_once)
-    )
+    arrays = (starts, contexts, page_starts, order, resumed)
+    phases.append(_own_tiles(step.num_decodes, *arrays, at_once, is_causal))
     return Layout(phases, order, kept)
 
 
@@ -85,6 +89,7 @@ def _own_tiles(
     order: Any,
     resumed: Any,
     at_once: Any,
+    is_causal: Any,
 ) -> Any:
     """Return the tiles that end: what is left of each decode, and all of longer spans."""
     spans, count = len(contexts), num_decodes
@@ -103,8 +108,10 @@ def _own_tiles(
             tile = tiles[place]
             tile[START], tile[STOP] = start, end
             _name_pages(tile, owner, page_starts)
-            length = contexts[owner] + end - starts[span]
+            seen = end if is_causal else stop
+            length = contexts[owner] + seen - starts[span]
             tile[LAST] = (length + BLOCK - 1) // BLOCK
+            tile[LENGTH] = length
             if span < num_decodes:
                 tile[FIRST] = resumed[owner]
                 tile[RESUMES] = resumed[owner] > 0
@@ -156,6 +163,7 @@ def _shared_tiles(
                             _name_pages(tile, order[first], page_starts)
                             tile[FIRST], tile[LAST] = begun, last
                             tile[RESUMES] = begun > 0
+                            tile[LENGTH] = ENDLESS
                             tile[TILE_FIELDS] = level
                             num_tiles += 1
                     next_starts[num_next], next_stops[num_next] = first, end

@@ -24,9 +24,9 @@ from engine.kernels.cpu.threads import share
 
 # A tile: tokens `order[START:STOP]`, over blocks `FIRST:LAST` of the pages from `PAGES` on, of
 # which there are `COUNT`; it goes on from what is kept where it `RESUMES`, and is kept where it
-# does not `END`.
-START, STOP, PAGES, COUNT, FIRST, LAST, RESUMES, ENDS = range(8)
-TILE_FIELDS = 8
+# does not `END`. Beyond `LENGTH` there is nothing to see.
+START, STOP, PAGES, COUNT, FIRST, LAST, RESUMES, ENDS, LENGTH = range(9)
+TILE_FIELDS = 9
 ROWS = 32
 # So many items for each thread, that one which comes late finds some left.
 ITEMS_A_TEAM = 64
@@ -44,7 +44,7 @@ def attend_tiles(
     values: Any,  # [pages, Hkv, units of tokens, width] int32
     kept: Any,  # [T', Hkv, G, width + 2] float32
     numbers: Any,  # scaling, softcap
-    window: Any,
+    reach: Any,  # how many tokens before its own each sees, and how many after it
     sinks: Any,  # [Hkv, G] float32
     out: Any,  # [T, Hkv, G, Dv]
 ) -> None:
@@ -53,7 +53,7 @@ def attend_tiles(
     at_once = max(1, count // ITEMS_A_TEAM)
     arguments = (
         *(at_once, tiles, order, positions, pages, query, keys, values, kept),
-        *(numbers, window, sinks, out),
+        *(numbers, reach, sinks, out),
     )
     share(words, (count + at_once - 1) // at_once, _attend_some, arguments)
 
@@ -71,7 +71,7 @@ def _attend_some(
     values: Any,
     kept: Any,
     numbers: Any,
-    window: Any,
+    reach: Any,
     sinks: Any,
     out: Any,
 ) -> None:
@@ -86,7 +86,7 @@ def _attend_some(
     for index in range(item * at_once, last):
         tile, head = tiles[index // heads], index % heads
         tokens = order[tile[START] : tile[STOP]]
-        _begin(tile, tokens, head, query, positions, window, kept, queries, state, bounds)
+        _begin(tile, tokens, head, query, positions, reach, kept, queries, state, bounds)
         after = min(index + 1, last - 1)
         _meet(
             tile,
@@ -122,7 +122,7 @@ def _begin(
     head: Any,
     query: Any,
     positions: Any,
-    window: Any,
+    reach: Any,
     kept: Any,
     queries: Any,
     state: Any,
@@ -132,10 +132,11 @@ def _begin(
     group, units = query.shape[2:]
     stride = len(state) // (len(bounds) // 2)
     for number, token in enumerate(tokens):
-        stop = positions[token] + 1
+        place = positions[token]
+        begin, stop = max(0, place - reach[0]), min(place + 1 + reach[1], tile[LENGTH])
         for g in range(group):
             row = number * group + g
-            bounds[2 * row], bounds[2 * row + 1] = max(0, stop - window), stop
+            bounds[2 * row], bounds[2 * row + 1] = begin, stop
             for u in range(units):
                 queries[row * units + u] = query[token, head, g, u]
             if tile[RESUMES]:
@@ -172,14 +173,15 @@ def _meet(
     flat_keys, flat_values = keys.reshape(-1), values.reshape(-1)
     stride = width + 2
     scaling, softcap = numbers
-    first = bounds[0]
+    first, stop = bounds[0], bounds[1]
     for row in range(rows):
-        first = min(first, bounds[2 * row])
-    for block in range(max(tile[FIRST], first // BLOCK), tile[LAST]):
+        first, stop = min(first, bounds[2 * row]), max(stop, bounds[2 * row + 1])
+    last = min(tile[LAST], (stop + BLOCK - 1) // BLOCK)
+    for block in range(max(tile[FIRST], first // BLOCK), last):
         start = block * BLOCK
         _find(places, 0, pages, tile, block, head, heads, key_size, value_size)
         # The first rows ask for what comes next, the others for what is there already.
-        if block + 1 < tile[LAST]:
+        if block + 1 < last:
             _find(places, 1, pages, tile, block + 1, head, heads, key_size, value_size)
         else:
             begun = next_tile[FIRST]

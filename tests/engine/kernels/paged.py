@@ -78,10 +78,11 @@ class Sequences:
         if shape.softcap:
             scores = torch.tanh(scores / shape.softcap) * shape.softcap
         length = query.shape[1]
+        reach = shape.window or length
         for position in range(length):
-            scores[:, position, position + 1 :] = -torch.inf
-            if shape.window:
-                scores[:, position, : max(0, position - shape.window + 1)] = -torch.inf
+            after = 1 if shape.is_causal else reach
+            scores[:, position, position + after :] = -torch.inf
+            scores[:, position, : max(0, position - reach + 1)] = -torch.inf
         weights = scores.exp()
         total = weights.sum(dim=-1, keepdim=True)
         if self.sinks is not None:

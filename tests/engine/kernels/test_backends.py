@@ -121,6 +121,37 @@ def test_in_bf16_it_is_plain_attention_but_for_rounding(name: str, kind: str, se
 
 
 @pytest.mark.parametrize("name", BACKENDS)
+@pytest.mark.parametrize("kind", SHAPES)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_who_looks_both_ways_sees_the_whole_sequence(
+    name: str, kind: str, dtype: torch.dtype
+) -> None:
+    """Or all that is less than a window away, before and after; sequences are computed whole."""
+    shape = replace(SHAPES[kind], is_causal=False)
+    lengths = [1, 2, 15, 16, 17, 64, 65, 130, 300]
+    sequences = Sequences.random(shape, lengths, dtype)
+    paged = made(name, sequences, dtype)
+    bound = TOLERANCE[dtype]
+    outs = paged.run([(index, 0, length) for index, length in enumerate(lengths)])
+    for index, out in enumerate(outs):
+        wanted = sequences.expected(index)
+        torch.testing.assert_close(out.double(), wanted, atol=bound, rtol=bound)
+
+
+@pytest.mark.parametrize("window", [0, 20])
+def test_who_looks_both_ways_comes_to_the_same_alone_and_in_company(window: int) -> None:
+    """Bit for bit, on a CPU."""
+    shape = replace(GROUPED, is_causal=False, window=window)
+    lengths = [3, 70, 33, 16, 129]
+    sequences = Sequences.random(shape, lengths)
+    paged = made("cpu", sequences)
+    together = paged.run([(index, 0, length) for index, length in enumerate(lengths)])
+    for index, length in enumerate(lengths):
+        (alone,) = paged.run([(index, 0, length)])
+        assert torch.equal(alone, together[index])
+
+
+@pytest.mark.parametrize("name", BACKENDS)
 def test_nothing_is_stored_but_where_the_step_says(name: str) -> None:
     """As many numbers as the step's tokens have; every other slot stays as it was."""
     sequences = Sequences.random(SHAPES["narrow values"], [1, 30, 17])

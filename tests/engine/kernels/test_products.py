@@ -46,6 +46,9 @@ def test_it_is_the_product_of_torch(
     got = makes.make_gated(weight.to(dtype), given, Gate())(x)
     joined = blocks.gated(expected, Gate())
     torch.testing.assert_close(got.double(), joined, rtol=3 * tolerance, atol=60 * tolerance)
+    got = makes.make_curved(weight.to(dtype), given, "gelu")(x)
+    bent = blocks.curved(expected, "gelu")
+    torch.testing.assert_close(got.double(), bent, rtol=tolerance, atol=20 * tolerance)
 
 
 def test_what_gives_something_else_is_not_used() -> None:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
+from engine.kernels.attention import AttentionShape
 from engine.kernels.reference import attend, visible
 from tests.engine.kernels.paged import Sequences
 from tests.engine.kernels.test_backends import SHAPES
@@ -43,7 +46,12 @@ def test_half_precision_is_attended_in_single() -> None:
 
 
 def test_a_window_is_counted_with_the_query_itself() -> None:
-    """Position p sees keys at positions above p - window."""
-    seen = visible(3, 5, 2, torch.device("cpu"))
+    """Position p sees keys above p - window, and looking both ways those below p + window."""
+    shape, cpu = AttentionShape(1, 1, 8, 8, 1.0), torch.device("cpu")
+    seen = visible(3, 5, replace(shape, window=2), cpu)
     assert seen.int().tolist() == [[0, 1, 1, 0, 0], [0, 0, 1, 1, 0], [0, 0, 0, 1, 1]]
-    assert visible(2, 3, 0, torch.device("cpu")).int().tolist() == [[1, 1, 0], [1, 1, 1]]
+    assert visible(2, 3, shape, cpu).int().tolist() == [[1, 1, 0], [1, 1, 1]]
+    both_ways = replace(shape, is_causal=False)
+    assert visible(2, 3, both_ways, cpu).all()
+    seen = visible(3, 3, replace(both_ways, window=2), cpu)
+    assert seen.int().tolist() == [[1, 1, 0], [1, 1, 1], [0, 1, 1]]

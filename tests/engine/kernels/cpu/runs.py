@@ -6,6 +6,7 @@ very process, so that it does not matter what is kept; models are made in the fo
 
 from __future__ import annotations
 
+import json
 import sys
 from pathlib import Path
 from typing import Any
@@ -20,19 +21,26 @@ from engine.kinds.generation import make_work
 from engine.model import own
 from engine.model.checkpoint import find_checkpoint
 from engine.model.description import read_description
+from engine.model.encoders import own as own_encoder
+from engine.model.encoders.families import architecture_of as encoder_of
 from engine.model.fallback import prepare
 from engine.model.families import architecture_of
 from engine.model.forward import ATTENTION
 from engine.model.memory import Room
 from engine.model.network import LoadedModel
+from engine.scheduling.encoding import EncodingRequest
 from engine.scheduling.sequence import Sampling, SequenceRequest
+from engine.stepping.encoding import EncodingWork
 from tests.engine.families import build
+from tests.engine.model.encoders.saved import save
 
 CPU = torch.device("cpu")
 ROOT = Path(__file__).parents[4]
 # Norms of heads; a cap on scores, a window, norms with an offset; sinks, biases and experts; one
 # weight for queries, keys and values.
 FAMILIES = ("Qwen3Config", "Gemma2Config", "GptOssConfig", "Phi3Config")
+# Curves and biases; gates, windows and ropes.
+ENCODERS = ("Bert", "ModernBert")
 SAMPLINGS = (
     Sampling(temperature=0),
     Sampling(temperature=0, repetition_penalty=1.1, logit_bias={5: 2.0}, logprobs=2),
@@ -68,6 +76,18 @@ def run(model: LoadedModel) -> None:
         pass
 
 
+def encode(folder: Path, dtype: torch.dtype) -> None:
+    """Run sequences through an encoder, which looks both ways."""
+    said = json.loads((folder / "config.json").read_bytes())
+    checkpoint = find_checkpoint(str(folder))
+    model = own_encoder.load(checkpoint, encoder_of(str(folder), said), dtype, CPU)
+    work = EncodingWork(model, 64, 8)
+    for length in (1, 5, 90):
+        work.add(EncodingRequest([3] * length))
+    while work.step() is not None:
+        pass
+
+
 def note_what_is_asked_for(found: list[str]) -> None:
     """Have all kernels note what they are asked for from now on that they have no code for."""
     load = KeptCode.load_overload
@@ -92,6 +112,10 @@ def main(folder: Path) -> int:
         for dtype in dtypes():
             run(by_ours(folder / family, dtype))
             run(by_transformers(family, dtype))
+    for encoder in ENCODERS:
+        save(folder / encoder, encoder)
+        for dtype in dtypes():
+            encode(folder / encoder, dtype)
     sys.stdout.writelines(f"{one}\n" for one in found)
     return status
 

@@ -13,7 +13,7 @@ from engine.kernels.cpu.scalars import DTYPES
 
 ROWS = [1, 3, 700]
 SILU = Gate()
-GATES = [SILU, Gate("gelu_tanh"), Gate(steepness=1.702, limit=1.5, lift=1.0)]
+GATES = [SILU, Gate("gelu_tanh"), Gate("gelu"), Gate(steepness=1.702, limit=1.5, lift=1.0)]
 
 
 @pytest.mark.parametrize("rows", ROWS)
@@ -43,6 +43,28 @@ def test_rms_norm_takes_the_heads_of_a_wider_row() -> None:
 def test_rms_norm_of_zeros_is_zeros() -> None:
     """The epsilon keeps the scale finite."""
     assert not rms_norm(torch.zeros(2, 96), torch.ones(96), 1e-6).any()
+
+
+@pytest.mark.parametrize("blocks", [reference, cpu_blocks], ids=["reference", "cpu"])
+@pytest.mark.parametrize("rows", ROWS)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_layer_norm_is_that_of_torch(dtype: torch.dtype, rows: int, blocks: Blocks) -> None:
+    """Of a row alone, and of its sum with the residual, which is kept."""
+    generator = torch.Generator().manual_seed(rows)
+    x, residual = ((torch.randn(rows, 96, generator=generator) * 3 + 5).to(dtype) for _ in range(2))
+    numbers = [torch.randn(96, generator=generator).to(dtype) for _ in range(2)]
+    weight, bias = (blocks.norm_weight(number, 0.0) for number in numbers)
+    exact = [number.double() for number in numbers]
+    summed = x + residual
+    tolerance = 1e-5 if dtype == torch.float32 else 2**-7
+    for got, of in (
+        (blocks.layer_norm(x, weight, bias, 1e-12), x),
+        (blocks.add_layer_norm(x, residual, weight, bias, 1e-12), summed),
+    ):
+        expected = torch.nn.functional.layer_norm(of.double(), (96,), *exact, 1e-12)
+        assert got.dtype == dtype
+        torch.testing.assert_close(got.double(), expected, atol=tolerance, rtol=tolerance)
+    assert torch.equal(residual, summed)
 
 
 @pytest.mark.parametrize("rows", ROWS)

@@ -6,10 +6,10 @@ import pytest
 import torch
 
 from engine.kernels import blocks as reference
-from engine.kernels.blocks import Gate
+from engine.kernels.blocks import Curve, Gate
 from engine.kernels.cpu import products
 from engine.kernels.cpu.panels import ROWS, WIDTH
-from engine.kernels.products import Product
+from engine.kernels.products import End, Product
 
 DTYPES = [
     pytest.param(
@@ -21,7 +21,7 @@ DTYPES = [
     )
     for dtype in (torch.float32, torch.bfloat16)
 ]
-GATES = [Gate(), Gate("gelu_tanh"), Gate(steepness=1.702, limit=1.5, lift=1.0)]
+GATES = [Gate(), Gate("gelu_tanh"), Gate("gelu"), Gate(steepness=1.702, limit=1.5, lift=1.0)]
 # Outputs and inputs: of one panel, of less, of some and a bit, of more than a block's rows read.
 SHAPES = [(WIDTH, 64), (1, 2), (3, 66), (WIDTH + 1, 40), (1000, 512), (2 * WIDTH, 6000)]
 
@@ -31,7 +31,7 @@ def random(*shape: int, seed: int, dtype: torch.dtype) -> torch.Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
 
 
-def made(weight: torch.Tensor, bias: torch.Tensor | None, gate: Gate | None = None) -> Product:
+def made(weight: torch.Tensor, bias: torch.Tensor | None, gate: End = None) -> Product:
     """Return the kernel's product, which there must be."""
     product = products.prepare(weight, bias, gate)
     assert product is not None
@@ -80,11 +80,23 @@ def test_halves_are_joined_as_by_the_reference(
         close(product(x), reference.gated(both.float(), gate).double(), 40)
 
 
-@pytest.mark.parametrize("gate", [None, Gate()], ids=str)
+@pytest.mark.parametrize("curve", ["silu", "gelu_tanh", "gelu"])
+@pytest.mark.parametrize("outputs", [WIDTH, 50, 1])
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_a_row_comes_to_the_same_alone_and_in_company(
-    dtype: torch.dtype, gate: Gate | None
-) -> None:
+def test_sums_are_bent_as_by_the_reference(dtype: torch.dtype, outputs: int, curve: Curve) -> None:
+    """Far out, too, where the curve is 0 or the number itself."""
+    weight = random(outputs, 40, seed=2, dtype=dtype)
+    bias = random(outputs, seed=3, dtype=dtype)
+    product = made(weight, bias, curve)
+    for rows in (1, ROWS + 1):
+        x = random(rows, 40, seed=rows, dtype=dtype)
+        straight = x.double() @ weight.double().T + bias.double()
+        close(product(x), reference.curved(straight, curve), 40)
+
+
+@pytest.mark.parametrize("gate", [None, Gate(), "gelu"], ids=str)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_row_comes_to_the_same_alone_and_in_company(dtype: torch.dtype, gate: End) -> None:
     """Bit for bit, so that no request changes another."""
     product = made(random(96, 320, seed=4, dtype=dtype), None, gate)
     x = random(5 * ROWS + 3, 320, seed=5, dtype=dtype)
@@ -94,11 +106,9 @@ def test_a_row_comes_to_the_same_alone_and_in_company(
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
-@pytest.mark.parametrize("gate", [None, *GATES], ids=str)
+@pytest.mark.parametrize("gate", [None, *GATES, "gelu"], ids=str)
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_what_is_not_finite_stays_in_its_row(
-    dtype: torch.dtype, gate: Gate | None, value: float
-) -> None:
+def test_what_is_not_finite_stays_in_its_row(dtype: torch.dtype, gate: End, value: float) -> None:
     """And comes out there: such a row becomes an error, and no other does."""
     # Inputs of which a pair of bf16 ends a row: the next row's must not be read with it.
     product = made(random(70, 38, seed=6, dtype=dtype), None, gate)

@@ -1,0 +1,112 @@
+"""What transformers' own classes give with their eager attention: what proofs hold ours to."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from engine.errors import ModelRefused, first_line_of
+from engine.model.checkpoint import Checkpoint
+from engine.model.encoders.running import TokenSequence
+
+
+class Answer(NamedTuple):
+    """Of one sequence the last hidden states `[t, H]`, and a classifier's logits `[labels]`."""
+
+    hidden: Tensor
+    logits: Tensor | None
+
+
+@torch.inference_mode()
+def answer_eagerly(
+    checkpoint: Checkpoint,
+    said: Mapping[str, Any],
+    sequences: Sequence[TokenSequence],
+    device: torch.device,
+    *,
+    is_classifier: bool,
+    num_layers: int | None = None,
+) -> list[Answer]:
+    """Return what a model answers in fp32, each sequence alone.
+
+    `said` is what config.json is taken to say; `num_layers` takes so many of the first layers.
+    """
+    config = read_config(checkpoint.name, said)
+    if num_layers is not None:
+        config.num_hidden_layers = num_layers
+        if getattr(config, "layer_types", None):
+            config.layer_types = config.layer_types[:num_layers]
+    module = read_module(
+        checkpoint, config, torch.float32, device, "eager", is_classifier=is_classifier
+    )
+    return [
+        _answer(module, sequence, device, is_classifier=is_classifier) for sequence in sequences
+    ]
+
+
+def read_config(name: str, said: Mapping[str, Any]) -> Any:
+    """Return transformers' config of a folder or hub id, saying what it is taken to say."""
+    from transformers import AutoConfig
+
+    try:
+        return AutoConfig.for_model(**{"model_type": "", **said}).get_text_config()
+    except Exception as exc:  # what a config holds may fail anywhere in transformers
+        raise ModelRefused(f"{name}: cannot be read as a model: {first_line_of(exc)}") from exc
+
+
+def read_module(
+    checkpoint: Checkpoint,
+    config: Any,
+    dtype: torch.dtype,
+    device: torch.device,
+    attention: str,
+    *,
+    is_classifier: bool,
+) -> Any:
+    """Return transformers' module, whole or as a classifier; `ModelRefused` if weights lack."""
+    from transformers import AutoModel, AutoModelForSequenceClassification
+    from transformers.utils import logging
+
+    logging.disable_progress_bar()
+    logging.set_verbosity_error()  # its tables of what does not fit: who reads the weights says it
+    config.transformers_weights = None  # the name of a file, which no config decides
+    make = AutoModelForSequenceClassification if is_classifier else AutoModel
+    module, found = make.from_pretrained(
+        checkpoint.folder,
+        config=config,
+        dtype=dtype,
+        attn_implementation=attention,
+        trust_remote_code=False,
+        use_safetensors=True,
+        output_loading_info=True,
+    )
+    # Whatever else a base model makes of its hidden states, nothing is made of that here.
+    missing = [key for key in found["missing_keys"] if is_classifier or "pooler" not in key]
+    if missing:
+        raise ModelRefused(
+            f"{checkpoint.name}: its weights lack {min(missing)}, which "
+            f"{type(module).__name__} needs: a file is missing, tensors have another prefix, or "
+            "config.json is another model's."
+        )
+    return module.eval().requires_grad_(requires_grad=False).to(device)
+
+
+def _answer(
+    module: Any, sequence: TokenSequence, device: torch.device, *, is_classifier: bool
+) -> Answer:
+    inputs = inputs_of(sequence, device)
+    base = module.base_model if is_classifier else module
+    hidden = base(**inputs).last_hidden_state[0].float()
+    return Answer(hidden, module(**inputs).logits[0].float() if is_classifier else None)
+
+
+def inputs_of(sequence: TokenSequence, device: torch.device) -> dict[str, Tensor]:
+    """Return one sequence as transformers takes it: a batch of one, without padding."""
+    inputs = {"input_ids": torch.from_numpy(sequence.token_ids).long().to(device)[None]}
+    inputs["attention_mask"] = torch.ones_like(inputs["input_ids"])
+    if sequence.type_ids is not None:
+        inputs["token_type_ids"] = torch.from_numpy(sequence.type_ids).long().to(device)[None]
+    return inputs

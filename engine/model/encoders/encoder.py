@@ -1,0 +1,160 @@
+"""An encoder of our own: one block for every family, over merged weights.
+
+Queries, keys and values are one product; a sum with the residual is one pass with the norm that
+follows; what bends or joins the MLP's inner numbers is part of the product that gives them. After
+the last layer's attention only the tokens that are wanted go on.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from engine.kernels.attention import AttentionBackend
+from engine.kernels.backends import choose_blocks, choose_products
+from engine.kernels.blocks import Curve, Gate
+from engine.kernels.blocks import turns as turns_of
+from engine.kernels.products import Product, Products
+from engine.kernels.step import Step
+from engine.model.encoders.architecture import EncoderArchitecture
+
+
+@dataclass(frozen=True, slots=True)
+class Norm:
+    """A norm by mean and variance, as the device's functions want it."""
+
+    weight: Tensor
+    bias: Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Layer:
+    """One block with its weights; `rope` counts among the encoder's."""
+
+    rope: int
+    qkv: Product
+    output: Product
+    attended_norm: Norm
+    up: Product
+    down: Product
+    mixed_norm: Norm
+
+
+class Encoder:
+    """A `TokenNetwork` of an architecture and its weights by role, taken out of the dict."""
+
+    def __init__(self, model: EncoderArchitecture, weights: dict[str, Tensor]) -> None:
+        self.num_layers_begun = 0
+        words = weights.pop("words")
+        dtype, device = words.dtype, words.device
+        self._words, self._places = words, _places(weights, dtype)
+        self._num_positions = model.num_positions or 1
+        self._has_positions = model.num_positions > 0
+        self._first_position = model.first_position
+        self._blocks = choose_blocks(dtype, device)
+        self._eps, self._is_pre_norm = model.eps, model.is_pre_norm
+        ropes = list(dict.fromkeys(block.rope for block in model.blocks))
+        self._ropes = [
+            (rope, torch.tensor(rope.frequencies if rope else (), device=device)) for rope in ropes
+        ]
+        products = choose_products(self._blocks, device)
+        self._embedding_norm = self._norm(weights, "embedding_norm")
+        self._layers = []
+        for index, block in enumerate(model.blocks):
+            role = f"{index}."
+            self._layers.append(
+                Layer(
+                    rope=ropes.index(block.rope),
+                    qkv=_product(products, weights, f"{role}qkv"),
+                    output=_product(products, weights, f"{role}output"),
+                    attended_norm=self._norm(weights, f"{role}attended_norm"),
+                    up=_bent_product(products, weights, f"{role}up", model.end),
+                    down=_product(products, weights, f"{role}down"),
+                    mixed_norm=self._norm(weights, f"{role}mixed_norm"),
+                )
+            )
+        self.needs_torch = products.needs_torch
+
+    def encode(self, step: Step, type_ids: Tensor | None, attention: AttentionBackend) -> Tensor:
+        """Run one step → `[N, H]` of its rows; see `TokenNetwork.encode`."""
+        blocks, eps, rows = self._blocks, self._eps, step.logit_rows
+        turns = [
+            turns_of(step.positions, frequencies, rope.scale if rope else 1.0)
+            for rope, frequencies in self._ropes
+        ]
+        x = residual = self._embedded(step, type_ids)  # [T, H]
+        last = len(self._layers) - 1
+        for index, layer in enumerate(self._layers):
+            self.num_layers_begun += 1
+            query = attention.enter(index, layer.qkv(x), turns[layer.rope], None)
+            x = attention.attend(index, query).flatten(1)  # [T, Hq · D]
+            if index == last and len(rows) < len(x):
+                x, residual = x[rows], residual[rows]
+            norm = layer.attended_norm
+            x = blocks.add_layer_norm(layer.output(x), residual, norm.weight, norm.bias, eps)
+            residual = residual if self._is_pre_norm else x
+            norm = layer.mixed_norm
+            mixed = layer.down(layer.up(x))
+            x = blocks.add_layer_norm(mixed, residual, norm.weight, norm.bias, eps)
+            residual = residual if self._is_pre_norm else x
+        return x
+
+    def _embedded(self, step: Step, type_ids: Tensor | None) -> Tensor:
+        norm = self._embedding_norm
+        words = functional.embedding(step.token_ids, self._words)  # [T, H]
+        if self._places is None:
+            return self._blocks.layer_norm(words, norm.weight, norm.bias, self._eps)
+        places = self._places_of(step)
+        if type_ids is not None:
+            places = places + type_ids * self._num_positions
+        added = functional.embedding(places, self._places)
+        return self._blocks.add_layer_norm(added, words, norm.weight, norm.bias, self._eps)
+
+    def _places_of(self, step: Step) -> Tensor:
+        """Return the rows of the table of positions: for padding amid a text, its own."""
+        if not self._has_positions:
+            return torch.zeros_like(step.positions)
+        first = self._first_position
+        if not first:
+            return step.positions
+        is_text = step.token_ids != first - 1
+        if is_text.all():
+            return step.positions + first
+        counts = is_text.cumsum(0)
+        begun = (counts - is_text.long())[step.query_starts[:-1].long()]
+        lengths = step.query_starts.diff().long()
+        places = (counts - begun.repeat_interleave(lengths)) * is_text + first - 1
+        return places.int()
+
+    def _norm(self, weights: dict[str, Tensor], role: str) -> Norm:
+        weight = weights.pop(role)
+        bias = weights.pop(f"{role}_bias", torch.zeros_like(weight))
+        as_wanted = self._blocks.norm_weight
+        return Norm(as_wanted(weight, 0.0), as_wanted(bias, 0.0))
+
+
+def _places(weights: dict[str, Tensor], dtype: torch.dtype) -> Tensor | None:
+    """Return what tokens have added by their place and segment: segments above each other."""
+    positions, types = weights.pop("positions", None), weights.pop("types", None)
+    if types is None:
+        return positions
+    if positions is None:
+        return types
+    added = types[:, None].float() + positions.float()  # [types, positions, H]
+    return added.to(dtype).flatten(0, 1)
+
+
+def _product(products: Products, weights: dict[str, Tensor], role: str) -> Product:
+    return products.make(weights.pop(role), weights.pop(f"{role}_bias", None))
+
+
+def _bent_product(
+    products: Products, weights: dict[str, Tensor], role: str, end: Gate | Curve
+) -> Product:
+    weight, bias = weights.pop(role), weights.pop(f"{role}_bias", None)
+    if isinstance(end, Gate):
+        return products.make_gated(weight, bias, end)
+    return products.make_curved(weight, bias, end)

@@ -1,0 +1,412 @@
+"""The families that our encoder computes: a table of `model_type`, and how each fills the block.
+
+An entry takes every field of its config that changes how the model computes. What it takes no
+notice of, or does not know the value of, is `NotUnderstood`: the model is left to transformers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
+
+from engine.errors import ModelRefused
+from engine.kernels.attention import AttentionShape
+from engine.kernels.blocks import Curve, Gate
+from engine.model.architecture import Rope
+from engine.model.description import CONFIG, Fields, NotUnderstood
+from engine.model.encoders.architecture import (
+    EncoderArchitecture,
+    EncoderBlock,
+    EncoderNames,
+    HeadLinear,
+    HeadNorm,
+    HeadPart,
+)
+from engine.model.rope import make_rope, read_rope
+
+FULL, SLIDING = "full_attention", "sliding_attention"
+CURVES: dict[str, Curve] = {
+    "gelu": "gelu",
+    "gelu_python": "gelu",
+    "gelu_new": "gelu_tanh",
+    "gelu_fast": "gelu_tanh",
+    "gelu_pytorch_tanh": "gelu_tanh",
+    "silu": "silu",
+    "swish": "silu",
+}
+# What says how vectors or scores are made of hidden states: no part of the network.
+_OF_ENDPOINTS = """
+    classifier_from_token is_matryoshka is_original_qwen3_reranker matryoshka_dimensions method
+    eos_token_id num_labels sbert_ce_default_activation_function sentence_transformers
+    tie_word_embeddings
+""".split()
+Pooled = Literal["cls", "mean"]
+
+
+@dataclass(frozen=True, slots=True)
+class EncoderFamily:
+    """How configs of one `model_type` fill the block.
+
+    `defaults` stand in for fields that are left out, `renamed` are fields by the names that other
+    families have for them.
+    """
+
+    title: str
+    fill: Callable[[Fields, Sizes], EncoderArchitecture]
+    defaults: Mapping[str, Any] = field(default_factory=dict)
+    renamed: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Sizes:
+    """What every family tells alike."""
+
+    title: str
+    layers: int
+    hidden: int
+    heads: int
+    positions: int
+    vocab_size: int
+    inner: int
+
+    @property
+    def head_dim(self) -> int:
+        """Return the width of a head."""
+        return self.hidden // self.heads
+
+    def shape(self, window: int = 0) -> AttentionShape:
+        """Return what a layer attends with: both ways, or `window` - 1 tokens to either side."""
+        return AttentionShape(
+            num_query_heads=self.heads,
+            num_kv_heads=self.heads,
+            key_dim=self.head_dim,
+            value_dim=self.head_dim,
+            scaling=self.head_dim**-0.5,
+            window=window,
+            is_causal=False,
+        )
+
+
+def architecture_of(
+    name: str, said: Mapping[str, Any], num_labels: int | None = None
+) -> EncoderArchitecture:
+    """Return what a model is made of, by its config; `NotUnderstood` says why ours cannot run it.
+
+    With `num_labels` its head of sequence classification is one of its parts.
+    """
+    kind = said.get("model_type")
+    family = FAMILIES.get(str(kind))
+    if family is None:
+        raise NotUnderstood(f"{kind!r} is no family that it knows")
+    renamed = {other: said[key] for key, other in family.renamed.items() if key in said}
+    others = {key: value for key, value in said.items() if key not in family.renamed}
+    fields = Fields(CONFIG, {**others, **renamed}, family.defaults)
+    try:
+        architecture = family.fill(fields, _sizes(fields, family.title))
+    except ModelRefused as exc:
+        raise ModelRefused(f"{name}: {exc}") from exc
+    except (TypeError, ValueError, ArithmeticError, RuntimeError) as exc:
+        raise NotUnderstood(f"{CONFIG} says what does not fit together") from exc
+    for key in _OF_ENDPOINTS:
+        fields.take(key)
+    fields.close()
+    if num_labels is None:
+        return replace(architecture, head=())
+    *parts, last = architecture.head
+    assert isinstance(last, HeadLinear)
+    return replace(architecture, head=(*parts, replace(last, outputs=num_labels)))
+
+
+def _sizes(fields: Fields, title: str) -> Sizes:
+    layers = fields.num_layers()
+    hidden, heads = fields.count("hidden_size"), fields.count("num_attention_heads")
+    if hidden % heads:
+        raise NotUnderstood(f"{heads} heads do not share {hidden} numbers evenly")
+    return Sizes(
+        title=title,
+        layers=layers,
+        hidden=hidden,
+        heads=heads,
+        positions=fields.count("max_position_embeddings"),
+        vocab_size=fields.count("vocab_size"),
+        inner=fields.count("intermediate_size"),
+    )
+
+
+def _make(fields: Fields, sizes: Sizes, names: EncoderNames, **others: Any) -> EncoderArchitecture:
+    """Return an architecture; what is left out is as BERT has it."""
+    default = {
+        "max_positions": sizes.positions,
+        "blocks": (EncoderBlock(sizes.shape()),) * sizes.layers,
+        "end": _curve(fields, "hidden_act"),
+    }
+    if "eps" not in others:
+        default["eps"] = fields.number("layer_norm_eps", 1e-12)
+    return EncoderArchitecture(
+        title=sizes.title,
+        names=names,
+        vocab_size=sizes.vocab_size,
+        hidden_size=sizes.hidden,
+        inner_size=sizes.inner,
+        **{**default, **others},
+    )
+
+
+def _bert(fields: Fields, sizes: Sizes) -> EncoderArchitecture:
+    fields.only("position_embedding_type", "absolute")
+    head: list[HeadPart] = [
+        HeadLinear("bert.pooler.dense", sizes.hidden, sizes.hidden, "Tanh"),
+        HeadLinear("classifier", sizes.hidden, 0),
+    ]
+    return _make(
+        fields,
+        sizes,
+        _bert_names("bert"),
+        num_positions=sizes.positions,
+        num_types=fields.count("type_vocab_size", 2),
+        head=tuple(head),
+    )
+
+
+def _roberta(fields: Fields, sizes: Sizes) -> EncoderArchitecture:
+    fields.only("position_embedding_type", "absolute")
+    first = _first_position(fields)
+    return _make(
+        fields,
+        sizes,
+        _bert_names("roberta"),
+        num_positions=sizes.positions,
+        first_position=first,
+        max_positions=sizes.positions - first,
+        num_types=fields.count("type_vocab_size", 2),
+        head=_two_layers(sizes),
+    )
+
+
+def _distilbert(fields: Fields, sizes: Sizes) -> EncoderArchitecture:
+    fields.take("sinusoidal_pos_embds")  # how its table was begun with
+    fields.take("tie_weights_")
+    names = EncoderNames(
+        base="distilbert",
+        words="embeddings.word_embeddings",
+        positions="embeddings.position_embeddings",
+        types="",
+        embedding_norm="embeddings.LayerNorm",
+        layer="transformer.layer.{}",
+        qkv=("attention.q_lin", "attention.k_lin", "attention.v_lin"),
+        output="attention.out_lin",
+        attended_norm="sa_layer_norm",
+        up=("ffn.lin1",),
+        down="ffn.lin2",
+        mixed_norm="output_layer_norm",
+    )
+    return _make(
+        fields,
+        sizes,
+        names,
+        num_positions=sizes.positions,
+        eps=1e-12,
+        end=_curve(fields, "activation"),
+        head=(
+            HeadLinear("pre_classifier", sizes.hidden, sizes.hidden, "ReLU"),
+            HeadLinear("classifier", sizes.hidden, 0),
+        ),
+    )
+
+
+def _nomic_bert(fields: Fields, sizes: Sizes) -> EncoderArchitecture:
+    fields.only("head_dim", sizes.head_dim)
+    rope = read_rope(fields, sizes.head_dim, sizes.positions, 1000.0, {"default": "default"})
+    names = EncoderNames(
+        base="nomic_bert",
+        words="embeddings.word_embeddings",
+        positions="",
+        types="embeddings.token_type_embeddings",
+        embedding_norm="emb_ln",
+        layer="encoder.layers.{}",
+        qkv=("attn.Wqkv",),
+        output="attn.out_proj",
+        attended_norm="norm1",
+        up=("mlp.fc12", "mlp.fc11"),
+        down="mlp.fc2",
+        mixed_norm="norm2",
+    )
+    return _make(
+        fields,
+        sizes,
+        names,
+        blocks=(EncoderBlock(sizes.shape(), rope),) * sizes.layers,
+        end=Gate(_curve(fields, "hidden_act")),
+        num_types=fields.count("type_vocab_size", 2),
+        qkv_bias=False,
+        output_bias=False,
+        mlp_bias=False,
+        head=(
+            HeadLinear("nomic_bert.pooler.dense", sizes.hidden, sizes.hidden, "Tanh"),
+            HeadLinear("classifier", sizes.hidden, 0),
+        ),
+    )
+
+
+def _modernbert(fields: Fields, sizes: Sizes) -> EncoderArchitecture:
+    for key in (  # what guesses words, what trains, what other ways of computing take
+        *(
+            "decoder_bias",
+            "deterministic_flash_attn",
+            "sparse_prediction",
+            "initializer_cutoff_factor",
+        ),
+        *("sparse_pred_ignore_index", "reference_compile", "repad_logits_with_grad"),
+        *("cls_token_id", "layer_norm_eps", "position_embedding_type"),
+    ):
+        fields.take(key)
+    eps, has_bias = fields.number("norm_eps", 1e-5), fields.flag("norm_bias")
+    # As far to either side as half of what it is called; the token itself comes on top.
+    window = fields.count("local_attention", 128) // 2 + 1
+    kinds, ropes = _layer_kinds(fields, sizes), _modernbert_ropes(fields, sizes)
+    blocks = tuple(
+        EncoderBlock(sizes.shape(window if kind == SLIDING else 0), ropes[kind]) for kind in kinds
+    )
+    qkv_bias, has_head_bias = fields.flag("attention_bias"), fields.flag("classifier_bias")
+    names = EncoderNames(
+        base="model",
+        words="embeddings.tok_embeddings",
+        positions="",
+        types="",
+        embedding_norm="embeddings.norm",
+        layer="layers.{}",
+        qkv=("attn.Wqkv",),
+        output="attn.Wo",
+        attended_norm="mlp_norm",
+        up=("mlp.Wi",),
+        down="mlp.Wo",
+        mixed_norm="attn_norm",
+        final_norm="final_norm",
+    )
+    activation = _curve(fields, "classifier_activation")
+    if activation != "gelu":
+        raise NotUnderstood(f"{CONFIG} says classifier_activation {activation!r}")
+    pooling: Pooled = "mean" if fields.take("classifier_pooling", "cls") == "mean" else "cls"
+    return _make(
+        fields,
+        sizes,
+        names,
+        blocks=blocks,
+        eps=eps,
+        end=Gate(_curve(fields, "hidden_activation")),
+        is_pre_norm=True,
+        qkv_bias=qkv_bias,
+        output_bias=qkv_bias,
+        mlp_bias=fields.flag("mlp_bias"),
+        norm_bias=has_bias,
+        head_pooling=pooling,
+        head=(
+            HeadLinear("head.dense", sizes.hidden, sizes.hidden, "GELU", has_head_bias),
+            HeadNorm("head.norm", sizes.hidden, eps, has_bias),
+            HeadLinear("classifier", sizes.hidden, 0),
+        ),
+    )
+
+
+def _layer_kinds(fields: Fields, sizes: Sizes) -> list[str]:
+    every = fields.count("global_attn_every_n_layers", 3)
+    kinds = fields.take("layer_types")
+    if kinds is None:
+        kinds = [SLIDING if layer % every else FULL for layer in range(sizes.layers)]
+    if len(kinds) != sizes.layers or not {*kinds} <= {FULL, SLIDING}:
+        raise NotUnderstood(f"{fields.where} says layer_types {kinds!r}")
+    return list(kinds)
+
+
+def _modernbert_ropes(fields: Fields, sizes: Sizes) -> dict[str, Rope]:
+    """Return how layers of either kind turn."""
+    nested = dict(fields.take("rope_parameters") or {})
+    thetas = {
+        FULL: fields.number("global_rope_theta", 160_000.0),
+        SLIDING: fields.number("local_rope_theta", 10_000.0),
+    }
+    if set(nested) - set(thetas):
+        raise NotUnderstood("its ropes are told in another way than by kind of layer")
+    return {
+        kind: make_rope(
+            nested.get(kind) or {}, sizes.head_dim, sizes.positions, theta, {"default": "default"}
+        )
+        for kind, theta in thetas.items()
+    }
+
+
+def _first_position(fields: Fields) -> int:
+    """Return the row of the table that a sequence's first token has: after that of padding."""
+    padding = fields.take("pad_token_id", 1)
+    if type(padding) is not int or padding < 0:
+        raise NotUnderstood(f"{fields.where} says pad_token_id {padding!r}")
+    return padding + 1
+
+
+def _two_layers(sizes: Sizes) -> tuple[HeadPart, ...]:
+    """Return the head of RoBERTa and those after it."""
+    return (
+        HeadLinear("classifier.dense", sizes.hidden, sizes.hidden, "Tanh"),
+        HeadLinear("classifier.out_proj", sizes.hidden, 0),
+    )
+
+
+def _curve(fields: Fields, key: str) -> Curve:
+    said = fields.take(key, "gelu")
+    if said not in CURVES:
+        raise NotUnderstood(f"{fields.where} says {key} {said!r}")
+    return CURVES[said]
+
+
+def _bert_names(base: str) -> EncoderNames:
+    return EncoderNames(
+        base=base,
+        words="embeddings.word_embeddings",
+        positions="embeddings.position_embeddings",
+        types="embeddings.token_type_embeddings",
+        embedding_norm="embeddings.LayerNorm",
+        layer="encoder.layer.{}",
+        qkv=("attention.self.query", "attention.self.key", "attention.self.value"),
+        output="attention.output.dense",
+        attended_norm="attention.output.LayerNorm",
+        up=("intermediate.dense",),
+        down="output.dense",
+        mixed_norm="output.LayerNorm",
+    )
+
+
+_BERT = {
+    "vocab_size": 30_522,
+    "hidden_size": 768,
+    "num_hidden_layers": 12,
+    "num_attention_heads": 12,
+    "intermediate_size": 3072,
+    "max_position_embeddings": 512,
+}
+_ROBERTA = {**_BERT, "vocab_size": 50_265}
+_DISTILBERT = {**_BERT, "num_hidden_layers": 6}
+_NOMIC = {**_BERT, "vocab_size": 30_528, "max_position_embeddings": 2048, "hidden_act": "silu"}
+_MODERN = {
+    "vocab_size": 50_368,
+    "hidden_size": 768,
+    "intermediate_size": 1152,
+    "num_hidden_layers": 22,
+    "num_attention_heads": 12,
+    "max_position_embeddings": 8192,
+}
+_DISTILBERT_FIELDS = {
+    "dim": "hidden_size",
+    "n_heads": "num_attention_heads",
+    "n_layers": "num_hidden_layers",
+    "hidden_dim": "intermediate_size",
+}
+FAMILIES = {
+    "bert": EncoderFamily("BertModel", _bert, _BERT),
+    "camembert": EncoderFamily("CamembertModel", _roberta, _ROBERTA),
+    "distilbert": EncoderFamily("DistilBertModel", _distilbert, _DISTILBERT, _DISTILBERT_FIELDS),
+    "modernbert": EncoderFamily("ModernBertModel", _modernbert, _MODERN),
+    "nomic_bert": EncoderFamily("NomicBertModel", _nomic_bert, _NOMIC),
+    "roberta": EncoderFamily("RobertaModel", _roberta, _ROBERTA),
+    "xlm-roberta": EncoderFamily("XLMRobertaModel", _roberta, _ROBERTA),
+}

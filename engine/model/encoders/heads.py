@@ -1,0 +1,67 @@
+"""What comes after a network: pooled vectors, and what a head makes of them, in fp32."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from engine.model.encoders.architecture import HeadLinear, HeadPart
+from engine.model.encoders.pooling import Segments, pool
+
+# What is wanted of the network: all tokens, or the first or the last of each sequence.
+Wanted = Literal["all", "first", "last"]
+Part = Callable[[Tensor], Tensor]
+_WANTED: dict[str, Wanted] = {"cls": "first", "lasttoken": "last"}
+
+
+@dataclass(frozen=True, slots=True)
+class Head:
+    """Pooling by `modes`, joined, then `parts` in their order."""
+
+    modes: tuple[str, ...]
+    parts: tuple[Part, ...] = ()
+
+    @property
+    def wanted(self) -> Wanted:
+        """Say which tokens' hidden states it needs."""
+        wanted = {_WANTED.get(mode, "all") for mode in self.modes}
+        return wanted.pop() if len(wanted) == 1 else "all"
+
+    def width(self, hidden_size: int, device: torch.device) -> int:
+        """Return how many numbers come of a sequence of hidden states."""
+        starts = torch.tensor([0, 1], device=device)
+        one = Segments(starts, starts[:1])
+        return self(torch.zeros(1, hidden_size, device=device), one).shape[1]
+
+    def __call__(self, hidden: Tensor, segments: Segments) -> Tensor:
+        """Return what a model gives for each sequence, fp32: `hidden [N, H]` → `[S, D]`."""
+        x = pool(hidden, segments, self.modes)
+        for part in self.parts:
+            x = part(x)
+        return x
+
+
+def parts_of(head: Sequence[HeadPart], weights: Mapping[str, Tensor]) -> tuple[Part, ...]:
+    """Return the parts of a head over their weights, which roles name as `head_weights` does."""
+    return tuple(
+        _part(part, weights[f"head.{index}"], weights.get(f"head.{index}_bias"))
+        for index, part in enumerate(head)
+    )
+
+
+def unit(x: Tensor) -> Tensor:
+    """Return vectors at length 1."""
+    return functional.normalize(x, dim=-1)
+
+
+def _part(part: HeadPart, weight: Tensor, bias: Tensor | None) -> Part:
+    weight, bias = weight.float(), None if bias is None else bias.float()
+    if not isinstance(part, HeadLinear):
+        return lambda x: functional.layer_norm(x, weight.shape, weight, bias, part.eps)
+    activation: nn.Module = getattr(nn, part.activation)()
+    return lambda x: activation(functional.linear(x, weight, bias))

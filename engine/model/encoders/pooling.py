@@ -1,0 +1,77 @@
+"""Vectors of tokens to one of their sequence: sequences lie end to end, without padding."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+
+class Segments(NamedTuple):
+    """Where the tokens of each of `S` sequences lie that are pooled: `starts [S + 1]`.
+
+    `skipped [S]` is how many tokens of each sequence come before them.
+    """
+
+    starts: Tensor
+    skipped: Tensor
+
+    @property
+    def lengths(self) -> Tensor:
+        """Return how many tokens each sequence has here."""
+        return self.starts[1:] - self.starts[:-1]
+
+
+def pool(hidden: Tensor, segments: Segments, modes: Sequence[str]) -> Tensor:
+    """Return one vector a sequence, fp32: `hidden [N, H]` → `[S, len(modes) · H]`.
+
+    As sentence-transformers has these modes; a row depends on its own sequence alone.
+    """
+    pooled = [_WAYS[mode](hidden, segments) for mode in modes]
+    return pooled[0] if len(pooled) == 1 else torch.cat(pooled, dim=1)
+
+
+def _first(hidden: Tensor, segments: Segments) -> Tensor:
+    return hidden[segments.starts[:-1]].float()
+
+
+def _last(hidden: Tensor, segments: Segments) -> Tensor:
+    return hidden[segments.starts[1:] - 1].float()
+
+
+def _largest(hidden: Tensor, segments: Segments) -> Tensor:
+    return torch.segment_reduce(hidden.float(), "max", offsets=segments.starts, axis=0)
+
+
+def _sum(hidden: Tensor, segments: Segments) -> Tensor:
+    return torch.segment_reduce(hidden.float(), "sum", offsets=segments.starts, axis=0)
+
+
+def _mean(hidden: Tensor, segments: Segments) -> Tensor:
+    return _sum(hidden, segments) / segments.lengths[:, None]
+
+
+def _mean_by_root(hidden: Tensor, segments: Segments) -> Tensor:
+    return _sum(hidden, segments) / segments.lengths[:, None].sqrt()
+
+
+def _weighted_mean(hidden: Tensor, segments: Segments) -> Tensor:
+    """Weight each token by its place in its sequence, counted from 1."""
+    lengths = segments.lengths
+    first = segments.skipped + 1 - segments.starts[:-1]
+    weights = torch.arange(len(hidden), device=hidden.device) + first.repeat_interleave(lengths)
+    summed = _sum(hidden.float() * weights[:, None], segments)
+    total = lengths * segments.skipped + lengths * (lengths + 1) // 2
+    return summed / total[:, None]
+
+
+_WAYS: dict[str, Callable[[Tensor, Segments], Tensor]] = {
+    "cls": _first,
+    "lasttoken": _last,
+    "max": _largest,
+    "mean": _mean,
+    "mean_sqrt_len_tokens": _mean_by_root,
+    "weightedmean": _weighted_mean,
+}

@@ -1,0 +1,220 @@
+"""Encoding, one kind of work: sequences to vectors or scores, packed into steps; no threads."""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Hashable, Iterable
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from engine.contract import EngineStats
+from engine.model.encoders.network import LoadedEncoder
+from engine.model.encoders.running import TokenSequence, num_pages, run
+from engine.protocol.errors import InternalError, RequestError
+from engine.scheduling.bound import StepBound
+from engine.scheduling.encoding import EncodingRequest, EncodingResult
+from engine.scheduling.packing import pack_steps
+from engine.stepping.work import Event
+
+logger = logging.getLogger(__name__)
+
+# So many steps' worth of what waits is sorted at once: more makes steps more even, and lets who
+# came first wait longer.
+WINDOW_STEPS = 16
+NO_ROOM = "The engine is out of memory for this request, even when it runs alone."
+
+
+@dataclass(slots=True, eq=False)
+class EncodingItem:
+    """One request, and what it came to."""
+
+    sequence: TokenSequence
+    values: NDArray[np.float32] | None = None
+    error: RequestError | None = None
+
+    def result(self) -> EncodingResult:
+        """Return what it came to, once finished; raises its `RequestError` if it failed."""
+        if self.error is not None:
+            raise self.error
+        assert self.values is not None
+        return EncodingResult(self.values, len(self.sequence.token_ids))
+
+    @property
+    def key(self) -> Hashable:
+        """Return what all requests have in common that come to the same."""
+        ids, types, skipped = self.sequence
+        return ids.tobytes(), None if types is None else types.tobytes(), skipped
+
+
+@dataclass(slots=True, eq=False)
+class _Group:
+    """Requests that must come to the same: the sequence of one is computed for all."""
+
+    items: list[EncodingItem] = field(default_factory=list)
+
+    @property
+    def sequence(self) -> TokenSequence:
+        return self.items[0].sequence
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.sequence.token_ids)
+
+
+class EncodingWork:
+    """Sequences in by `add`, what a model gives for them out of `step`.
+
+    Those that wait are taken in windows; a window is sorted by length and runs step by step.
+    """
+
+    def __init__(self, model: LoadedEncoder, max_tokens: int, max_sequences: int) -> None:
+        self._model = model
+        self._max_sequences = max_sequences
+        most = max(max_tokens, model.max_model_len)
+        self._attention = model.attention(num_pages(model, most, max_sequences))
+        self._bound = StepBound(max_tokens)
+        self._waiting: deque[EncodingItem] = deque()
+        self._steps: deque[list[_Group]] = deque()  # what is left of the window
+        self._num_running = 0
+        self._num_steps = self._prompt_tokens = self._cached_tokens = 0
+
+    def add(self, request: EncodingRequest) -> EncodingItem:
+        """Queue one sequence; `RequestError` when it could never run here."""
+        length, most = len(request.token_ids), self._model.max_model_len
+        if not 0 < length <= most:
+            raise RequestError(
+                f"The input has {length} tokens; between 1 and {most} can be served.",
+                code="context_length_exceeded",
+            )
+        types = request.type_ids if self._model.num_types > 1 else None
+        item = EncodingItem(
+            TokenSequence(
+                np.array(request.token_ids, np.int32),
+                np.array(types, np.int32) if types and any(types) else None,
+                request.num_skipped,
+            )
+        )
+        self._waiting.append(item)
+        return item
+
+    def step(self) -> list[Event[EncodingResult]] | None:
+        """Run one step and return what it brought; None when there is nothing to do."""
+        if not self._steps:
+            self._steps.extend(self._packed(self._next_window()))
+        if not self._steps:
+            return None
+        groups = self._steps.popleft()
+        self._num_steps += 1
+        try:
+            sequences = [group.sequence for group in groups]
+            values = run(self._model, self._attention, sequences).cpu().numpy()
+        except torch.OutOfMemoryError:
+            return self._make_room(groups)
+        except Exception as exc:
+            logger.exception("a step failed")
+            return self._go_on_without_culprit(groups, f"The engine failed on this request: {exc}")
+        self._bound.note_fit()
+        return self._finish(groups, values)
+
+    def abort(self, unwanted: AbstractSet[object]) -> None:
+        """Drop items wherever they are; no event comes of them any more."""
+        self._waiting = deque(item for item in self._waiting if item not in unwanted)
+        for groups in self._steps:
+            for group in groups:
+                group.items = [item for item in group.items if item not in unwanted]
+        left = ([group for group in groups if group.items] for groups in self._steps)
+        self._steps = deque(groups for groups in left if groups)
+        self._count_running()
+
+    def stats(self) -> EngineStats:
+        """Return what runs, waits and was done; readable from another thread."""
+        return EngineStats(
+            running=self._num_running,
+            waiting=len(self._waiting),
+            prompt_tokens=self._prompt_tokens,
+            cached_tokens=self._cached_tokens,
+            steps=self._num_steps,
+            layers=self._model.network.num_layers_begun,
+        )
+
+    def _next_window(self) -> list[_Group]:
+        """Take the first of those that wait, so many tokens that they make some steps."""
+        left = WINDOW_STEPS * self._bound.tokens
+        groups: dict[Hashable, _Group] = {}
+        while self._waiting and left > 0:
+            item = self._waiting.popleft()
+            group = groups.setdefault(item.key, _Group())
+            if not group.items:
+                left -= len(item.sequence.token_ids)
+            group.items.append(item)
+        return list(groups.values())
+
+    def _packed(self, groups: list[_Group]) -> Iterable[list[_Group]]:
+        lengths = np.array([group.num_tokens for group in groups], np.int64)
+        steps = pack_steps(lengths, self._bound.tokens, self._max_sequences)
+        self._num_running = sum(len(group.items) for group in groups)
+        return ([groups[index] for index in step] for step in steps)
+
+    def _finish(
+        self, groups: list[_Group], values: NDArray[np.float32]
+    ) -> list[Event[EncodingResult]]:
+        is_finite = [bool(np.isfinite(row).all()) for row in values]
+        events = []
+        for group, row, is_number in zip(groups, values, is_finite, strict=True):
+            for item in group.items:
+                item.values = row
+                if not is_number:
+                    item.error = InternalError(
+                        "What the model gives for this request is not finite."
+                    )
+            self._prompt_tokens += group.num_tokens * len(group.items)
+            self._cached_tokens += group.num_tokens * (len(group.items) - 1)
+            events += _ended(group)
+        self._count_running()
+        return events
+
+    def _make_room(self, groups: list[_Group]) -> list[Event[EncodingResult]]:
+        """After a step that did not fit into memory, go on with smaller ones."""
+        if self._model.device.type == "cuda":
+            torch.cuda.empty_cache()
+        num_tokens = sum(group.num_tokens for group in groups)
+        if len(groups) == 1:
+            self._bound.restore()
+            return self._fail(groups[0], InternalError(NO_ROOM, code="out_of_memory"))
+        self._bound.lower(num_tokens)
+        logger.warning(
+            "a step of %d tokens did not fit into memory: at most %d from now on",
+            num_tokens,
+            self._bound.tokens,
+        )
+        left = [*groups, *(group for step in self._steps for group in step)]
+        self._steps = deque(self._packed(left))
+        return []
+
+    def _go_on_without_culprit(
+        self, groups: list[_Group], words: str
+    ) -> list[Event[EncodingResult]]:
+        """After a step that failed, run its halves; who fails alone is to blame."""
+        if len(groups) == 1:
+            return self._fail(groups[0], InternalError(words))
+        half = len(groups) // 2
+        self._steps.extendleft((groups[half:], groups[:half]))
+        return []
+
+    def _fail(self, group: _Group, error: RequestError) -> list[Event[EncodingResult]]:
+        for item in group.items:
+            item.error = error
+        self._count_running()
+        return _ended(group)
+
+    def _count_running(self) -> None:
+        self._num_running = sum(len(group.items) for step in self._steps for group in step)
+
+
+def _ended(group: _Group) -> list[Event[EncodingResult]]:
+    return [Event(item, [], is_finished=True) for item in group.items]
