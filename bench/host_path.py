@@ -1,9 +1,10 @@
 """The host path alone: lines/s and peak memory of a run whose engine answers at once.
 
-    python -m bench.host_path [--lines 10000 1000000]
+    python -m bench.host_path [--lines 10000 1000000] [--rows chat vectors vectors-base64]
 
 Each length runs in a fresh process pinned to one core: the input is read and checked, then read
-again, answered by a null engine and written. Prints a markdown table.
+again, answered by a null engine and written. Vectors have 1,024 dimensions and are made into bodies
+as `/v1/embeddings` makes them. Prints a markdown table.
 """
 
 from __future__ import annotations
@@ -17,14 +18,20 @@ import tempfile
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
     from engine.config import EngineConfig
     from engine.contract import EngineInfo, EngineStats, Reply
 
 DEFAULT_LINES = (10_000, 1_000_000)
+ROWS = ("chat", "vectors", "vectors-base64")
+_DIMENSIONS = 1_024
 _MIB = 2**20
 
 
@@ -35,6 +42,8 @@ class Measured:
     lines: int
     seconds: float
     peak_bytes: int
+    rows: str = "chat"
+    written_bytes: int = 0
 
     @property
     def lines_per_second(self) -> float:
@@ -43,13 +52,18 @@ class Measured:
 
 
 class NullEngine:
-    """Answers every request at once with the same short completion."""
+    """Answers every request at once: with the same short completion, or with a vector."""
+
+    def __init__(self) -> None:
+        self._num_answered = 0
 
     async def respond(self, url: str, body: dict[str, Any], request_id: str, created: int) -> Reply:
         """Answer without looking."""
         from engine.contract import Reply, Usage
 
-        del url, created
+        del created
+        if url == "/v1/embeddings":
+            return self._embedding(body, request_id)
         choice = {"index": 0, "message": {"role": "assistant", "content": "Paris."}}
         reply = {
             "id": f"chatcmpl-{request_id}",
@@ -60,6 +74,31 @@ class NullEngine:
             "usage": {"prompt_tokens": 20, "completion_tokens": 2, "total_tokens": 22},
         }
         return Reply(200, reply, Usage(prompt_tokens=20, completion_tokens=2))
+
+    @cached_property
+    def _vectors(self) -> NDArray[np.float32]:
+        """More than one: what a body has of a number is as long as its digits."""
+        import numpy as np
+
+        vectors = np.random.default_rng(0).standard_normal((64, _DIMENSIONS)).astype(np.float32)
+        return vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
+
+    def _embedding(self, body: dict[str, Any], request_id: str) -> Reply:
+        from engine.contract import Reply, Usage
+        from engine.endpoints.vectors import as_base64, as_numbers
+
+        self._num_answered += 1
+        vector = self._vectors[self._num_answered % len(self._vectors)]
+        show = as_base64 if body.get("encoding_format") == "base64" else as_numbers
+        reply = {
+            "id": f"embd-{request_id}",
+            "object": "list",
+            "created": 0,
+            "model": body["model"],
+            "data": [{"index": 0, "object": "embedding", "embedding": show(vector)}],
+            "usage": {"prompt_tokens": 12, "total_tokens": 12},
+        }
+        return Reply(200, reply, Usage(prompt_tokens=12))
 
     def info(self) -> EngineInfo:
         """Nothing is loaded."""
@@ -77,22 +116,31 @@ class NullEngine:
         """Nothing is held."""
 
 
-def write_lines(path: Path, count: int) -> None:
-    """Write `count` chat requests of about 300 bytes."""
+def write_lines(path: Path, count: int, rows: str) -> None:
+    """Write `count` requests for such rows, of about 150 to 300 bytes."""
     with path.open("w", encoding="utf-8") as file:
         for number in range(count):
-            messages = [
-                {"role": "system", "content": "You are a helpful assistant who answers briefly."},
-                {"role": "user", "content": f"What is the capital of country number {number}?"},
-            ]
-            body = {"model": "null", "messages": messages, "max_tokens": 64, "temperature": 0}
+            url, asked = _asked(number, rows)
             line = {
                 "custom_id": f"request-{number}",
                 "method": "POST",
-                "url": "/v1/chat/completions",
-                "body": body,
+                "url": url,
+                "body": {"model": "null", **asked},
             }
             file.write(json.dumps(line) + "\n")
+
+
+def _asked(number: int, rows: str) -> tuple[str, dict[str, Any]]:
+    question = f"What is the capital of country number {number}?"
+    if rows == "chat":
+        messages = [
+            {"role": "system", "content": "You are a helpful assistant who answers briefly."},
+            {"role": "user", "content": question},
+        ]
+        asked = {"messages": messages, "max_tokens": 64, "temperature": 0}
+        return "/v1/chat/completions", asked
+    encoding = "base64" if rows == "vectors-base64" else "float"
+    return "/v1/embeddings", {"input": question, "encoding_format": encoding}
 
 
 def run_here(input_path: Path, output_path: Path, lines: int) -> Measured:
@@ -120,10 +168,10 @@ def _peak_bytes() -> int:
     return int(peak.split()[1]) * 1024
 
 
-def measure(lines: int, folder: Path) -> Measured:
+def measure(lines: int, rows: str, folder: Path) -> Measured:
     """Run `lines` lines in a fresh process on one core and return what it took."""
-    input_path = folder / f"{lines}.jsonl"
-    write_lines(input_path, lines)
+    input_path = folder / f"{rows}-{lines}.jsonl"
+    write_lines(input_path, lines, rows)
     command = [sys.executable, "-m", "bench.host_path", "--one", str(input_path)]
     process = subprocess.run(
         [*command, "--lines", str(lines)],
@@ -133,17 +181,23 @@ def measure(lines: int, folder: Path) -> Measured:
         text=True,
     )
     seconds, peak_bytes = process.stdout.split()
-    return Measured(lines, float(seconds), int(peak_bytes))
+    written = input_path.with_suffix(".out").stat().st_size
+    input_path.with_suffix(".out").unlink()
+    return Measured(lines, float(seconds), int(peak_bytes), rows, written)
 
 
 def table(measured: Sequence[Measured]) -> str:
-    """Return the markdown table; ratios are to the first row."""
-    rows = ["| lines | seconds | lines/s | peak MiB | ratio |", "|---:|---:|---:|---:|---:|"]
+    """Return the markdown table; ratios are to the first of the same rows."""
+    rows = [
+        "| rows | lines | seconds | lines/s | bytes a row | peak MiB | ratio |",
+        "|---|---:|---:|---:|---:|---:|---:|",
+    ]
     for one in measured:
-        ratio = one.peak_bytes / measured[0].peak_bytes
+        first = next(other for other in measured if other.rows == one.rows)
         rows.append(
-            f"| {one.lines:,} | {one.seconds:.2f} | {one.lines_per_second:,.0f} "
-            f"| {one.peak_bytes / _MIB:.1f} | {ratio:.2f} |"
+            f"| {one.rows} | {one.lines:,} | {one.seconds:.2f} | {one.lines_per_second:,.0f} "
+            f"| {one.written_bytes / one.lines:,.0f} | {one.peak_bytes / _MIB:.1f} "
+            f"| {one.peak_bytes / first.peak_bytes:.2f} |"
         )
     return "\n".join(rows)
 
@@ -152,6 +206,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Measure each length and print the table."""
     parser = argparse.ArgumentParser(prog="python -m bench.host_path")
     parser.add_argument("--lines", type=int, nargs="+", default=DEFAULT_LINES)
+    parser.add_argument("--rows", choices=ROWS, nargs="+", default=ROWS[:1])
     parser.add_argument("--one", type=Path, help=argparse.SUPPRESS)
     options = parser.parse_args(arguments)
     if options.one is not None:
@@ -160,7 +215,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         print(one.seconds, one.peak_bytes)
         return
     with tempfile.TemporaryDirectory() as folder:
-        print(table([measure(lines, Path(folder)) for lines in options.lines]))
+        found = [measure(n, rows, Path(folder)) for rows in options.rows for n in options.lines]
+        print(table(found))
 
 
 if __name__ == "__main__":

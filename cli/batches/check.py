@@ -13,7 +13,7 @@ from engine.batchfile.forms import HEAD_BYTES, Form, form_of, open_lines
 from engine.batchfile.lines import FormError, Line, read_lines, refuse_endless
 from engine.protocol.errors import RequestError
 from engine.protocol.requests import check_request
-from engine.protocol.routes import find_route
+from engine.protocol.routes import CHAT_COMPLETIONS, COMPLETIONS, find_route
 from handler.batch.model import OnInvalidLine
 from handler.batch.wire import MAX_LISTED_ERRORS
 from handler.intake.check import (
@@ -27,7 +27,11 @@ from handler.intake.check import (
 
 _SHOWN_BYTES = 2**20
 _BYTES_PER_TOKEN = 4
-_PROMPTS = ("messages", "prompt", "input", "query", "documents", "text_1", "text_2")
+_PROMPTS = (
+    *("messages", "prompt", "input"),
+    *("query", "queries", "documents", "items", "text_1", "text_2", "data_1", "data_2"),
+)
+_WRITING = (CHAT_COMPLETIONS, COMPLETIONS)
 _LIMITS = ("max_completion_tokens", "max_tokens")
 
 
@@ -36,8 +40,8 @@ class Report:
     """What a file holds: `verdict` says what is wrong with it, if anything.
 
     `failing` are lines that belong to a batch and will get an error row: the engine refuses them.
-    Tokens are guesses: of the input a quarter of the bytes of what is asked; of the output what the
-    requests allow at most, for the `num_unlimited` that name no limit nothing.
+    Tokens are guesses: of the input a quarter of the bytes of what is asked, of recordings none; of
+    the output what the requests allow at most, for the `num_unlimited` that name no limit nothing.
     """
 
     num_bytes: int = 0
@@ -68,6 +72,15 @@ class Report:
         self.models[str(line.body.get("model") or "")] += 1
         size = sum(_size_of(line.body.get(name)) for name in _PROMPTS)
         self.input_tokens += -(-size // _BYTES_PER_TOKEN)
+        if route in _WRITING:
+            self._count_output(line)
+
+    @property
+    def writes(self) -> bool:
+        """Say whether there are lines that ask for tokens of an output."""
+        return any(self.endpoints[route.name] for route in _WRITING)
+
+    def _count_output(self, line: Line) -> None:
         limits = (line.body.get(name) for name in _LIMITS)
         limit = next((value for value in limits if isinstance(value, int)), None)
         if limit is None:

@@ -156,9 +156,9 @@ def _fields_of(report: Report) -> dict[str, Any]:
 
 
 def _sentences(report: Report, *, is_asked: bool) -> list[str]:
-    tokens = (
-        f"about {amount(report.input_tokens, 'token')} in, at most {report.output_tokens:,} out"
-    )
+    tokens = f"about {amount(report.input_tokens, 'token')} in"
+    if report.writes:
+        tokens += f", at most {report.output_tokens:,} out"
     unlimited = f", {report.num_unlimited:,} requests name no limit" if report.num_unlimited else ""
     return [
         f"{amount(report.num_lines, 'line')}, {amount(report.num_bytes, 'byte')}",

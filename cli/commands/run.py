@@ -85,7 +85,7 @@ def _add_file_flags(group: argparse._ArgumentGroup) -> None:
         "--max-line-bytes",
         type=size_in_bytes,
         metavar="SIZE",
-        help="a longer line is malformed (default: 32M)",
+        help="a longer line is malformed (default: 36M)",
     )
 
 

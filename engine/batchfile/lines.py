@@ -15,7 +15,8 @@ from pydantic_core import from_json
 
 from engine.protocol.errors import ProtocolError
 
-MAX_LINE_BYTES = 32 * 2**20
+# A recording of 25 MiB in base64, and what stands around it.
+MAX_LINE_BYTES = 36 * 2**20
 # A line above it is no request, and whoever skips one has to come to its end.
 MAX_SKIPPED_BYTES = 2**30
 METHOD = "POST"

@@ -11,8 +11,8 @@ from engine.protocol.errors import InternalError
 
 # torch's, below which a vector is not brought to length 1.
 _LEAST_LENGTH = 1e-12
-# Nine digits tell any two of fp32 apart, and most need eight.
-_DIGITS = (9, 8, 7, 6)
+# Nine digits tell any two of fp32 apart; fewer than seven are seven of which the last are zeros.
+_DIGITS = (9, 8, 7)
 
 
 def as_numbers(vector: NDArray[np.float32]) -> list[float]:
@@ -27,11 +27,12 @@ def as_numbers(vector: NDArray[np.float32]) -> list[float]:
     with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
         exponent = np.floor(np.log10(magnitude))
         exponent[~np.isfinite(exponent)] = 0.0
+        scale = 10.0 ** (_DIGITS[0] - 1 - exponent)
         shown = exact.copy()
-        for digits in _DIGITS:
-            scale = 10.0 ** (digits - 1 - exponent)
+        for _ in _DIGITS:
             rounded = np.rint(exact * scale) / scale
             np.copyto(shown, rounded, where=rounded.astype(np.float32) == vector)
+            scale /= 10.0
     numbers: list[float] = shown.tolist()
     return numbers
 

@@ -40,7 +40,7 @@ _LEASE_SECONDS = 60.0
 # Each holds the parts of one shard.
 _NUM_THREADS = 4
 _NUM_AT_ONCE = 4 * _NUM_THREADS
-# A line of 32 MiB takes a gigabyte while it is parsed: one at a time.
+# A line of 36 MiB takes a gigabyte while it is parsed: one at a time.
 _parsing = Lock()
 
 EXPIRED_MESSAGE = "The completion window of the batch ended before this line was run."

@@ -47,6 +47,55 @@ def test_output_tokens_are_what_the_requests_allow() -> None:
     assert (report.output_tokens, report.num_unlimited) == (19, 2)
 
 
+@pytest.mark.parametrize(
+    ("url", "body", "tokens"),
+    [
+        ("/v1/embeddings", {"input": ["x" * 40, "y" * 8]}, 12),
+        ("/v1/score", {"queries": "x" * 8, "documents": ["x" * 40, "y" * 8]}, 14),
+        ("/v1/rerank", {"query": "x" * 8, "documents": ["x" * 40]}, 12),
+        ("/v1/audio/transcriptions", {"file_url": "https://example.org/a.wav"}, 0),
+    ],
+)
+def test_who_writes_nothing_is_asked_for_no_limit(
+    url: str, body: dict[str, Any], tokens: int
+) -> None:
+    """A vector has no tokens, and a recording's words are as many as are said."""
+    report = checked(body, url=url)
+    assert (report.verdict.num_errors, report.failing.count) == (0, 0)
+    assert (report.input_tokens, report.writes, report.num_unlimited) == (tokens, False, 0)
+
+
+_SOUND = {"file_url": "https://example.org/a.wav"}
+GOOD: dict[str, dict[str, Any]] = {
+    "embeddings": {"input": "x"},
+    "score": {"text_1": "x", "text_2": "y"},
+    "rerank": {"query": "x", "documents": ["y"]},
+    "transcriptions": _SOUND,
+    "translations": _SOUND,
+}
+
+
+@pytest.mark.parametrize(
+    ("url", "body", "field"),
+    [
+        ("/v1/embeddings", {"input": []}, "input"),
+        ("/v1/embeddings", {"input": "x", "encoding_format": "int4"}, "encoding_format"),
+        ("/v1/score", {"text_1": "x"}, "text_2"),
+        ("/v2/rerank", {"query": "x", "documents": []}, "documents"),
+        ("/v1/audio/transcriptions", {"file": "UklGRg=="}, "file_url"),
+        ("/v1/audio/translations", {"file_url": "ftp://example.org/a.wav"}, "file_url"),
+    ],
+)
+def test_faults_of_every_body_are_told_with_line_and_field(
+    url: str, body: dict[str, Any], field: str
+) -> None:
+    """Before a worker is paid for: the engine's own words, and where they hold."""
+    report = checked(GOOD[url.rsplit("/", 1)[-1]], body, url=url)
+    [told] = report.failing.told("line")
+    assert field in told
+    assert "line 2" in told
+
+
 def test_models_are_not_judged_when_nobody_has_said_which_there_are() -> None:
     """All others of a file are compared with its first one all the same."""
     assert checked({"model": "m"}, {}).verdict.num_errors == 0

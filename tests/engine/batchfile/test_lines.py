@@ -14,6 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.batchfile.lines import LineError, RawLine, parse_line, read_lines
+from engine.process.frames import Run, decode_frame
+from engine.protocol.audio import MAX_INLINE_BYTES
 
 ROOT = Path(__file__).parents[3]
 GOOD = b'{"custom_id":"a","method":"POST","url":"/v1/completions","body":{"prompt":"x"}}'
@@ -87,6 +89,16 @@ def test_a_line_at_the_limit_is_read_and_one_byte_more_is_not() -> None:
     assert after == RawLine(3, b"abc")
 
 
+def test_the_largest_recording_that_a_line_may_hold_fits_into_it() -> None:
+    """In base64, with a custom id and a name of a model as long as they may be."""
+    data = "QUJD" * -(-MAX_INLINE_BYTES // 3)
+    body = {"model": "m" * 512, "file_url": f"data:audio/ogg;base64,{data}"}
+    fields = {"custom_id": "c" * 512, "url": "/v1/audio/transcriptions", "body": body}
+    [raw] = read_lines(io.BytesIO(json.dumps(fields).encode()))
+    assert parse_line(raw).body == body
+    assert decode_frame(1, Run(1, 1, 0, raw.data).pack()) == Run(1, 1, 0, raw.data)
+
+
 def test_a_line_of_200_megabytes_is_an_error_that_costs_no_memory() -> None:
     """It is skipped in chunks in a process that may not have 200 MB."""
     code = """
@@ -113,7 +125,7 @@ except LineError as exc:
         [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False
     )
     assert done.stdout == (
-        "1 too long: 209,715,200 bytes, and the limit is 33,554,432; split the request or raise "
+        "1 too long: 209,715,200 bytes, and the limit is 37,748,736; split the request or raise "
         "the limit\n"
     ), done.stderr
 
