@@ -81,7 +81,8 @@ class NullEngine:
         import numpy as np
 
         vectors = np.random.default_rng(0).standard_normal((64, _DIMENSIONS)).astype(np.float32)
-        return vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
+        vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)
+        return vectors
 
     def _embedding(self, body: dict[str, Any], request_id: str) -> Reply:
         from engine.contract import Reply, Usage
