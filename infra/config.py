@@ -82,8 +82,12 @@ class Limits(_Table):
 
 
 class Network(_Table):
-    """The workers' network; without `zones` it has two of the region's, which AWS chooses."""
+    """The workers' network; without `zones` it has two of the region's, which AWS chooses.
 
+    With `internet` there is a way out to hosts that lines name, through a NAT gateway.
+    """
+
+    internet: bool = False
     zones: Annotated[tuple[Zone, ...], Field(max_length=6, strict=False)] = ()
     endpoint_zones: Annotated[int, Field(ge=1, le=6)] = 1
 

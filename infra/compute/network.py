@@ -1,4 +1,4 @@
-"""The workers' network: no way in, no way to the internet, endpoints for what they call."""
+"""The workers' network: no way in, none to the internet unless asked for, endpoints for AWS."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from infra.config import DEFAULT_ZONES, Network
 
 _CIDR = "10.73.0.0/16"
 _CIDR_MASK = 20
+_OUT_CIDR_MASK = 28
 # What a worker, and ECS on its machine, speak to. S3 and DynamoDB have gateways: they cost nothing.
 _GATEWAYS = {
     "s3": ec2.GatewayVpcEndpointAwsService.S3,
@@ -30,8 +31,9 @@ _SERVICES = {
 
 
 class WorkerNetwork(Construct):
-    """A `vpc` of isolated subnets, and the security group of the `workers` in it.
+    """A `vpc` of subnets that nobody reaches, and the security group of the `workers` in it.
 
+    What lines name by url, such as recordings, is fetched through a NAT gateway where there is one.
     Every interface endpoint costs by the hour in each zone that it stands in, also when nothing
     runs: they stand in `endpoint_zones` of the zones, and serve all of them.
     """
@@ -39,21 +41,28 @@ class WorkerNetwork(Construct):
     def __init__(self, scope: Construct, construct_id: str, *, network: Network) -> None:
         super().__init__(scope, construct_id)
         zones = list(network.zones) or None
+        workers = ec2.SubnetConfiguration(
+            name="Workers",
+            subnet_type=ec2.SubnetType.PRIVATE_WITH_EGRESS
+            if network.internet
+            else ec2.SubnetType.PRIVATE_ISOLATED,
+            cidr_mask=_CIDR_MASK,
+        )
+        out = ec2.SubnetConfiguration(
+            name="Out",
+            subnet_type=ec2.SubnetType.PUBLIC,
+            cidr_mask=_OUT_CIDR_MASK,
+            map_public_ip_on_launch=False,
+        )
         self.vpc = ec2.Vpc(
             self,
             "Vpc",
             ip_addresses=ec2.IpAddresses.cidr(_CIDR),
-            nat_gateways=0,
+            nat_gateways=1 if network.internet else 0,
             availability_zones=zones,
             max_azs=None if zones else DEFAULT_ZONES,
             restrict_default_security_group=False,
-            subnet_configuration=[
-                ec2.SubnetConfiguration(
-                    name="Workers",
-                    subnet_type=ec2.SubnetType.PRIVATE_ISOLATED,
-                    cidr_mask=_CIDR_MASK,
-                )
-            ],
+            subnet_configuration=[workers, out] if network.internet else [workers],
         )
         self.workers = ec2.SecurityGroup(
             self,
@@ -62,9 +71,11 @@ class WorkerNetwork(Construct):
             description="Workers and their machines: nothing comes in",
             allow_all_outbound=False,
         )
-        # The endpoints' addresses and those of S3 and DynamoDB: there is no other route.
+        # Without a NAT gateway there is no route but to endpoints, S3 and DynamoDB.
         self.workers.add_egress_rule(ec2.Peer.any_ipv4(), ec2.Port.tcp(443), "AWS")
-        self.subnets = self.vpc.isolated_subnets
+        if network.internet:
+            self.workers.add_egress_rule(ec2.Peer.any_ipv4(), ec2.Port.tcp(80), "Urls in lines")
+        self.subnets = self.vpc.select_subnets(subnet_group_name="Workers").subnets
         for name, gateway in _GATEWAYS.items():
             endpoint = self.vpc.add_gateway_endpoint(name.upper(), service=gateway)
             for statement in self._let_through(name):

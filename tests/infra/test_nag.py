@@ -22,6 +22,7 @@ EVERYTHING_ELSE = {
     "compute": "asg",
     "spot": True,
     "auth": "iam",
+    "network": {"internet": True},
     "models": [
         {"name": "big", "gpu": "h100", "gpus_per_worker": 8, "weights": "s3://weights/big"},
         {"name": "small", "gpu": "t4"},

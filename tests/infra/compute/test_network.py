@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from infra.config import DEFAULT_ZONES
 from tests.infra.compute.kinds import Compute
 from tests.infra.conftest import Synth
 
@@ -27,6 +28,29 @@ def test_nothing_leads_to_the_internet(any_kind: Compute) -> None:
         service["NetworkConfiguration"]["AwsvpcConfiguration"]["AssignPublicIp"]
         for service in any_kind.of("AWS::ECS::Service").values()
     } == {"DISABLED"}
+
+
+def test_urls_in_lines_are_reached_where_that_is_asked_for(synth: Synth) -> None:
+    """By one NAT gateway for all zones; workers have no public address, and nobody comes in."""
+    made = Compute(synth({"network": {"internet": True}}))
+    [gateway] = made.of("AWS::EC2::NatGateway")
+    ways = {
+        route["RouteTableId"]: route["NatGatewayId"]
+        for route in made.of("AWS::EC2::Route").values()
+        if "NatGatewayId" in route
+    }
+    assert set(ways.values()) == {gateway}
+    assert len(ways) == DEFAULT_ZONES
+    subnets = made.of("AWS::EC2::Subnet").values()
+    assert not any(subnet["MapPublicIpOnLaunch"] for subnet in subnets)
+    for service in made.of("AWS::ECS::Service").values():
+        used = service["NetworkConfiguration"]["AwsvpcConfiguration"]
+        assert used["AssignPublicIp"] == "DISABLED"
+        assert all("Workers" in name for name in used["Subnets"])
+    groups = made.of("AWS::EC2::SecurityGroup")
+    ports = [rule["FromPort"] for rule in groups["NetworkWorkers"]["SecurityGroupEgress"]]
+    assert sorted(ports) == [80, 443]
+    assert "SecurityGroupIngress" not in groups["NetworkWorkers"]
 
 
 def test_every_subnet_has_the_free_gateways(any_kind: Compute) -> None:
