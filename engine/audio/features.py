@@ -7,12 +7,13 @@ loudest of the whole recording. A recording shorter than a window is silent to i
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+
+from engine.scheduling.speech import FeatureSettings
 
 # The highest frequency that any band covers, in Hz.
 HIGHEST = 8_000.0
@@ -24,17 +25,6 @@ LEAST_POWER = 1e-10
 RANGE = 8.0
 # What bounds the room that a long recording takes on its way.
 FRAMES_AT_ONCE = 3_000
-
-
-@dataclass(frozen=True, slots=True)
-class FeatureSettings:
-    """How recordings are heard: `n_fft` samples a frame, one each `hop_length`."""
-
-    num_mels: int
-    sampling_rate: int
-    n_fft: int
-    hop_length: int
-    window_frames: int
 
 
 class FeatureExtractor:

@@ -128,7 +128,10 @@ def refuse_by_config(name: str, config: Any) -> None:
             "would leave the other layers' state wrong without any error."
         )
     if getattr(config, "is_encoder_decoder", False):
-        raise ModelRefused(f"{name}: model type {kind!r} is an encoder-decoder, not a decoder.")
+        raise ModelRefused(
+            f"{name}: model type {kind!r} is an encoder-decoder, not a decoder; of these only the "
+            "Whisper family is served."
+        )
     if getattr(config, "quantization_config", None):
         raise ModelRefused(f"{name}: {QUANTISED}")
 

@@ -12,6 +12,17 @@ Task = Literal["transcribe", "translate"]
 
 
 @dataclass(frozen=True, slots=True)
+class FeatureSettings:
+    """How a recording is heard: `n_fft` samples a frame, one each `hop_length`, in windows."""
+
+    num_mels: int
+    sampling_rate: int
+    n_fft: int
+    hop_length: int
+    window_frames: int
+
+
+@dataclass(frozen=True, slots=True)
 class Hearing:
     """What a model hears, and what it can be asked for.
 

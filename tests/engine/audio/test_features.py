@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from engine.audio.features import FeatureExtractor, FeatureSettings
+from engine.audio.features import FeatureExtractor
+from engine.scheduling.speech import FeatureSettings
 
 RATE = 16_000
 

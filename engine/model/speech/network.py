@@ -1,0 +1,221 @@
+"""A model of the Whisper family at work: windows of sound → states, states and tokens → logits."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from engine.kernels.attention import AttentionBackend
+from engine.kernels.backends import choose_blocks, choose_products
+from engine.kernels.products import Product, Products
+from engine.kernels.step import Step
+from engine.model.speech.architecture import EPS, KERNEL, STRIDE, SpeechArchitecture
+
+
+@dataclass(frozen=True, slots=True)
+class Norm:
+    """A layer norm's weight and bias, `[H]` each."""
+
+    weight: Tensor
+    bias: Tensor
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """Return the norm of `x […, H]`."""
+        return functional.layer_norm(x, self.weight.shape, self.weight, self.bias, EPS)
+
+    def of_sum(self, x: Tensor, residual: Tensor) -> Tensor:
+        """Add `x` to `residual`, in place, and return the norm of the sum."""
+        return self(residual.add_(x))
+
+
+@dataclass(frozen=True, slots=True)
+class EncoderLayer:
+    """One layer of the encoder; `mlp` is all of it."""
+
+    qkv: Product
+    output: Product
+    inner_norm: Norm
+    mlp: Product
+
+
+@dataclass(frozen=True, slots=True)
+class DecoderLayer:
+    """One layer of the decoder: it attends to its text, then to the window."""
+
+    qkv: Product
+    output: Product
+    cross_norm: Norm
+    cross_q: Product
+    cross_kv: Product
+    cross_output: Product
+    inner_norm: Norm
+    mlp: Product
+
+
+class SpeechNetwork:
+    """An encoder and a decoder of weights by role, which it takes out of the dict."""
+
+    def __init__(self, architecture: SpeechArchitecture, weights: dict[str, Tensor]) -> None:
+        self.architecture = architecture
+        self.num_layers_begun = 0
+        self._encoder_positions = weights.pop("encoder.positions")
+        self._embedding = weights.pop("decoder.embedding")
+        self._decoder_positions = weights.pop("decoder.positions")
+        self.dtype, self.device = self._embedding.dtype, self._embedding.device
+        products = choose_products(choose_blocks(self.dtype, self.device), self.device)
+        maker = _LayerMaker(products, weights)
+        self._head = products.make(weights.pop("decoder.head", self._embedding))
+        self._convolutions = [maker.curved(f"encoder.conv{number}") for number in (1, 2)]
+        self._encoder = [
+            maker.encoder_layer(f"encoder.{index}.") for index in range(architecture.encoder_layers)
+        ]
+        self._decoder = [
+            maker.decoder_layer(f"decoder.{index}.") for index in range(architecture.decoder_layers)
+        ]
+        # What comes before the first layer and after each: the next one's norm, and the last.
+        self._encoder_norms = maker.norms("encoder", architecture.encoder_layers)
+        self._decoder_norms = maker.norms("decoder", architecture.decoder_layers)
+
+    def encode(self, features: Tensor) -> Tensor:
+        """Return the states of windows, `[W, mels, frames]` → `[W, S, H]`."""
+        model, windows = self.architecture, len(features)
+        assert features.shape[1:] == (model.num_mels, model.window_frames), features.shape
+        x = features.to(self.dtype).transpose(1, 2)
+        for product, stride in zip(self._convolutions, (1, STRIDE), strict=True):
+            x = product(_framed(x, stride)).view(windows, -1, model.hidden_size)
+        residual = (x + self._encoder_positions).flatten(0, 1)  # [W·S, H]
+        x = self._encoder_norms[0](residual)
+        for layer, next_norm in zip(self._encoder, self._encoder_norms[1:], strict=True):
+            self.num_layers_begun += 1
+            x = layer.output(_attended(layer.qkv(x), windows, model.encoder_heads))
+            x = layer.mlp(layer.inner_norm.of_sum(x, residual))
+            x = next_norm.of_sum(x, residual)
+        return x.view(windows, model.sources, model.hidden_size)
+
+    def take_in(self, states: Tensor, cross: AttentionBackend) -> None:
+        """Write each layer's keys and values of `states [W·S, H]` to the pages of `cross`.
+
+        It was prepared for these as tokens.
+        """
+        heads = self.architecture.decoder_heads
+        for index, layer in enumerate(self._decoder):
+            key, value = layer.cross_kv(states).view(len(states), 2, heads, -1).unbind(1)
+            cross.store(index, key.contiguous(), value.contiguous())
+
+    def decode(
+        self,
+        step: Step,
+        own: AttentionBackend,
+        cross: AttentionBackend,
+        queries: dict[int, Tensor] | None = None,
+    ) -> Tensor:
+        """Run one step of tokens → logits `[N, V]` of its rows.
+
+        `own` was prepared for the step, `cross` for its tokens as ones of their windows. `queries`
+        gets the layers' queries of the windows, `[T, heads, D]`, for the layers that it names.
+        """
+        heads = self.architecture.decoder_heads
+        residual = self._embedding[step.token_ids] + self._decoder_positions[step.positions]
+        tokens = len(residual)
+        x = self._decoder_norms[0](residual)
+        for index, (layer, next_norm) in enumerate(
+            zip(self._decoder, self._decoder_norms[1:], strict=True)
+        ):
+            self.num_layers_begun += 1
+            query, key, value = layer.qkv(x).view(tokens, 3, heads, -1).unbind(1)
+            own.store(index, key.contiguous(), value.contiguous())
+            x = layer.output(own.attend(index, query.contiguous()).flatten(1))
+            x = layer.cross_q(layer.cross_norm.of_sum(x, residual)).view(tokens, heads, -1)
+            if queries is not None and index in queries:
+                queries[index] = x
+            x = layer.cross_output(cross.attend(index, x).flatten(1))
+            x = layer.mlp(layer.inner_norm.of_sum(x, residual))
+            x = next_norm.of_sum(x, residual)
+        return self._head(x[step.logit_rows])
+
+    def looks(
+        self, queries: Mapping[int, Tensor], states: Tensor, looking: tuple[tuple[int, int], ...]
+    ) -> Tensor:
+        """Return where heads look: `looking` (layer, head) pairs → softmax `[A, T, S]` in fp32.
+
+        `queries` are those of `decode`, `states [S, H]` the window's.
+        """
+        heads = self.architecture.decoder_heads
+        width = self.architecture.hidden_size // heads
+        parts = []
+        for index, head in looking:
+            keys = self._decoder[index].cross_kv(states).view(len(states), 2, heads, width)
+            scores = queries[index][:, head].float() @ keys[:, 0, head].float().T
+            parts.append((scores * width**-0.5).softmax(dim=-1))
+        return torch.stack(parts)
+
+
+def _framed(x: Tensor, stride: int) -> Tensor:
+    """Return what each place of a convolution sees, `[W, T, I]` → `[W · T / stride, 3·I]`."""
+    windows, frames, width = x.shape
+    padded = functional.pad(x, (0, 0, KERNEL // 2, KERNEL // 2))
+    shape = (windows, frames // stride, KERNEL * width)
+    strides = (padded.stride(0), stride * width, 1)
+    return padded.contiguous().as_strided(shape, strides).reshape(-1, KERNEL * width)
+
+
+def _attended(qkv: Tensor, windows: int, heads: int) -> Tensor:
+    """Attend each place to all of its window: `[W·S, 3·H]` → `[W·S, H]`."""
+    split = qkv.view(windows, -1, 3, heads, qkv.shape[1] // (3 * heads))
+    query, key, value = split.permute(2, 0, 3, 1, 4)  # [W, heads, S, D] each
+    out = functional.scaled_dot_product_attention(query, key, value)
+    return out.transpose(1, 2).reshape(len(qkv), -1)
+
+
+class _LayerMaker:
+    """Makes layers of weights, which it takes out of the dict as it goes."""
+
+    def __init__(self, products: Products, weights: dict[str, Tensor]) -> None:
+        self._products = products
+        self._weights = weights
+
+    def encoder_layer(self, role: str) -> EncoderLayer:
+        """Return the layer whose roles begin so."""
+        return EncoderLayer(
+            qkv=self._product(f"{role}qkv"),
+            output=self._product(f"{role}output"),
+            inner_norm=self._norm(f"{role}inner_norm"),
+            mlp=self._mlp(role),
+        )
+
+    def decoder_layer(self, role: str) -> DecoderLayer:
+        """Return the layer whose roles begin so."""
+        return DecoderLayer(
+            qkv=self._product(f"{role}qkv"),
+            output=self._product(f"{role}output"),
+            cross_norm=self._norm(f"{role}cross_norm"),
+            cross_q=self._product(f"{role}cross_q"),
+            cross_kv=self._product(f"{role}cross_kv"),
+            cross_output=self._product(f"{role}cross_output"),
+            inner_norm=self._norm(f"{role}inner_norm"),
+            mlp=self._mlp(role),
+        )
+
+    def norms(self, side: str, num_layers: int) -> list[Norm]:
+        """Return the norms before each layer of a side, and the one behind the last."""
+        roles = [*(f"{side}.{index}.norm" for index in range(num_layers)), f"{side}.norm"]
+        return [self._norm(role) for role in roles]
+
+    def curved(self, role: str) -> Product:
+        """Return a product whose numbers go through gelu."""
+        product = self._product(role)
+        return lambda x: functional.gelu(product(x))
+
+    def _mlp(self, role: str) -> Product:
+        up, down = self.curved(f"{role}up"), self._product(f"{role}down")
+        return lambda x: down(up(x))
+
+    def _product(self, role: str) -> Product:
+        return self._products.make(self._weights.pop(role), self._weights.pop(f"{role}_bias"))
+
+    def _norm(self, role: str) -> Norm:
+        return Norm(self._weights.pop(role), self._weights.pop(f"{role}_bias"))

@@ -1,0 +1,129 @@
+"""Steps of a speech model over its slots: each has pages for one window and for its text."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from engine.kernels.attention import AttentionBackend, MakesBackend
+from engine.kernels.step import Step
+from engine.model.speech.architecture import SpeechArchitecture
+from engine.model.speech.network import SpeechNetwork
+
+Ints = NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class TextStep:
+    """Tokens of `S` texts: `counts[s]` of slot `slots[s]`, from position `starts[s]` on.
+
+    All `token_ids` lie in one row, text after text; logits of `rows` of them are wanted. All that
+    comes before them in their texts was computed.
+    """
+
+    slots: Ints  # [S]
+    starts: Ints  # [S]
+    counts: Ints  # [S]
+    token_ids: NDArray[np.int32]  # [T]
+    rows: Ints  # [N]
+
+
+@dataclass(frozen=True, slots=True)
+class SlotPages:
+    """How many pages a slot has for its window and for its text, and the bytes that they take."""
+
+    of_window: int
+    of_text: int
+    num_bytes: int
+
+
+def slot_pages(model: SpeechArchitecture, backend: MakesBackend, dtype: torch.dtype) -> SlotPages:
+    """Return what a slot takes: a window and a text have keys and values in the same layers."""
+    window, text = (-(-count // backend.page_size) for count in (model.sources, model.targets))
+    page = backend.page_bytes([model.shape] * model.decoder_layers, dtype)
+    return SlotPages(window, text, (window + text) * page)
+
+
+class SpeechRunner:
+    """Runs one model for up to `num_slots` windows at a time."""
+
+    def __init__(self, network: SpeechNetwork, backend: MakesBackend, num_slots: int) -> None:
+        self.network = network
+        model, dtype = network.architecture, network.dtype
+        self._pages = slot_pages(model, backend, dtype)
+        shapes = [model.shape] * model.decoder_layers
+
+        def attention(pages: int) -> AttentionBackend:
+            return backend(shapes, num_slots * pages, dtype, network.device)
+
+        self._texts = attention(self._pages.of_text)
+        self._windows = attention(self._pages.of_window)
+
+    @torch.inference_mode()
+    def hear(self, slots: Sequence[int], features: Tensor) -> Tensor:
+        """Encode windows `[W, mels, frames]`, one for each slot, and keep what texts attend to.
+
+        Returns their states `[W, S, H]`.
+        """
+        states = self.network.encode(features.to(self.network.device))
+        count, sources = len(slots), self.network.architecture.sources
+        self._prepare_windows(np.array(slots), np.zeros(count, np.int64), np.full(count, sources))
+        self.network.take_in(states.flatten(0, 1), self._windows)
+        return states
+
+    @torch.inference_mode()
+    def write(self, step: TextStep, queries: dict[int, Tensor] | None = None) -> Tensor:
+        """Compute tokens of texts → the logits `[N, V]` of their rows; `queries` as in `decode`."""
+        packed = self._packed(self._texts, self._pages.of_text, step)
+        self._texts.prepare(packed)
+        # Of its window each token is the last, which sees all of it.
+        slots = np.repeat(step.slots, step.counts)
+        last = np.full(len(slots), self.network.architecture.sources - 1)
+        self._prepare_windows(slots, last, np.ones_like(slots))
+        return self.network.decode(packed, self._texts, self._windows, queries)
+
+    @torch.inference_mode()
+    def looks(
+        self,
+        slot: int,
+        token_ids: Sequence[int],
+        states: Tensor,
+        heads: tuple[tuple[int, int], ...],
+    ) -> Tensor:
+        """Return where heads (layer, head) look at each token of a text: `[A, T, S]` in fp32.
+
+        The text is a slot's whole one, `states [S, H]` are its window's.
+        """
+        queries = dict.fromkeys((layer for layer, _ in heads), states)
+        zero, count = np.zeros(1, np.int64), np.array([len(token_ids)])
+        ids = np.array(token_ids, np.int32)
+        self.write(TextStep(np.array([slot]), zero, count, ids, count - 1), queries)
+        return self.network.looks(queries, states, heads)
+
+    def _prepare_windows(self, slots: Ints, starts: Ints, counts: Ints) -> None:
+        ids, rows = np.zeros(int(counts.sum()), np.int32), np.zeros(0, np.int64)
+        step = TextStep(slots, starts, counts, ids, rows)
+        self._windows.prepare(self._packed(self._windows, self._pages.of_window, step))
+
+    def _packed(self, attention: AttentionBackend, pages: int, step: TextStep) -> Step:
+        """Return a step of spans over the pages of their slots; single tokens come first."""
+        size, counts, slots = attention.page_size, step.counts, step.slots
+        query_starts = np.concatenate([[0], np.cumsum(counts)])
+        positions = np.arange(query_starts[-1]) + np.repeat(step.starts - query_starts[:-1], counts)
+        return Step.pack(
+            int((counts == 1).argmin()) if (counts != 1).any() else len(counts),
+            self.network.device,
+            token_ids=step.token_ids,
+            positions=positions,
+            slots=np.repeat(slots * pages * size, counts) + positions,
+            query_starts=query_starts,
+            context_lengths=step.starts,
+            page_starts=np.arange(len(slots) + 1) * pages,
+            pages=(slots[:, None] * pages + np.arange(pages)).ravel(),
+            logit_rows=step.rows,
+        )

@@ -1,0 +1,270 @@
+"""Speech, one kind of work: windows of many recordings are heard and written down together."""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Callable
+from collections.abc import Set as AbstractSet
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from engine.audio.features import FeatureExtractor
+from engine.contract import EngineStats
+from engine.model.speech.architecture import Steering
+from engine.model.speech.runner import SpeechRunner, TextStep
+from engine.protocol.errors import InternalError
+from engine.scheduling.speech import SpeechRequest, SpeechResult
+from engine.stepping.recording import Recording, Script, Window
+from engine.stepping.speech_rules import Place, SpeechRules
+from engine.stepping.work import Event
+
+logger = logging.getLogger(__name__)
+
+# So many windows are encoded at once; one alone keeps a CPU busy.
+WINDOWS_AT_ONCE = 4
+NO_ROOM = "The engine is out of memory for this recording, even when it runs alone."
+
+
+class SpeechWork:
+    """Recordings in by `add`, what was said out of `step`.
+
+    Up to `num_slots` windows are written at a time, each recording's one after the other. Those of
+    a step that failed are written again, each alone; one that fails alone is to blame.
+    """
+
+    def __init__(
+        self,
+        runner: SpeechRunner,
+        steering: Steering,
+        extractor: FeatureExtractor,
+        num_slots: int,
+    ) -> None:
+        network, settings = runner.network, extractor.settings
+        self._runner = runner
+        self._steering = steering
+        self._extractor = extractor
+        self._rules = SpeechRules(steering, network.device)
+        frame_seconds = settings.hop_length / settings.sampling_rate
+        self._script = Script(steering, network.architecture, frame_seconds)
+        self._language_ids = torch.tensor([*steering.languages.values()], device=network.device)
+        self._num_slots = num_slots
+        self._free_slots = list(range(num_slots - 1, -1, -1))
+        self._waiting: deque[Recording] = deque()
+        self._running: list[Window] = []
+        self._suspects: deque[Window] = deque()  # of a step that failed: each runs alone
+        self._num_steps = 0
+        self._prompt_tokens = self._output_tokens = 0
+
+    def add(self, request: SpeechRequest) -> Recording:
+        """Queue one recording; `RequestError` when it could never run here."""
+        num_frames = self._extractor.num_frames(len(request.samples))
+        self._script.check(request, num_frames)
+        recording = Recording(request, self._steering, num_frames)
+        self._waiting.append(recording)
+        return recording
+
+    def step(self) -> list[Event[SpeechResult]] | None:
+        """Hear some windows, write a token of each that runs; None when there is nothing to do."""
+        if not (self._waiting or self._running or self._suspects):
+            return None
+        self._num_steps += 1
+        if self._suspects:
+            return self._step_alone()
+        newcomers = self._newcomers()
+        self._running += newcomers
+        self._attempt(newcomers, self._hear)
+        self._attempt([window for window in self._running if not window.is_done], self._write)
+        return self._finish()
+
+    def abort(self, unwanted: AbstractSet[object]) -> None:
+        """Drop recordings wherever they are; no event comes of them any more."""
+        self._waiting = deque(one for one in self._waiting if one not in unwanted)
+        self._suspects = deque(one for one in self._suspects if one.recording not in unwanted)
+        for window in [one for one in self._running if one.recording in unwanted]:
+            self._leave(window)
+
+    def stats(self) -> EngineStats:
+        """Return what runs, waits and was done; readable from another thread."""
+        running = len(self._running)
+        return EngineStats(
+            running=running,
+            waiting=len(self._waiting) + len(self._suspects),
+            kv_cache_usage=running / self._num_slots,
+            prompt_tokens=self._prompt_tokens,
+            output_tokens=self._output_tokens,
+            steps=self._num_steps,
+            layers=self._runner.network.num_layers_begun,
+        )
+
+    def _newcomers(self) -> list[Window]:
+        """Return the windows that are heard next, as many as there is room for."""
+        newcomers: list[Window] = []
+        room = min(WINDOWS_AT_ONCE, len(self._free_slots))
+        while self._waiting and len(newcomers) < room:
+            window = self._script.next_window(self._waiting.popleft())
+            window.slot = self._free_slots.pop()
+            newcomers.append(window)
+        return newcomers
+
+    def _step_alone(self) -> list[Event[SpeechResult]]:
+        """Write a whole window with nothing beside it."""
+        window = self._suspects.popleft()
+        window.slot = self._free_slots.pop()  # its own became free when it failed
+        self._script.begin(window)
+        others, self._running = self._running, [window]
+        self._attempt([window], self._write_to_the_end)
+        events = self._finish()
+        self._running = others
+        return events
+
+    def _write_to_the_end(self, windows: list[Window]) -> None:
+        self._hear(windows)
+        while not windows[0].is_done:
+            self._write(windows)
+
+    def _attempt(self, windows: list[Window], call: Callable[[list[Window]], None]) -> None:
+        """Do what may fail: some windows are then written again, each alone; a single one is done.
+
+        What its recording is told holds no frame of an exception, and so no tensor of the step.
+        """
+        error = None
+        try:
+            if windows:
+                call(windows)
+        except torch.OutOfMemoryError:
+            error = InternalError(NO_ROOM, code="out_of_memory")
+        except Exception as exc:
+            logger.exception("a step failed")
+            error = InternalError(f"The engine failed on this recording: {exc}")
+        if error is None:
+            return
+        if windows[0].is_suspect:
+            windows[0].recording.error, windows[0].is_done = error, True
+            return
+        for window in windows:
+            self._leave(window)
+            window.start_over()
+        self._suspects += windows
+
+    def _leave(self, window: Window) -> None:
+        """Give a window's slot back."""
+        self._running.remove(window)
+        self._free_slots.append(window.slot)
+
+    def _hear(self, windows: list[Window]) -> None:
+        num_frames = self._extractor.settings.window_frames
+        for recording in (window.recording for window in windows):
+            if recording.features is None:
+                recording.features = self._extractor.features(recording.request.samples)
+        features = torch.stack([window.features(num_frames) for window in windows])
+        states = self._runner.hear([window.slot for window in windows], features)
+        for window, own in zip(windows, states, strict=True):
+            if window.recording.request.wants_words:
+                window.states = own.clone()
+
+    def _write(self, windows: list[Window]) -> None:
+        """Compute what is not computed yet of each window's text, and choose what follows."""
+        # Single tokens come first.
+        windows = sorted(windows, key=lambda one: len(one.tokens) - one.num_computed != 1)
+        starts = [window.num_computed for window in windows]
+        counts = [len(window.tokens) - window.num_computed for window in windows]
+        last_rows = np.cumsum(counts) - 1
+        begun = [i for i, one in enumerate(windows) if not (one.num_computed or one.is_unknown)]
+        start_rows = [
+            int(last_rows[i]) - counts[i] + 1 + self._script.start_row(windows[i]) for i in begun
+        ]
+        ids = [token for window in windows for token in window.tokens[window.num_computed :]]
+        step = TextStep(
+            slots=np.array([window.slot for window in windows]),
+            starts=np.array(starts),
+            counts=np.array(counts),
+            token_ids=np.array(ids, np.int32),
+            rows=np.array([*last_rows, *start_rows]),
+        )
+        logits = self._runner.write(step)
+        self._note_silence([windows[i] for i in begun], logits[len(windows) :])
+        for window in windows:
+            window.num_computed = len(window.tokens)
+        known, unknown = (
+            [i for i, window in enumerate(windows) if window.is_unknown == is_unknown]
+            for is_unknown in (False, True)
+        )
+        self._choose(
+            [windows[i] for i in known], logits[known] if unknown else logits[: len(known)]
+        )
+        self._tell_languages([windows[i] for i in unknown], logits[unknown])
+
+    def _note_silence(self, windows: list[Window], logits: Tensor) -> None:
+        """Note how likely it is that nobody speaks, from logits `[N, V]` where texts start."""
+        if not windows or self._steering.no_timestamps is None:
+            return
+        probs = logits.float().softmax(dim=-1)[:, self._steering.no_timestamps - 1]
+        for window, prob in zip(windows, probs.tolist(), strict=True):
+            window.no_speech_prob = prob
+
+    def _tell_languages(self, windows: list[Window], logits: Tensor) -> None:
+        """Take the likeliest language of each window, and begin to write in it."""
+        if not windows:
+            return
+        best = logits[:, self._language_ids].argmax(dim=-1).tolist()
+        codes = [*self._steering.languages]
+        for window, place in zip(windows, best, strict=True):
+            window.recording.language = codes[place]
+            self._script.begin(window)
+
+    def _choose(self, windows: list[Window], logits: Tensor) -> None:
+        """Append the next token of each window."""
+        if not windows:
+            return
+        places = [
+            Place(
+                written=window.written,
+                has_times=window.has_times,
+                temperature=window.recording.request.temperature,
+                seed=window.recording.request.seed,
+                number=window.recording.num_output_tokens + len(window.written),
+            )
+            for window in windows
+        ]
+        chosen = self._rules.choose(logits, places)
+        columns = (column.tolist() for column in chosen)
+        for window, token, logprob, is_broken in zip(windows, *columns, strict=True):
+            if is_broken:
+                window.recording.error = InternalError(
+                    "The model's logits for this recording are not finite."
+                )
+            window.tokens.append(token)
+            window.sum_logprobs += logprob
+            is_full = len(window.tokens) >= window.most_tokens
+            window.is_done = is_broken or is_full or token == self._steering.end
+
+    def _finish(self) -> list[Event[SpeechResult]]:
+        """Take in the windows that are done; their recordings end, or are next in the queue."""
+        events: list[Event[SpeechResult]] = []
+        for window in [one for one in self._running if one.is_done]:
+            recording = window.recording
+            if recording.error is None:
+                self._take_in(window)
+            self._leave(window)
+            if recording.error is None and not recording.is_over:
+                self._waiting.appendleft(recording)
+                continue
+            self._prompt_tokens += recording.num_prompt_tokens
+            self._output_tokens += recording.num_output_tokens
+            recording.features = None
+            events.append(Event(recording, [], is_finished=True))
+        return events
+
+    def _take_in(self, window: Window) -> None:
+        try:
+            looks = None
+            if window.states is not None:
+                heads = self._steering.alignment_heads
+                looks = self._runner.looks(window.slot, window.tokens[:-1], window.states, heads)
+            self._script.take_in(window, looks)
+        except Exception as exc:
+            logger.exception("a window could not be taken in")
+            window.recording.error = InternalError(f"The engine failed on this recording: {exc}")

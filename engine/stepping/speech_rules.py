@@ -1,0 +1,127 @@
+"""Which token a speech model writes next: Whisper's rules as masks, then the likeliest or a draw.
+
+The rules are those of transformers' logits processors, in their order (`WhisperTimeStampLogits-
+Processor` and those that suppress tokens).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from engine.kernels.backends import choose_sampling
+from engine.kernels.sampling import Rules, uniform
+from engine.model.speech.architecture import Steering
+
+NEVER = float("-inf")
+
+
+class Place(NamedTuple):
+    """Where a text stands whose next token is chosen: `written` is without its prompt."""
+
+    written: Sequence[int]
+    has_times: bool
+    temperature: float
+    seed: int
+    number: int  # of tokens that were chosen for its recording before
+
+
+class Chosen(NamedTuple):
+    """Tokens `[N]`, their log-probabilities under the rules, and whose logits were no numbers."""
+
+    token_ids: NDArray[np.int64]
+    logprobs: NDArray[np.float32]
+    is_broken: NDArray[np.bool_]
+
+
+class SpeechRules:
+    """The rules of one model."""
+
+    def __init__(self, steering: Steering, device: torch.device) -> None:
+        self._steering = steering
+        self._suppressed, self._at_begin = (
+            torch.tensor(ids, dtype=torch.int64, device=device)
+            for ids in (steering.suppressed, steering.suppressed_at_begin)
+        )
+
+    @torch.inference_mode()
+    def choose(self, logits: Tensor, places: Sequence[Place]) -> Chosen:
+        """Choose the next token of each row of `logits [N, V]`, which stay as they are."""
+        scores = logits.to(torch.float32, copy=True)
+        is_broken = ~scores.amax(dim=-1).isfinite()
+        scores.index_fill_(1, self._suppressed, NEVER)
+        for row, place in zip(scores, places, strict=True):
+            if not place.written:
+                row[self._at_begin] = NEVER
+            if place.has_times:
+                self._keep_times(row, place.written)
+        self._prefer_times(scores, [place.has_times for place in places])
+        token_ids = self._drawn(scores, places)
+        logprobs = scores.gather(1, token_ids[:, None]).squeeze(1) - scores.logsumexp(dim=-1)
+        return Chosen(token_ids.cpu().numpy(), logprobs.cpu().numpy(), is_broken.cpu().numpy())
+
+    def _keep_times(self, row: Tensor, written: Sequence[int]) -> None:
+        """Let times come first, in pairs but for the last one, and never go back."""
+        steering, first = self._steering, self._steering.first_timestamp
+        assert first is not None
+        row[first - 1] = NEVER  # that there are none
+        if not written:
+            row[:first] = NEVER
+            if steering.max_initial_timestamp is not None:
+                row[first + steering.max_initial_timestamp + 1 :] = NEVER
+            return
+        last_is_time = written[-1] >= first
+        one_before_is_time = len(written) < 2 or written[-2] >= first
+        if last_is_time and one_before_is_time:
+            row[first:] = NEVER
+            return
+        if last_is_time:
+            row[: steering.end] = NEVER
+            row[first : written[-1]] = NEVER
+            return
+        last = next((token for token in reversed(written) if token >= first), first - 1)
+        row[first : last + 1] = NEVER
+
+    def _prefer_times(self, scores: Tensor, has_times: list[bool]) -> None:
+        """Leave only times where all of them together are likelier than any other token."""
+        first = self._steering.first_timestamp
+        if first is None or not any(has_times):
+            return
+        times = scores[:, first:].logsumexp(dim=-1)
+        are_likelier = times > scores[:, :first].amax(dim=-1)
+        are_likelier &= torch.tensor(has_times, device=scores.device)
+        for row in are_likelier.nonzero().flatten().tolist():
+            scores[row, :first] = NEVER
+
+    def _drawn(self, scores: Tensor, places: Sequence[Place]) -> Tensor:
+        if not any(place.temperature for place in places):
+            return scores.max(dim=-1).indices
+        count = len(places)
+        none, ones = np.zeros(count, np.int64), np.ones(count, np.float32)
+        seeds = np.array([place.seed & (2**64 - 1) for place in places], np.uint64)
+        rules = Rules(
+            temperature=np.array([place.temperature for place in places], np.float32),
+            top_k=none,
+            top_p=ones,
+            log_min_p=np.full(count, NEVER, np.float32),
+            draws=uniform(seeds, np.array([place.number for place in places])),
+            is_shaped=np.zeros(count, np.bool_),
+            repetition_penalty=ones,
+            presence_penalty=np.zeros(count, np.float32),
+            frequency_penalty=np.zeros(count, np.float32),
+            tokens=np.zeros((1, 1), np.int32),
+            slots=none,
+            num_prompt=none,
+            num_known=none,
+            bias_starts=np.zeros(count + 1, np.int64),
+            bias_ids=np.zeros(0, np.int64),
+            bias=np.zeros(0, np.float32),
+            ban_starts=np.zeros(count + 1, np.int64),
+            ban_ids=np.zeros(0, np.int64),
+        )
+        return choose_sampling(scores.dtype, scores.device).choose(scores, rules).token_ids

@@ -1,0 +1,120 @@
+"""Tiny random models of the Whisper family, recordings for them, and work over them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from engine.audio.features import FeatureExtractor
+from engine.config import EngineConfig
+from engine.model.speech.loading import load_speech
+from engine.model.speech.runner import SpeechRunner
+from engine.scheduling.speech import SpeechRequest
+from engine.stepping.recording import Recording
+from engine.stepping.speech import SpeechWork
+
+RATE = 16_000
+# Ids below are of text; behind come the end, the start, languages and what else steers.
+END = 300
+CODES = ("en", "de", "fr", "es")
+# Name → mels, seconds of a window, whether there are languages, and the text's most tokens.
+SHAPES = {
+    "English alone": (80, 4, False, 64),
+    "many languages": (80, 3, True, 48),
+    "128 bands, as large-v3": (128, 2, True, 64),
+}
+# So wide that the likeliest tokens stand apart by far more than rounding.
+SPREAD = 0.3
+
+
+def build(shape: str, seed: int = 0) -> Any:
+    """Return transformers' model of a shape, with random weights."""
+    from transformers import WhisperConfig, WhisperForConditionalGeneration
+
+    mels, seconds, has_languages, targets = SHAPES[shape]
+    start = END + 1
+    first_language = start + 1
+    task = first_language + (len(CODES) if has_languages else 0)
+    before, no_times = task + 3, task + 5
+    torch.manual_seed(seed)
+    config = WhisperConfig(
+        d_model=64,
+        encoder_layers=2,
+        decoder_layers=3,
+        encoder_attention_heads=4,
+        decoder_attention_heads=2,
+        encoder_ffn_dim=96,
+        decoder_ffn_dim=128,
+        max_source_positions=50 * seconds,
+        max_target_positions=targets,
+        vocab_size=no_times + 2 + 50 * seconds,
+        num_mel_bins=mels,
+        pad_token_id=END,
+        bos_token_id=END,
+        eos_token_id=END,
+        decoder_start_token_id=start,
+        init_std=SPREAD,
+    )
+    model = WhisperForConditionalGeneration(config).eval()
+    said = model.generation_config
+    said.eos_token_id = said.pad_token_id = END
+    said.decoder_start_token_id, said.no_timestamps_token_id = start, no_times
+    said.prev_sot_token_id = before
+    said.suppress_tokens = [1, 2, 7, start, *range(first_language, no_times)]
+    said.begin_suppress_tokens = [3, END]
+    said.max_initial_timestamp_index = 50
+    said.max_length = targets
+    said.alignment_heads = [[1, 0], [2, 0], [2, 1]]
+    said.is_multilingual = has_languages
+    if has_languages:
+        said.lang_to_id = {f"<|{code}|>": first_language + i for i, code in enumerate(CODES)}
+        said.task_to_id = {"transcribe": task, "translate": task + 1}
+    else:
+        said.forced_decoder_ids = [[1, no_times]]
+    return model
+
+
+def extractor_of(shape: str) -> Any:
+    """Return transformers' feature extractor of a shape."""
+    from transformers import WhisperFeatureExtractor
+
+    mels, seconds, *_ = SHAPES[shape]
+    return WhisperFeatureExtractor(feature_size=mels, chunk_length=seconds)
+
+
+def save(folder: Path, shape: str, seed: int = 0) -> Any:
+    """Write a model and its preprocessor to a folder and return the model."""
+    model = build(shape, seed)
+    model.save_pretrained(folder)
+    extractor_of(shape).save_pretrained(folder)
+    return model
+
+
+def clip(seconds: float, seed: int) -> NDArray[np.float32]:
+    """Return a recording of noise that comes and goes."""
+    count = int(seconds * RATE)
+    noise = np.random.default_rng(seed).standard_normal(count) * 0.1
+    samples: NDArray[np.float32] = (noise * np.sin(np.arange(count) / (2_000 + 700 * seed))).astype(
+        np.float32
+    )
+    return samples
+
+
+def work_of(folder: Path, num_slots: int = 3, dtype: Any = "float32") -> SpeechWork:
+    """Return work over the model in a folder."""
+    loaded = load_speech(EngineConfig(str(folder), device="cpu", dtype=dtype))
+    runner = SpeechRunner(loaded.network, loaded.backend, num_slots)
+    said = loaded.description
+    return SpeechWork(runner, said.steering, FeatureExtractor(said.features), num_slots)
+
+
+def run(work: SpeechWork, *requests: SpeechRequest) -> list[Recording]:
+    """Run requests together to their ends, and return them."""
+    recordings = [work.add(request) for request in requests]
+    while work.step() is not None:
+        pass
+    return recordings
