@@ -60,6 +60,8 @@ class EngineConfig:
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise EngineError(f"{name} must be at least 1, not {value}")
+        if self.runner == "generate" and self.convert in ("embed", "classify"):
+            raise EngineError(f"convert {self.convert!r} is for models that do not generate")
         if self.steps_ahead not in (0, 1):
             raise EngineError(f"steps_ahead must be 0 or 1, not {self.steps_ahead}")
         if self.max_num_batched_tokens < self.max_num_seqs:

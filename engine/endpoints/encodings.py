@@ -61,18 +61,19 @@ class Encodings:
         Of a text itself no more than `limit` tokens are read; 0 and None are no limit.
         Raises `RequestError` naming `param` for what the model cannot take.
         """
-        cut = self._cut(request)
+        cut, num_skipped = self._cut(request), 0
         texts = [prompt for prompt in prompts if isinstance(prompt, str)]
         if limit:
             texts = [self._reader.start_of(text, limit) for text in texts]
         if texts:
             texts = [prefix + text for text in texts]
             read = self._reader.texts(texts, cut, add_special_tokens=add_special_tokens)
+            num_skipped = self._num_skipped(prefix, add_special_tokens=add_special_tokens)
         else:
             read = [_shortened(ids, cut) for ids in prompts if isinstance(ids, list)]
             self._check_ids(read, param)
         self._check_lengths(read, param)
-        return [EncodingRequest(ids) for ids in read]
+        return [EncodingRequest(ids, num_skipped=num_skipped) for ids in read]
 
     def of_pairs(
         self,
@@ -125,13 +126,14 @@ class Encodings:
                 f"{names or 'none'}.",
                 param="prompt_name",
             )
-        prompt = description.prompts[name]
-        if prompt and description.pooling is not None and not description.pooling.include_prompt:
-            raise RequestError(
-                "This model leaves its prompts out of what it pools, which is not supported.",
-                param="prompt_name",
-            )
-        return prompt
+        return description.prompts[name]
+
+    def _num_skipped(self, prefix: str, *, add_special_tokens: bool) -> int:
+        """Return how many tokens of a prompt, and before it, are left out of what is pooled."""
+        pooling = self._model.description.pooling
+        if not prefix or pooling is None or pooling.include_prompt:
+            return 0
+        return self._reader.num_opening(prefix, add_special_tokens=add_special_tokens)
 
     def _templated(
         self, firsts: Sequence[str], seconds: Sequence[str], request: ScoringRequest, created: int
@@ -139,11 +141,19 @@ class Encodings:
         cut = self._cut(request)
         heads = list(firsts) * (len(seconds) if len(firsts) == 1 else 1)
         told = {} if request.instruction is None else {"instruction": request.instruction}
-        variables = {**told, **(request.chat_template_kwargs or {})}
+        variables = {
+            "add_generation_prompt": False,
+            **self._model.description.template_variables,
+            **told,
+            **(request.chat_template_kwargs or {}),
+        }
+        opens = bool(variables.pop("add_generation_prompt"))
 
         def text_of(first: str, second: str) -> str:
             pair = [Message(role="query", content=first), Message(role="document", content=second)]
-            return self.rendered(pair, created=created, variables=variables)
+            return self.rendered(
+                pair, created=created, add_generation_prompt=opens, variables=variables
+            )
 
         return [
             self._templated_pair(first, second, cut, text_of)

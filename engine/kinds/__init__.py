@@ -10,10 +10,11 @@ from typing import Any
 from engine.config import EngineConfig
 from engine.kinds.generation import Generation
 from engine.kinds.kind import Kind
+from engine.kinds.pooling import PoolingModels
 
 __all__ = ["KINDS", "Kind", "kind_of"]
 
-KINDS: tuple[Kind, ...] = (Generation(),)
+KINDS: tuple[Kind, ...] = (PoolingModels(), Generation())
 """In the order in which they are asked; the last takes every model, and may refuse to load it."""
 
 

@@ -46,6 +46,11 @@ class Generation:
         self, config: EngineConfig, *, folder: Path | None, chat_template: str | None
     ) -> Loaded[SequenceRequest, SequenceResult]:
         """Load model and vocabulary beside each other, and begin to generate."""
+        if config.hf_overrides:
+            raise EngineError(
+                f"{config.model} writes text, and overrides of config.json are read for models of "
+                "vectors or scores: change what lies in its folder"
+            )
         template = None if chat_template is None else read_chat_template(chat_template)
         # transformers reads it too, and says less clearly what is wrong.
         generation = read_generation_config(config.model)

@@ -10,6 +10,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
+from tokenizers.normalizers import Lowercase
+from tokenizers.normalizers import Sequence as NormalizerSequence
+
 from engine.protocol.errors import RequestError
 from engine.text.tokenizer import Tokenizer
 
@@ -37,12 +40,18 @@ class Cut:
 
 
 class TextReader:
-    """Reads texts by a tokenizer of the tokenizers library; safe to use from threads."""
+    """Reads texts by a tokenizer of the tokenizers library; safe to use from threads.
 
-    def __init__(self, tokenizer: Tokenizer) -> None:
+    With `is_lower_case` that tokenizer sees no capitals from now on, whoever uses it.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, *, is_lower_case: bool = False) -> None:
         backend = tokenizer.vocabulary.backend
         if backend is None:
             raise ValueError("a tokenizer that Python runs reads no pairs")
+        if is_lower_case:
+            steps = [Lowercase(), *([] if backend.normalizer is None else [backend.normalizer])]
+            backend.normalizer = NormalizerSequence(steps)
         self._backend = backend
         self._num_special = int(backend.num_special_tokens_to_add(is_pair=False))
         self._num_special_of_pair = int(backend.num_special_tokens_to_add(is_pair=True))
@@ -77,6 +86,14 @@ class TextReader:
         """Return the part of a text that its first tokens stand for."""
         encoding = self._backend.encode(text, add_special_tokens=False)
         return text if len(encoding) <= num_tokens else text[: encoding.offsets[num_tokens][0]]
+
+    def num_opening(self, text: str, *, add_special_tokens: bool) -> int:
+        """Return how many tokens a text has that another follows: special ones before it, too.
+
+        As sentence-transformers counts them: without the one that closes a text.
+        """
+        [encoding] = self._read([text], add_special_tokens=add_special_tokens)
+        return len(encoding) - bool(encoding.special_tokens_mask[-1])
 
     def num_tokens(self, text: str) -> int:
         """Return how many tokens a text has by itself."""

@@ -80,7 +80,9 @@ class EncoderDescription:
     That is as far as the network goes; the endpoint brings vectors to length 1 where `normalize`,
     and passes a score through `activation`, a class of torch.nn. `max_seq_length` None says
     nothing. `prompts` are put before a text by their names. `matryoshka` are the widths that
-    vectors may be cut to, empty for any, None where they may not be cut.
+    vectors may be cut to, empty for any, None where they may not be cut. Segments of a pair are
+    told apart where `has_types`; it is read by the chat template where `has_pair_template`, with
+    `template_variables`.
     """
 
     config: Mapping[str, Any]
@@ -95,6 +97,9 @@ class EncoderDescription:
     prompts: Mapping[str, str] = field(default_factory=dict)
     default_prompt_name: str | None = None
     matryoshka: frozenset[int] | None = None
+    has_types: bool = True
+    has_pair_template: bool = False
+    template_variables: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def architecture(self) -> str:
@@ -202,6 +207,8 @@ def _of_scores(
         modules=modules,
         head=head,
         activation=_activation(config, files),
+        has_pair_template=stack is not None and stack.reads_messages,
+        template_variables={} if stack is None else stack.template_variables,
         **_of_texts(files),
     )
 
@@ -265,6 +272,8 @@ def _activation(config: SavedFields, files: ModelFiles) -> str:
 def _of_texts(files: ModelFiles) -> dict[str, Any]:
     """Return what is said of texts before they are tokens."""
     limits, saved = files.text_fields(), files.fields(_SAVED_MODEL)
+    tokenizer = files.fields("tokenizer_config.json").said
+    inputs = tokenizer.get("model_input_names")
     prompts = saved.said.get("prompts") or {}
     if not isinstance(prompts, dict) or not all(isinstance(p, str) for p in prompts.values()):
         raise saved.wrong("prompts")
@@ -272,16 +281,17 @@ def _of_texts(files: ModelFiles) -> dict[str, Any]:
     if default is not None and default not in prompts:
         raise saved.wrong("default_prompt_name")
     return {
-        "max_seq_length": limits.optional_count("max_seq_length") or _tokenizer_limit(files),
+        "max_seq_length": limits.optional_count("max_seq_length") or _limit(tokenizer),
         "do_lower_case": limits.flag("do_lower_case", default=False),
         "prompts": prompts,
         "default_prompt_name": default,
+        "has_types": not isinstance(inputs, list) or "token_type_ids" in inputs,
     }
 
 
-def _tokenizer_limit(files: ModelFiles) -> int | None:
+def _limit(tokenizer: Mapping[str, Any]) -> int | None:
     """Return how long the tokenizer says that texts may be; a number beyond all says nothing."""
-    said = files.fields("tokenizer_config.json").said.get("model_max_length")
+    said = tokenizer.get("model_max_length")
     return int(said) if isinstance(said, int | float) and 0 < said < _NO_LIMIT else None
 
 

@@ -92,10 +92,13 @@ Module = Dense | LayerNorm | Normalize
 class Stack:
     """What `modules.json` lists after the network, `transformer_task` being what that is for.
 
+    `reads_messages` says that texts go through the chat template, with `template_variables`.
     `gives_scores` says that the last Dense gives scores, no vector.
     """
 
     transformer_task: str
+    reads_messages: bool
+    template_variables: Mapping[str, Any]
     pooling: Pooling | None
     modules: tuple[Module, ...]
     logit_score: LogitScore | None
@@ -189,6 +192,13 @@ class SavedFields:
             raise self.wrong(key)
         return value
 
+    def object(self, key: str) -> Mapping[str, Any]:
+        """Return an object; nothing said is an empty one."""
+        value = self.said.get(key) or {}
+        if not isinstance(value, dict):
+            raise self.wrong(key)
+        return value
+
     def activation(self, key: str, default: str) -> str:
         """Return the name of a class of torch.nn; another module's is never loaded."""
         path = self.text(key, f"torch.nn.{default}")
@@ -214,7 +224,7 @@ def read_stack(files: ModelFiles) -> Stack | None:
     entries = [_entry(files, entry) for entry in listed] if isinstance(listed, list) else []
     if not entries or entries[0] != ("Transformer", ""):
         raise files.refusal(f"{MODULES} does not begin with a Transformer in the folder itself.")
-    task = _transformer_task(files)
+    task, reads_messages, variables = _transformer(files.text_fields())
     pooling: Pooling | None = None
     logit_score: LogitScore | None = None
     modules: list[Module] = []
@@ -235,7 +245,8 @@ def read_stack(files: ModelFiles) -> Stack | None:
             modules.append(Normalize())
         elif kind != "Dropout":  # which does nothing where nothing is trained
             raise files.refusal(f"{MODULES} has {kind} where that is not supported.")
-    return Stack(task, pooling, tuple(modules), logit_score, gives_scores)
+    after = (pooling, tuple(modules), logit_score, gives_scores)
+    return Stack(task, reads_messages, variables, *after)
 
 
 def _entry(files: ModelFiles, entry: object) -> tuple[str, str]:
@@ -247,16 +258,29 @@ def _entry(files: ModelFiles, entry: object) -> tuple[str, str]:
     return (kind.rpartition(".")[2] if kind.startswith(_OWN) else kind), folder
 
 
-def _transformer_task(files: ModelFiles) -> str:
-    """Return what the network is for; it must read texts and give what that task gives."""
-    fields = files.text_fields()
-    forms = fields.said.get("modality_config")
-    text = {} if forms is None else forms.get("text") if isinstance(forms, dict) else None
+def _transformer(fields: SavedFields) -> tuple[str, bool, Mapping[str, Any]]:
+    """Return what the network is for, whether it reads messages, and what its template is told.
+
+    It must read texts and give what such a network gives; whole conversations are for rerankers.
+    """
     task = fields.text("transformer_task", "feature-extraction")
     gives = "last_hidden_state" if task == "feature-extraction" else "logits"
-    if not isinstance(text, dict) or text.get("method_output_name", gives) != gives:
+    forms = fields.object("modality_config")
+    read = [forms[form] for form in ("text", "message") if form in forms]
+    if (forms and not read) or not all(_gives(form, gives) for form in read):
         raise fields.wrong("modality_config")
-    return task
+    reads_messages = "message" in forms
+    if reads_messages and task != "text-generation":
+        raise fields.wrong("modality_config")
+    processing = fields.object("processing_kwargs")
+    variables = processing.get("chat_template", {})
+    if processing.keys() - {"chat_template"} or not isinstance(variables, dict):
+        raise fields.wrong("processing_kwargs")
+    return task, reads_messages, variables
+
+
+def _gives(form: object, output: str) -> bool:
+    return isinstance(form, dict) and form.get("method_output_name", output) == output
 
 
 def _pooling(fields: SavedFields) -> Pooling:

@@ -215,12 +215,14 @@ async def test_prompts_come_before_texts_by_their_names() -> None:
     )
 
 
-async def test_a_prompt_that_is_not_pooled_is_refused() -> None:
-    """Its tokens would have to be left out of the mean."""
+async def test_a_prompt_that_is_not_pooled_is_skipped() -> None:
+    """With the special token before it, as sentence-transformers does."""
     pooling = Pooling(("mean",), include_prompt=False)
     scene = Scene(encoder_model(prompts={"query": "find: "}, pooling=pooling))
     await scene.body(URL, input="a")
-    assert (await scene.error(URL, input="a", prompt_name="query"))["param"] == "prompt_name"
+    await scene.body(URL, input="a", prompt_name="query")
+    await scene.body(URL, input="a", prompt_name="query", add_special_tokens=False)
+    assert [request.num_skipped for request in scene.encoder.requests] == [0, 3, 2]
 
 
 async def test_a_conversation_is_rendered_by_the_models_template() -> None:

@@ -1,0 +1,257 @@
+"""Models of vectors and scores, from their folder to a body: held to sentence-transformers."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from base64 import b64decode
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from sentence_transformers import CrossEncoder, SentenceTransformer
+from transformers import BertConfig, BertForSequenceClassification
+
+from engine.config import EngineConfig
+from engine.contract import Reply
+from engine.endpoints.served import ServedEngine
+from engine.errors import EngineError, ModelRefused
+from engine.load import load_served
+from tests.engine.scripted_encoder import minilm
+
+TEXTS = [
+    "The capital of France is Paris.",
+    "a",
+    "What is the capital of Norway? " * 12,
+    "Émile naïve 北京 🙂",
+]
+Serve = Callable[..., ServedEngine]
+
+
+@pytest.fixture(scope="module")
+def serve() -> Iterator[Serve]:
+    """Return what loads a folder in fp32 on the CPU, with settings and a template."""
+    loaded: list[ServedEngine] = []
+
+    def load(folder: Path, *, chat_template: str | None = None, **settings: Any) -> ServedEngine:
+        config = EngineConfig(str(folder), dtype="float32", device="cpu", **settings)
+        loaded.append(load_served(config, served_names=("tiny",), chat_template=chat_template))
+        return loaded[-1]
+
+    yield load
+    for engine in loaded:
+        engine.close()
+
+
+@pytest.fixture(scope="module")
+def served(serve: Serve) -> ServedEngine:
+    """Return MiniLM behind its endpoints."""
+    return serve(minilm())
+
+
+@pytest.fixture(scope="module")
+def reranker(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return the folder of a small cross-encoder of random weights, with MiniLM's tokenizer."""
+    folder = tmp_path_factory.mktemp("reranker")
+    torch.manual_seed(5)
+    config = BertConfig(
+        hidden_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        intermediate_size=128,
+        vocab_size=30_522,
+        max_position_embeddings=64,
+        num_labels=1,
+        initializer_range=0.5,
+    )
+    BertForSequenceClassification(config).save_pretrained(folder)
+    for name in ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json"):
+        shutil.copy(minilm() / name, folder)
+    return folder
+
+
+def minilm_with(folder: Path, files: dict[str, Any]) -> Path:
+    """Return a folder of MiniLM in which some files say something else."""
+    for source in minilm().rglob("*"):
+        if source.is_file():
+            target = folder / source.relative_to(minilm())
+            target.parent.mkdir(exist_ok=True, parents=True)
+            shutil.copy(source, target)
+    for name, said in files.items():
+        target = folder / name
+        target.parent.mkdir(exist_ok=True)
+        target.unlink(missing_ok=True)
+        target.write_text(json.dumps(said))
+    return folder
+
+
+async def answer(served: ServedEngine, url: str, **body: Any) -> dict[str, Any]:
+    """Return a body that must be one."""
+    reply = await served.respond(url, body, "req_1", 0)
+    assert reply.status_code == 200, reply.body
+    return reply.body
+
+
+async def refusal(served: ServedEngine, url: str, **body: Any) -> Reply:
+    """Return a reply that must be none."""
+    reply = await served.respond(url, body, "req_1", 0)
+    assert reply.status_code == 400
+    return reply
+
+
+async def test_vectors_are_those_of_sentence_transformers(served: ServedEngine) -> None:
+    """Of every length and script, in either form."""
+    body = await answer(served, "/v1/embeddings", input=TEXTS)
+    expected = SentenceTransformer(str(minilm()), device="cpu").encode(TEXTS)
+    vectors = np.array([entry["embedding"] for entry in body["data"]], dtype=np.float32)
+    assert np.abs(vectors - expected).max() < 1e-5
+    assert ((vectors * expected).sum(axis=1) > 0.9999).all()
+    packed = await answer(served, "/v1/embeddings", input=TEXTS, encoding_format="base64")
+    read = [np.frombuffer(b64decode(entry["embedding"]), "<f4") for entry in packed["data"]]
+    assert np.array_equal(read, vectors)
+
+
+async def test_scores_of_vectors_are_their_cosines(served: ServedEngine) -> None:
+    """Within 1e-4 of what sentence-transformers says, and the ranking follows."""
+    reference = SentenceTransformer(str(minilm()), device="cpu")
+    query, *documents = TEXTS
+    expected = reference.similarity(reference.encode([query]), reference.encode(documents))[0]
+    body = await answer(served, "/v1/score", text_1=query, text_2=documents)
+    scores = [entry["score"] for entry in body["data"]]
+    assert np.allclose(scores, expected, atol=1e-5)
+    ranked = await answer(served, "/rerank", query=query, documents=documents)
+    order = [result["index"] for result in ranked["results"]]
+    assert order == sorted(range(3), key=lambda i: -scores[i])
+
+
+async def test_a_texts_limit_is_the_folders(served: ServedEngine) -> None:
+    """256 of its 512 positions; on request a text is cut to it as sentence-transformers does."""
+    text = "word " * 300
+    reply = await refusal(served, "/v1/embeddings", input=text)
+    assert "maximum context length is 256 tokens" in reply.body["error"]["message"]
+    assert "has 302 tokens" in reply.body["error"]["message"]
+    body = await answer(served, "/v1/embeddings", input=text, truncate_prompt_tokens=-1)
+    expected = SentenceTransformer(str(minilm()), device="cpu").encode(text)
+    assert np.abs(np.array(body["data"][0]["embedding"]) - expected).max() < 1e-5
+    assert body["usage"]["prompt_tokens"] == 256
+
+
+async def test_a_limit_that_is_asked_for_is_the_networks_at_most(serve: Serve) -> None:
+    """Above what the folder says, but never above its positions."""
+    longer = serve(minilm(), max_model_len=400)
+    body = await answer(longer, "/v1/embeddings", input="word " * 300)
+    assert body["usage"]["prompt_tokens"] == 302
+    with pytest.raises(EngineError, match="512"):
+        serve(minilm(), max_model_len=513)
+
+
+async def test_prompts_dense_layers_and_capitals_are_as_the_folder_says(
+    serve: Serve, tmp_path: Path
+) -> None:
+    """All that stands beside a network, in one folder."""
+    from safetensors.torch import save_file
+
+    modules = json.loads((minilm() / "modules.json").read_bytes())
+    dense = {"name": "d", "path": "3_Dense", "type": "sentence_transformers.models.Dense"}
+    folder = minilm_with(
+        tmp_path,
+        {
+            "modules.json": [*modules[:2], dense, modules[2]],
+            "1_Pooling/config.json": {
+                "word_embedding_dimension": 384,
+                "pooling_mode": ["cls", "mean"],
+                "include_prompt": False,
+            },
+            "3_Dense/config.json": {"in_features": 768, "out_features": 32},
+            "sentence_bert_config.json": {"max_seq_length": 64, "do_lower_case": True},
+            "config_sentence_transformers.json": {
+                "prompts": {"query": "Find this: ", "plain": ""},
+                "default_prompt_name": "query",
+            },
+        },
+    )
+    torch.manual_seed(3)
+    weights = {"linear.weight": torch.randn(32, 768), "linear.bias": torch.randn(32)}
+    save_file(weights, folder / "3_Dense/model.safetensors")
+    reference = SentenceTransformer(str(folder), device="cpu")
+    served = serve(folder, hf_overrides={"is_matryoshka": True})
+    texts = ["The Capital of France", "a"]
+    for asked, told in (({}, {}), ({"prompt_name": "plain"}, {"prompt_name": "plain"})):
+        body = await answer(served, "/v1/embeddings", input=texts, **asked)
+        vectors = [entry["embedding"] for entry in body["data"]]
+        assert np.abs(np.array(vectors) - reference.encode(texts, **told)).max() < 1e-5
+    cut = await answer(served, "/v1/embeddings", input=texts, dimensions=8)
+    expected = reference.encode(texts, truncate_dim=8, normalize_embeddings=True)
+    assert np.abs(np.array([e["embedding"] for e in cut["data"]]) - expected).max() < 1e-5
+
+
+async def test_scores_of_a_cross_encoder_are_those_of_sentence_transformers(
+    serve: Serve, reranker: Path
+) -> None:
+    """Through the sigmoid, and as they stand."""
+    served = serve(reranker)
+    query, *documents = TEXTS[0], TEXTS[1], TEXTS[3], "Paris"
+    pairs = [(query, document) for document in documents]
+    reference = CrossEncoder(str(reranker), device="cpu")
+    body = await answer(served, "/v1/score", queries=query, documents=documents)
+    scores = [entry["score"] for entry in body["data"]]
+    assert np.allclose(scores, reference.predict(pairs), atol=1e-5)
+    raw = await answer(served, "/score", data_1=query, data_2=documents, use_activation=False)
+    expected = reference.predict(pairs, activation_fn=torch.nn.Identity())
+    assert np.allclose([entry["score"] for entry in raw["data"]], expected, atol=1e-4)
+    ranked = await answer(served, "/v2/rerank", query=query, documents=documents)
+    assert [result["index"] for result in ranked["results"]] == [
+        entry["corpus_id"] for entry in reference.rank(query, documents)
+    ]
+    reply = await refusal(served, "/v1/embeddings", input="a")
+    assert "this one serves /v1/score, /v1/rerank" in reply.body["error"]["message"]
+
+
+async def test_a_document_is_cut_to_what_the_network_takes(serve: Serve, reranker: Path) -> None:
+    """As sentence-transformers cuts it, where it alone is too long."""
+    pair = ("What is it?", "word " * 100)
+    expected = CrossEncoder(str(reranker), device="cpu", max_length=64).predict([pair])
+    body = await answer(
+        serve(reranker), "/score", text_1=pair[0], text_2=pair[1], truncate_prompt_tokens=-1
+    )
+    assert body["data"][0]["score"] == pytest.approx(expected[0], abs=1e-5)
+    assert body["usage"]["prompt_tokens"] == 64
+
+
+@pytest.mark.parametrize(
+    ("files", "words"),
+    [
+        ({"config.json": {"model_type": "bert", "num_labels": 3}}, "3 labels"),
+        (
+            {
+                "config.json": {
+                    "model_type": "bert",
+                    "num_labels": 1,
+                    "sbert_ce_default_activation_function": "torch.nn.ELU",
+                }
+            },
+            "ELU",
+        ),
+    ],
+)
+def test_scores_that_no_endpoint_could_show_refuse_the_model(
+    files: dict[str, Any], words: str, tmp_path: Path, serve: Serve
+) -> None:
+    """Before anything is loaded."""
+    for said in files.values():
+        said["architectures"] = ["BertForSequenceClassification"]
+    folder = minilm_with(tmp_path, {**files, "modules.json": None})
+    (folder / "modules.json").unlink()
+    with pytest.raises(ModelRefused, match=words):
+        serve(folder)
+
+
+def test_overrides_are_refused_for_a_model_that_writes(serve: Serve) -> None:
+    """They would change nothing there."""
+    from demo import MODEL_PATH
+
+    with pytest.raises(EngineError, match="writes text"):
+        serve(MODEL_PATH, hf_overrides={"vocab_size": 5})
