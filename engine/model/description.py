@@ -78,16 +78,11 @@ class Description:
     @property
     def dtype(self) -> torch.dtype | None:
         """Return the dtype of the stored weights; None where it is not told."""
-        return dtype_of(self.said_dtype)
-
-
-def dtype_of(said: object) -> torch.dtype | None:
-    """Return the dtype that a config says by its name; None where it says none."""
-    if said is None:
-        return None
-    if not isinstance(said, str) or said not in STORED_DTYPES:
-        raise NotUnderstood(f"{CONFIG} says dtype {said!r}")
-    return STORED_DTYPES[said]
+        if self.said_dtype is None:
+            return None
+        if not isinstance(self.said_dtype, str) or self.said_dtype not in STORED_DTYPES:
+            raise NotUnderstood(f"{CONFIG} says dtype {self.said_dtype!r}")
+        return STORED_DTYPES[self.said_dtype]
 
 
 def read_description(name: str) -> Description:
@@ -100,6 +95,11 @@ def read_description(name: str) -> Description:
     if not isinstance(said, dict):
         why = f"there is no {CONFIG}" if path is None else f"{CONFIG} holds no JSON object"
         raise ModelRefused(f"{name}: cannot be read as a model: {why}")
+    return described(name, said)
+
+
+def described(name: str, said: Mapping[str, Any]) -> Description:
+    """Return what a config.json says that was read already."""
     text = said.get("text_config")
     fields = text if isinstance(text, dict) else said
     kind = fields.get("model_type", TEXT_OF_KIND.get(str(said.get("model_type"))))

@@ -34,11 +34,11 @@ class Weight:
     parts: tuple[Part, ...]
 
 
-def weights_of(architecture: Architecture) -> Iterator[Weight]:
-    """Yield all weights; those of layer i have roles that begin with `i.`."""
+def weights_of(architecture: Architecture, *, has_head: bool = True) -> Iterator[Weight]:
+    """Yield all weights, but the head's where not wanted; those of layer i have roles `i.…`."""
     hidden, table = architecture.hidden_size, (architecture.vocab_size, architecture.hidden_size)
     yield whole("embedding", EMBEDDING, *table)
-    if not architecture.is_tied:
+    if has_head and not architecture.is_tied:
         yield whole("head", HEAD, *table)
     yield whole("norm", "model.norm.weight", hidden)
     for index, block in enumerate(architecture.blocks):

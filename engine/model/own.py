@@ -97,7 +97,7 @@ def prove(
     from engine.model import fallback
 
     device = loaded.device
-    num_layers = None if _fits(architecture, device) else _first_of_each_kind(architecture)
+    num_layers = None if fits(architecture, device) else first_of_each_kind(architecture)
     blocks = architecture.blocks[:num_layers]
     windows = [block.attention.window for block in blocks]
     token_ids = proof_tokens(architecture.vocab_size, windows)
@@ -131,12 +131,13 @@ def distances(got: Tensor, expected: Tensor) -> Tensor:
     return relative.flatten()
 
 
-def _fits(architecture: Architecture, device: torch.device) -> bool:
+def fits(architecture: Architecture, device: torch.device) -> bool:
+    """Say whether a network in fp32 does."""
     count = sum(prod(weight.shape) for weight in weights_of(architecture))
     return ROOM * count * torch.float32.itemsize <= free_bytes(device)
 
 
-def _first_of_each_kind(architecture: Architecture) -> int:
+def first_of_each_kind(architecture: Architecture) -> int:
     """Return how many layers come before there is one of each kind, and two at least."""
     first = [architecture.blocks.index(block) for block in set(architecture.blocks)]
     return min(max(*first, 1) + 1, len(architecture.blocks))

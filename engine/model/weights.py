@@ -61,16 +61,19 @@ def read_weights(
     *,
     is_part: bool = False,
     num_layers: int | None = None,
+    has_head: bool = True,
+    more: Sequence[Weight] = (),
 ) -> dict[str, Tensor]:
     """Return a decoder's weights by their roles; `ModelRefused` says what is wrong with them.
 
     `is_part` says that the files hold more than text; `num_layers` reads so many layers only.
+    Without `has_head` the weights of logits are left out; `more` are read with the others.
     """
-    wanted = list(weights_of(architecture))
+    wanted = [*weights_of(architecture, has_head=has_head), *more]
     stored = stored_in(checkpoint.files, wanted, HEAD, is_part=is_part)
     if architecture.is_tied and EMBEDDING not in stored and HEAD in stored:
         stored[EMBEDDING] = stored.pop(HEAD)
-    if architecture.is_tied and HEAD in stored:
+    if has_head and architecture.is_tied and HEAD in stored:
         # transformers, too, believes what is stored and not what is said.
         wanted.append(whole("head", HEAD, architecture.vocab_size, architecture.hidden_size))
     if any(block.experts for block in architecture.blocks) and missing_from(stored, wanted):
@@ -79,7 +82,7 @@ def read_weights(
     check_stored(checkpoint, architecture.title, wanted, stored, is_part=is_part)
     if num_layers is not None:
         first = replace(architecture, blocks=architecture.blocks[:num_layers])
-        kept = {weight.role for weight in weights_of(first)} | {"head"}
+        kept = {weight.role for weight in (*weights_of(first), *more)} | {"head"}
         wanted = [weight for weight in wanted if weight.role in kept]
     weights = filled(checkpoint.name, wanted, stored, dtype, device)
     is_twice = architecture.is_tied and "head" in weights

@@ -11,6 +11,7 @@ from torch import Tensor
 from engine.errors import ModelRefused, first_line_of
 from engine.model.checkpoint import Checkpoint
 from engine.model.encoders.running import TokenSequence
+from engine.model.weights import TEXT_OF_WHOLE
 
 
 class Answer(NamedTuple):
@@ -39,9 +40,8 @@ def answer_eagerly(
         config.num_hidden_layers = num_layers
         if getattr(config, "layer_types", None):
             config.layer_types = config.layer_types[:num_layers]
-    module = read_module(
-        checkpoint, config, torch.float32, device, "eager", is_classifier=is_classifier
-    )
+    kind = {"is_classifier": is_classifier, "is_part": "text_config" in said}
+    module = read_module(checkpoint, config, torch.float32, device, "eager", **kind)
     return [
         _answer(module, sequence, device, is_classifier=is_classifier) for sequence in sequences
     ]
@@ -62,11 +62,15 @@ def read_module(
     config: Any,
     dtype: torch.dtype,
     device: torch.device,
-    attention: str,
+    attention: str | None,
     *,
     is_classifier: bool,
+    is_part: bool,
 ) -> Any:
-    """Return transformers' module, whole or as a classifier; `ModelRefused` if weights lack."""
+    """Return transformers' module, bare or as a classifier; `ModelRefused` if weights lack.
+
+    `attention` None is what transformers thinks best, `is_part` that the files hold more than text.
+    """
     from transformers import AutoModel, AutoModelForSequenceClassification
     from transformers.utils import logging
 
@@ -81,6 +85,7 @@ def read_module(
         attn_implementation=attention,
         trust_remote_code=False,
         use_safetensors=True,
+        key_mapping=TEXT_OF_WHOLE if is_part else None,
         output_loading_info=True,
     )
     # Whatever else a base model makes of its hidden states, nothing is made of that here.

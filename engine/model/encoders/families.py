@@ -36,10 +36,9 @@ CURVES: dict[str, Curve] = {
     "swish": "silu",
 }
 # What says how vectors or scores are made of hidden states: no part of the network.
-_OF_ENDPOINTS = """
+OF_ENDPOINTS = """
     classifier_from_token is_matryoshka is_original_qwen3_reranker matryoshka_dimensions method
-    eos_token_id num_labels sbert_ce_default_activation_function sentence_transformers
-    tie_word_embeddings
+    num_labels sbert_ce_default_activation_function sentence_transformers
 """.split()
 Pooled = Literal["cls", "mean"]
 
@@ -108,7 +107,7 @@ def architecture_of(
         raise ModelRefused(f"{name}: {exc}") from exc
     except (TypeError, ValueError, ArithmeticError, RuntimeError) as exc:
         raise NotUnderstood(f"{CONFIG} says what does not fit together") from exc
-    for key in _OF_ENDPOINTS:
+    for key in (*OF_ENDPOINTS, "eos_token_id", "tie_word_embeddings"):
         fields.take(key)
     fields.close()
     if num_labels is None:

@@ -6,24 +6,47 @@ transformers' classes run the rest.
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from functools import partial
+from typing import Protocol
 
 import torch
 
 from engine.config import EngineConfig
 from engine.errors import EngineError, ModelRefused, first_line_of
-from engine.model.checkpoint import find_checkpoint
-from engine.model.description import QUANTISED, NotUnderstood, dtype_of
-from engine.model.encoders import own
+from engine.model.checkpoint import Checkpoint, find_checkpoint
+from engine.model.description import QUANTISED, Description, NotUnderstood, described
+from engine.model.encoders import causal, own
 from engine.model.encoders.description import Classifier, EncoderDescription
-from engine.model.encoders.families import architecture_of
+from engine.model.encoders.families import FAMILIES, architecture_of
 from engine.model.encoders.modules import head_of
 from engine.model.encoders.network import LoadedEncoder
 from engine.model.encoders.proof import prove, refuse_infinite
-from engine.model.own import Proof
+from engine.model.own import Proof, first_of_each_kind, fits
 from engine.model.placement import choose_device, choose_dtype, context_length
 from engine.model.proved import proof_fact, prove_once
+
+
+class Loads(Protocol):
+    """Loads a network in a dtype on a device, or the first layers of it."""
+
+    def __call__(
+        self, dtype: torch.dtype, device: torch.device, *, num_layers: int | None = None
+    ) -> LoadedEncoder:
+        """Return it with the head that it came with."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Own:
+    """A network of ours for a model: how it is loaded, and how many positions it tells apart.
+
+    `count_layers` says how many of its first layers can be proved, None for all.
+    """
+
+    load: Loads
+    num_positions: int
+    count_layers: Callable[[torch.device], int | None]
 
 
 def load_encoder(settings: EngineConfig, description: EncoderDescription) -> LoadedEncoder:
@@ -38,46 +61,102 @@ def load_encoder(settings: EngineConfig, description: EncoderDescription) -> Loa
 
 
 def _loaded(settings: EngineConfig, description: EncoderDescription) -> LoadedEncoder:
+    read = described(settings.model, description.config)
+    if read.is_quantised:
+        raise ModelRefused(f"{settings.model}: {QUANTISED}")
     try:
-        return _run_by_our_encoder(settings, description)
+        loaded = _run_by_ours(settings, description, read)
     except NotUnderstood as exc:
-        raise ModelRefused(f"{settings.model}: the engine's encoder cannot run it: {exc}") from exc
+        loaded = _run_by_transformers(settings, description, read, str(exc))
+    return replace(loaded, head=head_of(settings, description, loaded))
 
 
-def _run_by_our_encoder(settings: EngineConfig, description: EncoderDescription) -> LoadedEncoder:
-    name, said = settings.model, description.config
-    if said.get("quantization_config"):
-        raise ModelRefused(f"{name}: {QUANTISED}")
-    head = description.head
-    num_labels = head.num_labels if isinstance(head, Classifier) else None
-    architecture = architecture_of(name, said, num_labels)
-    max_model_len = context_length(settings, architecture.max_positions)
+def _run_by_ours(
+    settings: EngineConfig, description: EncoderDescription, read: Description
+) -> LoadedEncoder:
+    said, is_classifier = description.config, isinstance(description.head, Classifier)
     device = choose_device(settings.device)
-    dtype = choose_dtype(settings.dtype, stored_dtype(description), device)
-    checkpoint = find_checkpoint(name)
-    load = partial(own.load, checkpoint, architecture)
+    dtype = choose_dtype(settings.dtype, read.dtype, device)
+    checkpoint = find_checkpoint(settings.model)
+    candidate = _candidate(checkpoint, description, read)
+    max_model_len = context_length(settings, candidate.num_positions)
     try:
-        loaded = load(dtype, device)
+        loaded = candidate.load(dtype, device)
 
         def prove_now() -> Proof:
             from engine.model.encoders.eager import answer_eagerly
 
-            is_classifier = num_labels is not None
+            num_layers = candidate.count_layers(device)
+            exactly = partial(candidate.load, torch.float32, device, num_layers=num_layers)
             answer = partial(
-                answer_eagerly, checkpoint, said, device=device, is_classifier=is_classifier
+                answer_eagerly,
+                checkpoint,
+                said,
+                device=device,
+                is_classifier=is_classifier,
+                num_layers=num_layers,
             )
-            return prove(loaded, lambda: load(torch.float32, device), answer)
+            return prove(loaded, exactly, answer, num_layers)
 
-        proof = prove_once(proof_fact(checkpoint, dtype, device, repr(said)), prove_now)
+        fact = proof_fact(checkpoint, dtype, device, repr(said), repr(description.head))
+        proof = prove_once(fact, prove_now)
     except (TypeError, ValueError, RuntimeError) as exc:
         raise NotUnderstood(f"it cannot run here: {first_line_of(exc)}") from exc
     if not proof.holds:
         raise NotUnderstood(f"the two give other vectors (relative distance {proof.distance:.2g})")
-    refuse_infinite(name, loaded)
-    return replace(loaded, head=head_of(settings, description, loaded), max_model_len=max_model_len)
+    refuse_infinite(settings.model, loaded)
+    notes = []
+    if proof.num_layers is not None:
+        notes.append(
+            f"the engine's network was compared with transformers' by the first {proof.num_layers} "
+            f"of {len(loaded.shapes)} layers: all of them in fp32 do not fit here"
+        )
+    return replace(loaded, max_model_len=max_model_len, notes=tuple(notes))
 
 
-def stored_dtype(description: EncoderDescription) -> torch.dtype | None:
-    """Return the dtype of the stored weights as config.json tells it."""
-    said = description.config.get("dtype") or description.config.get("torch_dtype")
-    return dtype_of(said)
+def _candidate(checkpoint: Checkpoint, description: EncoderDescription, read: Description) -> _Own:
+    """Return the network of ours that knows the model's family; `NotUnderstood` if none does."""
+    head = description.head
+    if read.kind in FAMILIES:
+        num_labels = head.num_labels if isinstance(head, Classifier) else None
+        encoder = architecture_of(checkpoint.name, description.config, num_labels)
+
+        def load(
+            dtype: torch.dtype, device: torch.device, *, num_layers: int | None = None
+        ) -> LoadedEncoder:
+            assert num_layers is None
+            return own.load(checkpoint, encoder, dtype, device)
+
+        return _Own(load, encoder.max_positions, lambda _: None)
+    decoder = causal.decoder_of(read)
+
+    def count_layers(device: torch.device) -> int | None:
+        return None if fits(decoder, device) else first_of_each_kind(decoder)
+
+    return _Own(
+        partial(causal.load, checkpoint, read, decoder, head=head),
+        decoder.max_positions,
+        count_layers,
+    )
+
+
+def _run_by_transformers(
+    settings: EngineConfig, description: EncoderDescription, read: Description, why: str
+) -> LoadedEncoder:
+    from engine.model.encoders import foreign
+
+    is_classifier = isinstance(description.head, Classifier)
+    if description.head is not None and not is_classifier:
+        raise ModelRefused(f"{settings.model}: the engine's decoder cannot run it: {why}")
+    device = choose_device(settings.device)
+    dtype = choose_dtype(settings.dtype, read.dtype, device)
+    checkpoint = find_checkpoint(settings.model)
+    loaded = foreign.load(
+        checkpoint, description.config, dtype, device, is_classifier=is_classifier
+    )
+    note = (
+        "transformers runs this model, one sequence after the other and more slowly than the "
+        f"engine's own networks would: {why}"
+    )
+    max_model_len = context_length(settings, loaded.max_model_len)
+    return replace(loaded, max_model_len=max_model_len, notes=(note,))

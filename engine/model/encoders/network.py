@@ -25,8 +25,11 @@ class TokenNetwork(Protocol):
     `needs_torch` where much of a step is computed by torch's own functions, on its threads.
     """
 
-    num_layers_begun: int
     needs_torch: bool
+
+    @property
+    def num_layers_begun(self) -> int:
+        """Return how many layers were begun since the start."""
 
     def encode(self, step: Step, type_ids: Tensor | None, attention: AttentionBackend) -> Tensor:
         """Run whole sequences → the last hidden states `[N, H]` of the step's `logit_rows`.

@@ -1,0 +1,129 @@
+"""Decoders that give vectors or scores: run by our decoder, which stops before its head."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from engine.kernels.attention import AttentionBackend
+from engine.kernels.backends import choose_backend
+from engine.kernels.step import Step
+from engine.model.architecture import Architecture, Block
+from engine.model.checkpoint import Checkpoint
+from engine.model.decoder import Decoder
+from engine.model.description import Description
+from engine.model.encoders.architecture import HeadLinear
+from engine.model.encoders.description import Classifier
+from engine.model.encoders.families import OF_ENDPOINTS
+from engine.model.encoders.heads import Head, Part, parts_of
+from engine.model.encoders.network import LoadedEncoder
+from engine.model.encoders.saved_modules import LogitScore
+from engine.model.families import architecture_of
+from engine.model.layout import whole
+from engine.model.weights import read_weights
+
+# Gemma's: a decoder that was trained on to look both ways.
+BOTH_WAYS = "use_bidirectional_attention"
+
+
+class DecoderTokens:
+    """A `TokenNetwork` of a decoder: hidden states as they are normed for its head."""
+
+    def __init__(self, decoder: Decoder) -> None:
+        self._decoder = decoder
+        self.needs_torch = decoder.needs_torch
+
+    @property
+    def num_layers_begun(self) -> int:
+        """Return how many layers were begun since the start."""
+        return self._decoder.num_layers_begun
+
+    def encode(self, step: Step, type_ids: Tensor | None, attention: AttentionBackend) -> Tensor:
+        """Run whole sequences; see `TokenNetwork.encode`."""
+        del type_ids  # a decoder tells no segments apart
+        return self._decoder.hidden(step, attention)
+
+
+def decoder_of(description: Description) -> Architecture:
+    """Return what the decoder of a model is made of, which may look both ways.
+
+    `NotUnderstood` says why our decoder cannot run it.
+    """
+    said = {key: value for key, value in description.fields.items() if key not in OF_ENDPOINTS}
+    looks_both_ways = said.pop(BOTH_WAYS, None) is True
+    architecture = architecture_of(replace(description, fields=said))
+    if not looks_both_ways:
+        return architecture
+    return replace(architecture, blocks=tuple(map(_looking_both_ways, architecture.blocks)))
+
+
+def load(
+    checkpoint: Checkpoint,
+    description: Description,
+    architecture: Architecture,
+    dtype: torch.dtype,
+    device: torch.device,
+    *,
+    head: Classifier | LogitScore | None,
+    num_layers: int | None = None,
+) -> LoadedEncoder:
+    """Return the model in a dtype on a device, or the first layers of it, with its head."""
+    labels = head.num_labels if isinstance(head, Classifier) else 0
+    score = [whole("score", "score.weight", labels, architecture.hidden_size)] if labels else []
+    weights = read_weights(
+        checkpoint,
+        architecture,
+        dtype,
+        device,
+        is_part=description.is_part,
+        num_layers=num_layers,
+        has_head=isinstance(head, LogitScore),
+        more=score,
+    )
+    parts = _parts(head, architecture, weights)
+    architecture = replace(architecture, blocks=architecture.blocks[:num_layers])
+    shapes = tuple(block.attention for block in architecture.blocks)
+    return LoadedEncoder(
+        network=DecoderTokens(Decoder(architecture, weights, has_head=False)),
+        head=Head(("lasttoken",), parts),
+        shapes=shapes,
+        backend=choose_backend(shapes, dtype, device),
+        dtype=dtype,
+        device=device,
+        vocab_size=architecture.vocab_size,
+        num_types=0,
+        max_model_len=architecture.max_positions,
+        hidden_size=architecture.hidden_size,
+    )
+
+
+def _looking_both_ways(block: Block) -> Block:
+    """Return a block that sees half of its window to either side, and the token itself."""
+    shape = block.attention
+    window = shape.window and shape.window // 2 + 1
+    return replace(block, attention=replace(shape, window=window, is_causal=False))
+
+
+def _parts(
+    head: Classifier | LogitScore | None, architecture: Architecture, weights: dict[str, Tensor]
+) -> tuple[Part, ...]:
+    """Return what comes after the last token's hidden state, taking its weights out of the dict."""
+    if isinstance(head, Classifier):
+        weight = weights.pop("score")
+        labels, hidden = weight.shape
+        return parts_of((HeadLinear("score", hidden, labels, has_bias=False),), {"head.0": weight})
+    if head is None:
+        return ()
+    ids = [head.true_token_id, head.false_token_id]
+    rows = weights.pop("head", weights["embedding"])[[i for i in ids if i is not None]].float()
+    softcap = architecture.logit_softcap
+
+    def logit(x: Tensor) -> Tensor:
+        logits = x @ rows.T  # [S, 1 or 2]
+        if softcap is not None:
+            logits = torch.tanh(logits / softcap) * softcap
+        return logits if logits.shape[1] == 1 else logits[:, :1] - logits[:, 1:]
+
+    return (logit,)

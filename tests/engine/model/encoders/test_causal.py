@@ -1,0 +1,103 @@
+"""Decoders that give vectors or scores, and models of transformers' own classes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import transformers
+from sentence_transformers import CrossEncoder, SentenceTransformer
+from sentence_transformers.sentence_transformer.modules import Dense, Pooling, Transformer
+
+from engine.model.encoders.causal import DecoderTokens
+from engine.scheduling.encoding import EncodingRequest
+from tests.engine.model.encoders.saved import FAMILIES, TEXTS, loaded, requests, save, values
+
+DECODER = {"num_key_value_heads": 1, "head_dim": 16, "max_position_embeddings": 512}
+GEMMA = {**DECODER, "sliding_window": 24, "query_pre_attn_scalar": 16, "sliding_window_pattern": 2}
+OTHERS = {"Albert": {"embedding_size": 16}, "Electra": {"embedding_size": 16}}
+DECODERS: dict[str, dict[str, Any]] = {
+    "Qwen3": DECODER,
+    "Mistral": {**DECODER, "sliding_window": 50},
+    "Gemma3Text": {**GEMMA, "use_bidirectional_attention": True},
+}
+
+
+@pytest.fixture(name="families", autouse=True)
+def fixture_families(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let them be saved as encoders are."""
+    for family, changes in {**DECODERS, **OTHERS}.items():
+        monkeypatch.setitem(FAMILIES, family, changes)
+
+
+@pytest.mark.parametrize("mode", ["lasttoken", "mean"])
+@pytest.mark.parametrize("family", DECODERS)
+def test_vectors_of_decoders_are_those_of_sentence_transformers(
+    tmp_path: Path, family: str, mode: str
+) -> None:
+    """By our decoder, without the weights of a head; Gemma's looks both ways."""
+    save(tmp_path, family, pad_token_id=0)
+    network = Transformer(str(tmp_path), max_seq_length=300)
+    modules = [network, Pooling(48, pooling_mode=mode), Dense(48, 24)]
+    model = SentenceTransformer(modules=modules, device="cpu")
+    model.save(str(tmp_path))
+    ours = loaded(tmp_path)
+    assert isinstance(ours.network, DecoderTokens)
+    got = values(ours, requests(model.tokenizer, TEXTS))
+    np.testing.assert_allclose(got, model.encode(TEXTS), atol=5e-5)
+
+
+@pytest.mark.parametrize("family", ["Qwen3", "Mistral"])
+def test_scores_of_decoders_are_those_of_sentence_transformers(tmp_path: Path, family: str) -> None:
+    """By the head that reads the last token."""
+    save(tmp_path, family, "ForSequenceClassification", num_labels=1, pad_token_id=0)
+    model = CrossEncoder(str(tmp_path), device="cpu", max_length=300)
+    pairs = list(zip(TEXTS, reversed(TEXTS), strict=True))
+    got = values(loaded(tmp_path), requests(model.tokenizer, pairs))[:, 0]
+    expected = model.predict(pairs, activation_fn=torch.nn.Identity())
+    np.testing.assert_allclose(got, expected, atol=1e-4)
+    assert np.ptp(expected) > 1e-2
+
+
+@pytest.mark.parametrize("is_tied", [True, False])
+def test_a_decoder_may_score_by_two_of_its_tokens(tmp_path: Path, *, is_tied: bool) -> None:
+    """By how much more likely the one is: of its head two rows are read."""
+    save(tmp_path, "Qwen3", "ForCausalLM", tie_word_embeddings=is_tied)
+    overrides = {"classifier_from_token": ["no", "yes"], "is_original_qwen3_reranker": True}
+    ours = loaded(tmp_path, runner="pooling", hf_overrides=overrides)
+    ids = [[5, 7, 9], [4] * 20, [3]]
+    got = values(ours, [EncodingRequest(own) for own in ids])
+    module = transformers.Qwen3ForCausalLM.from_pretrained(tmp_path).eval()
+    tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path)
+    no, yes = (tokenizer.convert_tokens_to_ids(word) for word in ("no", "yes"))
+    for own, (score,) in zip(ids, got.tolist(), strict=True):
+        with torch.inference_mode():
+            logits = module(torch.tensor([own])).logits[0, -1]
+        assert score == pytest.approx(float(logits[yes] - logits[no]), abs=1e-4)
+
+
+def test_what_neither_of_ours_knows_is_run_by_transformers(tmp_path: Path) -> None:
+    """Sequence by sequence, and said so."""
+    save(tmp_path, "Albert")
+    network = Transformer(str(tmp_path), max_seq_length=300)
+    model = SentenceTransformer(modules=[network, Pooling(48)], device="cpu")
+    model.save(str(tmp_path))
+    ours = loaded(tmp_path)
+    (note,) = ours.notes
+    assert note.startswith("transformers runs this model, one sequence after the other")
+    assert "'albert' is no family that it knows" in note
+    got = values(ours, requests(model.tokenizer, TEXTS))
+    np.testing.assert_allclose(got, model.encode(TEXTS), atol=2e-5)
+
+
+def test_a_classifier_of_transformers_gives_its_own_scores(tmp_path: Path) -> None:
+    """Whatever its head is made of."""
+    save(tmp_path, "Electra", "ForSequenceClassification", num_labels=1)
+    model = CrossEncoder(str(tmp_path), device="cpu", max_length=300)
+    pairs = list(zip(TEXTS, reversed(TEXTS), strict=True))
+    got = values(loaded(tmp_path), requests(model.tokenizer, pairs))[:, 0]
+    expected = model.predict(pairs, activation_fn=torch.nn.Identity())
+    np.testing.assert_allclose(got, expected, atol=1e-4)
