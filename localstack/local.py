@@ -190,9 +190,13 @@ def new_key(clients: Mapping[str, Any], outputs: Outputs, *, name: str) -> str:
 
 
 def start_workers(processes: Processes, config: Config, options: LocalOptions) -> None:
-    """Start the workers of every model; the demo model answers in its name unless told."""
+    """Start the workers of every model; the demo model answers in its name unless told.
+
+    A model's own `args` come before what is asked of all.
+    """
     for model in config.models:
-        flags = ("--served-model-name", model.name, *model.aliases, *options.engine_flags)
+        names = ("--served-model-name", model.name, *model.aliases)
+        flags = (*names, *model.args, *options.engine_flags)
         for number in range(1, options.workers + 1):
             name = f"worker-{model.slug}-{number}"
             processes.start(name, sys.executable, "-m", "cli", "worker", *flags)

