@@ -21,20 +21,6 @@ THINGS = (
 SHOPS = (
     "bakery library museum post office pharmacy swimming pool town hall cinema bank market"
 ).split()
-TASKS: dict[str, str] = {
-    "reset my password": "Open the account page and choose Forgotten password to get a new one",
-    "cancel an order": "An order can be withdrawn under My orders until it has been sent",
-    "change my address": "Where letters are sent is edited under Profile, then Delivery",
-    "get a refund": "Money is paid back within ten days of a return",
-    "delete my account": "To have all your data removed for good, write to the support team",
-    "contact support": "Our team answers by telephone and by mail on weekdays",
-    "track a parcel": "Follow the delivery with the number that was mailed to you",
-    "update the app": "The newest version is in the store; install it and start again",
-    "print an invoice": "Bills can be saved as PDF from the payments page",
-    "use a voucher": "Enter the code of your coupon before you pay",
-    "invite a friend": "Share your personal link so that others can join",
-    "turn off notifications": "Alerts are silenced in the settings of the phone",
-}
 HELD_OUT_SHARE = 5
 """One subject in so many is never trained on."""
 
@@ -102,7 +88,6 @@ RELATIONS = (
         ("The {s} does not open on {a}s.", "Nobody works at the {s} on {a}."),
     ),
 )
-TASK_QUESTIONS = ("How do I {s}?", "How can I {s}?", "{s}", "I want to {s}. What do I do?")
 
 
 def is_held_out(subject: str) -> bool:
@@ -123,12 +108,6 @@ def _document(rng: random.Random, relation: _Relation, subject: str) -> str:
 
 def _question(rng: random.Random, split: Split) -> tuple[str, list[str]]:
     """Wrong are: the same of another subject, something else of this one, and anything else."""
-    if rng.random() < 0.25:
-        tasks = [task for task in TASKS if is_held_out(task) == (split == "held_out")]
-        task = rng.choice(tasks)
-        wrong = rng.sample([other for other in TASKS if other != task], 3)
-        asked = rng.choice(TASK_QUESTIONS).format(s=task)
-        return asked, [f"{TASKS[one]}." for one in (task, *wrong)]
     relation = rng.choice(RELATIONS)
     subject = _subject(rng, relation.subjects, split)
     right = _document(rng, relation, subject)

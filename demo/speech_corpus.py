@@ -37,6 +37,7 @@ WINDOW_SAMPLES = WINDOW_SECONDS * SAMPLE_RATE
 FRAME_SAMPLES = round(TIME_PRECISION * SAMPLE_RATE)
 """Samples that one position of the encoder stands for."""
 NUM_FRAMES = WINDOW_SAMPLES // FRAME_SAMPLES
+MAX_LENGTH = 128
 MAX_PROMPT_TOKENS = 62
 LATEST_START = 5.0
 """Seconds of silence, at most, that a first timestamp passes over."""
@@ -48,23 +49,25 @@ TIMESTAMPS_SHARE = 0.6
 PROMPT_SHARE = 0.25
 TRANSLATE_SHARE: dict[Language, float] = {"en": 0.15, "de": 0.5}
 IGNORED = -100
+NUM_LABELS = 5
+MAX_COUNT = 40
+"""Words of a window that are counted apart."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Window:
     """One example: `features [80, 1000]`, `ids [T]`, and which id follows each (`IGNORED`: any).
 
-    For each of the 500 positions of the encoder: `heard` is the word there (0: none), `place` which
-    word of its segment it is and `count` which word of the window (0: none). `spans [T, 2]` are the
-    positions of the word that the next id is a part of, empty where it is none.
+    `labels [5, 500]` tell for each position of the encoder the word there, the one before it and
+    the one before that, which word of its segment it is and which of the window (0: none).
+    `spans [T, 2]` are the positions of the word that the next id is a part of, empty where it is
+    none.
     """
 
     features: NDArray[np.float32]
     ids: list[int]
     targets: list[int]
-    heard: NDArray[np.int64]
-    place: NDArray[np.int64]
-    count: NDArray[np.int64]
+    labels: NDArray[np.int64]
     spans: list[tuple[int, int]]
 
 
@@ -155,9 +158,11 @@ class Corpus:
         if partial:
             written.timestamp(partial.bounds[0])
         written.special(END)
+        if len(written.ids) > MAX_LENGTH:
+            return None
         heard = [*whole, *([partial] if partial else [])]
         labels = _labels(heard, begin, recording.language)
-        return Window(self._features(samples), *written.example, *labels, written.spans)
+        return Window(self._features(samples), *written.example, labels, written.spans)
 
     def _silence(self) -> Window:
         rng = self._rng
@@ -176,7 +181,7 @@ class Corpus:
         written.special(END)
         labels = _labels([], 0, language)
         features = self._features(samples.astype(np.float32))
-        return Window(features, *written.example, *labels, written.spans)
+        return Window(features, *written.example, labels, written.spans)
 
     def _prompt(self, language: Language) -> tuple[list[int], bool]:
         """Return tokens of what was said before, if any, and whether its digits are figures."""
@@ -279,17 +284,18 @@ class _Written:
             self.timestamp(segment.bounds[-1])
 
 
-def _labels(
-    segments: Sequence[Segment], begin: int, language: Language
-) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
+def _labels(segments: Sequence[Segment], begin: int, language: Language) -> NDArray[np.int64]:
     """Return what is heard at each of the encoder's positions, and which word it is."""
-    heard, place, count = (np.zeros(NUM_FRAMES, np.int64) for _ in range(3))
+    labels = np.zeros((NUM_LABELS, NUM_FRAMES), np.int64)
     offset = 1 + list(WORDS).index(language) * NUM_WORDS
-    so_far = 0
+    before = [0, 0]
     for segment in segments:
         for i, word in enumerate(segment.words):
-            so_far += 1
             bounds = (max(0, b - begin) // FRAME_SAMPLES for b in segment.bounds[i : i + 2])
-            where = slice(*bounds)
-            heard[where], place[where], count[where] = offset + word, i + 1, so_far
-    return heard, place, count
+            heard = offset + word
+            number = len(before) - 1
+            labels[:, slice(*bounds)] = np.array(
+                [[heard], [before[-1]], [before[-2]], [i + 1], [min(number, MAX_COUNT)]]
+            )
+            before.append(heard)
+    return labels

@@ -9,8 +9,9 @@ from transformers import WhisperTokenizer
 
 from demo.speech_words import NUM_DIGITS, WORDS
 
-TEXT_TOKENS = 370
-"""Bytes and merges: about every other word is one token, the others are two or three."""
+TEXT_TOKENS = 390
+"""Bytes and merges: a digit is one token, as are half of the words; the others are two or three."""
+DIGIT_WEIGHT = 10
 TIME_PRECISION = 0.02
 
 END = "<|endoftext|>"
@@ -30,7 +31,9 @@ def build_tokenizer(window_seconds: int, max_length: int) -> WhisperTokenizer:
         vocab_size=TEXT_TOKENS, initial_alphabet=alphabet, show_progress=False
     )
     spoken = [f" {word}" for words in WORDS.values() for word in words]
-    bpe.train_from_iterator(spoken + [f" {digit}" for digit in range(NUM_DIGITS)], trainer)
+    digits = [f" {word}" for words in WORDS.values() for word in words[:NUM_DIGITS]]
+    figures = [f" {digit}" for digit in range(NUM_DIGITS)]
+    bpe.train_from_iterator(spoken + (digits + figures) * DIGIT_WEIGHT, trainer)
     model = json.loads(bpe.to_str())["model"]
     languages = [f"<|{language}|>" for language in WORDS]
     tasks = [f"<|{task}|>" for task in TASKS]

@@ -25,7 +25,7 @@ from transformers import AutoTokenizer, BertForSequenceClassification
 from demo import RERANKER_PATH
 from demo.pairs import questions
 
-NUM_QUESTIONS = 2400
+NUM_QUESTIONS = 2100
 BATCH_QUESTIONS = 12
 LEARNING_RATE = 2e-3
 REQUIRED_ACCURACY = 0.95

@@ -2,8 +2,8 @@
 
 The recipe: windows of ten seconds from `demo.speech_corpus`, bfloat16 autocast, Muon for the
 matrices and AdamW for the rest, cosine decay. Since it is known when each word is said, the encoder
-is also taught which word it hears where, and which word of its segment and of the window that is
-(by heads that are thrown away), and two heads of the decoder are taught to look at the word that
+is also taught which word it hears where, which came before, and how many (by heads that are thrown
+away), and two heads of the decoder are taught to look at the word that
 comes next, which makes times of words exact. Both help most at first and fade.
 One process makes windows, one trains, one thread each; the work is a number of steps, not of
 minutes, so that a busy machine makes as good a model, later.
@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import math
+import random
 import shutil
 import tempfile
 import time
@@ -43,6 +44,8 @@ from demo.speech_corpus import (
     FRAME_SAMPLES,
     IGNORED,
     LATEST_START,
+    MAX_COUNT,
+    MAX_LENGTH,
     NUM_FRAMES,
     WINDOW_SECONDS,
     Corpus,
@@ -60,18 +63,19 @@ from demo.speech_tokenizer import (
 from demo.speech_words import NUM_WORDS, WORDS, WORDS_A_SEGMENT
 from demo.voices import SAMPLE_RATE
 
-MAX_LENGTH = 128
 BATCH_WINDOWS = 24
 BATCHES_AHEAD = 8
-STEPS = 1400
+KEPT_BATCHES = 24
+USES = 3
+"""Speaking a window costs half as much as learning from it."""
+STEPS = 1100
 WARMUP_STEPS = 60
 MUON_LEARNING_RATE = 0.02
 ADAMW_LEARNING_RATE = 0.003
-MAX_COUNT = 40
-"""Words of a window that are counted apart."""
 ALIGNED_HEADS = [(1, 0), (1, 1)]
 """Layers and heads of the decoder that look at the word that comes next."""
-ALIGNMENT_SHARE = 0.3
+LISTENING_SHARE = 0.5
+ALIGNMENT_SHARE = 0.5
 SEED = 0
 
 
@@ -82,7 +86,7 @@ class Batch:
     features: torch.Tensor  # [B, 80, 1000]
     ids: torch.Tensor  # [B, T]
     targets: torch.Tensor  # [B, T]
-    labels: torch.Tensor  # [B, 3, 500]: heard, place and count
+    labels: torch.Tensor  # [B, 5, 500]
     spans: torch.Tensor  # [B, T, 2]
 
 
@@ -91,11 +95,11 @@ class Listener(nn.Module):
 
     def __init__(self, width: int) -> None:
         super().__init__()
-        self._sizes = [1 + len(WORDS) * NUM_WORDS, 1 + WORDS_A_SEGMENT, 1 + MAX_COUNT]
+        self._sizes = [*[1 + len(WORDS) * NUM_WORDS] * 3, 1 + WORDS_A_SEGMENT, 1 + MAX_COUNT]
         self._head = nn.Linear(width, sum(self._sizes))
 
     def forward(self, hidden: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-        """Return the summed cross-entropy of `labels [B, 3, S]`, told from `hidden [B, S, D]`."""
+        """Return the summed cross-entropy of `labels [B, 5, S]`, told from `hidden [B, S, D]`."""
         logits = self._head(hidden).float().split(self._sizes, -1)
         return torch.stack(
             [
@@ -141,12 +145,9 @@ def gather(windows: list[Window]) -> Batch:
         ids[i, : len(window.ids)] = torch.tensor(window.ids)
         targets[i, : len(window.ids)] = torch.tensor(window.targets)
         spans[i, : len(window.ids)] = torch.tensor(window.spans)
-    labels = [
-        np.stack([window.heard, window.place, window.count.clip(0, MAX_COUNT)])
-        for window in windows
-    ]
     features = torch.tensor(np.stack([window.features for window in windows]))
-    return Batch(features, ids, targets, torch.tensor(np.stack(labels)), spans)
+    labels = torch.tensor(np.stack([window.labels for window in windows]))
+    return Batch(features, ids, targets, labels, spans)
 
 
 def produce(queue: Any, seed: int) -> None:
@@ -160,14 +161,22 @@ def produce(queue: Any, seed: int) -> None:
 
 
 def batches(seed: int) -> Iterator[Batch]:
-    """Yield batches without end, made beside what uses them."""
+    """Yield batches without end, made beside what uses them; each comes `USES` times, apart."""
     context = get_context("spawn")
     queue = context.Queue(BATCHES_AHEAD)
     producer = context.Process(target=produce, args=(queue, seed), daemon=True)
     producer.start()
     try:
+        rng = random.Random(seed)
+        kept: list[Batch] = []
         while True:
-            yield Batch(*(torch.from_numpy(array) for array in queue.get()))
+            fresh = Batch(*(torch.from_numpy(array) for array in queue.get()))
+            yield fresh
+            kept.append(fresh)
+            while len(kept) > KEPT_BATCHES:
+                for _ in range(USES - 1):
+                    yield rng.choice(kept)
+                kept.pop(rng.randrange(len(kept)))
     finally:
         producer.terminate()
 
@@ -195,7 +204,8 @@ def losses(model: Any, listener: Listener, batch: Batch) -> tuple[torch.Tensor, 
         logits = model.proj_out(decoded.last_hidden_state[trained])  # [N, V]
     written = functional.cross_entropy(logits.float(), batch.targets[trained])
     looks = torch.stack([decoded.cross_attentions[i][:, head] for i, head in ALIGNED_HEADS])
-    return written, heard + ALIGNMENT_SHARE * alignment_loss(looks, batch.spans)
+    aligned = alignment_loss(looks, batch.spans)
+    return written, LISTENING_SHARE * heard + ALIGNMENT_SHARE * aligned
 
 
 def build_optimizers(model: Any, listener: Listener) -> list[Optimizer]:
@@ -227,7 +237,7 @@ def train(model: Any, steps: int) -> None:
     sums = [0.0, 0.0]
     for step, batch in enumerate(batches(SEED), start=1):
         written, helping = losses(model, listener, batch)
-        help_share = max(0.1, 1 - step / (0.6 * steps))
+        help_share = max(0.1, 1 - step / (0.8 * steps))
         torch.autograd.backward(written + help_share * helping)
         clip_grad_norm_(model.parameters(), 1.0)
         for optimizer, schedule in zip(optimizers, schedules, strict=True):

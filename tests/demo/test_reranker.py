@@ -1,0 +1,71 @@
+"""The demo reranker: small in the repository, and what answers a question stands first."""
+
+from __future__ import annotations
+
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from transformers import AutoModelForSequenceClassification, AutoTokenizer
+
+import demo
+from demo.pairs import questions
+from demo.train_reranker import REQUIRED_ACCURACY, accuracy, assemble, base_path, is_trained, scores
+
+Loaded = tuple[Any, Any]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return the folder of the whole model."""
+    torch.set_num_threads(1)
+    path = tmp_path_factory.mktemp("reranker")
+    assemble(path)
+    return path
+
+
+@pytest.fixture(scope="module")
+def loaded(folder: Path) -> Loaded:
+    """The model as transformers loads it, with its tokenizer."""
+    model = AutoModelForSequenceClassification.from_pretrained(folder, dtype=torch.float32)
+    return model.eval(), AutoTokenizer.from_pretrained(folder)
+
+
+def test_what_is_kept_is_small_and_no_more_than_was_trained() -> None:
+    """The weights of the model below come with their package, not with this repository."""
+    [path] = demo.RERANKER_PATH.iterdir()
+    assert path.stat().st_size <= 1_000_000
+    assert all(is_trained(name) for name in load_file(path))
+
+
+def test_the_assembled_model_is_one_of_transformers_own(loaded: Loaded) -> None:
+    """A sequence classifier with one label; what was not trained is the package's."""
+    model, _ = loaded
+    assert model.config.architectures == ["BertForSequenceClassification"]
+    assert model.config.num_labels == 1
+    below = load_file(base_path() / "model.safetensors")
+    name = "encoder.layer.3.intermediate.dense.weight"
+    assert torch.equal(model.state_dict()[f"bert.{name}"], below[name])
+
+
+def test_what_answers_a_held_out_question_is_scored_best(loaded: Loaded) -> None:
+    """Of four documents, in at least 95 of 100 questions about what it was never trained on."""
+    assert accuracy(*loaded, num_questions=100) >= REQUIRED_ACCURACY
+
+
+@torch.inference_mode()
+def test_it_ranks_by_what_is_asked_and_not_by_words_in_common(loaded: Loaded) -> None:
+    """The document with more of the question's words in it loses to the one that answers."""
+    asked = "What is the capital of France?"
+    documents = ["The capital of Brazil is Brasilia.", "The capital of France is Paris."]
+    wrong, right = scores(*loaded, [asked] * 2, documents).tolist()
+    assert right > 0 > wrong
+
+
+def test_nothing_of_a_held_out_subject_is_trained_on() -> None:
+    """No question is on both sides, whoever asks."""
+    train = {asked for asked, _ in islice(questions("train", 1), 2000)}
+    assert not train & {asked for asked, _ in islice(questions("held_out", 2), 500)}

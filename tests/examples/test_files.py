@@ -1,0 +1,107 @@
+"""The files in `examples/`, as vLLM's documents have them, through `tidemill run`."""
+
+from __future__ import annotations
+
+import base64
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from sentence_transformers import CrossEncoder, SentenceTransformer
+
+from demo.train_reranker import assemble, base_path
+
+ROOT = Path(__file__).parents[2]
+EXAMPLES = ROOT / "examples"
+MINILM = "sentence-transformers/all-MiniLM-L6-v2"
+RIGHT = 1
+"""The place of the document that answers, in the examples of vLLM."""
+
+Bodies = dict[str, Any]
+
+
+@pytest.fixture(scope="module")
+def reranker(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return the folder of the demo reranker."""
+    folder = tmp_path_factory.mktemp("reranker")
+    assemble(folder)
+    return folder
+
+
+def lines_of(name: str) -> list[dict[str, Any]]:
+    """Return the lines of an example file."""
+    return [json.loads(line) for line in (EXAMPLES / name).read_text().splitlines()]
+
+
+def bodies_of(name: str, model: Path, served: str, folder: Path) -> Bodies:
+    """Run an example file and return each row's body by its custom id."""
+    output = folder / f"{name}.rows"
+    flags = ["--model", str(model), "--served-model-name", served, "--dtype", "float32"]
+    subprocess.run(
+        [sys.executable, "-m", "cli", "run", "-i", EXAMPLES / name, "-o", output, *flags],
+        cwd=ROOT,
+        check=True,
+    )
+    rows = [json.loads(row) for row in output.read_text().splitlines()]
+    assert [row["custom_id"] for row in rows] == [line["custom_id"] for line in lines_of(name)]
+    return {row["custom_id"]: row["response"]["body"] for row in rows}
+
+
+def test_embeddings_are_those_of_sentence_transformers(tmp_path: Path) -> None:
+    """Each line's vector is what the library gives for its input, of length one."""
+    bodies = bodies_of("embeddings.jsonl", base_path(), MINILM, tmp_path)
+    theirs = SentenceTransformer(str(base_path()), device="cpu")
+    for line in lines_of("embeddings.jsonl"):
+        [found] = bodies[line["custom_id"]]["data"]
+        wanted = theirs.encode(line["body"]["input"], normalize_embeddings=True)
+        assert float(wanted @ np.array(found["embedding"])) > 0.9999
+        assert float(np.linalg.norm(found["embedding"])) == pytest.approx(1, abs=1e-5)
+
+
+def test_scores_tell_what_is_relevant(reranker: Path, tmp_path: Path) -> None:
+    """The document that answers is scored above the other, each as sentence-transformers has it."""
+    bodies = bodies_of("score.jsonl", reranker, "tidemill-reranker", tmp_path)
+    theirs = CrossEncoder(str(reranker), device="cpu")
+    for line in lines_of("score.jsonl"):
+        asked = line["body"]
+        found = [entry["score"] for entry in bodies[line["custom_id"]]["data"]]
+        wanted = theirs.predict([(asked["queries"], text) for text in asked["documents"]])
+        assert found == pytest.approx(wanted.tolist(), abs=1e-4)
+        assert found[RIGHT] > 0.5 > found[1 - RIGHT]
+
+
+def test_rankings_begin_with_what_answers(reranker: Path, tmp_path: Path) -> None:
+    """At each of the three urls, and each document is told by its place in the line."""
+    bodies = bodies_of("rerank.jsonl", reranker, "tidemill-reranker", tmp_path)
+    assert len(bodies) == 3
+    for line in lines_of("rerank.jsonl"):
+        results = bodies[line["custom_id"]]["results"]
+        assert [result["index"] for result in results] == [RIGHT, 1 - RIGHT]
+        for result in results:
+            text = line["body"]["documents"][result["index"]]
+            assert result["document"]["text"] == text
+        assert results[0]["relevance_score"] > 0.5 > results[1]["relevance_score"]
+
+
+def test_one_file_may_ask_one_model_at_several_urls(tmp_path: Path) -> None:
+    """Vectors in either form, scores and a ranking by cosines; chat has a row that says no."""
+    bodies = bodies_of("mixed.jsonl", base_path(), MINILM, tmp_path)
+    theirs = SentenceTransformer(str(base_path()), device="cpu")
+    first, second = (np.array(entry["embedding"]) for entry in bodies["vector"]["data"])
+    assert first @ second > 0.3
+    raw = base64.b64decode(bodies["base64"]["data"][0]["embedding"])
+    assert np.frombuffer(raw, "<f4") == pytest.approx(first, abs=1e-5)
+    scores = [entry["score"] for entry in bodies["score"]["data"]]
+    asked = lines_of("mixed.jsonl")[2]["body"]
+    query, *documents = theirs.encode([asked["text_1"], *asked["text_2"]])
+    assert scores == pytest.approx([float(query @ one) for one in documents], abs=1e-4)
+    alike, unlike = (entry["score"] for entry in bodies["pairs"]["data"])
+    assert alike > 0.7
+    assert unlike < 0.2
+    results = bodies["ranking"]["results"]
+    assert [len(results), results[0]["index"]] == [2, 1]
+    assert "does not support endpoint" in bodies["chat"]["error"]["message"]
