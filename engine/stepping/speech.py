@@ -23,8 +23,6 @@ from engine.stepping.work import Event
 
 logger = logging.getLogger(__name__)
 
-# So many windows are encoded at once; one alone keeps a CPU busy.
-WINDOWS_AT_ONCE = 4
 NO_ROOM = "The engine is out of memory for this recording, even when it runs alone."
 
 
@@ -102,7 +100,7 @@ class SpeechWork:
     def _newcomers(self) -> list[Window]:
         """Return the windows that are heard next, as many as there is room for."""
         newcomers: list[Window] = []
-        room = min(WINDOWS_AT_ONCE, len(self._free_slots))
+        room = min(self._runner.windows_at_once, len(self._free_slots))
         while self._waiting and len(newcomers) < room:
             window = self._script.next_window(self._waiting.popleft())
             window.slot = self._free_slots.pop()

@@ -44,8 +44,16 @@ class SpeechArchitecture:
     @property
     def shape(self) -> AttentionShape:
         """Return what each layer of the decoder attends with, to its text and to the window."""
-        heads, width = self.decoder_heads, self.hidden_size // self.decoder_heads
-        return AttentionShape(heads, heads, width, width, width**-0.5)
+        return self._shape(self.decoder_heads, is_causal=True)
+
+    @property
+    def encoder_shape(self) -> AttentionShape:
+        """Return what each layer of the encoder attends with."""
+        return self._shape(self.encoder_heads, is_causal=False)
+
+    def _shape(self, heads: int, *, is_causal: bool) -> AttentionShape:
+        width = self.hidden_size // heads
+        return AttentionShape(heads, heads, width, width, width**-0.5, is_causal=is_causal)
 
 
 @dataclass(frozen=True, slots=True)

@@ -115,7 +115,7 @@ def load(
     return LoadedSpeech(
         description=description,
         network=SpeechNetwork(architecture, weights),
-        backend=choose_backend([architecture.shape], dtype, device),
+        backend=choose_backend([architecture.shape, architecture.encoder_shape], dtype, device),
         dtype=dtype,
         device=device,
     )

@@ -11,6 +11,7 @@ from torch.nn import functional
 
 from engine.kernels.attention import AttentionBackend
 from engine.kernels.backends import choose_blocks, choose_products
+from engine.kernels.blocks import Blocks
 from engine.kernels.products import Product, Products
 from engine.kernels.step import Step
 from engine.model.speech.architecture import EPS, KERNEL, STRIDE, SpeechArchitecture
@@ -20,16 +21,17 @@ from engine.model.speech.architecture import EPS, KERNEL, STRIDE, SpeechArchitec
 class Norm:
     """A layer norm's weight and bias, `[H]` each."""
 
+    blocks: Blocks
     weight: Tensor
     bias: Tensor
 
     def __call__(self, x: Tensor) -> Tensor:
-        """Return the norm of `x […, H]`."""
-        return functional.layer_norm(x, self.weight.shape, self.weight, self.bias, EPS)
+        """Return the norm of `x [T, H]`."""
+        return self.blocks.layer_norm(x, self.weight, self.bias, EPS)
 
     def of_sum(self, x: Tensor, residual: Tensor) -> Tensor:
         """Add `x` to `residual`, in place, and return the norm of the sum."""
-        return self(residual.add_(x))
+        return self.blocks.add_layer_norm(x, residual, self.weight, self.bias, EPS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,8 +68,9 @@ class SpeechNetwork:
         self._embedding = weights.pop("decoder.embedding")
         self._decoder_positions = weights.pop("decoder.positions")
         self.dtype, self.device = self._embedding.dtype, self._embedding.device
-        products = choose_products(choose_blocks(self.dtype, self.device), self.device)
-        maker = _LayerMaker(products, weights)
+        blocks = choose_blocks(self.dtype, self.device)
+        products = choose_products(blocks, self.device)
+        maker = _LayerMaker(blocks, products, weights)
         self._head = products.make(weights.pop("decoder.head", self._embedding))
         self._convolutions = [maker.curved(f"encoder.conv{number}") for number in (1, 2)]
         self._encoder = [
@@ -79,9 +82,13 @@ class SpeechNetwork:
         # What comes before the first layer and after each: the next one's norm, and the last.
         self._encoder_norms = maker.norms("encoder", architecture.encoder_layers)
         self._decoder_norms = maker.norms("decoder", architecture.decoder_layers)
+        self.needs_torch = products.needs_torch
 
-    def encode(self, features: Tensor) -> Tensor:
-        """Return the states of windows, `[W, mels, frames]` → `[W, S, H]`."""
+    def encode(self, features: Tensor, attention: AttentionBackend) -> Tensor:
+        """Return the states of windows, `[W, mels, frames]` → `[W, S, H]`.
+
+        `attention` has one layer, by which all attend in turn, and was prepared for the windows.
+        """
         model, windows = self.architecture, len(features)
         assert features.shape[1:] == (model.num_mels, model.window_frames), features.shape
         x = features.to(self.dtype).transpose(1, 2)
@@ -91,7 +98,8 @@ class SpeechNetwork:
         x = self._encoder_norms[0](residual)
         for layer, next_norm in zip(self._encoder, self._encoder_norms[1:], strict=True):
             self.num_layers_begun += 1
-            x = layer.output(_attended(layer.qkv(x), windows, model.encoder_heads))
+            query = attention.enter(0, layer.qkv(x), self._unturned(x), None)
+            x = layer.output(attention.attend(0, query).flatten(1))
             x = layer.mlp(layer.inner_norm.of_sum(x, residual))
             x = next_norm.of_sum(x, residual)
         return x.view(windows, model.sources, model.hidden_size)
@@ -126,9 +134,8 @@ class SpeechNetwork:
             zip(self._decoder, self._decoder_norms[1:], strict=True)
         ):
             self.num_layers_begun += 1
-            query, key, value = layer.qkv(x).view(tokens, 3, heads, -1).unbind(1)
-            own.store(index, key.contiguous(), value.contiguous())
-            x = layer.output(own.attend(index, query.contiguous()).flatten(1))
+            query = own.enter(index, layer.qkv(x), self._unturned(x), None)
+            x = layer.output(own.attend(index, query).flatten(1))
             x = layer.cross_q(layer.cross_norm.of_sum(x, residual)).view(tokens, heads, -1)
             if queries is not None and index in queries:
                 queries[index] = x
@@ -153,6 +160,10 @@ class SpeechNetwork:
             parts.append((scores * width**-0.5).softmax(dim=-1))
         return torch.stack(parts)
 
+    def _unturned(self, x: Tensor) -> Tensor:
+        """Return the turns of tokens whose places were added: none, `[T, 0]`."""
+        return torch.empty(len(x), 0, device=self.device)
+
 
 def _framed(x: Tensor, stride: int) -> Tensor:
     """Return what each place of a convolution sees, `[W, T, I]` → `[W · T / stride, 3·I]`."""
@@ -163,18 +174,11 @@ def _framed(x: Tensor, stride: int) -> Tensor:
     return padded.contiguous().as_strided(shape, strides).reshape(-1, KERNEL * width)
 
 
-def _attended(qkv: Tensor, windows: int, heads: int) -> Tensor:
-    """Attend each place to all of its window: `[W·S, 3·H]` → `[W·S, H]`."""
-    split = qkv.view(windows, -1, 3, heads, qkv.shape[1] // (3 * heads))
-    query, key, value = split.permute(2, 0, 3, 1, 4)  # [W, heads, S, D] each
-    out = functional.scaled_dot_product_attention(query, key, value)
-    return out.transpose(1, 2).reshape(len(qkv), -1)
-
-
 class _LayerMaker:
     """Makes layers of weights, which it takes out of the dict as it goes."""
 
-    def __init__(self, products: Products, weights: dict[str, Tensor]) -> None:
+    def __init__(self, blocks: Blocks, products: Products, weights: dict[str, Tensor]) -> None:
+        self._blocks = blocks
         self._products = products
         self._weights = weights
 
@@ -207,8 +211,8 @@ class _LayerMaker:
 
     def curved(self, role: str) -> Product:
         """Return a product whose numbers go through gelu."""
-        product = self._product(role)
-        return lambda x: functional.gelu(product(x))
+        weight, bias = self._weights.pop(role), self._weights.pop(f"{role}_bias")
+        return self._products.make_curved(weight, bias, "gelu")
 
     def _mlp(self, role: str) -> Product:
         up, down = self.curved(f"{role}up"), self._product(f"{role}down")
@@ -218,4 +222,8 @@ class _LayerMaker:
         return self._products.make(self._weights.pop(role), self._weights.pop(f"{role}_bias"))
 
     def _norm(self, role: str) -> Norm:
-        return Norm(self._weights.pop(role), self._weights.pop(f"{role}_bias"))
+        weight, bias = (
+            self._blocks.norm_weight(self._weights.pop(name), 0.0)
+            for name in (role, f"{role}_bias")
+        )
+        return Norm(self._blocks, weight, bias)

@@ -17,6 +17,9 @@ from engine.model.speech.network import SpeechNetwork
 
 Ints = NDArray[np.int64]
 
+# So many windows are encoded at once; one alone keeps a CPU busy.
+WINDOWS_AT_ONCE = 4
+
 
 @dataclass(frozen=True, slots=True)
 class TextStep:
@@ -52,7 +55,13 @@ def slot_pages(model: SpeechArchitecture, backend: MakesBackend, dtype: torch.dt
 class SpeechRunner:
     """Runs one model for up to `num_slots` windows at a time."""
 
-    def __init__(self, network: SpeechNetwork, backend: MakesBackend, num_slots: int) -> None:
+    def __init__(
+        self,
+        network: SpeechNetwork,
+        backend: MakesBackend,
+        num_slots: int,
+        windows_at_once: int = WINDOWS_AT_ONCE,
+    ) -> None:
         self.network = network
         model, dtype = network.architecture, network.dtype
         self._pages = slot_pages(model, backend, dtype)
@@ -63,16 +72,22 @@ class SpeechRunner:
 
         self._texts = attention(self._pages.of_text)
         self._windows = attention(self._pages.of_window)
+        # All layers of the encoder attend on the same pages, one after the other.
+        self.windows_at_once = min(windows_at_once, num_slots)
+        room = self.windows_at_once * self._pages.of_window
+        self._encoding = backend([model.encoder_shape], room, dtype, network.device)
 
     @torch.inference_mode()
     def hear(self, slots: Sequence[int], features: Tensor) -> Tensor:
         """Encode windows `[W, mels, frames]`, one for each slot, and keep what texts attend to.
 
-        Returns their states `[W, S, H]`.
+        No more than `windows_at_once`. Returns their states `[W, S, H]`.
         """
-        states = self.network.encode(features.to(self.network.device))
         count, sources = len(slots), self.network.architecture.sources
-        self._prepare_windows(np.array(slots), np.zeros(count, np.int64), np.full(count, sources))
+        starts, counts = np.zeros(count, np.int64), np.full(count, sources)
+        self._prepare(self._encoding, np.arange(count), starts, counts)
+        states = self.network.encode(features.to(self.network.device), self._encoding)
+        self._prepare(self._windows, np.array(slots), starts, counts)
         self.network.take_in(states.flatten(0, 1), self._windows)
         return states
 
@@ -84,7 +99,7 @@ class SpeechRunner:
         # Of its window each token is the last, which sees all of it.
         slots = np.repeat(step.slots, step.counts)
         last = np.full(len(slots), self.network.architecture.sources - 1)
-        self._prepare_windows(slots, last, np.ones_like(slots))
+        self._prepare(self._windows, slots, last, np.ones_like(slots))
         return self.network.decode(packed, self._texts, self._windows, queries)
 
     @torch.inference_mode()
@@ -105,10 +120,13 @@ class SpeechRunner:
         self.write(TextStep(np.array([slot]), zero, count, ids, count - 1), queries)
         return self.network.looks(queries, states, heads)
 
-    def _prepare_windows(self, slots: Ints, starts: Ints, counts: Ints) -> None:
+    def _prepare(
+        self, attention: AttentionBackend, slots: Ints, starts: Ints, counts: Ints
+    ) -> None:
+        """Prepare for places of windows."""
         ids, rows = np.zeros(int(counts.sum()), np.int32), np.zeros(0, np.int64)
         step = TextStep(slots, starts, counts, ids, rows)
-        self._windows.prepare(self._packed(self._windows, self._pages.of_window, step))
+        attention.prepare(self._packed(attention, self._pages.of_window, step))
 
     def _packed(self, attention: AttentionBackend, pages: int, step: TextStep) -> Step:
         """Return a step of spans over the pages of their slots; single tokens come first."""

@@ -1,0 +1,46 @@
+"""How many windows run at once: bounded by what was asked for, then by memory."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from engine.config import EngineConfig
+from engine.errors import OutOfCacheMemory
+from engine.model.speech.loading import LoadedSpeech, load_speech
+from engine.model.speech.memory import count_slots
+from engine.model.speech.runner import slot_pages
+from tests.engine.speech_models import save
+
+
+@pytest.fixture(name="settings")
+def fixture_settings(tmp_path: Path) -> EngineConfig:
+    """Return settings of a tiny model."""
+    save(tmp_path, "English alone")
+    return EngineConfig(str(tmp_path), device="cpu", max_num_seqs=7)
+
+
+def bytes_of(loaded: LoadedSpeech) -> int:
+    """Return what a window and its text take."""
+    return slot_pages(loaded.architecture, loaded.backend, loaded.dtype).num_bytes
+
+
+def test_no_more_windows_run_than_were_asked_for(settings: EngineConfig) -> None:
+    """However much memory there is."""
+    assert count_slots(load_speech(settings), settings) == 7
+
+
+def test_fewer_run_where_no_more_fit(settings: EngineConfig) -> None:
+    """Each takes what its text attends to, all of it from the start."""
+    loaded = load_speech(settings)
+    room = 3 * bytes_of(loaded) + 1
+    assert count_slots(loaded, replace(settings, kv_cache_memory=room)) == 3
+
+
+def test_no_room_for_one_is_said_with_its_size(settings: EngineConfig) -> None:
+    """Before anything waits for it."""
+    loaded = load_speech(settings)
+    with pytest.raises(OutOfCacheMemory, match=f"needs {bytes_of(loaded):,} bytes"):
+        count_slots(loaded, replace(settings, kv_cache_memory=bytes_of(loaded) - 1))
