@@ -9,13 +9,22 @@ from engine.endpoints.completions import Completions
 from engine.endpoints.embeddings import Embeddings
 from engine.endpoints.encodings import EncoderModel
 from engine.endpoints.endpoint import Endpoint
+from engine.endpoints.recordings import Fetch, FileUrls
 from engine.endpoints.rerank import Rerank
 from engine.endpoints.score import Score
+from engine.endpoints.transcriptions import Recordings, SpeechModel
 from engine.scheduling.encoding import EncodingRequest, EncodingResult
 from engine.scheduling.sequence import SequenceRequest, SequenceResult
+from engine.scheduling.speech import SpeechRequest, SpeechResult
 from engine.text.text_model import TextModel
 
-__all__ = ["Endpoint", "encoder_endpoints", "text_endpoints"]
+__all__ = [
+    "Endpoint",
+    "SpeechModel",
+    "encoder_endpoints",
+    "speech_endpoints",
+    "text_endpoints",
+]
 
 
 def text_endpoints(
@@ -31,3 +40,11 @@ def encoder_endpoints(
     """Return the endpoints of a model that gives vectors, or of one that gives scores alone."""
     scores = (Score(model), Rerank(model))
     return (Embeddings(model), *scores) if model.description.task == "embed" else scores
+
+
+def speech_endpoints(
+    model: SpeechModel, fetch: Fetch
+) -> tuple[Endpoint[SpeechRequest, SpeechResult, Any], ...]:
+    """Return the endpoints of a model that hears, for the tasks that it has."""
+    urls = FileUrls(fetch)
+    return tuple(Recordings(model, task, urls.of(task)) for task in model.hearing.tasks)

@@ -1,10 +1,11 @@
-"""What an endpoint is: a pure function on either side of the engine."""
+"""What an endpoint is: a pure function on either side of the engine, and what may go before."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, Protocol, TypeVar, runtime_checkable
 
 from engine.contract import Reply
 from engine.protocol.routes import Route
@@ -38,11 +39,32 @@ class Heading:
 
 @dataclass(frozen=True, slots=True)
 class Prepared(Generic[RequestT, ContextT]):
-    """A body as the engine runs it; `context` is what its endpoint keeps for the answer."""
+    """A body as the engine runs it; `context` is what its endpoint keeps for the answer.
+
+    `num_bytes` is what its requests hold beside text, such as samples.
+    """
 
     requests: Sequence[RequestT]
     context: ContextT
     heading: Heading
+    num_bytes: int = 0
+
+
+Fetched = Callable[[dict[str, Any]], AbstractAsyncContextManager[dict[str, Any]]]
+"""While entered, a body with what its urls name brought in; raises `RequestError`."""
+
+
+@runtime_checkable
+class Fetches(Protocol):
+    """What an endpoint is, too, whose bodies name by a url what is to be prepared.
+
+    `prepare` then gets the body that `fetched` has made of the one that came, in a thread, however
+    small it is; it stays pure.
+    """
+
+    @property
+    def fetched(self) -> Fetched:
+        """Return the step before `prepare`, which may wait for others."""
 
 
 class Endpoint(Protocol[RequestT, ResultT_contra, ContextT]):

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Iterable, Sequence
+from contextlib import AsyncExitStack
 from typing import Any, Protocol, TypeVar
 
 from engine.contract import EngineInfo, EngineStats, Reply
-from engine.endpoints.endpoint import Endpoint, Heading, Sized
-from engine.endpoints.turns import Turns, size_of_body
+from engine.endpoints.endpoint import Endpoint, Fetches, Heading, Prepared, Sized
+from engine.endpoints.turns import Room, Turns, size_of_body
 from engine.errors import EngineError
 from engine.protocol.bodies import error_body
 from engine.protocol.errors import InternalError, RequestError
@@ -20,6 +22,10 @@ from engine.protocol.validation import printable
 _logger = logging.getLogger(__name__)
 
 _MAX_NAME_CHARS = 200
+# Recordings: so many are decoded at once, of so many bytes, and their samples wait for the engine.
+_MAX_UNFOLDING = 4
+_MAX_FETCHED_BYTES = 64 * 2**20
+_MAX_HELD_BYTES = 512 * 2**20
 # The failures that vLLM's dialect prints as a plain message.
 _BARE_CODES = frozenset({UNKNOWN_URL, STREAM_NOT_SUPPORTED})
 
@@ -67,6 +73,9 @@ class ServedEngine:
         self._endpoints: list[Endpoint[Any, Any, Any]] = list(endpoints)
         self._engine: StepLoop[Any, Any] = engine
         self._preparing, self._finishing = Turns(), Turns()
+        self._preparing_fetched = Turns(_MAX_FETCHED_BYTES, short_bytes=-1)
+        self._unfolding = asyncio.Semaphore(_MAX_UNFOLDING)
+        self._room = Room(_MAX_HELD_BYTES)
         self._info = info
         self._model_names = tuple(model_names)
 
@@ -99,10 +108,29 @@ class ServedEngine:
     async def _answered(
         self, endpoint: Endpoint[Any, Any, Any], body: dict[str, Any], heading: Heading
     ) -> Reply:
-        prepared = await self._preparing.run(size_of_body(body), endpoint.prepare, body, heading)
-        results = await self._engine.generate(prepared.requests)
-        size = sum(result.num_values for result in results)
-        return await self._finishing.run(size, endpoint.finish, prepared, results)
+        async with AsyncExitStack() as held:
+            prepared = await self._prepared(endpoint, body, heading, held)
+            results = await self._engine.generate(prepared.requests)
+            size = sum(result.num_values for result in results)
+            return await self._finishing.run(size, endpoint.finish, prepared, results)
+
+    async def _prepared(
+        self,
+        endpoint: Endpoint[Any, Any, Any],
+        body: dict[str, Any],
+        heading: Heading,
+        held: AsyncExitStack,
+    ) -> Prepared[Any, Any]:
+        """Return a body prepared; what it holds beside text has room until `held` is left."""
+        if not isinstance(endpoint, Fetches):
+            size = size_of_body(body)
+            return await self._preparing.run(size, endpoint.prepare, body, heading)
+        # What is fetched, and what is unfolded of it, waits here for room: few of either at a time.
+        async with endpoint.fetched(body) as whole, self._unfolding:
+            size = size_of_body(whole)
+            prepared = await self._preparing_fetched.run(size, endpoint.prepare, whole, heading)
+            await held.enter_async_context(self._room.held(prepared.num_bytes))
+        return prepared
 
     def info(self) -> EngineInfo:
         """Return what runs here, and on what."""

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable
+from contextlib import asynccontextmanager
 from typing import Any, TypeVar, TypeVarTuple
 
 SHORT_BYTES = 20_000
@@ -21,7 +22,7 @@ _Arguments = TypeVarTuple("_Arguments")
 
 
 def size_of_body(body: dict[str, Any]) -> int:
-    """Return about how many bytes of text a body holds; an entry of a list counts as one."""
+    """Return about how many bytes a body holds; an entry of a list counts as one."""
     size = 0
     seen: list[dict[str, Any] | list[Any]] = [body]
     for holder in seen:  # which grows by what is found inside
@@ -34,42 +35,32 @@ def size_of_body(body: dict[str, Any]) -> int:
         for value in inside:
             if isinstance(value, str):
                 size += len(value) if value.isascii() else len(value.encode("utf-8", "replace"))
+            elif isinstance(value, bytes):
+                size += len(value)
             elif isinstance(value, (dict, list)):
                 seen.append(value)
     return size
 
 
-class Turns:
-    """Calls functions in the order in which they come; one above the bound has its turn alone.
+class Room:
+    """Lets bytes be held in the order in which they are asked for; above the bound alone."""
 
-    One that works on no more than `short_bytes` is called at once, where it is asked for.
-    """
-
-    def __init__(
-        self, max_bytes: int = MAX_BYTES_AT_ONCE, *, short_bytes: int = SHORT_BYTES
-    ) -> None:
+    def __init__(self, max_bytes: int) -> None:
         self._max_bytes = max_bytes
-        self._short_bytes = short_bytes
         self._held_bytes = 0
         self._waiting: deque[tuple[int, asyncio.Future[None]]] = deque()
 
-    async def run(
-        self, num_bytes: int, function: Callable[[*_Arguments], _Value], *arguments: *_Arguments
-    ) -> _Value:
-        """Return what a function returns that works on so many bytes, once there is room for it."""
-        if num_bytes <= self._short_bytes:
-            return function(*arguments)
-        await self._take(num_bytes)
+    @asynccontextmanager
+    async def held(self, num_bytes: int) -> AsyncIterator[None]:
+        """Wait for room for so many bytes, and hold it until left."""
+        await self.take(num_bytes)
         try:
-            work = asyncio.get_running_loop().run_in_executor(None, function, *arguments)
-        except BaseException:  # such as that there can be no more threads
-            self._give_back(num_bytes)
-            raise
-        # A thread cannot be called off: its room is free when it has ended, whoever still waits.
-        work.add_done_callback(lambda _: self._give_back(num_bytes))
-        return await asyncio.shield(work)
+            yield
+        finally:
+            self.give_back(num_bytes)
 
-    async def _take(self, num_bytes: int) -> None:
+    async def take(self, num_bytes: int) -> None:
+        """Wait for room for so many bytes."""
         if not self._waiting and self._has_room(num_bytes):
             self._held_bytes += num_bytes
             return
@@ -79,10 +70,11 @@ class Turns:
             await turn
         except asyncio.CancelledError:
             # One that never had its turn held nothing, but others may have waited behind it.
-            self._give_back(0 if turn.cancelled() else num_bytes)
+            self.give_back(0 if turn.cancelled() else num_bytes)
             raise
 
-    def _give_back(self, num_bytes: int) -> None:
+    def give_back(self, num_bytes: int) -> None:
+        """Leave the room to those that wait."""
         self._held_bytes -= num_bytes
         while self._waiting and (
             self._waiting[0][1].cancelled() or self._has_room(self._waiting[0][0])
@@ -94,3 +86,32 @@ class Turns:
 
     def _has_room(self, num_bytes: int) -> bool:
         return not self._held_bytes or self._held_bytes + num_bytes <= self._max_bytes
+
+
+class Turns:
+    """Calls functions in the order in which they come; one above the bound has its turn alone.
+
+    One that works on no more than `short_bytes` is called at once, where it is asked for.
+    """
+
+    def __init__(
+        self, max_bytes: int = MAX_BYTES_AT_ONCE, *, short_bytes: int = SHORT_BYTES
+    ) -> None:
+        self._room = Room(max_bytes)
+        self._short_bytes = short_bytes
+
+    async def run(
+        self, num_bytes: int, function: Callable[[*_Arguments], _Value], *arguments: *_Arguments
+    ) -> _Value:
+        """Return what a function returns that works on so many bytes, once there is room for it."""
+        if num_bytes <= self._short_bytes:
+            return function(*arguments)
+        await self._room.take(num_bytes)
+        try:
+            work = asyncio.get_running_loop().run_in_executor(None, function, *arguments)
+        except BaseException:  # such as that there can be no more threads
+            self._room.give_back(num_bytes)
+            raise
+        # A thread cannot be called off: its room is free when it has ended, whoever still waits.
+        work.add_done_callback(lambda _: self._room.give_back(num_bytes))
+        return await asyncio.shield(work)

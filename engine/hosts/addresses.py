@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import socket
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import Future
 from threading import Thread
 from types import MappingProxyType
@@ -70,10 +70,19 @@ def resolve(host: str, port: int) -> list[str]:
 
 
 def find_target(
-    url: str, resolve: Resolve = resolve, *, schemes: Sequence[Scheme] = ("https",)
+    url: str,
+    resolve: Resolve = resolve,
+    *,
+    schemes: Sequence[Scheme] = ("https",),
+    allowed: Collection[str] | None = None,
 ) -> Target:
-    """Return where to dial for a url; raises UrlRefused, and OSError from `resolve`."""
+    """Return where to dial for a url; raises UrlRefused, and OSError from `resolve`.
+
+    `allowed` are the hosts that it may name, None for any.
+    """
     told = read_url(url, schemes)
+    if allowed is not None and told.host.lower() not in allowed:
+        raise UrlRefused(f"{told.host} is none of the hosts that may be named")
     try:
         addresses = tuple(dict.fromkeys(resolve(told.host, told.port)))
     except UnicodeError as exc:  # an empty label, or one of more than 63 characters

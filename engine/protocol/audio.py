@@ -26,6 +26,9 @@ from engine.protocol.fields import Seed, Share, Text
 from engine.protocol.languages import code_of
 
 FILE_URL = "file_url"
+FILE = "file"
+"""Where the bytes of a recording stand once they are fetched; no line may have it."""
+
 MAX_INLINE_BYTES = 25 * 2**20
 """So large may a recording be that lies in its line; one that is fetched may have another bound."""
 
@@ -106,11 +109,11 @@ class _SpeechRequest(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _no_file(cls, body: Any) -> Any:
-        if isinstance(body, dict) and body.get("file") is not None:
+        if isinstance(body, dict) and body.get(FILE) is not None:
             raise RequestError(
                 "`file` cannot be sent in a line: name the recording by `file_url`, an http:// or"
                 " https:// url or a base64 data URL.",
-                param="file",
+                param=FILE,
             )
         return body
 

@@ -106,14 +106,14 @@ async def test_one_that_is_called_off_as_its_turn_comes_gives_it_on(
     desk = Desk()
     _, waiting, last = desk.start("a" * 90, "b" * 90, "c" * 90)
     await settle(lambda: desk.now == 90)
-    give_back = desk.turns._give_back
+    give_back = desk.turns._room.give_back
 
     def give_back_and_call_off(num_bytes: int) -> None:
         """Call the next one off when it has its turn and does not know of it yet."""
         give_back(num_bytes)
         waiting.cancel()
 
-    monkeypatch.setattr(desk.turns, "_give_back", give_back_and_call_off)
+    monkeypatch.setattr(desk.turns._room, "give_back", give_back_and_call_off)
     desk.go_on.set()
     assert await last == "c" * 90
     assert waiting.cancelled()

@@ -1,0 +1,242 @@
+"""`/v1/audio/transcriptions` and `/v1/audio/translations`: a recording in, what was said out.
+
+The body of every format is a JSON object, since a row is one: `text` holds the words, or the whole
+document of `srt` and `vtt`. Times are in seconds from the recording's start.
+"""
+
+from __future__ import annotations
+
+import math
+import zlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from engine.audio.decoding import decode
+from engine.contract import Reply, Usage
+from engine.endpoints.endpoint import Fetched, Heading, Prepared
+from engine.endpoints.sequences import seed_of_choice
+from engine.endpoints.subtitles import Cue, srt, vtt
+from engine.protocol.audio import (
+    FILE,
+    FILE_URL,
+    TranscriptionRequest,
+    TranslationRequest,
+    inline_bytes,
+    too_large,
+)
+from engine.protocol.errors import RequestError
+from engine.protocol.languages import LANGUAGES, UNSPACED
+from engine.protocol.requests import read_body
+from engine.protocol.routes import TRANSCRIPTIONS, TRANSLATIONS
+from engine.scheduling.speech import Hearing, SpeechRequest, SpeechResult, SpeechSegment, Task
+from engine.text.tokenizer import Tokenizer
+from engine.text.words import words_of
+
+_ROUTES = {"transcribe": TRANSCRIPTIONS, "translate": TRANSLATIONS}
+_TIMED_FORMATS = frozenset({"verbose_json", "srt", "vtt"})
+
+
+@dataclass(frozen=True, slots=True)
+class SpeechModel:
+    """What the endpoints know of a model that hears.
+
+    A recording may have `max_file_bytes` and `max_seconds`; `seed` keys requests that name none.
+    """
+
+    hearing: Hearing
+    tokenizer: Tokenizer
+    max_file_bytes: int
+    max_seconds: float
+    seed: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """What the answer needs of the request: its format, and how long the recording is."""
+
+    response_format: str
+    granularities: tuple[str, ...]
+    seconds: float
+
+
+_Prepared = Prepared[SpeechRequest, _Asked]
+
+
+class Recordings:
+    """The endpoint of one task, of a model that hears; `fetched` brings what a url names."""
+
+    def __init__(self, model: SpeechModel, task: Task, fetched: Fetched) -> None:
+        self.route = _ROUTES[task]
+        self.fetched = fetched
+        self._model = model
+        self._task = task
+
+    def prepare(self, body: dict[str, Any], heading: Heading) -> _Prepared:
+        """Return the recording as the model hears it, and what is asked of it."""
+        data = body.get(FILE)
+        if not isinstance(data, bytes):
+            data = None  # no JSON holds bytes: it was not fetched
+        told = body if data is None else {k: v for k, v in body.items() if k != FILE}
+        request, granularities = self._read(told)
+        if data is None:
+            data = inline_bytes(request.file_url)
+        if data is None:
+            raise RequestError(f"`{FILE_URL}` was not fetched.", param=FILE_URL)
+        if len(data) > self._model.max_file_bytes:
+            raise too_large(self._model.max_file_bytes)
+        response_format = request.response_format or "json"
+        self._check_times(response_format, granularities)
+        language = self._language(request.language)
+        prompt_ids = self._prompt_ids(request.prompt)
+        hearing = self._model.hearing
+        samples = decode(data, hearing.sampling_rate, max_seconds=self._model.max_seconds)
+        seconds = len(samples) / hearing.sampling_rate
+        if not hearing.has_timestamps and seconds > hearing.window_seconds:
+            raise RequestError(
+                f"The recording of `{FILE_URL}` is longer than {hearing.window_seconds:g} s, which "
+                "is all that this model hears: it tells no times, by which longer ones are cut.",
+                param=FILE_URL,
+            )
+        asked = SpeechRequest(
+            samples,
+            task=self._task,
+            language=language,
+            prompt_ids=prompt_ids,
+            temperature=request.temperature or 0.0,
+            seed=seed_of_choice(
+                request.seed,
+                engine_seed=self._model.seed,
+                request_id=heading.request_id,
+                prompt=0,
+                choice=0,
+            ),
+            wants_segments=response_format in _TIMED_FORMATS and "segment" in granularities,
+            wants_words="word" in granularities,
+        )
+        context = _Asked(response_format, granularities, seconds)
+        return Prepared([asked], context, heading, num_bytes=samples.nbytes)
+
+    def finish(self, prepared: _Prepared, results: Sequence[SpeechResult]) -> Reply:
+        """Return what was said, in the form that was asked for."""
+        [result], asked = results, prepared.context
+        usage = Usage(
+            prompt_tokens=result.num_prompt_tokens,
+            completion_tokens=result.num_output_tokens,
+            audio_seconds=asked.seconds,
+        )
+        body: dict[str, Any] = {"text": self._text(result)}
+        match asked.response_format:
+            case "srt":
+                body["text"] = srt(self._cues(result))
+            case "vtt":
+                body["text"] = vtt(self._cues(result))
+            case "verbose_json":
+                body = self._verbose(result, asked, body["text"])
+        if self._task == "transcribe":  # OpenAI and vLLM tell it of these alone
+            body["usage"] = {"type": "duration", "seconds": math.ceil(asked.seconds)}
+        return Reply(200, body, usage)
+
+    def _read(
+        self, body: dict[str, Any]
+    ) -> tuple[TranscriptionRequest | TranslationRequest, tuple[str, ...]]:
+        if self._task == "translate":
+            return read_body(TranslationRequest, body), ("segment",)
+        request = read_body(TranscriptionRequest, body)
+        return request, tuple(request.timestamp_granularities or ("segment",))
+
+    def _check_times(self, response_format: str, granularities: Sequence[str]) -> None:
+        hearing = self._model.hearing
+        if response_format in _TIMED_FORMATS and not hearing.has_timestamps:
+            raise RequestError(
+                f"This model tells no times: `response_format` cannot be {response_format}.",
+                param="response_format",
+            )
+        if "word" in granularities and not hearing.has_word_times:
+            raise RequestError(
+                "This model tells no times of words.", param="timestamp_granularities"
+            )
+
+    def _language(self, code: str | None) -> str | None:
+        known = self._model.hearing.languages
+        if code is None or code in known:
+            return code
+        if not known and code == "en":
+            return None
+        raise RequestError(
+            f"This model does not know {LANGUAGES[code].title()}"
+            f"{'' if known else ': it hears English alone'}.",
+            param="language",
+        )
+
+    def _prompt_ids(self, prompt: str | None) -> tuple[int, ...]:
+        """Return the prompt's last tokens, written as the model met them: behind a space."""
+        text = (prompt or "").strip()
+        if not text:
+            return ()
+        tokenizer = self._model.tokenizer
+        ids = tokenizer.encode(f" {text}", add_special_tokens=False)
+        if any(token_id in tokenizer.vocabulary.added for token_id in ids):
+            raise RequestError("`prompt` must not hold the model's own marks.", param="prompt")
+        max_tokens = self._model.hearing.max_prompt_tokens
+        return tuple(ids[-max_tokens:]) if max_tokens else ()
+
+    def _text(self, result: SpeechResult) -> str:
+        joint = "" if self._is_unspaced(result) else " "
+        text = ""
+        for segment in result.segments:
+            part = self._model.tokenizer.text(segment.token_ids)
+            is_apart = not text or not part or text[-1].isspace() or part[0].isspace()
+            text += part if is_apart else joint + part
+        return text.strip()
+
+    def _is_unspaced(self, result: SpeechResult) -> bool:
+        return self._task == "transcribe" and result.language in UNSPACED
+
+    def _cues(self, result: SpeechResult) -> list[Cue]:
+        tokenizer = self._model.tokenizer
+        return [
+            Cue(segment.start, segment.end, tokenizer.text(segment.token_ids))
+            for segment in result.segments
+        ]
+
+    def _verbose(self, result: SpeechResult, asked: _Asked, text: str) -> dict[str, Any]:
+        language = "en" if self._task == "translate" else result.language or "en"
+        body: dict[str, Any] = {
+            "task": self._task,
+            "language": LANGUAGES.get(language, language),
+            "duration": round(asked.seconds, 3),
+            "text": text,
+        }
+        if "word" in asked.granularities:
+            body["words"] = self._words(result)
+        if "segment" in asked.granularities:
+            segments = enumerate(result.segments)
+            body["segments"] = [self._segment(i, segment) for i, segment in segments]
+        return body
+
+    def _segment(self, index: int, segment: SpeechSegment) -> dict[str, Any]:
+        text = self._model.tokenizer.text(segment.token_ids)
+        data = text.encode()
+        return {
+            "id": index,
+            "seek": segment.seek,
+            "start": round(segment.start, 3),
+            "end": round(segment.end, 3),
+            "text": text,
+            "tokens": list(segment.token_ids),
+            "temperature": segment.temperature,
+            "avg_logprob": segment.avg_logprob,
+            "compression_ratio": len(data) / len(zlib.compress(data)),
+            "no_speech_prob": segment.no_speech_prob,
+        }
+
+    def _words(self, result: SpeechResult) -> list[dict[str, Any]]:
+        tokenizer, has_spaces = self._model.tokenizer, not self._is_unspaced(result)
+        words: list[dict[str, Any]] = []
+        for segment in result.segments:
+            pieces = [tokenizer.piece(token_id) for token_id in segment.token_ids]
+            for word in words_of(pieces, segment.token_times or (), has_spaces=has_spaces):
+                start, end = round(word.start, 3), round(word.end, 3)
+                words.append({"word": word.text.strip(), "start": start, "end": end})
+        return words

@@ -1,0 +1,256 @@
+"""What a recording becomes, and what is made of what was heard in it."""
+
+from __future__ import annotations
+
+from base64 import b64encode
+from contextlib import nullcontext
+from dataclasses import replace
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import pytest
+from openai.types.audio import (
+    Transcription,
+    TranscriptionVerbose,
+    Translation,
+    TranslationVerbose,
+)
+
+from engine.contract import Usage
+from engine.endpoints.transcriptions import Recordings, SpeechModel
+from engine.protocol.errors import RequestError
+from engine.scheduling.speech import Hearing, SpeechRequest, SpeechResult, SpeechSegment, Task
+from tests.engine.audio.clips import RATE, tone, wav
+from tests.engine.scripted_model import HEADING, text_model
+
+HEARING = Hearing(
+    sampling_rate=RATE,
+    window_seconds=30.0,
+    languages=("en", "de", "ja"),
+    tasks=("transcribe", "translate"),
+    max_prompt_tokens=8,
+)
+MODEL = SpeechModel(HEARING, text_model().tokenizer, max_file_bytes=2**20, max_seconds=60.0)
+SECONDS = 2.25
+CLIP = wav(tone(SECONDS))
+
+
+def inline(data: bytes = CLIP) -> str:
+    """Return bytes as a data URL."""
+    return f"data:audio/wav;base64,{b64encode(data).decode()}"
+
+
+def endpoint(task: Task = "transcribe", model: SpeechModel = MODEL) -> Recordings:
+    """Return an endpoint that fetches nothing."""
+    return Recordings(model, task, nullcontext)
+
+
+def asked(task: Task = "transcribe", model: SpeechModel = MODEL, **body: Any) -> SpeechRequest:
+    """Return what a body asks of the engine."""
+    prepared = endpoint(task, model).prepare({"file_url": inline()} | body, HEADING)
+    [request] = prepared.requests
+    return request
+
+
+def refusal(task: Task = "transcribe", model: SpeechModel = MODEL, **body: Any) -> RequestError:
+    """Return what is wrong with a body."""
+    with pytest.raises(RequestError) as caught:
+        asked(task, model, **body)
+    assert caught.value.status_code == 400
+    return caught.value
+
+
+def said(text: str, start: float, end: float, *, is_timed: bool = True) -> SpeechSegment:
+    """Return a segment whose tokens take the same time each."""
+    ids = tuple(MODEL.tokenizer.encode(text, add_special_tokens=False))
+    edges = np.linspace(start, end, len(ids) + 1).tolist()
+    times = tuple(pairwise(edges)) if is_timed else None
+    return SpeechSegment(start, end, ids, 0, 0.0, -0.25, 0.01, times)
+
+
+RESULT = SpeechResult(
+    "de",
+    (said(" The capital of", 0.0, 1.0), said(" France is Paris.", 1.02, 3_661.5)),
+    num_prompt_tokens=4,
+    num_output_tokens=20,
+)
+
+
+def answer(result: SpeechResult = RESULT, task: Task = "transcribe", **body: Any) -> dict[str, Any]:
+    """Return the body that answers a request."""
+    made = endpoint(task)
+    prepared = made.prepare({"file_url": inline()} | body, HEADING)
+    reply = made.finish(prepared, [result])
+    assert reply.status_code == 200
+    assert reply.usage == Usage(prompt_tokens=4, completion_tokens=20, audio_seconds=SECONDS)
+    return reply.body
+
+
+def test_a_recording_is_heard_at_the_models_rate() -> None:
+    """From its line, or as it was fetched."""
+    request = asked()
+    np.testing.assert_allclose(request.samples, tone(SECONDS), atol=1 / 16_000)
+    assert (request.task, request.language, request.prompt_ids) == ("transcribe", None, ())
+    assert (request.temperature, request.wants_segments, request.wants_words) == (0, False, False)
+    fetched = asked(file_url="https://files.example.com/a", file=wav(tone(1, 8_000), 8_000))
+    assert len(fetched.samples) == RATE
+
+
+def test_what_a_request_holds_is_counted() -> None:
+    """Its samples wait for the engine in bounded memory."""
+    prepared = endpoint().prepare({"file_url": inline()}, HEADING)
+    assert prepared.num_bytes == 4 * round(SECONDS * RATE)
+
+
+def test_what_is_asked_for_reaches_the_engine() -> None:
+    """Language by code, seeds by request or id, times by format."""
+    assert asked(language="German").language == "de"
+    assert asked("translate", language="JA").task == "translate"
+    assert asked(temperature=0.5).temperature == 0.5
+    assert asked(seed=1).seed == asked(seed=1).seed != asked(seed=2).seed
+    assert asked().seed == asked().seed != asked(model=replace(MODEL, seed=5)).seed
+    for response_format, wants in (("json", False), ("text", False), ("srt", True), ("vtt", True)):
+        request = asked(response_format=response_format)
+        assert (request.wants_segments, request.wants_words) == (wants, False)
+    for granularities, wants in (
+        (None, (True, False)),
+        (["segment"], (True, False)),
+        (["word"], (False, True)),
+        (["segment", "word"], (True, True)),
+    ):
+        request = asked(response_format="verbose_json", timestamp_granularities=granularities)
+        assert (request.wants_segments, request.wants_words) == wants
+
+
+def test_the_end_of_a_prompt_is_read() -> None:
+    """As many tokens as the model reads; a blank one is none."""
+    tokenizer = MODEL.tokenizer
+    ids = tokenizer.encode(" the capital of Norway is Oslo", add_special_tokens=False)
+    assert asked(prompt="\n the capital of Norway is Oslo ").prompt_ids == tuple(ids[-8:])
+    assert asked(prompt="  ").prompt_ids == ()
+    assert asked(prompt="Oslo").prompt_ids == tuple(
+        tokenizer.encode(" Oslo", add_special_tokens=False)
+    )
+    assert refusal(prompt="a <|im_end|> b").param == "prompt"
+
+
+def test_a_language_that_the_model_does_not_know_is_told() -> None:
+    """A model of English alone takes English, and needs no word for it."""
+    assert "French" in refusal(language="fr").message
+    english = replace(MODEL, hearing=replace(HEARING, languages=()))
+    assert asked(model=english, language="en").language is None
+    assert "English alone" in refusal(model=english, language="german").message
+
+
+def test_times_that_a_model_does_not_tell_are_refused() -> None:
+    """Of segments, of words, and by which longer recordings are cut."""
+    mute = replace(MODEL, hearing=replace(HEARING, has_timestamps=False, window_seconds=2.0))
+    assert refusal(model=mute, response_format="srt").param == "response_format"
+    assert "longer than 2 s" in refusal(model=mute).message
+    words = {"response_format": "verbose_json", "timestamp_granularities": ["word"]}
+    wordless = replace(MODEL, hearing=replace(HEARING, has_word_times=False))
+    assert refusal(model=wordless, **words).param == "timestamp_granularities"
+
+
+def test_bounds_are_the_models() -> None:
+    """On bytes and on seconds."""
+    small = replace(MODEL, max_file_bytes=len(CLIP) - 1)
+    assert f"larger than {len(CLIP) - 1:,} bytes" in refusal(model=small).message
+    assert "longer than 2 s" in refusal(model=replace(MODEL, max_seconds=2.0)).message
+
+
+@pytest.mark.parametrize(
+    "url", [inline(b""), inline(b"text"), inline(CLIP[:3_000]), "https://files.example.com/a"]
+)
+def test_what_cannot_be_heard_is_the_urls_fault(url: str) -> None:
+    """Empty, no recording, cut off, or never fetched."""
+    assert refusal(file_url=url).param == "file_url"
+
+
+@pytest.mark.parametrize("response_format", ["json", "text"])
+def test_the_text_is_one(response_format: str) -> None:
+    """OpenAI's type holds it; seconds are rounded up, as OpenAI's are."""
+    body = answer(response_format=response_format)
+    assert body == {
+        "text": "The capital of France is Paris.",
+        "usage": {"type": "duration", "seconds": 3},
+    }
+    usage = Transcription.model_validate(body).usage
+    assert usage is not None
+    assert usage.type == "duration"
+    translated = answer(task="translate", response_format=response_format)
+    assert translated == {"text": "The capital of France is Paris."}
+    Translation.model_validate(translated)
+
+
+def test_silence_is_no_text() -> None:
+    """In any format."""
+    nothing = replace(RESULT, segments=())
+    for response_format, text in (("json", ""), ("srt", ""), ("vtt", "WEBVTT\n\n")):
+        assert answer(nothing, response_format=response_format)["text"] == text
+    body = answer(nothing, response_format="verbose_json")
+    assert (body["text"], body["segments"]) == ("", [])
+
+
+def test_segments_that_begin_with_no_space_get_one() -> None:
+    """Unless their language sets none."""
+    parts = replace(RESULT, segments=(said("Paris", 0, 1), said("Oslo", 1, 2)))
+    assert answer(parts)["text"] == "Paris Oslo"
+    unspaced = replace(parts, language="ja")
+    assert answer(unspaced)["text"] == "ParisOslo"
+    assert answer(unspaced, task="translate")["text"] == "Paris Oslo"
+
+
+def test_all_is_told_of_segments() -> None:
+    """OpenAI's type holds it; the language is a name, as OpenAI has it."""
+    body = answer(response_format="verbose_json")
+    assert {name: body[name] for name in ("task", "language", "duration", "text")} == {
+        "task": "transcribe",
+        "language": "german",
+        "duration": SECONDS,
+        "text": "The capital of France is Paris.",
+    }
+    assert "words" not in body
+    first, second = body["segments"]
+    assert (first["id"], first["start"], first["end"]) == (0, 0.0, 1.0)
+    assert (second["id"], second["start"], second["end"]) == (1, 1.02, 3_661.5)
+    assert first["text"] == " The capital of"
+    assert first["tokens"] == list(RESULT.segments[0].token_ids)
+    assert (first["temperature"], first["avg_logprob"]) == (0.0, -0.25)
+    assert (first["seek"], first["no_speech_prob"]) == (0, 0.01)
+    assert 0 < first["compression_ratio"] < 1  # so short a text is not made shorter
+    assert TranscriptionVerbose.model_validate(body, strict=True).segments
+    translated = answer(task="translate", response_format="verbose_json")
+    assert translated["language"] == "english"
+    assert TranslationVerbose.model_validate(translated, strict=True).segments
+
+
+def test_words_have_their_times() -> None:
+    """Alone, or beside segments."""
+    timed = {"response_format": "verbose_json", "timestamp_granularities": ["word"]}
+    body = answer(**timed)
+    assert "segments" not in body
+    words = body["words"]
+    assert [word["word"] for word in words] == ["The", "capital", "of", "France", "is", "Paris."]
+    assert words[0]["start"] == 0.0
+    assert words[2]["end"] == 1.0
+    assert all(word["start"] < word["end"] for word in words)
+    assert TranscriptionVerbose.model_validate(body, strict=True).words
+    both = answer(**(timed | {"timestamp_granularities": ["word", "segment"]}))
+    assert (len(both["words"]), len(both["segments"])) == (6, 2)
+
+
+def test_subtitles_are_a_document() -> None:
+    """Each in its own notation of times, to the millisecond."""
+    assert answer(response_format="srt")["text"] == (
+        "1\n00:00:00,000 --> 00:00:01,000\nThe capital of\n\n"
+        "2\n00:00:01,020 --> 01:01:01,500\nFrance is Paris.\n\n"
+    )
+    assert answer(response_format="vtt")["text"] == (
+        "WEBVTT\n\n"
+        "00:00:00.000 --> 00:00:01.000\nThe capital of\n\n"
+        "00:00:01.020 --> 01:01:01.500\nFrance is Paris.\n\n"
+    )
+    assert "usage" in answer(response_format="srt")
+    assert "usage" not in answer(task="translate", response_format="vtt")
