@@ -121,13 +121,13 @@ class Pairs:
         self, results: Sequence[EncodingResult], request: ScoreRequest | RerankRequest
     ) -> Numbers:
         """Return the score `[pairs]` of each pair, as it stands where no activation is wanted."""
-        scores = np.array([float(checked(result.values)[0]) for result in results])
+        scores = checked(np.array([result.values[0] for result in results])).astype(np.float64)
         return scores if request.use_activation is False else self._activation(scores)
 
 
 def _cosines(results: Sequence[EncodingResult], sides: Sides) -> Numbers:
     """Return the cosine `[pairs]` of each vector of the second side with its one of the first."""
-    rows = np.stack([at_length_one(checked(result.values)) for result in results])  # [texts, D]
+    rows = at_length_one(checked(np.stack([result.values for result in results])))  # [texts, D]
     firsts, seconds = (
         rows[side].astype(np.float64) for side in sides
     )  # [1 or pairs, D], [pairs, D]

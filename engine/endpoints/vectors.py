@@ -50,6 +50,7 @@ def checked(values: NDArray[np.float32]) -> NDArray[np.float32]:
 
 
 def at_length_one(vector: NDArray[np.float32]) -> NDArray[np.float32]:
-    """Return a vector `[D]` of the same direction at length 1; one of zeros stays as it is."""
-    length = max(float(np.linalg.norm(vector.astype(np.float64))), _LEAST_LENGTH)
-    return (vector / length).astype(np.float32)
+    """Return a vector `[D]`, or each of `[n, D]`, at length 1; one of zeros stays as it is."""
+    length = np.linalg.norm(vector.astype(np.float64), axis=-1, keepdims=True)
+    scaled: NDArray[np.float32] = (vector / np.maximum(length, _LEAST_LENGTH)).astype(np.float32)
+    return scaled
