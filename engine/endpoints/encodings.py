@@ -72,7 +72,7 @@ class Encodings:
         else:
             read = [_shortened(ids, cut) for ids in prompts if isinstance(ids, list)]
             self._check_ids(read, param)
-        self._check_lengths(read, param)
+        self._check_lengths(read, param, texts)
         return [EncodingRequest(ids, num_skipped=num_skipped) for ids in read]
 
     def of_pairs(
@@ -90,7 +90,7 @@ class Encodings:
         """
         if self._model.reads_pairs_by_template:
             read = self._templated(firsts, seconds, request, created)
-            self._check_lengths(read, param)
+            self._check_lengths(read, param, seconds)
             return [EncodingRequest(ids) for ids in read]
         for name in ("instruction", "chat_template_kwargs"):
             if getattr(request, name) is not None:
@@ -100,7 +100,7 @@ class Encodings:
                     param=name,
                 )
         pairs = self._reader.pairs(firsts, seconds, self._cut(request))
-        self._check_lengths([pair.ids for pair in pairs], param)
+        self._check_lengths([pair.ids for pair in pairs], param, seconds)
         has_types = self._model.has_types
         return [EncodingRequest(pair.ids, pair.type_ids if has_types else None) for pair in pairs]
 
@@ -202,14 +202,17 @@ class Encodings:
             max_second=request.max_tokens_per_doc or None,
         )
 
-    def _check_lengths(self, read: Sequence[list[int]], param: str) -> None:
+    def _check_lengths(self, read: Sequence[list[int]], param: str, texts: Sequence[str]) -> None:
+        """Refuse what the context cannot hold; `texts` are what was read, if it was texts."""
         limit = self._model.max_model_len
         for number, ids in enumerate(read, 1):
             if len(ids) > limit:
                 which = f"text {number} of `{param}`" if len(read) > 1 else f"`{param}`"
+                is_part = bool(texts) and len(texts[number - 1]) > self._reader.max_chars
                 raise RequestError(
                     f"This model's maximum context length is {limit} tokens. However, {which} has "
-                    f"{len(ids)} tokens; `truncate_prompt_tokens` cuts what is longer.",
+                    f"{'at least ' if is_part else ''}{len(ids)} tokens; `truncate_prompt_tokens` "
+                    "cuts what is longer.",
                     param=param,
                     code="context_length_exceeded",
                 )

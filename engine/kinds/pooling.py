@@ -99,7 +99,7 @@ def encoder_model(
         template is not None or description.has_pair_template
     )
     return EncoderModel(
-        reader=TextReader(tokenizer, is_lower_case=description.do_lower_case),
+        reader=TextReader(tokenizer, model.max_model_len, is_lower_case=description.do_lower_case),
         template=_template(name, vocabulary, template),
         reads_pairs_by_template=reads_pairs,
         max_model_len=model.max_model_len,

@@ -16,6 +16,11 @@ from tokenizers.normalizers import Sequence as NormalizerSequence
 from engine.protocol.errors import RequestError
 from engine.text.tokenizer import Tokenizer
 
+# Up to this a text is read whole: it takes a few milliseconds at most.
+_LONG_CHARS = 20_000
+# Words have four or five letters a token; of what has more a token, the whole is read.
+_CHARS_OF_TOKEN = 32
+
 Side = Literal["left", "right"]
 
 
@@ -42,10 +47,13 @@ class Cut:
 class TextReader:
     """Reads texts by a tokenizer of the tokenizers library; safe to use from threads.
 
-    With `is_lower_case` that tokenizer sees no capitals from now on, whoever uses it.
+    Nobody wants more than `max_tokens` of a text. With `is_lower_case` that tokenizer sees no
+    capitals from now on, whoever uses it.
     """
 
-    def __init__(self, tokenizer: Tokenizer, *, is_lower_case: bool = False) -> None:
+    def __init__(
+        self, tokenizer: Tokenizer, max_tokens: int, *, is_lower_case: bool = False
+    ) -> None:
         backend = tokenizer.vocabulary.backend
         if backend is None:
             raise ValueError("a tokenizer that Python runs reads no pairs")
@@ -53,13 +61,17 @@ class TextReader:
             steps = [Lowercase(), *([] if backend.normalizer is None else [backend.normalizer])]
             backend.normalizer = NormalizerSequence(steps)
         self._backend = backend
+        self._max_tokens = max_tokens
+        self.max_chars = max(_LONG_CHARS, max_tokens * _CHARS_OF_TOKEN)
+        """Of a longer text perhaps no more than its beginning, or its end, is read."""
         self._num_special = int(backend.num_special_tokens_to_add(is_pair=False))
         self._num_special_of_pair = int(backend.num_special_tokens_to_add(is_pair=True))
 
     def texts(
         self, texts: Sequence[str], cut: Cut, *, add_special_tokens: bool = True
     ) -> list[list[int]]:
-        """Return the token ids of each text."""
+        """Return the token ids of each text, of one that is far too long at least too many."""
+        texts = [self._enough_of(text, cut.side) for text in texts]
         read = self._read(texts, add_special_tokens=add_special_tokens)
         return [
             encoding.ids
@@ -73,8 +85,10 @@ class TextReader:
 
         Raises `RequestError` where no token of a second text would be left.
         """
-        heads = self._read(firsts, add_special_tokens=False)
-        tails = self._read(seconds, add_special_tokens=False)
+        heads, tails = (
+            self._read([self._enough_of(text, cut.side) for text in side], add_special_tokens=False)
+            for side in (firsts, seconds)
+        )
         for encodings, limit in ((heads, cut.max_first), (tails, cut.max_second)):
             for encoding in encodings if limit else ():
                 encoding.truncate(limit, direction=cut.side)
@@ -84,6 +98,7 @@ class TextReader:
 
     def start_of(self, text: str, num_tokens: int) -> str:
         """Return the part of a text that its first tokens stand for."""
+        text = self._enough_of(text, "right") if num_tokens <= self._max_tokens else text
         encoding = self._backend.encode(text, add_special_tokens=False)
         return text if len(encoding) <= num_tokens else text[: encoding.offsets[num_tokens][0]]
 
@@ -99,6 +114,21 @@ class TextReader:
         """Return how many tokens a text has by itself."""
         [encoding] = self._read([text], add_special_tokens=False)
         return len(encoding)
+
+    def _enough_of(self, text: str, side: Side) -> str:
+        """Return a text, or the words at one end of a long one that are too many tokens already.
+
+        A tokenizer takes about 160 bytes for one of text. Where words end it splits a text anyway,
+        so that the tokens of a part are those that the whole has there.
+        """
+        if len(text) <= self.max_chars:
+            return text
+        part = text[: self.max_chars] if side == "right" else text[-self.max_chars :]
+        words = part.rsplit(None, 1) if side == "right" else part.split(None, 1)
+        if len(words) < 2:
+            return text
+        part = words[0] if side == "right" else words[1]
+        return part if self.num_tokens(part) > self._max_tokens else text
 
     def _read(self, texts: Sequence[str], *, add_special_tokens: bool) -> list[Any]:
         # The batch form lets go of the interpreter while it works, and computes no offsets.

@@ -49,7 +49,7 @@ def encoder_model(
     """Return the text side of a model of `WIDTH` numbers and `MAX_MODEL_LEN` tokens."""
     tokenizer = minilm_tokenizer()
     return EncoderModel(
-        reader=TextReader(tokenizer),
+        reader=TextReader(tokenizer, MAX_MODEL_LEN),
         template=None if template is None else ChatTemplate(tokenizer.vocabulary, source=template),
         reads_pairs_by_template=template is not None and description.task == "score",
         max_model_len=MAX_MODEL_LEN,
