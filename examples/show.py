@@ -3,27 +3,62 @@
 from __future__ import annotations
 
 import json
+import struct
 import sys
+from base64 import b64decode
 from pathlib import Path
 from typing import Any
 
+ASKED = ("prompt", "input", "query", "queries", "text_1", "data_1", "file_url")
+SHOWN_NUMBERS = 3
+SHOWN_CHARS = 100
+
 
 def asked(body: dict[str, Any]) -> str:
-    """Return what the last message of a chat says, or the prompt of a completion."""
-    return str(body["messages"][-1]["content"] if "messages" in body else body["prompt"])
+    """Return what the last message of a chat says, or what else a request is about."""
+    if body.get("messages"):
+        return str(body["messages"][-1]["content"])
+    said = str(next((body[name] for name in ASKED if name in body), body))
+    return said if len(said) <= SHOWN_CHARS else f"{said[:SHOWN_CHARS]}…"
 
 
 def answered(row: dict[str, Any]) -> list[str]:
-    """Return the text of every choice, or the one message of a row that failed."""
+    """Return what a row says, a line each: texts, vectors in short, scores, or why it failed."""
     if row["response"] is None:
         return [f"failed: {row['error']['message']}"]
     body = row["response"]["body"]
     if "error" in body:
         return [f"failed with {row['response']['status_code']}: {body['error']['message']}"]
-    return [
-        choice["message"]["content"] if "message" in choice else choice["text"]
-        for choice in body["choices"]
-    ]
+    if "choices" in body:
+        return [
+            choice["message"]["content"] if "message" in choice else choice["text"]
+            for choice in body["choices"]
+        ]
+    if "results" in body:
+        return [
+            f"{result['relevance_score']:.3f}  {place_of(result)}" for result in body["results"]
+        ]
+    if "data" in body:
+        return [
+            f"{one['score']:.3f}" if "score" in one else in_short(one["embedding"])
+            for one in body["data"]
+        ]
+    return [body["text"]]
+
+
+def in_short(vector: list[float] | str) -> str:
+    """Return the first numbers of a vector and how many there are: nobody reads the others."""
+    numbers = vector
+    if isinstance(numbers, str):
+        data = b64decode(numbers)
+        numbers = list(struct.unpack(f"<{len(data) // 4}f", data))
+    first = ", ".join(f"{number:.4f}" for number in numbers[:SHOWN_NUMBERS])
+    return f"[{first}, …] of {len(numbers):,} dimensions"
+
+
+def place_of(result: dict[str, Any]) -> str:
+    """Return the text of a ranked document, or its number where rows hold no texts."""
+    return str(result.get("document", {}).get("text", f"document {result['index']}"))
 
 
 def records(path: str) -> list[dict[str, Any]]:

@@ -1,0 +1,52 @@
+"""What people are shown of rows: texts, scores and rankings, and of vectors the beginning."""
+
+from __future__ import annotations
+
+import struct
+from base64 import b64encode
+from typing import Any
+
+import pytest
+
+from examples.show import answered, asked
+
+NUMBERS = [0.25, -0.5, 1.0, 2.0]
+RANKED = {"index": 1, "relevance_score": 0.75, "document": {"text": "The ebb"}}
+
+
+@pytest.mark.parametrize(
+    ("body", "shown"),
+    [
+        ({"choices": [{"message": {"content": "Paris"}}]}, ["Paris"]),
+        ({"choices": [{"text": " flows"}]}, [" flows"]),
+        ({"data": [{"embedding": NUMBERS}]}, ["[0.2500, -0.5000, 1.0000, …] of 4 dimensions"]),
+        (
+            {"data": [{"embedding": b64encode(struct.pack("<4f", *NUMBERS)).decode()}]},
+            ["[0.2500, -0.5000, 1.0000, …] of 4 dimensions"],
+        ),
+        ({"data": [{"score": 0.5}, {"score": 0.25}]}, ["0.500", "0.250"]),
+        ({"results": [RANKED]}, ["0.750  The ebb"]),
+        ({"results": [{"index": 1, "relevance_score": 0.75}]}, ["0.750  document 1"]),
+        ({"text": "two four seven"}, ["two four seven"]),
+    ],
+)
+def test_a_row_is_shown_as_people_read_it(body: dict[str, Any], shown: list[str]) -> None:
+    """Whatever its url was."""
+    assert answered({"response": {"status_code": 200, "body": body}, "error": None}) == shown
+
+
+@pytest.mark.parametrize(
+    ("body", "shown"),
+    [
+        ({"messages": [{"role": "user", "content": "Hello"}]}, "Hello"),
+        ({"input": ["a", "b"]}, "['a', 'b']"),
+        ({"query": "water", "documents": ["x"]}, "water"),
+        (
+            {"file_url": "data:audio/wav;base64," + "A" * 500},
+            "data:audio/wav;base64," + "A" * 78 + "…",
+        ),
+    ],
+)
+def test_a_request_is_shown_by_what_it_is_about(body: dict[str, Any], shown: str) -> None:
+    """And not by a recording of megabytes."""
+    assert asked(body) == shown
