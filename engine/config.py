@@ -33,7 +33,8 @@ class EngineConfig:
     prepares a step while another is computed, 0 one after the other. `admission` says who starts
     next: who came first, or, where nobody waits for one answer, those that begin alike together.
     `runner` says whether a model generates or gives vectors and scores, `convert` which of the two;
-    `hf_overrides` stand in for what its config.json says.
+    `hf_overrides` stand in for what its config.json says, `pooler_config` for what is said of
+    pooling, in vLLM's words.
     """
 
     model: str
@@ -49,6 +50,7 @@ class EngineConfig:
     runner: RunnerName = "auto"
     convert: ConvertName = "auto"
     hf_overrides: Mapping[str, Any] = field(default_factory=dict, hash=False)
+    pooler_config: Mapping[str, Any] = field(default_factory=dict, hash=False)
 
     def __post_init__(self) -> None:
         """Refuse settings that no engine could run with, naming the setting."""

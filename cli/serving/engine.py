@@ -116,6 +116,7 @@ def engine_config(options: EngineOptions) -> EngineConfig:
             runner=options.runner,
             convert=options.convert,
             hf_overrides=json.loads(options.hf_overrides or "{}"),
+            pooler_config=json.loads(options.pooler_config or "{}"),
             admission="prefix",  # all commands run files
             **given,
         )

@@ -31,6 +31,7 @@ class EngineOptions:
     runner: Literal["auto", "generate", "pooling"] = "auto"
     convert: Literal["auto", "none", "embed", "classify"] = "auto"
     hf_overrides: str | None = None
+    pooler_config: str | None = None
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     device: Literal["auto", "cpu", "cuda"] = "auto"
     max_model_len: int | None = None
@@ -88,6 +89,12 @@ def add_engine_flags(parser: argparse.ArgumentParser) -> None:
         type=_json_object,
         metavar="JSON",
         help="what of its config.json to read otherwise, of a model of vectors or scores",
+    )
+    add(
+        "--pooler-config",
+        type=_json_object,
+        metavar="JSON",
+        help="pooling_type (CLS, LAST, MEAN) and use_activation, above what the model's files say",
     )
     add("--dtype", choices=tuple(_DTYPES), default="auto", help="of the weights (default: auto)")
     add("--device", choices=("auto", "cpu", "cuda"), default="auto", help="(default: auto)")

@@ -46,10 +46,10 @@ class Generation:
         self, config: EngineConfig, *, folder: Path | None, chat_template: str | None
     ) -> Loaded[SequenceRequest, SequenceResult]:
         """Load model and vocabulary beside each other, and begin to generate."""
-        if config.hf_overrides:
+        if config.hf_overrides or config.pooler_config:
             raise EngineError(
-                f"{config.model} writes text, and overrides of config.json are read for models of "
-                "vectors or scores: change what lies in its folder"
+                f"{config.model} writes text, and what its files say can be told otherwise only of "
+                "models of vectors or scores: change what lies in its folder"
             )
         template = None if chat_template is None else read_chat_template(chat_template)
         # transformers reads it too, and says less clearly what is wrong.

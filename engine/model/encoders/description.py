@@ -7,7 +7,7 @@ what vLLM does holds: the first token of an encoder, the last of a decoder, at l
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from engine.config import EngineConfig
@@ -21,6 +21,7 @@ from engine.model.encoders.saved_modules import (
     Module,
     Normalize,
     Pooling,
+    PoolingMode,
     SavedFields,
     Stack,
     read_stack,
@@ -59,6 +60,10 @@ _SCORES = "ForSequenceClassification"
 _NO_HEAD, _GENERATES = "Model", ("LMHeadModel", "ChatModel")
 # Of networks whose names end in "Model", those that have a head to write by.
 _WRITES = ("LMHeadModel", "ChatModel")
+# As vLLM has them, the older names behind those of today.
+_POOLING_NAMES = ("pooling_type", "seq_pooling_type")
+_ACTIVATION_NAMES = ("normalize", "use_activation")
+_TOLD_MODES: dict[str, PoolingMode] = {"CLS": "cls", "LAST": "lasttoken", "MEAN": "mean"}
 # transformers': of a config that names no labels.
 _DEFAULT_LABELS = 2
 _NO_LIMIT = 10**9
@@ -132,9 +137,10 @@ def describe(config: Mapping[str, Any], settings: EngineConfig) -> EncoderDescri
     said = {**config, **settings.hf_overrides}
     files = ModelFiles(settings.model)
     stack = read_stack(files)
+    told = SavedFields(files, "--pooler-config", settings.pooler_config)
     if _task(said, settings, files, stack) == "score":
-        return _of_scores(said, files, stack)
-    return _of_vectors(said, files, stack)
+        return _scores_as_told(_of_scores(said, files, stack), told)
+    return _vectors_as_told(_of_vectors(said, files, stack), told)
 
 
 def _task(
@@ -211,6 +217,27 @@ def _of_scores(
         template_variables={} if stack is None else stack.template_variables,
         **_of_texts(files),
     )
+
+
+def _vectors_as_told(read: EncoderDescription, told: SavedFields) -> EncoderDescription:
+    """Return a description in which a person's word on pooling stands above the files."""
+    told.only(*_POOLING_NAMES, *_ACTIVATION_NAMES)
+    for name in _POOLING_NAMES:
+        if told.said.get(name) is not None:
+            mode = _TOLD_MODES.get(told.text(name, "").upper())
+            if mode is None:
+                raise told.wrong(name)
+            read = replace(read, pooling=Pooling((mode,)))
+    for name in _ACTIVATION_NAMES:
+        read = replace(read, normalize=told.flag(name, default=read.normalize))
+    return read
+
+
+def _scores_as_told(read: EncoderDescription, told: SavedFields) -> EncoderDescription:
+    """Return a description whose scores go through no activation where a person says so."""
+    told.only(*_ACTIVATION_NAMES)
+    is_plain = not all(told.flag(name, default=True) for name in _ACTIVATION_NAMES)
+    return replace(read, activation="Identity") if is_plain else read
 
 
 def _num_labels(config: SavedFields) -> int:

@@ -110,6 +110,7 @@ class ModelFiles:
 
     def __init__(self, model: str) -> None:
         self.model = model
+        self._found: dict[str, Path | None] = {}
 
     def has(self, name: str) -> bool:
         """Say whether there is such a file."""
@@ -140,11 +141,13 @@ class ModelFiles:
         return ModelRefused(f"{self.model}: {why}")
 
     def find(self, name: str) -> Path | None:
-        """Return a file, fetched if need be; None where there is none."""
-        try:
-            return find_file(self.model, name)
-        except (OSError, ValueError) as exc:
-            raise self.refusal(f"{name} cannot be read: {first_line_of(exc)}") from exc
+        """Return a file, fetched if need be; None where there is none. A hub is asked once."""
+        if name not in self._found:
+            try:
+                self._found[name] = find_file(self.model, name)
+            except (OSError, ValueError) as exc:
+                raise self.refusal(f"{name} cannot be read: {first_line_of(exc)}") from exc
+        return self._found[name]
 
 
 class SavedFields:
@@ -206,6 +209,11 @@ class SavedFields:
         if not path.startswith("torch.nn.") or name not in ACTIVATIONS:
             raise self.wrong(key)
         return name
+
+    def only(self, *keys: str) -> None:
+        """Refuse what is said beside these."""
+        for key in sorted(self.said.keys() - set(keys)):
+            raise self.wrong(key)
 
     def wrong(self, key: str) -> ModelRefused:
         """Return the error of a field that says what is not served."""

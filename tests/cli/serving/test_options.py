@@ -43,6 +43,7 @@ def test_nothing_said_leaves_all_to_the_engine() -> None:
             "runner": st.sampled_from(["auto", "generate", "pooling"]),
             "convert": st.sampled_from(["auto", "none", "embed", "classify"]),
             "hf_overrides": st.dictionaries(st.text(), st.integers() | st.text()).map(json.dumps),
+            "pooler_config": st.dictionaries(st.text(), st.booleans()).map(json.dumps),
             "dtype": st.sampled_from(["auto", "float32", "bfloat16", "float16"]),
             "device": st.sampled_from(["auto", "cpu", "cuda"]),
             "max_model_len": NUMBERS,

@@ -375,6 +375,55 @@ def test_a_dense_layer_may_give_the_score(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("told", "mode", "normalize"),
+    [
+        ({}, "mean", True),
+        ({"pooling_type": "LAST"}, "lasttoken", True),
+        ({"seq_pooling_type": "cls", "use_activation": False}, "cls", False),
+        ({"normalize": False}, "mean", False),
+    ],
+)
+def test_a_persons_word_on_pooling_stands_above_the_files(
+    told: dict[str, Any], mode: str, *, normalize: bool, tmp_path: Path
+) -> None:
+    """In vLLM's words, those of today and those of before."""
+    files = {"modules.json": stack("Pooling", "Normalize")}
+    read = described(tmp_path, BERT, files, pooler_config=told)
+    assert read is not None
+    assert (read.pooling, read.normalize) == (Pooling((mode,)), normalize)  # type: ignore[arg-type]
+    scorer = described(
+        tmp_path, {**SCORER, "num_labels": 1}, convert="classify", pooler_config={"normalize": True}
+    )
+    assert scorer is not None
+    assert scorer.activation == "Sigmoid"
+
+
+@pytest.mark.parametrize(
+    ("config", "told", "word"),
+    [
+        (BERT, {"pooling_type": "STEP"}, "pooling_type"),
+        (BERT, {"pooling_type": 5}, "pooling_type"),
+        (BERT, {"use_activation": "no"}, "use_activation"),
+        (BERT, {"enable_chunked_processing": True}, "enable_chunked_processing"),
+        ({**SCORER, "num_labels": 1}, {"pooling_type": "CLS"}, "pooling_type"),
+    ],
+)
+def test_words_on_pooling_that_are_not_served_are_refused_by_name(
+    config: dict[str, Any], told: dict[str, Any], word: str, tmp_path: Path
+) -> None:
+    """As those of a file are."""
+    with pytest.raises(ModelRefused, match=f"--pooler-config says .* for {word}"):
+        described(tmp_path, config, pooler_config=told)
+
+
+def test_scores_without_activation_may_be_told(tmp_path: Path) -> None:
+    """For all requests of a run."""
+    read = described(tmp_path, {**SCORER, "num_labels": 1}, pooler_config={"use_activation": False})
+    assert read is not None
+    assert read.activation == "Identity"
+
+
+@pytest.mark.parametrize(
     ("said", "widths"),
     [
         ({}, None),
