@@ -196,11 +196,11 @@ class Encodings:
         )
         if not isinstance(request, ScoringRequest):
             return cut
-        return replace(
-            cut,
-            max_first=request.max_tokens_per_query or None,
-            max_second=request.max_tokens_per_doc or None,
+        first, second = (
+            min(tokens, limit) if tokens else None
+            for tokens in (request.max_tokens_per_query, request.max_tokens_per_doc)
         )
+        return replace(cut, max_first=first, max_second=second)
 
     def _check_lengths(self, read: Sequence[list[int]], param: str, texts: Sequence[str]) -> None:
         """Refuse what the context cannot hold; `texts` are what was read, if it was texts."""

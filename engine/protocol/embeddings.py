@@ -40,6 +40,12 @@ class EmbeddingRequest(PoolingRequest):
             raise RequestError("`input` is required.", param="input")
         if self.input is not None and self.messages is not None:
             raise RequestError("`input` and `messages` exclude each other.", param="messages")
+        has_texts = self.input is not None and isinstance(self.input[0], str)
+        if self.prompt_name is not None and not has_texts:
+            raise RequestError(
+                "`prompt_name` is for texts: neither messages nor token ids get a prompt.",
+                param="prompt_name",
+            )
         if self.continue_final_message and self.add_generation_prompt:
             raise RequestError(
                 "`continue_final_message` and `add_generation_prompt` exclude each other: one goes"

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
+import json
 from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from engine.endpoints.pairs import ACTIVATIONS
 from engine.scheduling.encoding import EncodingRequest
+from tests.engine.endpoints.test_served import JSON_VALUES
 from tests.engine.scripted_encoder import (
     CLS,
     MAX_MODEL_LEN,
@@ -245,3 +250,65 @@ async def test_a_reranker_gives_no_vectors() -> None:
         "Model does not support endpoint: /v1/embeddings. It takes a model that gives vectors; "
         "this one serves /v1/score, /v1/rerank."
     )
+
+
+TEXT = st.text(max_size=6) | st.sampled_from(["Hello", "there world", LONG])
+TEXTS = st.lists(TEXT | st.fixed_dictionaries({"text": TEXT}), max_size=3) | TEXT
+NUMBER = st.integers(-2, 20) | st.just(2**80)
+FLAG = st.booleans() | st.none()
+LIKELY: dict[str, st.SearchStrategy[Any]] = {
+    "input": TEXTS | st.lists(st.integers(-1, 40_000), max_size=20),
+    "messages": st.lists(st.fixed_dictionaries({"role": TEXT, "content": TEXTS}), max_size=2),
+    "encoding_format": st.sampled_from(["float", "base64", "int8", None]),
+    "dimensions": NUMBER,
+    "normalize": FLAG,
+    "prompt_name": TEXT,
+    "add_special_tokens": FLAG,
+    "text_1": TEXTS,
+    "text_2": TEXTS,
+    "queries": TEXTS,
+    "items": TEXTS,
+    "query": TEXT,
+    "documents": TEXTS,
+    "top_n": NUMBER,
+    "return_documents": FLAG,
+    "max_tokens_per_doc": NUMBER,
+    "max_tokens_per_query": NUMBER,
+    "truncate_prompt_tokens": NUMBER,
+    "truncation_side": st.sampled_from(["left", "right", "both", None]),
+    "use_activation": FLAG,
+    "instruction": TEXT,
+    "chat_template_kwargs": st.dictionaries(st.text(max_size=6), JSON_VALUES, max_size=2),
+    "model": st.sampled_from(["tiny", None, 5]),
+}
+GIVEN: dict[str, dict[str, Any]] = {
+    "/v1/embeddings": {"input": "Hello"},
+    "/v1/score": {"text_1": "Hello", "text_2": ["there", "world"]},
+    "/v1/rerank": {"query": "Hello", "documents": ["there", "world"]},
+}
+ANY_SCENE = [
+    Scene(encoder_model(prompts={"q": "find: "}, default_prompt_name="q", matryoshka=frozenset())),
+    reranker(),
+    reranker(template=TEMPLATE),
+]
+
+
+@given(
+    scene=st.sampled_from(ANY_SCENE),
+    url=st.sampled_from(sorted(GIVEN)),
+    likely=st.fixed_dictionaries({}, optional=LIKELY),
+    names=st.lists(st.sampled_from(sorted(LIKELY)), max_size=5),
+    wrong=st.dictionaries(st.sampled_from(sorted(LIKELY)), JSON_VALUES, max_size=1),
+)
+def test_no_body_breaks_an_endpoint(
+    scene: Scene, url: str, likely: dict[str, Any], names: list[str], wrong: dict[str, Any]
+) -> None:
+    """Any JSON gets an answer, or a 4xx in OpenAI's form that any row can hold; never a 500."""
+    body = GIVEN[url] | {name: likely[name] for name in names if name in likely} | wrong
+    before = repr(body)
+    reply = asyncio.run(scene.served.respond(url, body, "req_1", 0))
+    assert json.dumps(reply.body, ensure_ascii=False, allow_nan=False).encode()
+    assert repr(body) == before
+    if reply.status_code != 200:
+        assert 400 <= reply.status_code < 500, reply.body
+        assert reply.body["error"].keys() == {"message", "type", "param", "code"}

@@ -59,6 +59,8 @@ def test_input_comes_in_four_forms(value: object, inputs: list[Any]) -> None:
         ({"input": "a", "normalize": 1}, "normalize", "boolean"),
         ({"input": "a", "normalize": True, "use_activation": False}, "normalize", "differ"),
         ({"input": "a", "prompt_name": 5}, "prompt_name", "string"),
+        ({"input": [5], "prompt_name": "query"}, "prompt_name", "for texts"),
+        ({"messages": MESSAGES, "prompt_name": "query"}, "prompt_name", "for texts"),
         (
             {"messages": MESSAGES, "add_generation_prompt": True, "continue_final_message": True},
             "continue_final_message",

@@ -441,3 +441,67 @@ def test_a_vector_may_be_cut_where_the_config_says_so(
     ):
         assert read is not None
         assert read.matryoshka == widths
+
+
+@pytest.mark.parametrize(
+    ("names", "has_types"),
+    [
+        (None, True),
+        (["input_ids", "token_type_ids", "attention_mask"], True),
+        (["input_ids", "attention_mask"], False),
+    ],
+)
+def test_segments_are_told_apart_unless_the_tokenizer_says_otherwise(
+    names: list[str] | None, *, has_types: bool, tmp_path: Path
+) -> None:
+    """It names what it gives."""
+    files = {} if names is None else {"tokenizer_config.json": {"model_input_names": names}}
+    read = described(tmp_path, BERT, files)
+    assert read is not None
+    assert read.has_types is has_types
+
+
+LOGITS = {"method": "forward", "method_output_name": "logits"}
+ANSWERS = {
+    "modules.json": stack("LogitScore"),
+    "1_LogitScore/config.json": {"true_token_id": 5},
+    "config_sentence_transformers.json": {"model_type": "CrossEncoder"},
+}
+
+
+def test_a_reranker_that_reads_messages_has_a_template_for_pairs(tmp_path: Path) -> None:
+    """With what its folder says to the template."""
+    saved = {
+        "transformer_task": "text-generation",
+        "modality_config": {"text": LOGITS, "message": {**LOGITS, "format": "flat"}},
+        "processing_kwargs": {"chat_template": {"instruction": "Judge"}},
+    }
+    read = described(tmp_path, DECODER, {**ANSWERS, "sentence_bert_config.json": saved})
+    assert read is not None
+    assert read.has_pair_template
+    assert read.template_variables == {"instruction": "Judge"}
+    assert read.head == LogitScore(5, None)
+
+
+@pytest.mark.parametrize(
+    ("saved", "word"),
+    [
+        ({"modality_config": {"image": {}}}, "modality_config"),
+        ({"modality_config": {"text": {"method_output_name": "x"}}}, "modality_config"),
+        ({"modality_config": {"message": {}}}, "modality_config"),
+        ({"modality_config": []}, None),
+        ({"modality_config": "text"}, "modality_config"),
+        ({"processing_kwargs": {"text": {"padding": "max_length"}}}, "processing_kwargs"),
+        ({"processing_kwargs": {"chat_template": 5}}, "processing_kwargs"),
+    ],
+)
+def test_other_ways_of_reading_a_text_are_refused(
+    saved: dict[str, Any], word: str | None, tmp_path: Path
+) -> None:
+    """Nothing said, in whatever way, is what there always was."""
+    files = {"modules.json": stack("Pooling"), "sentence_bert_config.json": saved}
+    if word is None:
+        assert described(tmp_path, BERT, files) is not None
+        return
+    with pytest.raises(ModelRefused, match=word):
+        described(tmp_path, BERT, files)
