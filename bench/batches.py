@@ -1,6 +1,7 @@
 """Batches from a bucket on one machine, through MiniStack, the pump and real worker processes.
 
     python -m bench.batches lines 10000 1000000   # each stage's lines/s, peak memory
+    python -m bench.batches lines 1000 100000 --vector 1024       # the same of rows of vectors
     python -m bench.batches workers 1 2 4         # throughput, engine of fixed service time
 
 The engine is a scripted one: what is measured is everything around it. Prints markdown tables.
@@ -45,9 +46,10 @@ def start_worker(cloud: Cloud, name: str) -> None:
     cloud.start_worker("--served-model-name", MODEL, name=name)
 
 
-def request_lines(count: int) -> bytes:
-    """Return a file of short chat requests."""
-    body = {"model": MODEL, "messages": [{"role": "user", "content": "What is the capital?"}]}
+def request_lines(count: int, **told: int) -> bytes:
+    """Return a file of short chat requests, and what else each tells the engine."""
+    messages = [{"role": "user", "content": "What is the capital?"}]
+    body = {"model": MODEL, "messages": messages, **told}
     tail = json.dumps({"method": "POST", "url": "/v1/chat/completions", "body": body})[1:]
     return b"".join(b'{"custom_id": "request-%d", %s\n' % (i, tail.encode()) for i in range(count))
 
@@ -68,15 +70,19 @@ def peak_bytes(pid: int) -> dict[str, int]:
     return found
 
 
-def run_lines(counts: Sequence[int]) -> None:
-    """Print what each stage of a batch takes, by the times that its report tells."""
+def run_lines(counts: Sequence[int], vector: int | None) -> None:
+    """Print what each stage of a batch takes, by the times that its report tells.
+
+    Rows are vectors of so many numbers, if that is said.
+    """
+    told = {} if vector is None else {"vector": vector}
     print("| lines | read and cut, lines/s | run, lines/s | joined, lines/s | MiB: pump "
           "| worker | its engine |")  # fmt: skip
     print("|---:|---:|---:|---:|---:|---:|---:|")
     for count in counts:
         with tempfile.TemporaryDirectory() as folder, running_cloud(Path(folder), []) as cloud:
             start_worker(cloud, "worker")
-            cloud.drop("x", request_lines(count))
+            cloud.drop("x", request_lines(count, **told))
             report = cloud.wait("x", _WAIT_SECONDS)
             assert report["request_counts"]["completed"] == count, report
             pump = peak_bytes(cloud.processes["pump"].pid)["itself"]
@@ -124,6 +130,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     kinds = parser.add_subparsers(dest="kind", required=True)
     lines = kinds.add_parser("lines")
     lines.add_argument("counts", type=int, nargs="+")
+    lines.add_argument("--vector", type=int, help="numbers in each row")
     workers = kinds.add_parser("workers")
     workers.add_argument("numbers", type=int, nargs="+")
     workers.add_argument("--slots", type=int, default=8)
@@ -131,7 +138,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     workers.add_argument("--lines", type=int, default=2400, help="for each worker")
     parsed = parser.parse_args(arguments)
     if parsed.kind == "lines":
-        run_lines(parsed.counts)
+        run_lines(parsed.counts, parsed.vector)
     else:
         run_workers(parsed.numbers, parsed.slots, parsed.service_seconds, parsed.lines)
 

@@ -158,8 +158,10 @@ class _Process:
         await self._send(Row(run.ticket, answered.is_success, usage, answered.row))
 
     async def _send(self, frame: Frame) -> None:
-        self._writer.write(encode_frame(frame))
+        # Before, not after: in a stream of rows the pipe may be full for as long as it lasts, and
+        # who waited behind a row that is on its way would wait, and hold it, until the end.
         await self._writer.drain()
+        self._writer.write(encode_frame(frame))
 
     async def _say_last(self, failure: BaseException) -> None:
         if isinstance(failure, EngineError):

@@ -144,6 +144,27 @@ async def test_requests_run_side_by_side(start: Start) -> None:
         assert json.loads(row.row)["response"]["body"]["created"] == ticket
 
 
+async def test_rows_in_a_stream_are_not_kept(start: Start) -> None:
+    """As many requests are in flight as before: what was sent long ago takes no memory."""
+    child = await start()
+    data = line(vector=2_000)
+    child.send(*(Run(number, number, 0, data) for number in range(256)))
+    peaks, num_bytes = [], 0
+    for number in range(256, 5_000):
+        num_bytes += len((await child.next(Row)).row)
+        child.send(Run(number, number, 0, data))
+        if number % 1_000 == 0:
+            peaks.append(peak_bytes(child.process.pid))
+    assert peaks[-1] - peaks[0] < num_bytes / 10
+
+
+def peak_bytes(pid: int) -> int:
+    """Return the most memory that was resident of a process."""
+    status = Path(f"/proc/{pid}/status").read_text(encoding="utf-8")
+    peak = next(line for line in status.splitlines() if line.startswith("VmHWM"))
+    return int(peak.split()[1]) * 1024
+
+
 @pytest.mark.parametrize(
     ("data", "status"),
     [

@@ -7,6 +7,8 @@
 | `wait` | so many seconds pass first |
 | `status` | the reply is an error with this status |
 | `raise` | the request raises a ValueError with this message |
+| `vector` | the reply is a vector of so many numbers, and nothing was generated |
+| `hear` | so many seconds of audio were listened to |
 | `fail` | the whole engine says with this message that it cannot go on |
 | `die` | the process kills itself, as a fault in a kernel or the system would |
 | `hang` | no request is answered any more and no step counted, but the process listens and talks |
@@ -25,7 +27,7 @@ import signal
 import sys
 import time
 from contextlib import AsyncExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -115,7 +117,13 @@ class ScriptedEngine:
         if (status := body.get("status", 200)) != 200:
             error = {"message": "As told.", "type": "t", "param": None, "code": "c"}
             return Reply(status, {"error": error})
-        return Reply(200, {"id": request_id, "created": created, "echo": body}, USAGE)
+        reply: dict[str, Any] = {"id": request_id, "created": created}
+        if (width := body.get("vector")) is not None:
+            vector = [round((at + 1) / 7_919, 8) for at in range(width)]
+            data = [{"object": "embedding", "index": 0, "embedding": vector}]
+            return Reply(200, {**reply, "data": data}, Usage(prompt_tokens=10))
+        heard = replace(USAGE, audio_seconds=body.get("hear", 0.0))
+        return Reply(200, {**reply, "echo": body}, heard)
 
     def _leave(self) -> None:
         self.running -= 1

@@ -75,6 +75,14 @@ async def test_progress_and_cost_are_recorded(rig: Rig) -> None:
     assert work.batch.engine == EngineInfo("r1", "test")
 
 
+async def test_audio_that_was_heard_is_recorded(rig: Rig) -> None:
+    """In seconds, also of a recording that is not a whole number of them long."""
+    work = rig.batch({"hear": 12.5}, {"hear": 0.25}, GOOD, {"status": 500, "hear": 9.0})
+    async with rig.worker():
+        await until(lambda: work.is_done)
+    assert work.shard().progress.audio_seconds == 12.75
+
+
 async def test_a_batch_keeps_its_pace_from_shard_to_shard(rig: Rig) -> None:
     """What a shard made in the last minute counts in the one beside it when it has ended."""
     work = rig.batch({"wait": 2}, GOOD, {"wait": NEVER}, shard_lines=2)
