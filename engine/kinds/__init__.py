@@ -11,10 +11,11 @@ from engine.config import EngineConfig
 from engine.kinds.generation import Generation
 from engine.kinds.kind import Kind
 from engine.kinds.pooling import PoolingModels
+from engine.kinds.speech import Speech
 
 __all__ = ["KINDS", "Kind", "kind_of"]
 
-KINDS: tuple[Kind, ...] = (PoolingModels(), Generation())
+KINDS: tuple[Kind, ...] = (PoolingModels(), Speech(), Generation())
 """In the order in which they are asked; the last takes every model, and may refuse to load it."""
 
 
