@@ -7,12 +7,16 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
 
 from engine.errors import EngineError
+from engine.hosts.fetching import FetchLimits
 
 DtypeName = Literal["auto", "float32", "bfloat16", "float16"]
 DeviceName = Literal["auto", "cpu", "cuda"]
 AdmissionName = Literal["arrival", "prefix"]
 RunnerName = Literal["auto", "generate", "pooling"]
 ConvertName = Literal["auto", "none", "embed", "classify"]
+
+MAX_AUDIO_SECONDS = 7_200.0
+"""Two hours are 460 MB of samples; 25 MB of a telephone's codec are ten times as long."""
 
 _NAMES = {
     "dtype": get_args(DtypeName),
@@ -21,6 +25,13 @@ _NAMES = {
     "runner": get_args(RunnerName),
     "convert": get_args(ConvertName),
 }
+_AT_LEAST_ONE = (
+    "max_model_len",
+    "max_num_seqs",
+    "max_num_batched_tokens",
+    "kv_cache_memory",
+    "max_audio_seconds",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +45,8 @@ class EngineConfig:
     next: who came first, or, where nobody waits for one answer, those that begin alike together.
     `runner` says whether a model generates or gives vectors and scores, `convert` which of the two;
     `hf_overrides` stand in for what its config.json says, `pooler_config` for what is said of
-    pooling, in vLLM's words.
+    pooling, in vLLM's words. `fetching` bounds what lines name by url, `max_audio_seconds` how long
+    a recording may be.
     """
 
     model: str
@@ -51,6 +63,8 @@ class EngineConfig:
     convert: ConvertName = "auto"
     hf_overrides: Mapping[str, Any] = field(default_factory=dict, hash=False)
     pooler_config: Mapping[str, Any] = field(default_factory=dict, hash=False)
+    fetching: FetchLimits = field(default_factory=FetchLimits)
+    max_audio_seconds: float = MAX_AUDIO_SECONDS
 
     def __post_init__(self) -> None:
         """Refuse settings that no engine could run with, naming the setting."""
@@ -58,7 +72,7 @@ class EngineConfig:
             value = getattr(self, name)
             if value not in names:
                 raise EngineError(f"{name} {value!r} is none of {', '.join(names)}")
-        for name in ("max_model_len", "max_num_seqs", "max_num_batched_tokens", "kv_cache_memory"):
+        for name in _AT_LEAST_ONE:
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise EngineError(f"{name} must be at least 1, not {value}")

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from cli.errors import EngineFailed, Refused
 from cli.serving.options import EngineOptions
@@ -19,6 +19,7 @@ from cli.terminal import say
 if TYPE_CHECKING:
     from engine.config import EngineConfig
     from engine.contract import Served
+    from engine.hosts.fetching import FetchLimits
 
 
 class Load(Protocol):
@@ -107,6 +108,8 @@ def engine_config(options: EngineOptions) -> EngineConfig:
     check_model(model)
     names = ("max_model_len", "max_num_seqs", "max_num_batched_tokens", "kv_cache_memory")
     given = {name: value for name in names if (value := getattr(options, name)) is not None}
+    if options.max_audio_decode_duration_s is not None:
+        given["max_audio_seconds"] = options.max_audio_decode_duration_s
     try:
         return EngineConfig(
             model,
@@ -118,10 +121,25 @@ def engine_config(options: EngineOptions) -> EngineConfig:
             hf_overrides=json.loads(options.hf_overrides or "{}"),
             pooler_config=json.loads(options.pooler_config or "{}"),
             admission="prefix",  # all commands run files
+            fetching=_fetch_limits(options),
             **given,
         )
     except EngineError as exc:
         raise Refused(str(exc)) from exc
+
+
+def _fetch_limits(options: EngineOptions) -> FetchLimits:
+    from engine.hosts.fetching import FetchLimits
+
+    given: dict[str, Any] = {}
+    if options.allowed_media_domains:
+        names = (name.lower().rstrip(".") for name in options.allowed_media_domains)
+        given["allowed_hosts"] = frozenset(names)
+    if options.max_audio_clip_filesize_mb is not None:
+        given["max_bytes"] = options.max_audio_clip_filesize_mb * 2**20
+    if options.audio_fetch_timeout is not None:
+        given["whole_seconds"] = float(options.audio_fetch_timeout)
+    return FetchLimits(**given)
 
 
 def check_model(model: str) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 from dataclasses import dataclass, fields
 from typing import Any, Literal
 
@@ -16,6 +17,10 @@ _DTYPES = {
     "float16": "float16",
     "float": "float32",
     "half": "float16",
+}
+_LISTS = {
+    "served_model_names": "--served-model-name",
+    "allowed_media_domains": "--allowed-media-domains",
 }
 
 
@@ -39,6 +44,10 @@ class EngineOptions:
     max_num_batched_tokens: int | None = None
     kv_cache_memory: int | None = None
     seed: int = 0
+    allowed_media_domains: tuple[str, ...] = ()
+    max_audio_clip_filesize_mb: int | None = None
+    max_audio_decode_duration_s: int | None = None
+    audio_fetch_timeout: int | None = None
 
 
 def add_engine_flags(parser: argparse.ArgumentParser) -> None:
@@ -108,6 +117,31 @@ def add_engine_flags(parser: argparse.ArgumentParser) -> None:
         help="memory for the KV cache, such as 512M or 4G (default: what is free)",
     )
     add("--seed", type=seed_number, default=0, metavar="N", help="(default: 0)")
+    _add_media_flags(parser)
+
+
+def _add_media_flags(parser: argparse.ArgumentParser) -> None:
+    """Add what bounds recordings; vLLM reads the same from the environment, by these names."""
+    add = parser.add_argument_group("recordings that lines name by url").add_argument
+    add(
+        "--allowed-media-domains",
+        nargs="+",
+        default=(),
+        metavar="HOST",
+        help="the only hosts that they may lie on (default: any that is public)",
+    )
+    for name, unit, what in (
+        ("max-audio-clip-filesize-mb", "MIB", "how large one may be, in MiB (default: 25)"),
+        ("max-audio-decode-duration-s", "S", "how long one may be, in seconds (default: 7200)"),
+        ("audio-fetch-timeout", "S", "how long one try to fetch it may take (default: 60)"),
+    ):
+        add(
+            f"--{name}",
+            type=positive_int,
+            default=os.environ.get(f"VLLM_{name.replace('-', '_').upper()}"),
+            metavar=unit,
+            help=what,
+        )
 
 
 def _json_object(text: str) -> str:
@@ -124,7 +158,8 @@ def _json_object(text: str) -> str:
 def engine_fields(arguments: argparse.Namespace) -> dict[str, Any]:
     """Return what the parsed arguments say for each field of `EngineOptions`."""
     given = {field.name: getattr(arguments, field.name) for field in fields(EngineOptions)}
-    given["served_model_names"] = tuple(given["served_model_names"])
+    for name in _LISTS:
+        given[name] = tuple(given[name])
     given["dtype"] = _DTYPES[given["dtype"]]
     return given
 
@@ -134,8 +169,8 @@ def engine_arguments(options: EngineOptions) -> list[str]:
     arguments = []
     for field in fields(EngineOptions):
         value = getattr(options, field.name)
-        if field.name == "served_model_names":
-            arguments += ["--served-model-name", *value] if value else []
+        if field.name in _LISTS:
+            arguments += [_LISTS[field.name], *value] if value else []
         elif field.name == "any_model":
             arguments += ["--any-model"] if value else []
         elif value is not None:

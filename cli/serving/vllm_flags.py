@@ -11,7 +11,7 @@ from types import MappingProxyType
 # here one by one, with their own words.
 _PASSED_OVER = frozenset(
     """
-    allowed-local-media-path allowed-media-domains async-scheduling attention-backend block-size
+    allowed-local-media-path async-scheduling attention-backend block-size
     calculate-kv-scales chat-template-content-format code-revision collect-detailed-traces
     compilation-config cpu-offload-gb cuda-graph-sizes cudagraph-capture-sizes
     disable-cascade-attn disable-chunked-mm-input disable-custom-all-reduce

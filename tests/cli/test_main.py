@@ -126,7 +126,6 @@ def test_sizes_have_binary_units(text: str, size: int) -> None:
         ["--enable-auto-tool-choice"],
         ["--tool-call-parser", "x"],
         ["--reasoning-parser", "x"],
-        ["--allowed-media-domains", "x"],
         ["--resum"],
     ],
 )

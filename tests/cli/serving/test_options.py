@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from cli.serving.engine import engine_config, served_names
 from cli.serving.options import EngineOptions, add_engine_flags, engine_arguments, engine_fields
 from demo import NAME
+from engine.hosts.fetching import FetchLimits
 
 NUMBERS = st.integers(1, 2**40)
 WORDS = st.text(min_size=1, max_size=12).filter(lambda word: not word.startswith("-"))
@@ -51,6 +52,10 @@ def test_nothing_said_leaves_all_to_the_engine() -> None:
             "max_num_batched_tokens": NUMBERS,
             "kv_cache_memory": NUMBERS,
             "seed": st.integers(0, 2**63 - 1),
+            "allowed_media_domains": st.lists(WORDS, min_size=1, max_size=3).map(tuple),
+            "max_audio_clip_filesize_mb": NUMBERS,
+            "max_audio_decode_duration_s": NUMBERS,
+            "audio_fetch_timeout": NUMBERS,
         },
     )
 )
@@ -83,6 +88,26 @@ def test_what_a_model_shall_give_reaches_the_engine(tmp_path: Path) -> None:
     config = engine_config(parsed(["--model", str(tmp_path), *flags]))
     assert (config.runner, config.convert) == ("pooling", "embed")
     assert config.hf_overrides == {"is_matryoshka": True}
+
+
+def test_bounds_of_recordings_reach_the_engine(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By flags, or by the names that vLLM reads from the environment; flags win."""
+    model = ["--model", str(tmp_path)]
+    config = engine_config(parsed(model))
+    assert (config.fetching, config.max_audio_seconds) == (FetchLimits(), 7_200)
+    typed = "--allowed-media-domains Files.example.com. cdn.example.com --audio-fetch-timeout 9"
+    monkeypatch.setenv("VLLM_AUDIO_FETCH_TIMEOUT", "5")
+    monkeypatch.setenv("VLLM_MAX_AUDIO_CLIP_FILESIZE_MB", "3")
+    monkeypatch.setenv("VLLM_MAX_AUDIO_DECODE_DURATION_S", "600")
+    config = engine_config(parsed([*model, *typed.split()]))
+    assert config.max_audio_seconds == 600
+    assert config.fetching == FetchLimits(
+        max_bytes=3 * 2**20,
+        whole_seconds=9,
+        allowed_hosts=frozenset({"files.example.com", "cdn.example.com"}),
+    )
 
 
 @pytest.mark.parametrize(
