@@ -9,6 +9,7 @@ import pytest
 from pydantic import BaseModel
 
 from cli.main import make_parser
+from engine.protocol.audio import TranscriptionRequest, TranslationRequest
 from engine.protocol.chat import ChatCompletionRequest
 from engine.protocol.completions import CompletionRequest
 from handler.batch.request import BatchRequest
@@ -52,7 +53,10 @@ def test_every_flag_of_the_commands_for_a_deployment_is_explained(command: str) 
     assert [flag for flag in flags if f"`{flag}" not in page and f" {flag}" not in page] == []
 
 
-@pytest.mark.parametrize("request_type", [ChatCompletionRequest, CompletionRequest])
+@pytest.mark.parametrize(
+    "request_type",
+    [ChatCompletionRequest, CompletionRequest, TranscriptionRequest, TranslationRequest],
+)
 def test_every_parameter_of_a_request_is_explained(request_type: type[BaseModel]) -> None:
     """A new request parameter comes with its line in docs/parameters.md."""
     page = (DOCS / "parameters.md").read_text(encoding="utf-8")

@@ -40,7 +40,7 @@ _MAX_CHANNELS = 32
 # No more than two channels of 96 kHz: without this a forged rate would make a second long.
 _MAX_VALUES_PER_SECOND = 192_000
 # A stretch that is told but missing, beside which the rest is not what was meant.
-_MAX_MISSING_SHARE, _MAX_MISSING_SECONDS = 0.1, 1.0
+_MAX_MISSING_SHARE, _MAX_MISSING_SECONDS = 0.1, 0.25
 _MAX_BROKEN_SHARE = 0.1
 # Less than this between two frames is how their times were rounded.
 _MAX_GAP_SECONDS = 0.1

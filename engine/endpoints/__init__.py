@@ -47,4 +47,4 @@ def speech_endpoints(
 ) -> tuple[Endpoint[SpeechRequest, SpeechResult, Any], ...]:
     """Return the endpoints of a model that hears, for the tasks that it has."""
     urls = FileUrls(fetch)
-    return tuple(Recordings(model, task, urls.of(task)) for task in model.hearing.tasks)
+    return tuple(Recordings(model, task, urls.after) for task in model.hearing.tasks)

@@ -53,6 +53,9 @@ class Prepared(Generic[RequestT, ContextT]):
 Fetched = Callable[[dict[str, Any]], AbstractAsyncContextManager[dict[str, Any]]]
 """While entered, a body with what its urls name brought in; raises `RequestError`."""
 
+Check = Callable[[dict[str, Any]], object]
+"""Raises `RequestError` for what is wrong with a body, whatever its urls bring."""
+
 
 @runtime_checkable
 class Fetches(Protocol):

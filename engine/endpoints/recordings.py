@@ -7,14 +7,10 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
-from engine.endpoints.endpoint import Fetched
+from engine.endpoints.endpoint import Check, Fetched
 from engine.hosts.fetching import FetchFailed
-from engine.protocol.audio import FILE, FILE_URL, TranscriptionRequest, TranslationRequest
+from engine.protocol.audio import FILE, FILE_URL
 from engine.protocol.errors import RequestError
-from engine.protocol.requests import read_body
-from engine.scheduling.speech import Task
-
-_KINDS = {"transcribe": TranscriptionRequest, "translate": TranslationRequest}
 
 # Each is at most one file of the largest size in memory, until its request is prepared.
 MAX_FETCHED = 16
@@ -29,9 +25,8 @@ class FileUrls:
         self._fetch = fetch
         self._room = asyncio.Semaphore(MAX_FETCHED)
 
-    def of(self, task: Task) -> Fetched:
-        """Return the step of a task's endpoint."""
-        kind = _KINDS[task]
+    def after(self, check: Check) -> Fetched:
+        """Return the step of an endpoint that can tell without a recording what is wrong."""
 
         @asynccontextmanager
         async def fetched(body: dict[str, Any]) -> AsyncIterator[dict[str, Any]]:
@@ -39,7 +34,7 @@ class FileUrls:
             if not isinstance(url, str) or url[:5].lower() == "data:":
                 yield body
                 return
-            read_body(kind, body)  # what is wrong with it is told before anything is fetched
+            check(body)
             async with self._room:
                 yield body | {FILE: await self._brought(url)}
 

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import math
 import zlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from engine.audio.decoding import decode
 from engine.contract import Reply, Usage
-from engine.endpoints.endpoint import Fetched, Heading, Prepared
+from engine.endpoints.endpoint import Check, Fetched, Heading, Prepared
 from engine.endpoints.sequences import seed_of_choice
 from engine.endpoints.subtitles import Cue, srt, vtt
 from engine.protocol.audio import (
@@ -53,6 +53,24 @@ class SpeechModel:
 
 @dataclass(frozen=True, slots=True)
 class _Asked:
+    """What a body asks of a recording, whatever that is."""
+
+    file_url: str
+    language: str | None
+    prompt_ids: tuple[int, ...]
+    temperature: float
+    seed: int | None
+    response_format: str
+    granularities: tuple[str, ...]
+
+    @property
+    def wants_segments(self) -> bool:
+        """Say whether the answer has a place for times of segments."""
+        return self.response_format in _TIMED_FORMATS and "segment" in self.granularities
+
+
+@dataclass(frozen=True, slots=True)
+class _Answer:
     """What the answer needs of the request: its format, and how long the recording is."""
 
     response_format: str
@@ -60,35 +78,32 @@ class _Asked:
     seconds: float
 
 
-_Prepared = Prepared[SpeechRequest, _Asked]
+_Prepared = Prepared[SpeechRequest, _Answer]
 
 
 class Recordings:
-    """The endpoint of one task, of a model that hears; `fetched` brings what a url names."""
+    """The endpoint of one task, of a model that hears.
 
-    def __init__(self, model: SpeechModel, task: Task, fetched: Fetched) -> None:
+    `bring` makes the step that brings what a url names, after a check of all else.
+    """
+
+    def __init__(self, model: SpeechModel, task: Task, bring: Callable[[Check], Fetched]) -> None:
         self.route = _ROUTES[task]
-        self.fetched = fetched
+        self.fetched = bring(self._asked)
         self._model = model
         self._task = task
 
     def prepare(self, body: dict[str, Any], heading: Heading) -> _Prepared:
         """Return the recording as the model hears it, and what is asked of it."""
         data = body.get(FILE)
-        if not isinstance(data, bytes):
-            data = None  # no JSON holds bytes: it was not fetched
-        told = body if data is None else {k: v for k, v in body.items() if k != FILE}
-        request, granularities = self._read(told)
-        if data is None:
-            data = inline_bytes(request.file_url)
+        is_fetched = isinstance(data, bytes)  # which no JSON holds
+        asked = self._asked({k: v for k, v in body.items() if k != FILE} if is_fetched else body)
+        if not is_fetched:
+            data = inline_bytes(asked.file_url)
         if data is None:
             raise RequestError(f"`{FILE_URL}` was not fetched.", param=FILE_URL)
         if len(data) > self._model.max_file_bytes:
             raise too_large(self._model.max_file_bytes)
-        response_format = request.response_format or "json"
-        self._check_times(response_format, granularities)
-        language = self._language(request.language)
-        prompt_ids = self._prompt_ids(request.prompt)
         hearing = self._model.hearing
         samples = decode(data, hearing.sampling_rate, max_seconds=self._model.max_seconds)
         seconds = len(samples) / hearing.sampling_rate
@@ -98,52 +113,65 @@ class Recordings:
                 "is all that this model hears: it tells no times, by which longer ones are cut.",
                 param=FILE_URL,
             )
-        asked = SpeechRequest(
+        speech = SpeechRequest(
             samples,
             task=self._task,
-            language=language,
-            prompt_ids=prompt_ids,
-            temperature=request.temperature or 0.0,
+            language=asked.language,
+            prompt_ids=asked.prompt_ids,
+            temperature=asked.temperature,
             seed=seed_of_choice(
-                request.seed,
+                asked.seed,
                 engine_seed=self._model.seed,
                 request_id=heading.request_id,
                 prompt=0,
                 choice=0,
             ),
-            wants_segments=response_format in _TIMED_FORMATS and "segment" in granularities,
-            wants_words="word" in granularities,
+            wants_segments=asked.wants_segments,
+            wants_words="word" in asked.granularities,
         )
-        context = _Asked(response_format, granularities, seconds)
-        return Prepared([asked], context, heading, num_bytes=samples.nbytes)
+        context = _Answer(asked.response_format, asked.granularities, seconds)
+        return Prepared([speech], context, heading, num_bytes=samples.nbytes)
 
     def finish(self, prepared: _Prepared, results: Sequence[SpeechResult]) -> Reply:
         """Return what was said, in the form that was asked for."""
-        [result], asked = results, prepared.context
+        [result], answer = results, prepared.context
         usage = Usage(
             prompt_tokens=result.num_prompt_tokens,
             completion_tokens=result.num_output_tokens,
-            audio_seconds=asked.seconds,
+            audio_seconds=answer.seconds,
         )
         body: dict[str, Any] = {"text": self._text(result)}
-        match asked.response_format:
+        match answer.response_format:
             case "srt":
                 body["text"] = srt(self._cues(result))
             case "vtt":
                 body["text"] = vtt(self._cues(result))
             case "verbose_json":
-                body = self._verbose(result, asked, body["text"])
+                body = self._verbose(result, answer, body["text"])
         if self._task == "transcribe":  # OpenAI and vLLM tell it of these alone
-            body["usage"] = {"type": "duration", "seconds": math.ceil(asked.seconds)}
+            body["usage"] = {"type": "duration", "seconds": math.ceil(answer.seconds)}
         return Reply(200, body, usage)
 
-    def _read(
-        self, body: dict[str, Any]
-    ) -> tuple[TranscriptionRequest | TranslationRequest, tuple[str, ...]]:
+    def _asked(self, body: dict[str, Any]) -> _Asked:
+        """Return what is asked of a recording; raises `RequestError` for what cannot be."""
+        granularities: tuple[str, ...] = ("segment",)
+        request: TranscriptionRequest | TranslationRequest
         if self._task == "translate":
-            return read_body(TranslationRequest, body), ("segment",)
-        request = read_body(TranscriptionRequest, body)
-        return request, tuple(request.timestamp_granularities or ("segment",))
+            request = read_body(TranslationRequest, body)
+        else:
+            request = told = read_body(TranscriptionRequest, body)
+            granularities = tuple(told.timestamp_granularities or granularities)
+        response_format = request.response_format or "json"
+        self._check_times(response_format, granularities)
+        return _Asked(
+            file_url=request.file_url,
+            language=self._language(request.language),
+            prompt_ids=self._prompt_ids(request.prompt),
+            temperature=request.temperature or 0.0,
+            seed=request.seed,
+            response_format=response_format,
+            granularities=granularities,
+        )
 
     def _check_times(self, response_format: str, granularities: Sequence[str]) -> None:
         hearing = self._model.hearing
@@ -200,17 +228,17 @@ class Recordings:
             for segment in result.segments
         ]
 
-    def _verbose(self, result: SpeechResult, asked: _Asked, text: str) -> dict[str, Any]:
+    def _verbose(self, result: SpeechResult, answer: _Answer, text: str) -> dict[str, Any]:
         language = "en" if self._task == "translate" else result.language or "en"
         body: dict[str, Any] = {
             "task": self._task,
             "language": LANGUAGES.get(language, language),
-            "duration": round(asked.seconds, 3),
+            "duration": round(answer.seconds, 3),
             "text": text,
         }
-        if "word" in asked.granularities:
+        if "word" in answer.granularities:
             body["words"] = self._words(result)
-        if "segment" in asked.granularities:
+        if "segment" in answer.granularities:
             segments = enumerate(result.segments)
             body["segments"] = [self._segment(i, segment) for i, segment in segments]
         return body

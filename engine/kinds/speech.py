@@ -11,7 +11,7 @@ from engine.audio.features import FeatureExtractor
 from engine.config import EngineConfig
 from engine.endpoints import SpeechModel, speech_endpoints
 from engine.errors import ModelRefused
-from engine.hosts.fetching import Fetcher, FetchLimits
+from engine.hosts.fetching import Fetcher
 from engine.kernels.backends import spare_torch_its_threads
 from engine.kinds.kind import Loaded
 from engine.model.speech.description import KIND
@@ -23,8 +23,6 @@ from engine.stepping.engine import Engine
 from engine.stepping.speech import SpeechWork
 from engine.text.tokenizer import load_tokenizer
 from engine.text.vocabulary import load_vocabulary, recall_vocabulary
-
-MAX_SECONDS = 7_200.0
 
 
 class Speech:
@@ -60,15 +58,14 @@ class Speech:
         except BaseException:
             engine.close()
             raise
-        limits = FetchLimits()
         known = SpeechModel(
             hearing=model.description.hearing,
             tokenizer=tokenizer,
-            max_file_bytes=limits.max_bytes,
-            max_seconds=MAX_SECONDS,
+            max_file_bytes=config.fetching.max_bytes,
+            max_seconds=config.max_audio_seconds,
             seed=config.seed,
         )
-        endpoints = speech_endpoints(known, Fetcher(limits).fetch)
+        endpoints = speech_endpoints(known, Fetcher(config.fetching).fetch)
         return Loaded(engine, endpoints, model.device, model.notes)
 
 

@@ -32,7 +32,7 @@ FILE = "file"
 MAX_INLINE_BYTES = 25 * 2**20
 """So large may a recording be that lies in its line; one that is fetched may have another bound."""
 
-_MAX_PROMPT_CHARS = 100_000
+_MAX_PROMPT_CHARS = 20_000
 _DATA = "data:"
 _DATA_URL = re.compile(r"data:[^,]*;base64,", re.IGNORECASE)
 _DATA_FORM = "must be `data:<type>;base64,<data>`, if it is a data URL"

@@ -43,7 +43,7 @@ def inline(data: bytes = CLIP) -> str:
 
 def endpoint(task: Task = "transcribe", model: SpeechModel = MODEL) -> Recordings:
     """Return an endpoint that fetches nothing."""
-    return Recordings(model, task, nullcontext)
+    return Recordings(model, task, lambda _: nullcontext)
 
 
 def asked(task: Task = "transcribe", model: SpeechModel = MODEL, **body: Any) -> SpeechRequest:

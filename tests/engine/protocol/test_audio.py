@@ -139,7 +139,7 @@ def test_a_recording_of_100_mb_in_its_line_is_told() -> None:
         ({"temperature": 1.5}, "temperature"),
         ({"temperature": "0"}, "temperature"),
         ({"prompt": ["a"]}, "prompt"),
-        ({"prompt": "x" * 100_001}, "prompt"),
+        ({"prompt": "x" * 20_001}, "prompt"),
         ({"response_format": "diarized_json"}, "response_format"),
         ({"response_format": {"type": "text"}}, "response_format"),
         ({"seed": 2**63}, "seed"),
