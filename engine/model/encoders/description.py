@@ -301,8 +301,8 @@ def _of_texts(files: ModelFiles) -> dict[str, Any]:
     limits, saved = files.text_fields(), files.fields(_SAVED_MODEL)
     tokenizer = files.fields("tokenizer_config.json").said
     inputs = tokenizer.get("model_input_names")
-    prompts = saved.said.get("prompts") or {}
-    if not isinstance(prompts, dict) or not all(isinstance(p, str) for p in prompts.values()):
+    prompts = {name: p for name, p in saved.object("prompts").items() if p is not None}
+    if not all(isinstance(prompt, str) for prompt in prompts.values()):
         raise saved.wrong("prompts")
     default = saved.said.get("default_prompt_name")
     if default is not None and default not in prompts:

@@ -109,7 +109,7 @@ def test_a_decoder_with_modules_gives_vectors(tmp_path: Path) -> None:
         "modules.json": stack("Pooling", "Normalize"),
         "1_Pooling/config.json": {"pooling_mode_lasttoken": True, "include_prompt": True},
         "config_sentence_transformers.json": {
-            "prompts": {"query": "Query: ", "document": ""},
+            "prompts": {"query": "Query: ", "document": "", "other": None},
             "default_prompt_name": "query",
         },
         "tokenizer_config.json": {"model_max_length": 131072},
