@@ -13,12 +13,20 @@ import numpy as np
 import pytest
 import torch
 from sentence_transformers import CrossEncoder, SentenceTransformer
+from tokenizers import Tokenizer
+from tokenizers.processors import RobertaProcessing
 from transformers import (
     AutoTokenizer,
     BertConfig,
     BertForSequenceClassification,
+    BertTokenizer,
+    DistilBertConfig,
+    DistilBertForSequenceClassification,
+    PreTrainedTokenizerFast,
     Qwen3Config,
     Qwen3ForCausalLM,
+    RobertaConfig,
+    RobertaForSequenceClassification,
 )
 
 from demo import MODEL_PATH
@@ -36,6 +44,14 @@ TEXTS = [
     "Émile naïve 北京 🙂",
 ]
 Serve = Callable[..., ServedEngine]
+SMALL: dict[str, Any] = {
+    "hidden_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "intermediate_size": 128,
+    "num_labels": 1,
+    "initializer_range": 0.5,
+}
 
 
 @pytest.fixture(scope="module")
@@ -64,16 +80,7 @@ def reranker(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return the folder of a small cross-encoder of random weights, with MiniLM's tokenizer."""
     folder = tmp_path_factory.mktemp("reranker")
     torch.manual_seed(5)
-    config = BertConfig(
-        hidden_size=64,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        intermediate_size=128,
-        vocab_size=30_522,
-        max_position_embeddings=64,
-        num_labels=1,
-        initializer_range=0.5,
-    )
+    config = BertConfig(**SMALL, vocab_size=30_522, max_position_embeddings=64)
     BertForSequenceClassification(config).save_pretrained(folder)
     for name in ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json"):
         shutil.copy(minilm() / name, folder)
@@ -415,3 +422,65 @@ async def test_a_decoder_writes_gives_vectors_or_scores_as_it_is_told(
     assert np.abs(vector - torch.nn.functional.normalize(last, dim=0).numpy()).max() < 1e-5
     with pytest.raises(EngineError):
         serve(decoder, convert="classify")
+
+
+def roberta(folder: Path) -> None:
+    """Save a cross-encoder whose pairs have two separators between them and one segment."""
+    backend = Tokenizer.from_file(str(MODEL_PATH / "tokenizer.json"))
+    backend.add_special_tokens(["<s>", "</s>", "<pad>"])
+    ids = {token: backend.token_to_id(token) for token in ("<s>", "</s>", "<pad>")}
+    backend.post_processor = RobertaProcessing(("</s>", ids["</s>"]), ("<s>", ids["<s>"]))
+    config = RobertaConfig(
+        **SMALL,
+        vocab_size=backend.get_vocab_size(),
+        pad_token_id=ids["<pad>"],
+        max_position_embeddings=ids["<pad>"] + 67,
+    )
+    RobertaForSequenceClassification(config).save_pretrained(folder)
+    PreTrainedTokenizerFast(
+        tokenizer_object=backend,
+        bos_token="<s>",
+        eos_token="</s>",
+        pad_token="<pad>",
+        model_max_length=64,
+        model_input_names=["input_ids", "attention_mask"],
+    ).save_pretrained(folder)
+
+
+def distilbert(folder: Path) -> None:
+    """Save a cross-encoder that knows no segments, though its tokenizer tells them."""
+    config = DistilBertConfig(
+        dim=64,
+        n_layers=2,
+        n_heads=4,
+        hidden_dim=128,
+        max_position_embeddings=64,
+        num_labels=1,
+        vocab_size=30_522,
+        initializer_range=0.5,
+    )
+    DistilBertForSequenceClassification(config).save_pretrained(folder)
+    BertTokenizer.from_pretrained(
+        minilm(), model_input_names=["input_ids", "attention_mask"]
+    ).save_pretrained(folder)
+
+
+@pytest.mark.parametrize("save", [roberta, distilbert])
+async def test_pairs_of_other_families_are_read_as_their_tokenizers_have_them(
+    save: Callable[[Path], None], serve: Serve, tmp_path: Path
+) -> None:
+    """Scores are those of sentence-transformers, whole and cut."""
+    torch.manual_seed(11)
+    save(tmp_path)
+    pairs = [("Who?", "Paris is in France."), ("What is it?", "a"), ("Who?", "b " * 100)]
+    reference = CrossEncoder(str(tmp_path), device="cpu", max_length=64)
+    expected = reference.predict(pairs, batch_size=1)
+    body = await answer(
+        serve(tmp_path),
+        "/v1/score",
+        text_1=[first for first, _ in pairs],
+        text_2=[second for _, second in pairs],
+        truncate_prompt_tokens=-1,
+    )
+    assert np.allclose([entry["score"] for entry in body["data"]], expected, atol=1e-4)
+    assert len({round(float(score), 6) for score in expected}) == len(pairs)
