@@ -3,6 +3,7 @@
 FFmpeg reads what strangers send, so it is given little to go wrong with: bytes in memory and a
 reader that opens nothing else, the containers and codecs of `_CONTAINERS` and `_CODECS` alone, and
 frame after frame, so that what unfolds into hours costs no more than the bound on seconds allows.
+No allocation of its own is larger than a header of a few hours needs.
 
 A recording is held to the length that its container tells: where much less comes, it was cut off.
 Streams (mp3, ogg, aac) tell none; of those that were cut off what is there is heard.
@@ -10,12 +11,14 @@ Streams (mp3, ogg, aac) tell none; of those that were cut off what is there is h
 
 from __future__ import annotations
 
+import ctypes
 import io
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
 import av
+import av.utils
 import numpy as np
 import soxr
 from av.audio.frame import AudioFrame
@@ -37,6 +40,8 @@ _CODECS = (
 )
 _MIN_RATE, _MAX_RATE = 1_000, 768_000
 _MAX_CHANNELS = 32
+# PyAV takes what lies behind the eighth pointer to samples for a ninth, and reads there.
+_MAX_PLANES = 7
 # No more than two channels of 96 kHz: without this a forged rate would make a second long.
 _MAX_VALUES_PER_SECOND = 192_000
 # A stretch that is told but missing, beside which the rest is not what was meant.
@@ -50,7 +55,15 @@ _MAX_AMPLITUDE = 1e4
 _ZERO_AND_SCALE = {"u8": (128, 128), "s16": (0, 2**15), "s32": (0, 2**31)}
 _FIRST_SECONDS = 30
 
+# No table of a container is larger, whatever its header says; FFmpeg itself would take 2 GB for it.
+_MAX_TABLE_BYTES = 64 * 2**20
+
 Samples = NDArray[np.float32]
+
+# The library that PyAV has loaded is found through the module that is linked to it.
+_set_max_alloc = ctypes.CDLL(av.utils.__file__).av_max_alloc
+_set_max_alloc.argtypes, _set_max_alloc.restype = (ctypes.c_size_t,), None
+_set_max_alloc(_MAX_TABLE_BYTES)
 
 
 def decode(data: bytes, sampling_rate: int, *, max_seconds: float) -> Samples:
@@ -250,6 +263,9 @@ class _Heard:
 
 def _mono(frame: AudioFrame, channels: int) -> Samples:
     """Return a frame's samples `[n]`, the mean of its channels, in [-1, 1]."""
+    if frame.format.is_planar and channels > _MAX_PLANES:
+        packed = av.AudioResampler(format=frame.format.packed, layout=frame.layout)
+        [frame] = packed.resample(frame)
     values: NDArray[Any] = frame.to_ndarray()  # [channels, n], or [1, n * channels]
     if not frame.format.is_planar:
         values = values.reshape(-1, channels).T

@@ -5,6 +5,8 @@ from __future__ import annotations
 import io
 import random
 import socket
+import struct
+import sys
 import threading
 import tracemalloc
 from pathlib import Path
@@ -85,6 +87,26 @@ def test_channels_are_mixed_down() -> None:
     np.testing.assert_allclose(heard(wav(both, channels=2)), left / 2, atol=1 / 16_000)
     samples = heard(encoded(both, RATE, "ipod", "alac", "stereo"))
     np.testing.assert_allclose(samples, left / 2, atol=1 / 16_000)
+
+
+@pytest.mark.parametrize(
+    ("container", "codec", "layout", "channels"),
+    [
+        ("ipod", "aac", "5.1", 6),
+        ("ipod", "aac", "7.1", 8),
+        ("mov", "alac", "7.1(wide)", 8),
+        ("flac", "flac", "7.1", 8),
+        ("wav", "pcm_s16le", "hexadecagonal", 16),
+    ],
+)
+def test_many_channels_are_one_recording(
+    container: str, codec: str, layout: str, channels: int
+) -> None:
+    """Each in a plane of its own, or together."""
+    samples = np.repeat(tone(1, 48_000), channels)
+    mixed = heard(encoded(samples, 48_000, container, codec, layout))
+    assert pitch(mixed) == pytest.approx(TONE_HZ, abs=1)
+    assert np.abs(mixed).max() > 0.4
 
 
 def test_silence_is_a_recording() -> None:
@@ -210,6 +232,31 @@ def test_many_channels_of_a_high_rate_are_stopped_on_their_way() -> None:
     samples = np.zeros(8 * 192_000 * 4, np.float32)
     data = encoded(samples, 192_000, "wav", "pcm_s16le", "7.1")
     assert "longer than 10 s" in refusal(data, max_seconds=10)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only there a peak of memory starts anew")
+@pytest.mark.parametrize("num_packets", [2**20, 2**24, 2**26, 2**31])
+def test_a_header_that_tells_of_many_packets_gets_no_memory_for_them(num_packets: int) -> None:
+    """FFmpeg keeps 24 bytes for each: of one byte each, in one chunk, they need no table."""
+    data = bytearray(encoded(tone(2, 44_100), 44_100, "ipod", "aac"))
+    for box, place, told in (
+        (b"stsz", 8, struct.pack(">II", 1, num_packets)),  # the size of each, how many
+        (b"stsc", 16, struct.pack(">I", num_packets)),  # how many in a chunk
+        (b"stts", 12, struct.pack(">I", num_packets)),  # how many of one duration
+    ):
+        start = data.index(box) + place
+        data[start : start + len(told)] = told
+    peak_bytes()
+    before = peak_bytes()
+    assert "`file_url`" in refusal(bytes(data))
+    assert peak_bytes() - before < 150 * 2**20
+
+
+def peak_bytes() -> int:
+    """Return the most memory that this process has had since this was last asked."""
+    status = Path("/proc/self/status").read_text()
+    Path("/proc/self/clear_refs").write_text("5")
+    return int(status.split("VmHWM:")[1].split()[0]) * 1_024
 
 
 class _Silence:
