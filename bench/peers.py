@@ -36,11 +36,11 @@ class Peer:
     environment: Mapping[str, str] = field(default_factory=dict)
 
 
-def tidemill(job: Job) -> Peer:
+def tidemill(job: Job, max_model_len: int = MAX_MODEL_LEN) -> Peer:
     """Ourselves, as a person types it."""
     command = [sys.executable, "-m", "cli.main", "run", "--model", job.model]
     command += ["--served-model-name", job.served_name, "--dtype", job.dtype]
-    command += ["--max-model-len", str(MAX_MODEL_LEN), "-i", str(job.requests), "--force"]
+    command += ["--max-model-len", str(max_model_len), "-i", str(job.requests), "--force"]
     return Peer(OURS, command, Marks(ready="model loaded in", done=r"\d rows? in "))
 
 
@@ -52,7 +52,7 @@ def transformers(job: Job) -> Peer:
     return Peer("transformers", command, marks)
 
 
-def vllm(job: Job, python: Path) -> Peer:
+def vllm(job: Job, python: Path, max_model_len: int = MAX_MODEL_LEN) -> Peer:
     """vLLM's batch runner from an environment that holds its CPU build."""
     cores = sorted(os.sched_getaffinity(0))
     environment = {
@@ -62,7 +62,7 @@ def vllm(job: Job, python: Path) -> Peer:
     }
     command = [str(python), "-m", "vllm.entrypoints.openai.run_batch", "--model", job.model]
     command += ["--served-model-name", job.served_name, "--dtype", job.dtype]
-    command += ["--max-model-len", str(MAX_MODEL_LEN), "--gpu-memory-utilization", "0.5"]
+    command += ["--max-model-len", str(max_model_len), "--gpu-memory-utilization", "0.5"]
     command += ["-i", str(job.requests)]
     marks = Marks(ready="Reading batch from", done="Writing outputs to")
     return Peer("vLLM", command, marks, environment)

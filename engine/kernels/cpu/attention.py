@@ -80,15 +80,15 @@ class CpuAttention:
         if norms is not None:
             weights = (norms.query.numpy(), norms.key.numpy(), np.float32(norms.eps))
         enter_tokens(
-            *(team(), elements(qkv), _bits(qkv), turns.numpy(), *weights),
-            *(self._slots, elements(query), own.keys, own.values),
+            *(team(), elements(qkv), _bits(qkv), _flat_words(qkv), turns.numpy(), *weights),
+            *(self._slots, elements(query), _flat_words(query), own.keys, own.values),
         )
         return query
 
     def store(self, layer: int, key: Tensor, value: Tensor) -> None:
         """Write the step's `key [T, Hkv, Dk]` and `value [T, Hkv, Dv]` to their slots."""
         own = self._layers[layer]
-        words = key.contiguous().view(torch.int32).numpy()
+        words = _flat_words(key.contiguous())
         bits = _bits(value.contiguous().view(len(value), -1))
         store_tokens(team(), words, bits, self._slots, own.keys, own.values)
 
@@ -152,6 +152,12 @@ def _bits(numbers: Tensor) -> NDArray[Any]:
     """Return numbers as integers of their size."""
     kind = torch.uint16 if numbers.dtype == torch.bfloat16 else torch.int32
     return numbers.view(kind).numpy()
+
+
+def _flat_words(numbers: Tensor) -> NDArray[np.int32]:
+    """Return the words of a contiguous tensor, one after the other."""
+    words: NDArray[np.int32] = numbers.view(-1).view(torch.int32).numpy()
+    return words
 
 
 def _words(numbers: Tensor) -> NDArray[np.int32]:

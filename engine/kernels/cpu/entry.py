@@ -19,9 +19,11 @@ from engine.kernels.cpu.compiling import compiled, intrinsic
 from engine.kernels.cpu.flash import PAGE_SIZE
 from engine.kernels.cpu.scalars import narrow, widen
 from engine.kernels.cpu.threads import share
-from engine.kernels.cpu.vectors import FAST, FLOAT, FLOATS, LANES, WORD
+from engine.kernels.cpu.vectors import FAST, FLOAT, FLOATS, INT, INTS, LANES, WORD
 
 TOKENS_AT_ONCE = 16
+# So many tokens of a page are worth a square of words that is turned; of fewer each is written.
+FEWEST_TURNED = 3
 
 
 @compiled
@@ -29,27 +31,33 @@ def enter_tokens(
     words: Any,
     qkv: Any,  # [T, (Hq + 2·Hkv)·D]
     bits: Any,
+    row_words: Any,  # [T · (Hq + 2·Hkv) · units] int32
     turns: Any,  # [T, 2·R] float32
     query_weight: Any,  # [D] float32, or empty for no norm
     key_weight: Any,
     eps: Any,
     slots: Any,  # [T] int32
     query: Any,  # [T, Hq, D]
+    query_words: Any,
     keys: Any,  # [pages, Hkv, units, PAGE_SIZE] int32
     values: Any,  # [pages, Hkv, units of tokens, width] int32
 ) -> None:
     """Split, norm and turn; write the queries out, keys and values to their slots.
 
-    `bits` are those of `qkv` as integers.
+    `bits` are those of `qkv` as integers, `row_words` and `query_words` all words of it and of
+    `query`.
     """
     items = (len(qkv) + TOKENS_AT_ONCE - 1) // TOKENS_AT_ONCE
-    arguments = (qkv, bits, turns, query_weight, key_weight, eps, slots, query, keys, values)
+    arguments = (
+        *(qkv, bits, row_words, turns, query_weight, key_weight, eps),
+        *(slots, query, query_words, keys, values),
+    )
     share(words, items, _enter_some, arguments)
 
 
 @compiled
 def store_tokens(words: Any, key: Any, value: Any, slots: Any, keys: Any, values: Any) -> None:
-    """Write words `key [T, Hkv, units]` and bits `value [T, Hkv · Dv]` to their slots."""
+    """Write words `key [T · Hkv · units]` and bits `value [T, Hkv · Dv]` to their slots."""
     items = (len(slots) + TOKENS_AT_ONCE - 1) // TOKENS_AT_ONCE
     share(words, items, _store_some, (key, value, slots, keys, values))
 
@@ -59,29 +67,66 @@ def _enter_some(
     item: Any,
     qkv: Any,
     bits: Any,
+    row_words: Any,
     turns: Any,
     query_weight: Any,
     key_weight: Any,
     eps: Any,
     slots: Any,
     query: Any,
+    query_words: Any,
     keys: Any,
     values: Any,
 ) -> None:
     query_heads, width = query.shape[1:]
     heads, units = keys.shape[1:3]
     first_key, first_value = query_heads * width, (query_heads + heads) * width
-    turned = np.empty(heads * width, qkv.dtype)
-    words = turned.view(np.int32)
-    for token in range(item * TOKENS_AT_ONCE, min((item + 1) * TOKENS_AT_ONCE, len(qkv))):
-        row, own_turns = qkv[token], turns[token]
-        _turn_heads(row, 0, own_turns, query_weight, eps, query[token].reshape(-1), width)
-        _turn_heads(row, first_key, own_turns, key_weight, eps, turned, width)
+    is_plain = turns.shape[1] == 0 and len(query_weight) == 0
+    row_units, query_units = (query_heads + 2 * heads) * units, query_heads * units
+    turned = np.empty(PAGE_SIZE * heads * width, qkv.dtype)
+    turned_words = turned.view(np.int32)
+    token, stop = _first_of_page(slots, item), _first_of_page(slots, item + 1)
+    while token < stop:
+        count = _run(slots, token, stop)
         page, offset = slots[token] // PAGE_SIZE, slots[token] % PAGE_SIZE
-        for head in range(heads):
-            for unit in range(units):
-                keys[page, head, unit, offset] = words[head * units + unit]
-            _store_value(token, head, bits, first_value + head * width, width, slots, values)
+        for i in range(count):
+            if is_plain:
+                at = (token + i) * row_units
+                copy_words(row_words, at, query_words, (token + i) * query_units, query_units)
+                continue
+            row, own_turns = qkv[token + i], turns[token + i]
+            out = query[token + i].reshape(-1)
+            _turn_heads(row, 0, own_turns, query_weight, eps, out, width)
+            out = turned[i * heads * width : (i + 1) * heads * width]
+            _turn_heads(row, first_key, own_turns, key_weight, eps, out, width)
+        if is_plain:
+            at = token * row_units + query_units
+            _store_keys(row_words, at, row_units, count, page, offset, keys)
+        else:
+            _store_keys(turned_words, 0, heads * units, count, page, offset, keys)
+        _store_values(bits, token, first_value, width, count, page, offset, values)
+        token += count
+
+
+@compiled
+def _first_of_page(slots: Any, item: Any) -> Any:
+    """Return the token with which an item begins: no two write to the same page."""
+    token = min(item * TOKENS_AT_ONCE, len(slots))
+    while 0 < token < len(slots) and (
+        slots[token] % PAGE_SIZE != 0 and slots[token] == slots[token - 1] + 1
+    ):
+        token += 1
+    return token
+
+
+@compiled
+def _run(slots: Any, token: Any, stop: Any) -> Any:
+    """Return how many tokens from this one on lie next to each other in one page."""
+    count = 1
+    room = PAGE_SIZE - slots[token] % PAGE_SIZE
+    while count < room and token + count < stop and slots[token + count] == slots[token] + count:
+        count += 1
+    return count
 
 
 @compiled
@@ -207,42 +252,166 @@ def turn(
 
 @compiled
 def _store_some(item: Any, key: Any, value: Any, slots: Any, keys: Any, values: Any) -> None:
-    heads, units = key.shape[1:]
+    heads, units = keys.shape[1:3]
     width = value.shape[1] // heads
-    for token in range(item * TOKENS_AT_ONCE, min((item + 1) * TOKENS_AT_ONCE, len(slots))):
+    token, stop = _first_of_page(slots, item), _first_of_page(slots, item + 1)
+    while token < stop:
+        count = _run(slots, token, stop)
         page, offset = slots[token] // PAGE_SIZE, slots[token] % PAGE_SIZE
-        for head in range(heads):
-            for unit in range(units):
-                keys[page, head, unit, offset] = key[token, head, unit]
-            _store_value(token, head, value, head * width, width, slots, values)
+        stride = heads * units
+        _store_keys(key, token * stride, stride, count, page, offset, keys)
+        _store_values(value, token, 0, width, count, page, offset, values)
+        token += count
 
 
 @compiled
-def _store_value(
-    token: Any, head: Any, bits: Any, first: Any, width: Any, slots: Any, values: Any
+def _store_keys(
+    words: Any, at: Any, stride: Any, count: Any, page: Any, offset: Any, keys: Any
 ) -> None:
-    """Write numbers `first : first + width` of a token's row as its value.
+    """Write the words of some tokens' keys, each token's `stride` further, to one page."""
+    heads, units = keys.shape[1:3]
+    out = keys.reshape(-1)
+    begin = np.int64(page) * heads * units * PAGE_SIZE
+    if units % LANES == 0 and count >= FEWEST_TURNED:
+        for unit in range(0, heads * units, LANES):
+            place = begin + unit * PAGE_SIZE
+            turn_square(words, at + unit, stride, count, offset, out, place)
+        return
+    for i in range(count):
+        for unit in range(heads * units):
+            out[begin + unit * PAGE_SIZE + offset + i] = words[at + i * stride + unit]
+
+
+@compiled
+def _store_values(
+    bits: Any, token: Any, first: Any, width: Any, count: Any, page: Any, offset: Any, values: Any
+) -> None:
+    """Write numbers `first …` of some tokens' rows as their values, a head after the other.
 
     The first of two tokens in a word writes both: the other's are those of the next row where it
-    is stored in the same step, else zero, as what lay there before must not be met. So no two
-    threads write one word.
+    is one of these, else zero, as what lay there before must not be met.
     """
-    page, offset = slots[token] // PAGE_SIZE, slots[token] % PAGE_SIZE
-    row = bits[token, first : first + width]
-    if bits.itemsize == 4:
-        out = values[page, head, offset]
-        for d in range(width):
-            out[d] = row[d]
-        return
-    out = values[page, head, offset // 2]
-    if offset % 2 == 0:
-        if token + 1 < len(slots) and slots[token + 1] == slots[token] + 1:
-            after = bits[token + 1, first : first + width]
-            for d in range(width):
-                out[d] = np.uint32(row[d]) | np.uint32(after[d]) << np.uint32(16)
-        else:
-            for d in range(width):
-                out[d] = row[d]
-    elif token == 0 or slots[token - 1] != slots[token] - 1:
-        for d in range(width):
-            out[d] = np.uint32(out[d]) & np.uint32(0xFFFF) | np.uint32(row[d]) << np.uint32(16)
+    row, is_wide = bits.shape[1], width % LANES == 0
+    for head in range(values.shape[1]):
+        start = first + head * width
+        for i in range(count):
+            place, at = offset + i, (token + i) * row + start
+            is_first, is_alone = place % 2 == 0, i + 1 == count
+            if bits.itemsize == 4:
+                copy_words(bits, at, values[page, head, place], 0, width)
+            elif is_first and is_wide:
+                after = at if is_alone else at + row
+                join_pairs(bits, at, after, is_alone, values[page, head, place // 2], width)
+            elif is_first:
+                out = values[page, head, place // 2]
+                for d in range(width):
+                    other = np.uint32(0) if is_alone else np.uint32(bits[token + i + 1, start + d])
+                    out[d] = np.uint32(bits[token + i, start + d]) | other << np.uint32(16)
+            elif i == 0:
+                out = values[page, head, place // 2]
+                for d in range(width):
+                    own = np.uint32(bits[token, start + d]) << np.uint32(16)
+                    out[d] = np.uint32(out[d]) & np.uint32(0xFFFF) | own
+
+
+@intrinsic
+def join_pairs(
+    _typing: Any, bits: Any, _at: Any, _after: Any, _is_alone: Any, target: Any, _width: Any
+) -> Any:
+    """Write two rows of bf16 as words, or the first with zeros where it `is_alone`."""
+    int64 = types.int64
+    signature = types.void(bits, int64, int64, types.boolean, target, int64)
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        if bits.dtype != types.uint16:  # never called
+            return context.get_dummy_value()
+        half = ir.IntType(16)
+        halves = ir.VectorType(half, LANES)
+        source = vectors.pointer_to(context, builder, signature.args[0], args[0], half)
+        out = vectors.pointer_to(context, builder, signature.args[4], args[4], INT)
+        shift = builder.select(args[3], ir.Constant(INT, 0), ir.Constant(INT, -1))
+        kept = vectors.splat(builder, shift, INTS)
+        with vectors.repeated(builder, builder.udiv(args[5], ir.Constant(WORD, LANES))) as number:
+            at = builder.mul(number, ir.Constant(WORD, LANES))
+            low, high = (
+                builder.zext(vectors.load(builder, source, builder.add(row, at), halves), INTS)
+                for row in args[1:3]
+            )
+            high = builder.and_(builder.shl(high, vectors.integers(16)), kept)
+            vectors.store(builder, builder.or_(low, high), out, at)
+        return context.get_dummy_value()
+
+    return signature, generate
+
+
+@intrinsic
+def copy_words(_typing: Any, source: Any, _at: Any, target: Any, _to: Any, _count: Any) -> Any:
+    """Copy some words."""
+    int64 = types.int64
+    signature = types.void(source, int64, target, int64, int64)
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        words, out = (
+            builder.gep(vectors.pointer_to(context, builder, signature.args[i], args[i], INT), [at])
+            for i, at in ((0, args[1]), (2, args[3]))
+        )
+        lanes = ir.Constant(WORD, LANES)
+        with vectors.repeated(builder, builder.udiv(args[4], lanes)) as number:
+            place = builder.mul(number, lanes)
+            vectors.store(builder, vectors.load(builder, words, place, INTS), out, place)
+        rest = builder.urem(args[4], lanes)
+        done = builder.sub(args[4], rest)
+        with vectors.repeated(builder, rest) as number:
+            place = builder.add(done, number)
+            builder.store(builder.load(builder.gep(words, [place])), builder.gep(out, [place]))
+        return context.get_dummy_value()
+
+    return signature, generate
+
+
+@intrinsic
+def turn_square(
+    _typing: Any,
+    source: Any,  # words
+    _at: Any,  # of the first token's
+    _stride: Any,  # to the next one's
+    _count: Any,  # tokens
+    _offset: Any,  # of the first in its page
+    target: Any,
+    _to: Any,
+) -> Any:
+    """Write sixteen words of some tokens, word after word, into lanes from `offset` on."""
+    int64 = types.int64
+    signature = types.void(source, int64, int64, int64, int64, target, int64)
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        _, at, stride, count, offset, _, to = args
+        words, out = (
+            vectors.pointer_to(context, builder, signature.args[i], args[i], INT) for i in (0, 5)
+        )
+        zero, last = ir.Constant(WORD, 0), builder.sub(count, ir.Constant(WORD, 1))
+
+        def row(lane: int) -> Any:
+            # Of a lane that has no token, another's.
+            number = builder.sub(ir.Constant(WORD, lane), offset)
+            number = builder.select(builder.icmp_signed("<", number, zero), zero, number)
+            number = builder.select(builder.icmp_signed(">", number, last), last, number)
+            place = builder.add(at, builder.mul(number, stride))
+            return vectors.load(builder, words, place, INTS)
+
+        square = vectors.transposed(builder, [row(lane) for lane in range(LANES)])
+        lanes = ir.Constant(INTS, [ir.Constant(INT, lane) for lane in range(LANES)])
+        begin, end = (
+            vectors.splat(builder, builder.trunc(number, INT), INTS)
+            for number in (offset, builder.add(offset, count))
+        )
+        is_written = builder.and_(
+            builder.icmp_signed(">=", lanes, begin), builder.icmp_signed("<", lanes, end)
+        )
+        for unit, written in enumerate(square):
+            place = builder.add(to, ir.Constant(WORD, unit * LANES))
+            kept = vectors.load(builder, out, place, INTS)
+            vectors.store(builder, builder.select(is_written, written, kept), out, place)
+        return context.get_dummy_value()
+
+    return signature, generate

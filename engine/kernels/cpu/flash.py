@@ -23,11 +23,15 @@ LOWEST = np.float32(-1e30)
 PAGE_SIZE = LANES
 PAGES_AT_ONCE = 4
 BLOCK = PAGE_SIZE * PAGES_AT_ONCE  # tokens
-COLUMNS_AT_ONCE = 4  # vectors of a value
+# So many vectors of a value are summed at once, then fewer of what is left.
+COLUMNS_AT_ONCE = (4, 2, 1)
 
 
-def _rows(count: int) -> Any:
-    """Return what attends `count` rows to one block, and asks for another meanwhile."""
+def _rows(count: int, pages: int = PAGES_AT_ONCE) -> Any:
+    """Return what attends `count` rows to one block, and asks for another meanwhile.
+
+    Of the block it looks at the first `pages`.
+    """
 
     @intrinsic
     def attend(
@@ -61,7 +65,7 @@ def _rows(count: int) -> Any:
                 kind = signature.args[index]
                 return vectors.pointer_to(context, builder, kind, args[index], element)
 
-            block = _Block(builder, count, args, is_paired=is_paired)
+            block = _Block(builder, (count, pages), args, is_paired=is_paired)
             scores = block.scores(pointer(1, INT), pointer(4, INT), pointer(6, WORD))
             weights, shrinks = block.soften(scores, pointer(8, FLOAT), pointer(11, INT))
             block.mix(weights, shrinks, pointer(5, INT), pointer(6, WORD), pointer(8, FLOAT))
@@ -73,11 +77,11 @@ def _rows(count: int) -> Any:
 
 
 class _Block:
-    """Writes the code for one block and `count` rows."""
+    """Writes the code for one block: for so many rows, and pages of it."""
 
-    def __init__(self, builder: Any, count: int, args: Any, *, is_paired: bool) -> None:
+    def __init__(self, builder: Any, size: tuple[int, int], args: Any, *, is_paired: bool) -> None:
         self._builder = builder
-        self._count = count
+        self._count, self._pages = size
         self._is_paired = is_paired
         self._query_at, self._units, self._num_tokens = args[2], args[3], args[7]
         self._state_at, self._width = args[9], args[10]
@@ -88,10 +92,10 @@ class _Block:
     def scores(self, queries: Any, keys: Any, places: Any) -> list[list[Any]]:
         """Return a row's scores in as many vectors as pages."""
         builder = self._builder
-        totals = _zeros(builder, self._count, PAGES_AT_ONCE)
+        totals = _zeros(builder, self._count, self._pages)
         pages, following = (
-            [self._page(keys, places, first + page) for page in range(PAGES_AT_ONCE)]
-            for first in (0, 2 * PAGES_AT_ONCE)
+            [self._page(keys, places, first + page) for page in range(count)]
+            for first, count in ((0, self._pages), (2 * PAGES_AT_ONCE, PAGES_AT_ONCE))
         )
         rows = [
             builder.gep(queries, [self._nth(self._query_at, row, self._units)])
@@ -110,7 +114,7 @@ class _Block:
     def _scaled(self, scores: list[list[Any]]) -> list[list[Any]]:
         builder = self._builder
         scaling = vectors.splat(builder, self._scaling, FLOATS)
-        size = self._count * PAGES_AT_ONCE
+        size = self._count * self._pages
         scaled = cgutils.alloca_once(builder, FLOATS, size=_word(size))
         for index, score in enumerate(score for own in scores for score in own):
             place = builder.gep(scaled, [_word(index)])
@@ -124,8 +128,8 @@ class _Block:
                 builder.store(builder.fmul(cap, capped, FAST), place)
         return [
             [
-                builder.load(builder.gep(scaled, [_word(row * PAGES_AT_ONCE + page)]))
-                for page in range(PAGES_AT_ONCE)
+                builder.load(builder.gep(scaled, [_word(row * self._pages + page)]))
+                for page in range(self._pages)
             ]
             for row in range(self._count)
         ]
@@ -172,16 +176,14 @@ class _Block:
     def mix(self, weights: Any, shrinks: list[Any], values: Any, places: Any, state: Any) -> None:
         """Add the block's values by their weights to each row's sum."""
         builder = self._builder
-        wide = _word(COLUMNS_AT_ONCE * LANES)
-        done = builder.sub(self._width, builder.urem(self._width, wide))
-        for first, stop, columns in (
-            (_word(0), done, COLUMNS_AT_ONCE),
-            (done, self._width, 1),
-        ):
+        first = _word(0)
+        for columns in COLUMNS_AT_ONCE:
             step = _word(columns * LANES)
+            stop = builder.sub(self._width, builder.urem(self._width, step))
             with vectors.repeated(builder, builder.udiv(builder.sub(stop, first), step)) as number:
                 column = builder.add(first, builder.mul(number, step))
                 self._mix_columns(weights, shrinks, values, places, state, column, columns)
+            first = stop
 
     def _mix_columns(
         self,
@@ -207,7 +209,7 @@ class _Block:
         units = PAGE_SIZE // self._tokens_a_word
         rounded = builder.add(self._num_tokens, _word(self._tokens_a_word - 1))
         wanted = builder.udiv(rounded, _word(self._tokens_a_word))
-        with vectors.repeated(builder, _word(PAGES_AT_ONCE)) as page:
+        with vectors.repeated(builder, _word(self._pages)) as page:
             before = builder.mul(page, _word(units))
             left = builder.sub(wanted, before)
             is_last = builder.icmp_signed("<", left, _word(units))
@@ -256,7 +258,7 @@ class _Block:
             for i in range(2)
         )
         masks = []
-        for page in range(PAGES_AT_ONCE):
+        for page in range(self._pages):
             tokens = ir.Constant(
                 INTS, [ir.Constant(INT, page * PAGE_SIZE + lane) for lane in range(LANES)]
             )
@@ -305,3 +307,6 @@ def _tanh(builder: Any, x: Any) -> Any:
 
 
 attend_one, attend_two, attend_four = _rows(1), _rows(2), _rows(4)
+# For a block of which at most half is seen: most sequences end in one, and short ones begin there.
+HALF = BLOCK // 2
+attend_four_to_half = _rows(4, PAGES_AT_ONCE // 2)

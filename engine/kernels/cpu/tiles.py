@@ -13,9 +13,11 @@ import numpy as np
 from engine.kernels.cpu.compiling import compiled, inlined
 from engine.kernels.cpu.flash import (
     BLOCK,
+    HALF,
     LOWEST,
     PAGES_AT_ONCE,
     attend_four,
+    attend_four_to_half,
     attend_one,
     attend_two,
 )
@@ -198,7 +200,9 @@ def _meet(
                     *(like, queries, row * units, units, flat_keys, flat_values, places, seen),
                     *(state, row * stride, width, bounds, 2 * row, start, scaling, softcap),
                 )
-                if count == 4:
+                if count == 4 and seen <= HALF:
+                    attend_four_to_half(*arguments)
+                elif count == 4:
                     attend_four(*arguments)
                 elif count == 2:
                     attend_two(*arguments)

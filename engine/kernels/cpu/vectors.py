@@ -152,6 +152,23 @@ def over_lanes(builder: Any, lanes: Any, join: Callable[[Any, Any], Any]) -> Any
     return lanes
 
 
+def transposed(builder: Any, rows: list[Any]) -> list[Any]:
+    """Return sixteen vectors of words, lane i of number j being lane j of number i."""
+    for distance in (8, 4, 2, 1):
+        first = [lane if not lane & distance else LANES + lane - distance for lane in range(LANES)]
+        second = [lane + distance if not lane & distance else LANES + lane for lane in range(LANES)]
+        turned = list(rows)
+        for low in range(LANES):
+            if low & distance:
+                continue
+            pair = rows[low], rows[low + distance]
+            for place, picked in ((low, first), (low + distance, second)):
+                mask = ir.Constant(INTS, [ir.Constant(INT, lane) for lane in picked])
+                turned[place] = builder.shuffle_vector(*pair, mask)
+        rows = turned
+    return rows
+
+
 def exponential(builder: Any, x: Any) -> Any:
     """Return e**x for vectors of x <= 0, as `scalars.exp` does."""
 
