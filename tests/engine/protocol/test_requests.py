@@ -6,10 +6,14 @@ from typing import Any
 
 import pytest
 
-from engine.endpoints import text_endpoints
+from engine.endpoints import speech_endpoints, text_endpoints
+from engine.endpoints.embeddings import Embeddings
+from engine.endpoints.rerank import Rerank
+from engine.endpoints.score import Score
 from engine.protocol.errors import RequestError
 from engine.protocol.requests import check_request
 from engine.protocol.routes import ENDPOINTS
+from tests.engine.endpoints.test_transcriptions import MODEL as SPEECH
 from tests.engine.scripted_model import Scene, text_model
 
 MESSAGES = [{"role": "user", "content": "Hi"}]
@@ -81,6 +85,14 @@ def test_nothing_is_foretold_of_what_can_run(url: str) -> None:
 
 
 def test_what_is_offered_is_what_an_engine_answers() -> None:
-    """No url of a kind of model is left out."""
-    endpoints = text_endpoints(text_model(), seed=0)
-    assert {endpoint.route.name for endpoint in endpoints} <= {*ENDPOINTS}
+    """No url of a kind of model is left out, none is named that nobody has."""
+    text = text_endpoints(text_model(), seed=0)
+    pooling = (Embeddings, Score, Rerank)
+    speech = speech_endpoints(SPEECH, no_host)
+    served = (*text, *pooling, *speech)
+    assert [endpoint.route.name for endpoint in served] == [*ENDPOINTS]
+
+
+async def no_host(url: str) -> bytes:
+    """Bring nothing."""
+    raise AssertionError(f"{url} was asked for")
