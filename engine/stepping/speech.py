@@ -262,6 +262,7 @@ class SpeechWork:
             if window.states is not None:
                 heads = self._steering.alignment_heads
                 looks = self._runner.looks(window.slot, window.tokens[:-1], window.states, heads)
+                window.states = None
             self._script.take_in(window, looks)
         except Exception as exc:
             logger.exception("a window could not be taken in")

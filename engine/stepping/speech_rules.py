@@ -53,7 +53,6 @@ class SpeechRules:
     def choose(self, logits: Tensor, places: Sequence[Place]) -> Chosen:
         """Choose the next token of each row of `logits [N, V]`, which stay as they are."""
         scores = logits.to(torch.float32, copy=True)
-        is_broken = ~scores.amax(dim=-1).isfinite()
         scores.index_fill_(1, self._suppressed, NEVER)
         for row, place in zip(scores, places, strict=True):
             if not place.written:
@@ -61,9 +60,10 @@ class SpeechRules:
             if place.has_times:
                 self._keep_times(row, place.written)
         self._prefer_times(scores, [place.has_times for place in places])
-        token_ids = self._drawn(scores, places)
-        logprobs = scores.gather(1, token_ids[:, None]).squeeze(1) - scores.logsumexp(dim=-1)
-        return Chosen(token_ids.cpu().numpy(), logprobs.cpu().numpy(), is_broken.cpu().numpy())
+        sampling = choose_sampling(scores.dtype, scores.device)
+        token_ids, is_broken = sampling.choose(scores, _drawing(places))
+        scored = sampling.log_probabilities(scores, np.arange(len(scores)), token_ids, 0)
+        return Chosen(*(one.cpu().numpy() for one in (token_ids, scored.logprobs, is_broken)))
 
     def _keep_times(self, row: Tensor, written: Sequence[int]) -> None:
         """Let times come first, in pairs but for the last one, and never go back."""
@@ -98,30 +98,29 @@ class SpeechRules:
         for row in are_likelier.nonzero().flatten().tolist():
             scores[row, :first] = NEVER
 
-    def _drawn(self, scores: Tensor, places: Sequence[Place]) -> Tensor:
-        if not any(place.temperature for place in places):
-            return scores.max(dim=-1).indices
-        count = len(places)
-        none, ones = np.zeros(count, np.int64), np.ones(count, np.float32)
-        seeds = np.array([place.seed & (2**64 - 1) for place in places], np.uint64)
-        rules = Rules(
-            temperature=np.array([place.temperature for place in places], np.float32),
-            top_k=none,
-            top_p=ones,
-            log_min_p=np.full(count, NEVER, np.float32),
-            draws=uniform(seeds, np.array([place.number for place in places])),
-            is_shaped=np.zeros(count, np.bool_),
-            repetition_penalty=ones,
-            presence_penalty=np.zeros(count, np.float32),
-            frequency_penalty=np.zeros(count, np.float32),
-            tokens=np.zeros((1, 1), np.int32),
-            slots=none,
-            num_prompt=none,
-            num_known=none,
-            bias_starts=np.zeros(count + 1, np.int64),
-            bias_ids=np.zeros(0, np.int64),
-            bias=np.zeros(0, np.float32),
-            ban_starts=np.zeros(count + 1, np.int64),
-            ban_ids=np.zeros(0, np.int64),
-        )
-        return choose_sampling(scores.dtype, scores.device).choose(scores, rules).token_ids
+
+def _drawing(places: Sequence[Place]) -> Rules:
+    """Return how tokens are drawn of scores that went through all other rules."""
+    count = len(places)
+    none, ones = np.zeros(count, np.int64), np.ones(count, np.float32)
+    seeds = np.array([place.seed & (2**64 - 1) for place in places], np.uint64)
+    return Rules(
+        temperature=np.array([place.temperature for place in places], np.float32),
+        top_k=none,
+        top_p=ones,
+        log_min_p=np.full(count, NEVER, np.float32),
+        draws=uniform(seeds, np.array([place.number for place in places])),
+        is_shaped=np.zeros(count, np.bool_),
+        repetition_penalty=ones,
+        presence_penalty=np.zeros(count, np.float32),
+        frequency_penalty=np.zeros(count, np.float32),
+        tokens=np.zeros((1, 1), np.int32),
+        slots=none,
+        num_prompt=none,
+        num_known=none,
+        bias_starts=np.zeros(count + 1, np.int64),
+        bias_ids=np.zeros(0, np.int64),
+        bias=np.zeros(0, np.float32),
+        ban_starts=np.zeros(count + 1, np.int64),
+        ban_ids=np.zeros(0, np.int64),
+    )

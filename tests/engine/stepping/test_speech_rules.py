@@ -1,0 +1,106 @@
+"""Whisper's rules leave what transformers' logits processors leave, whatever was written."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+
+from engine.model.speech.architecture import Steering
+from engine.stepping.speech_rules import Place, SpeechRules
+
+END, NO_TIMES, VOCABULARY = 40, 48, 90
+ZERO = NO_TIMES + 1
+STEERING = Steering(
+    start=41,
+    end=END,
+    no_timestamps=NO_TIMES,
+    prompt_start=45,
+    suppressed=(1, 2, 44),
+    suppressed_at_begin=(3, END),
+    max_initial_timestamp=5,
+)
+# What was written: nothing, a start, text, a time alone, a pair, text behind a pair.
+WRITTEN = (
+    [],
+    [ZERO],
+    [ZERO + 2, 7],
+    [ZERO + 2, 7, ZERO + 9],
+    [ZERO + 2, 7, ZERO + 9, ZERO + 9],
+    [ZERO + 2, 7, ZERO + 9, ZERO + 9, 8],
+    [7, 8],
+    [ZERO, ZERO + 40],
+)
+
+
+def place(
+    written: list[int], *, has_times: bool, temperature: float = 0.0, number: int = 0
+) -> Place:
+    """Return where a text stands."""
+    return Place(written, has_times, temperature, 5, number)
+
+
+def allowed_by_transformers(logits: torch.Tensor, written: list[int]) -> torch.Tensor:
+    """Return logits `[1, V]` after transformers' processors, in its order."""
+    from transformers import (
+        SuppressTokensAtBeginLogitsProcessor,
+        SuppressTokensLogitsProcessor,
+        WhisperTimeStampLogitsProcessor,
+    )
+
+    ids = torch.tensor([[STEERING.start, *written]])
+    said = SimpleNamespace(
+        no_timestamps_token_id=NO_TIMES, eos_token_id=END, max_initial_timestamp_index=5
+    )
+    scores = SuppressTokensAtBeginLogitsProcessor(STEERING.suppressed_at_begin, 1)(ids, logits)
+    scores = SuppressTokensLogitsProcessor(STEERING.suppressed)(ids, scores)
+    left: torch.Tensor = WhisperTimeStampLogitsProcessor(said, begin_index=1)(ids, scores)
+    return left
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_likeliest_token_is_that_of_transformers(dtype: torch.dtype) -> None:
+    """With its log-probability, for times as likely as text and far less so."""
+    rules = SpeechRules(STEERING, torch.device("cpu"))
+    chosen_times = 0
+    for seed in range(20):
+        generator = torch.Generator().manual_seed(seed)
+        logits = 3 * torch.randn(len(WRITTEN), VOCABULARY, generator=generator)
+        logits[:, ZERO:] -= 3.0 * (seed % 3)
+        logits = logits.to(dtype)
+        places = [place(written, has_times=True) for written in WRITTEN]
+        got = rules.choose(logits, places)
+        left = torch.cat(
+            [
+                allowed_by_transformers(row[None].float(), written)
+                for row, written in zip(logits, WRITTEN, strict=True)
+            ]
+        )
+        best = left.log_softmax(dim=-1).max(dim=-1)
+        np.testing.assert_array_equal(got.token_ids, best.indices)
+        np.testing.assert_allclose(got.logprobs, best.values, atol=1e-5)
+        assert not got.is_broken.any()
+        chosen_times += int((got.token_ids >= ZERO).sum())
+    assert 0 < chosen_times < 20 * len(WRITTEN)
+
+
+def test_without_times_only_what_is_suppressed_is_left_out() -> None:
+    """At the beginning a little more than later."""
+    rules = SpeechRules(STEERING, torch.device("cpu"))
+    logits = torch.zeros(2, VOCABULARY)
+    logits[:, 1], logits[:, 3], logits[:, 9] = 5, 4, 3
+    got = rules.choose(logits, [place([], has_times=False), place([9], has_times=False)])
+    assert got.token_ids.tolist() == [9, 3]
+
+
+def test_draws_are_of_what_the_rules_leave() -> None:
+    """A seed and a number give one token; all numbers together many, none of them suppressed."""
+    rules = SpeechRules(STEERING, torch.device("cpu"))
+    logits = torch.zeros(200, VOCABULARY)
+    places = [place([7], has_times=False, temperature=1.0, number=number) for number in range(200)]
+    got = rules.choose(logits, places).token_ids
+    assert (rules.choose(logits, places).token_ids == got).all()
+    assert len(set(got.tolist())) > 50
+    assert not set(got.tolist()) & set(STEERING.suppressed)
