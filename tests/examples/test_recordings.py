@@ -1,0 +1,88 @@
+"""`examples/audio.jsonl` through `tidemill run`: what is written is what was said, and when."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any
+
+import pytest
+
+import demo
+from demo.recordings import CLIPS, MODEL
+from demo.speech_words import WORDS_A_SEGMENT
+from demo.voices import SAMPLE_RATE
+from tests.examples.runs import EXAMPLES, bodies_of
+
+SAID = json.loads((EXAMPLES / "recordings" / "said.json").read_text())
+SECONDS = 0.25
+"""So far may a time be from the truth."""
+
+
+@pytest.fixture(scope="module")
+def heard(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """Return what the speech model makes of each line."""
+    return bodies_of("audio.jsonl", demo.SPEECH_PATH, MODEL, tmp_path_factory.mktemp("audio"))
+
+
+@pytest.mark.parametrize(
+    ("line", "clip"), [("request-1", "digits.wav"), ("request-2", "numbers.flac")]
+)
+def test_what_was_said_is_written_down(heard: dict[str, Any], line: str, clip: str) -> None:
+    """As JSON and as text, which is JSON in a row; the language is told or found."""
+    assert heard[line]["text"] == SAID[clip]["text"]
+
+
+def test_german_is_written_down_or_translated(heard: dict[str, Any]) -> None:
+    """The same recording at either url; nobody said that it is German."""
+    assert heard["request-5"]["text"] == SAID["german.ogg"]["text"]
+    assert heard["request-6"]["text"] == SAID["german.ogg"]["english"]
+
+
+def test_a_recording_of_several_windows_keeps_its_times(heard: dict[str, Any]) -> None:
+    """Each breath is a segment, begun and ended when it was; no word is cut or said twice."""
+    body = heard["request-3"]
+    assert body["text"].split() == SAID["pauses.m4a"]["text"].split()
+    assert body["language"] == "english"
+    assert body["duration"] == pytest.approx(SAID["pauses.m4a"]["seconds"], abs=0.1)
+    [clip] = [clip for clip in CLIPS if clip.name == "pauses.m4a"]
+    spoken = clip.recording().segments
+    assert len(body["segments"]) == len(spoken)
+    for found, said in zip(body["segments"], spoken, strict=True):
+        assert found["start"] == pytest.approx(said.bounds[0] / SAMPLE_RATE, abs=SECONDS)
+        assert found["end"] == pytest.approx(said.bounds[-1] / SAMPLE_RATE, abs=SECONDS)
+        assert len(found["text"].split()) == len(said.words)
+
+
+def test_words_have_their_times(heard: dict[str, Any]) -> None:
+    """Each of the words ends when the next begins; the first has the silence before it, too."""
+    words = heard["request-4"]["words"]
+    assert [word["word"] for word in words] == SAID["words.mp3"]["text"].split()
+    [clip] = [clip for clip in CLIPS if clip.name == "words.mp3"]
+    [spoken] = clip.recording().segments
+    for word, end in zip(words, spoken.bounds[1:], strict=True):
+        assert word["end"] == pytest.approx(end / SAMPLE_RATE, abs=SECONDS)
+
+
+def test_subtitles_of_speech_without_a_pause_lose_nothing(heard: dict[str, Any]) -> None:
+    """More than a window of it: cues follow one another, and each word stands in one of them."""
+    cues = re.findall(
+        r"\d+\n(\S+) --> (\S+)\n(.+)\n\n", heard["request-7"]["text"], flags=re.MULTILINE
+    )
+    words = " ".join(text for *_, text in cues).split()
+    assert words == SAID["breathless.webm"]["text"].split()
+    assert all(start < end for start, end, _ in cues)
+    assert [end for _, end, _ in cues[:-1]] <= [start for start, *_ in cues[1:]]
+    assert all(len(text.split()) <= WORDS_A_SEGMENT for *_, text in cues)
+
+
+def test_web_subtitles_are_of_their_form(heard: dict[str, Any]) -> None:
+    """A head, and a cue with what was said."""
+    text = heard["request-8"]["text"]
+    assert text.startswith("WEBVTT\n\n00:00:00.")
+    assert SAID["words.mp3"]["text"] in text
+
+
+def test_a_prompt_changes_how_words_are_written(heard: dict[str, Any]) -> None:
+    """What came before was in figures, and so is what follows."""
+    assert heard["request-9"]["text"] == "3 1 4"
