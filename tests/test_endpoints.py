@@ -1,0 +1,171 @@
+"""The tables of docs/endpoints.md: each cell is asked of a model of its kind."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import json
+import re
+import wave
+from base64 import b64encode
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing
+from functools import cache
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import pytest
+
+import demo
+from demo.train_reranker import assemble, base_path
+from engine.config import EngineConfig
+from engine.contract import Reply, Served
+from engine.load import load_served
+from engine.protocol.routes import ENDPOINTS, find_route
+
+ROOT = Path(__file__).parents[1]
+TEXT = (ROOT / "docs/endpoints.md").read_text(encoding="utf-8")
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+NAME = "model"
+NOT_SERVED = "–"
+Load = Callable[[str], Served]
+
+
+class Cell(NamedTuple):
+    """What becomes of a body at a url, sent to a model of one kind."""
+
+    url: str
+    body: str
+    kind: str
+    told: str
+
+
+def tables() -> Iterator[tuple[str, list[list[str]]]]:
+    """Yield each table that has a column a kind, its header first, and the heading above it."""
+    for section in re.split(r"^## ", TEXT, flags=re.MULTILINE):
+        heading = section.partition("\n")[0]
+        rows = [
+            [cell.strip() for cell in line.strip("|").split(" | ")]
+            for line in section.splitlines()
+            if line.startswith("| ")
+        ]
+        starts = [i for i, row in enumerate(rows) if row[-4:] == list(KINDS)]
+        for start in starts:
+            yield heading.strip("`"), rows[start:]
+
+
+KINDS = ("chat", "vectors", "reranker", "speech")
+
+
+def cells() -> list[Cell]:
+    """Return the cells of all tables of bodies."""
+    return [
+        Cell(url, row[0].strip("`"), kind, told)
+        for url, (_, *rows) in tables()
+        if url in ENDPOINTS
+        for row in rows
+        for kind, told in zip(KINDS, row[-4:], strict=True)
+    ]
+
+
+def overview() -> list[Cell]:
+    """Return the cells of the table of urls; each url of a row has cells of its own."""
+    [(_, *rows)] = [rows for heading, rows in tables() if heading not in ENDPOINTS]
+    return [
+        Cell(url, "", kind, told)
+        for row in rows
+        for url in re.findall(r"`([^`]+)`", row[0])
+        for kind, told in zip(KINDS, row[-4:], strict=True)
+    ]
+
+
+@cache
+def sound() -> str:
+    """Return a second of a tone as a WAV file in base64."""
+    tone = np.sin(np.arange(16_000) * 0.1) * 8_000
+    held = io.BytesIO()
+    with wave.open(held, "wb") as file:
+        file.setparams((1, 2, 16_000, 0, "NONE", ""))
+        file.writeframes(tone.astype("<i2").tobytes())
+    return b64encode(held.getvalue()).decode()
+
+
+@pytest.fixture(scope="module")
+def load(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Load]:
+    """Return what loads the model of a kind, once."""
+    reranker = tmp_path_factory.mktemp("models") / "reranker"
+    assemble(reranker)
+    folders = {
+        "chat": demo.MODEL_PATH,
+        "vectors": base_path(),
+        "reranker": reranker,
+        "speech": demo.SPEECH_PATH,
+    }
+    with ExitStack() as stack:
+
+        @cache
+        def load(kind: str) -> Served:
+            if not folders[kind].exists():
+                pytest.skip(f"{folders[kind]} has not been made")
+            config = EngineConfig(str(folders[kind]), max_num_seqs=4)
+            served = load_served(config, served_names=(NAME,), chat_template=None)
+            return stack.enter_context(closing(served))
+
+        yield load
+
+
+def answer(served: Served, url: str, body: str) -> Reply:
+    """Return the reply to a body as it stands in the table."""
+    fields = json.loads(body.replace("…", sound()))
+    return asyncio.run(served.respond(url, fields, "req_1", 0))
+
+
+@pytest.mark.parametrize("cell", cells(), ids=str)
+def test_a_cell_is_true(cell: Cell, load: Load) -> None:
+    """A body has what the table says: a success, a 400 that names a field, or a url unserved."""
+    reply = answer(load(cell.kind), cell.url, cell.body)
+    error = reply.body.get("error", {})
+    if cell.told == "yes":
+        assert (reply.status_code, error) == (200, {})
+        assert reply.usage.prompt_tokens > 0
+    else:
+        assert reply.status_code == 400
+        assert (error["code"] == "endpoint_not_supported") == (cell.told == NOT_SERVED)
+        assert error["param"] is not None
+
+
+def test_every_cell_says_one_of_three_things() -> None:
+    """And there are some for each endpoint that is offered."""
+    assert {cell.told for cell in cells()} == {"yes", "400", NOT_SERVED}
+    assert {cell.url for cell in cells()} == set(ENDPOINTS)
+    assert len(cells()) > 100
+
+
+def test_a_url_is_served_where_one_of_its_bodies_is() -> None:
+    """The table of urls says no more and no less than those of bodies."""
+    served = {(cell.url, cell.kind) for cell in cells() if cell.told == "yes"}
+    told = {}
+    for cell in overview():
+        route = find_route(cell.url)
+        assert route is not None
+        told[route.name, cell.kind] = cell.told
+        assert cell.told in {"yes", NOT_SERVED}
+    assert {where for where, what in told.items() if what == "yes"} == served
+    assert {name for name, _ in told} == set(ENDPOINTS)
+
+
+def test_the_readme_says_the_same() -> None:
+    """Of each endpoint by its name, in the same order of kinds."""
+    rows = [
+        row.strip("| ").split(" | ") for row in README.splitlines() if row.startswith("| `/v1/")
+    ]
+    shown = {
+        (url, kind): told
+        for urls, *tellings in rows
+        for url in re.findall(r"`([^`]+)`", urls)
+        for kind, told in zip(KINDS, tellings, strict=True)
+    }
+    assert shown == {
+        (cell.url, cell.kind): cell.told for cell in overview() if cell.url in ENDPOINTS
+    }
