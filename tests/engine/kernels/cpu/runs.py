@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from cli.main import main as tidemill
+from demo import SPEECH_PATH
 from engine.config import EngineConfig
 from engine.kernels.cpu.beforehand import dtypes, jobs
 from engine.kernels.cpu.keeping import KeptCode
@@ -116,6 +117,11 @@ def main(folder: Path) -> int:
         save(folder / encoder, encoder)
         for dtype in dtypes():
             encode(folder / encoder, dtype)
+    recordings = ["run", "-i", str(ROOT / "examples/audio.jsonl"), "--model", str(SPEECH_PATH)]
+    for dtype in dtypes():
+        name = str(dtype).removeprefix("torch.")
+        options = ["--any-model", "--dtype", name, "-o", str(folder / f"{name}.jsonl")]
+        status |= tidemill([*recordings, *options])
     sys.stdout.writelines(f"{one}\n" for one in found)
     return status
 
