@@ -1,12 +1,13 @@
-"""Files of embedding lines through Tidemill, sentence-transformers and vLLM's CPU build: rows/s.
+"""Files for encoders through Tidemill, sentence-transformers and vLLM's CPU build: rows/s.
 
-    python -m bench.encode_compare [mixed short long single] [--vllm-python PATH] [--runs 1] \
-        [--dtypes float32,auto]
+    python -m bench.encode_compare [mixed short long single rerank] [--vllm-python PATH] \
+        [--runs 1] [--dtypes float32,auto]
 
 The model is the MiniLM that a package brings, copied with room for 512 tokens. Everybody is
 measured from outside, from "can encode" to "all rows done", writing rows included. *mixed*: 2,000
 texts of 8 to 400 tokens; *short*: of 8 to 16; *long*: 300 of 380 to 400; *single*: 200 mixed ones,
-one at a time. Peers take turns; figures are medians.
+one at a time; *rerank*: 1,000 queries of 8 to 60 tokens with 20 such documents each, by the demo's
+reranker. Peers take turns; figures are medians.
 """
 
 from __future__ import annotations
@@ -25,8 +26,10 @@ from bench import peers, sentence_transformers_batches
 from bench.compare import machine
 from bench.peers import Job, Peer
 from bench.processes import Marks, RunFailed, measure
+from demo.train_reranker import assemble
 
 LONGEST = 512
+SERVED = "minilm"
 SEED = 1
 # Words that are one token each.
 WORDS = slice(2_000, 12_000)
@@ -34,12 +37,16 @@ WORDS = slice(2_000, 12_000)
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """How many texts of how many tokens, and whether each is waited for."""
+    """How many lines of texts of how many tokens, and whether each is waited for.
+
+    With `documents` a line is a query and so many of them.
+    """
 
     count: int
     shortest: int
     longest: int
     is_single: bool = False
+    documents: int = 0
 
 
 WORKLOADS = {
@@ -47,6 +54,7 @@ WORKLOADS = {
     "short": Workload(2_000, 8, 16),
     "long": Workload(300, 380, 400),
     "single": Workload(200, 8, 400, is_single=True),
+    "rerank": Workload(1_000, 8, 60, documents=20),
 }
 
 
@@ -71,13 +79,21 @@ def write_lines(path: Path, workload: Workload, model: Path) -> None:
     vocabulary = (model / "vocab.txt").read_text(encoding="utf-8").splitlines()[WORDS]
     words = [word for word in vocabulary if word.isalpha() and word.isascii()]
     rng = random.Random(SEED)
+
+    def text() -> str:
+        # It has a token before it and one after it.
+        length = rng.randint(workload.shortest, workload.longest) - 2
+        return " ".join(rng.choices(words, k=length))
+
+    url = "/v1/rerank" if workload.documents else "/v1/embeddings"
     with path.open("w", encoding="utf-8") as sink:
         for number in range(workload.count):
-            # A text has a token before it and one after it.
-            length = rng.randint(workload.shortest, workload.longest) - 2
-            body = {"model": model.name, "input": " ".join(rng.choices(words, k=length))}
-            line = {"custom_id": f"line-{number}", "method": "POST", "url": "/v1/embeddings"}
-            sink.write(json.dumps({**line, "body": body}) + "\n")
+            line = {"custom_id": f"line-{number}", "method": "POST", "url": url}
+            asked: dict[str, object] = {"input": text()}
+            if workload.documents:
+                documents = [text() for _ in range(workload.documents)]
+                asked = {"query": text(), "documents": documents}
+            sink.write(json.dumps({**line, "body": {"model": SERVED, **asked}}) + "\n")
 
 
 def peers_of(job: Job, workload: Workload, vllm_python: Path | None) -> list[Peer]:
@@ -89,7 +105,9 @@ def peers_of(job: Job, workload: Workload, vllm_python: Path | None) -> list[Pee
     theirs += ["--dtype", job.dtype, "-i", str(job.requests)]
     theirs += ["--single"] if workload.is_single else []
     marks = Marks(sentence_transformers_batches.READY, sentence_transformers_batches.DONE)
-    found = [ours, Peer("sentence-transformers", theirs, marks)]
+    found = [ours]
+    if not workload.documents:
+        found.append(Peer("sentence-transformers", theirs, marks))
     if vllm_python is not None and not workload.is_single:
         vllm = peers.vllm(job, vllm_python, LONGEST)
         vllm.command.extend(["--runner", "pooling"])
@@ -108,15 +126,17 @@ def main() -> None:
     parser.add_argument("--dtypes", default="float32", help="comma-separated (%(default)s)")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="tidemill-bench-") as name:
-        folder, model = Path(name), Path(name) / "minilm"
+        folder, model, reranker = Path(name), Path(name) / "minilm", Path(name) / "reranker"
         copy_model(model)
+        assemble(reranker)
         for file in arguments.files:
             write_lines(folder / f"{file}.jsonl", WORKLOADS[file], model)
         for dtype in arguments.dtypes.split(","):
             figures: dict[tuple[str, str], list[float]] = {}
             for _ in range(arguments.runs):
                 for file in arguments.files:
-                    job = Job(str(model), folder / f"{file}.jsonl", "minilm", dtype, 0)
+                    runs = reranker if WORKLOADS[file].documents else model
+                    job = Job(str(runs), folder / f"{file}.jsonl", SERVED, dtype, 0)
                     for peer in peers_of(job, WORKLOADS[file], arguments.vllm_python):
                         rate = rows_per_second(peer, file, folder)
                         figures.setdefault((file, peer.name), []).append(rate)
