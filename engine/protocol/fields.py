@@ -9,7 +9,15 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidationError,
+)
+from pydantic_core import InitErrorDetails, PydanticCustomError
 
 MAX_CHOICES = 128
 MAX_TOP_LOGPROBS = 20
@@ -32,6 +40,13 @@ def encodable(text: str) -> str:
         except UnicodeEncodeError:
             raise ValueError("must be valid Unicode, without lone surrogates") from None
     return text
+
+
+def fault(places: tuple[int, ...], message: str, value: object) -> ValidationError:
+    """Return the fault of one item, which pydantic names by its place in the whole body."""
+    kind = PydanticCustomError("value_error", message)
+    details = InitErrorDetails(type=kind, loc=places, input=value)
+    return ValidationError.from_exception_data("item", [details])
 
 
 def _listed(value: object) -> object:

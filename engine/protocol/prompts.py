@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Annotated
 
 from pydantic import PlainValidator
 
-from engine.protocol.fields import encodable
+from engine.protocol.fields import encodable, fault
 
 MAX_PROMPTS = 2_048
 
 _FORMS = "must be a string, a list of strings, a list of token ids or a list of such lists"
+
+_FORMS_OF_ITEM = "must be a string, a token id or a list of token ids"
+_ITEMS: dict[type, str] = {str: "a string", int: "a token id", list: "a list of token ids"}
 
 Prompt = str | list[int]
 
@@ -27,19 +31,34 @@ def _prompts(value: object) -> list[Prompt]:
         return [value]
     if len(value) > MAX_PROMPTS:
         raise ValueError(f"must not hold more than {MAX_PROMPTS:,} of them; use more lines")
-    if kinds not in ({str}, {list}):
-        raise ValueError(_FORMS if value else "must not be empty")
-    return [_checked(item) for item in value]
-
-
-def _checked(prompt: Prompt) -> Prompt:
-    if not prompt:
+    if not value:
         raise ValueError("must not be empty")
-    if isinstance(prompt, str):
+    first = type(value[0])
+    if first not in _ITEMS:
+        raise fault((0,), _FORMS_OF_ITEM, value[0])
+    _same(value, first)
+    return [_checked(item, index) for index, item in enumerate(value)]
+
+
+def _checked(prompt: Prompt, *places: int) -> Prompt:
+    if not prompt:
+        raise fault(places, "must not be empty", prompt)
+    if isinstance(prompt, list):
+        _same(prompt, int, *places)
+        return prompt
+    try:
         return encodable(prompt)
-    if set(map(type, prompt)) != {int}:
-        raise ValueError(_FORMS)
-    return prompt
+    except ValueError as exc:
+        raise fault(places, str(exc), prompt) from None
+
+
+def _same(items: Sequence[object], kind: type, *places: int) -> None:
+    """Refuse a list in which one item is of another kind."""
+    if set(map(type, items)) == {kind}:
+        return
+    index = next(index for index, item in enumerate(items) if type(item) is not kind)
+    told = f"must be {_ITEMS[kind]}{', as the first item is' if index else ''}"
+    raise fault((*places, index), told, items[index])
 
 
 Prompts = Annotated[list[Prompt], PlainValidator(_prompts)]

@@ -8,11 +8,12 @@ from pydantic import PlainValidator, model_validator
 
 from engine.protocol.bodies import usage_body
 from engine.protocol.errors import RequestError
-from engine.protocol.fields import Count, Text, encodable
+from engine.protocol.fields import Count, Text, encodable, fault
 from engine.protocol.pooling import PoolingRequest
 
 MAX_TEXTS = 2_048
 
+_FORM = 'must be a string or an object like {"text": "…"}'
 _FORMS = 'must be a string, an object like {"text": "…"}, or a list of either'
 _SIDES = (
     ("text_1", "text_2"),
@@ -26,24 +27,27 @@ def _text(value: object) -> str:
     text = value.get("text") if isinstance(value, dict) else value
     if not isinstance(text, str):
         # Of the two, pydantic takes only ValueError for a fault of the input.
-        raise ValueError(_FORMS)  # noqa: TRY004
+        raise ValueError(_FORM)  # noqa: TRY004
     if not text:
         raise ValueError("must not be empty")
     return encodable(text)
 
 
 def _texts(value: object) -> list[str]:
-    listed = value if isinstance(value, list) else [value]
-    if not listed:
+    if isinstance(value, str | dict):
+        return [_text(value)]
+    if not isinstance(value, list):
+        raise ValueError(_FORMS)  # noqa: TRY004
+    if not value:
         raise ValueError("must not be empty")
-    if len(listed) > MAX_TEXTS:
+    if len(value) > MAX_TEXTS:
         raise ValueError(f"must not hold more than {MAX_TEXTS:,} texts; use more lines")
     texts = []
-    for number, item in enumerate(listed, 1):
+    for index, item in enumerate(value):
         try:
             texts.append(_text(item))
         except ValueError as exc:
-            raise ValueError(str(exc) if item is value else f"{exc} (text {number})") from None
+            raise fault((index,), str(exc), item) from None
     return texts
 
 

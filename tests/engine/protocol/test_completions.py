@@ -58,7 +58,7 @@ def test_what_is_no_prompt_is_refused(prompt: object) -> None:
     """Empty prompts, mixed lists and values of other types are faults of `prompt`."""
     with pytest.raises(RequestError) as caught:
         completion(prompt=prompt)
-    assert caught.value.param == "prompt"
+    assert (caught.value.param or "").split(".")[0] == "prompt"
 
 
 def test_a_prompt_is_required() -> None:
