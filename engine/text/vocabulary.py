@@ -37,6 +37,8 @@ _UNREAD_FILE = "special_tokens_map_file"
 # What transformers takes from the hub where it can, and does without where the hub is silent.
 _FETCHED = (*_CONFIGS, "tokenizer.json", "added_tokens.json", "chat_template.jinja")
 _MAX_FILES_BYTES = 2**28
+# Where no file has a vocabulary, transformers makes up one of special tokens, and a space or two.
+_FEWEST_LEARNT = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +87,10 @@ def load_vocabulary(model: str, folder: Path | None) -> Vocabulary:
     except BaseException as exc:
         reraise_unless_broken(exc)
         raise EngineError(f"{model}: its tokenizer does not work: {first_line_of(exc)}") from exc
+    if not _is_learnt(vocabulary) and not _has_files(pretrained, folder):
+        raise EngineError(
+            f"{model} has no tokenizer that can be loaded: none of its files has a vocabulary."
+        )
     if fact is not None and fact == _fact_of(model, folder):
         _remember(fact, vocabulary)
     return vocabulary
@@ -117,6 +123,20 @@ def reraise_unless_broken(exc: BaseException) -> None:
     """Let pass what no broken file raises; a panic of the tokenizers library is no `Exception`."""
     if not isinstance(exc, Exception) and type(exc).__name__ != "PanicException":
         raise exc
+
+
+def _is_learnt(vocabulary: Vocabulary) -> bool:
+    """Say whether there are tokens beside those that a tokenizer's class has by itself."""
+    if vocabulary.backend is None:
+        return True
+    ids = set(vocabulary.backend.get_vocab(with_added_tokens=False).values())
+    return len(ids - vocabulary.added.keys() - vocabulary.special_ids) >= _FEWEST_LEARNT
+
+
+def _has_files(pretrained: Any, folder: Path | None) -> bool:
+    """Say whether any of the files is there that a tokenizer's class reads a vocabulary from."""
+    names = pretrained.vocab_files_names.values()
+    return folder is not None and any((folder / name).is_file() for name in names)
 
 
 def _fact_of(model: str, folder: Path | None) -> Fact | None:
