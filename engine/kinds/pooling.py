@@ -60,7 +60,8 @@ class PoolingModels:
         except BaseException:
             engine.close()
             raise
-        return Loaded(engine, encoder_endpoints(known), model.device, model.notes)
+        notes = (*_notes_of(description), *model.notes)
+        return Loaded(engine, encoder_endpoints(known), model.device, notes)
 
 
 def read_encoder(config: EngineConfig) -> EncoderDescription:
@@ -108,6 +109,17 @@ def encoder_model(
         has_types=model.num_types > 1 and description.has_types,
         description=description,
     )
+
+
+def _notes_of(description: EncoderDescription) -> tuple[str, ...]:
+    if not description.is_assumed or description.pooling is None:
+        return ()
+    which = "first" if description.pooling.modes == ("cls",) else "last"
+    note = (
+        f"no file says how this model's vectors are made: each is its {which} token's, at length 1,"
+        " as vLLM has it; `--pooler-config` says otherwise"
+    )
+    return (note,)
 
 
 def _context(config: EngineConfig, description: EncoderDescription, model: LoadedEncoder) -> int:

@@ -56,10 +56,15 @@ _CONFIG = "config.json"
 _SAVED_MODEL = "config_sentence_transformers.json"
 _OLD_ACTIVATION = "sbert_ce_default_activation_function"
 _SCORES = "ForSequenceClassification"
-# A network without a head to write by; these two have one.
-_NO_HEAD, _GENERATES = "Model", ("LMHeadModel", "ChatModel")
 # Of networks whose names end in "Model", those that have a head to write by.
 _WRITES = ("LMHeadModel", "ChatModel")
+# Two networks that are compared by a projection of either one's vectors, and a part of them.
+_TWO_TOWERS = frozenset(
+    """
+    align altclip blip chinese_clip clap clip clip_text_model clipseg clvp flava groupvit metaclip_2
+    owlv2 owlvit siglip siglip2 siglip_text_model siglip2_text_model vision-text-dual-encoder xclip
+    """.split()
+)
 # As vLLM has them, the older names behind those of today.
 _POOLING_NAMES = ("pooling_type", "seq_pooling_type")
 _ACTIVATION_NAMES = ("normalize", "use_activation")
@@ -87,7 +92,7 @@ class EncoderDescription:
     nothing. `prompts` are put before a text by their names. `matryoshka` are the widths that
     vectors may be cut to, empty for any, None where they may not be cut. Segments of a pair are
     told apart where `has_types`; it is read by the chat template where `has_pair_template`, with
-    `template_variables`.
+    `template_variables`. `is_assumed` where neither a file nor a person says how to pool.
     """
 
     config: Mapping[str, Any]
@@ -105,6 +110,7 @@ class EncoderDescription:
     has_types: bool = True
     has_pair_template: bool = False
     template_variables: Mapping[str, Any] = field(default_factory=dict)
+    is_assumed: bool = False
 
     @property
     def architecture(self) -> str:
@@ -164,8 +170,12 @@ def _of_vectors(
     said: Mapping[str, Any], files: ModelFiles, stack: Stack | None
 ) -> EncoderDescription:
     modules: tuple[Module, ...] = ()
+    kind = said.get("model_type")
+    if kind in _TWO_TOWERS:
+        raise files.refusal(f"model type {kind!r} compares texts with what is none: not served.")
     if stack is None:
-        pooling = Pooling(("cls" if said.get("model_type") in ENCODER_TYPES else "lasttoken",))
+        looks_both_ways = kind in ENCODER_TYPES and not said.get("is_decoder")
+        pooling = Pooling(("cls" if looks_both_ways else "lasttoken",))
         normalize = True
     else:
         if stack.pooling is None or stack.gives_scores:
@@ -180,6 +190,7 @@ def _of_vectors(
         modules=modules,
         normalize=normalize,
         matryoshka=_matryoshka(SavedFields(files, _CONFIG, said)),
+        is_assumed=stack is None,
         **_of_texts(files),
     )
 
@@ -227,7 +238,7 @@ def _vectors_as_told(read: EncoderDescription, told: SavedFields) -> EncoderDesc
             mode = _TOLD_MODES.get(told.text(name, "").upper())
             if mode is None:
                 raise told.wrong(name)
-            read = replace(read, pooling=Pooling((mode,)))
+            read = replace(read, pooling=Pooling((mode,)), is_assumed=False)
     for name in _ACTIVATION_NAMES:
         read = replace(read, normalize=told.flag(name, default=read.normalize))
     return read

@@ -242,7 +242,7 @@ def read_stack(files: ModelFiles) -> Stack | None:
         if kind == "LogitScore" and len(entries) == 2:
             logit_score = _logit_score(fields)
         elif kind == "Pooling" and pooling is None and not modules:
-            pooling = _pooling(fields)
+            pooling = _pooling(files, fields, folder)
         elif kind == "Dense" and pooling is not None and not gives_scores:
             modules.append(_dense(fields, folder))
             gives_scores = _output(fields) == _SCORES
@@ -261,7 +261,8 @@ def _entry(files: ModelFiles, entry: object) -> tuple[str, str]:
     """Return a module's class and folder; a class of anybody else keeps its whole name."""
     kind = entry.get("type") if isinstance(entry, dict) else None
     folder = entry.get("path", "") if isinstance(entry, dict) else None
-    if not isinstance(kind, str) or not isinstance(folder, str) or ".." in folder.split("/"):
+    is_inside = isinstance(folder, str) and ".." not in folder.split("/") and folder[:1] != "/"
+    if not isinstance(kind, str) or not isinstance(folder, str) or not is_inside:
         raise files.refusal(f"{MODULES} holds {entry!r}, which is no module.")
     return (kind.rpartition(".")[2] if kind.startswith(_OWN) else kind), folder
 
@@ -291,9 +292,14 @@ def _gives(form: object, output: str) -> bool:
     return isinstance(form, dict) and form.get("method_output_name", output) == output
 
 
-def _pooling(fields: SavedFields) -> Pooling:
+def _pooling(files: ModelFiles, fields: SavedFields, folder: str) -> Pooling:
+    if not files.has(f"{folder}/config.json" if folder else "config.json"):
+        raise files.refusal(f"{MODULES} lists {folder!r}, which has no config.json.")
     include_prompt = fields.flag("include_prompt", default=True)
     said = fields.said.get("pooling_mode")
+    for key in sorted(fields.said.keys() - _OLD_MODES.keys()):
+        if key.startswith("pooling_mode_") and fields.said[key]:
+            raise fields.wrong(key)
     if said is None:
         old = tuple(mode for key, mode in _OLD_MODES.items() if fields.flag(key, default=False))
         return Pooling(old or ("mean",), include_prompt)

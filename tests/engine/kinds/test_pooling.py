@@ -18,6 +18,7 @@ from tokenizers.processors import RobertaProcessing
 from transformers import (
     AutoTokenizer,
     BertConfig,
+    BertForMaskedLM,
     BertForSequenceClassification,
     BertTokenizer,
     DistilBertConfig,
@@ -484,3 +485,14 @@ async def test_pairs_of_other_families_are_read_as_their_tokenizers_have_them(
     )
     assert np.allclose([entry["score"] for entry in body["data"]], expected, atol=1e-4)
     assert len({round(float(score), 6) for score in expected}) == len(pairs)
+
+
+def test_a_model_that_no_file_says_how_to_pool_says_so(serve: Serve, tmp_path: Path) -> None:
+    """As one that was trained to fill in words; one with files of its own says nothing."""
+    config = BertConfig(**SMALL, vocab_size=30_522, max_position_embeddings=64)
+    BertForMaskedLM(config).save_pretrained(tmp_path)
+    for name in ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json"):
+        shutil.copy(minilm() / name, tmp_path)
+    [note] = serve(tmp_path).info().notes
+    assert "its first token's" in note
+    assert not any("vectors are made" in note for note in serve(minilm()).info().notes)

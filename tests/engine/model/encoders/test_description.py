@@ -26,12 +26,8 @@ from engine.model.encoders.description import (
 BERT = {"architectures": ["BertModel"], "model_type": "bert"}
 DECODER = {"architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3"}
 SCORER = {"architectures": ["BertForSequenceClassification"], "model_type": "bert"}
-TRANSFORMER = {
-    "idx": 0,
-    "name": "0",
-    "path": "",
-    "type": "sentence_transformers.models.Transformer",
-}
+OWN = "sentence_transformers.models"
+TRANSFORMER = {"idx": 0, "name": "0", "path": "", "type": f"{OWN}.Transformer"}
 DENSE = {
     "in_features": 384,
     "out_features": 64,
@@ -44,7 +40,11 @@ def described(
     folder: Path, config: dict[str, Any], files: dict[str, Any] | None = None, **settings: Any
 ) -> EncoderDescription | None:
     """Return what is read of a folder of these files."""
-    for name, said in (files or {}).items():
+    files = files or {}
+    listed = files.get("modules.json", [])
+    paths = [entry["path"] for entry in listed if entry["type"].endswith(".Pooling")]
+    pooled = {f"{path}/config.json": {} for path in paths if path == "1_Pooling"}
+    for name, said in {**pooled, **files}.items():
         path = folder / name
         path.parent.mkdir(exist_ok=True)
         path.write_text(json.dumps(said))
@@ -54,8 +54,7 @@ def described(
 def stack(*modules: str) -> list[dict[str, Any]]:
     """Return a modules.json: the network, and then modules of these names in numbered folders."""
     return [TRANSFORMER] + [
-        {"path": f"{i}_{name}", "type": f"sentence_transformers.models.{name}"}
-        for i, name in enumerate(modules, 1)
+        {"path": f"{i}_{name}", "type": f"{OWN}.{name}"} for i, name in enumerate(modules, 1)
     ]
 
 
@@ -125,7 +124,12 @@ def test_a_decoder_with_modules_gives_vectors(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("config", "mode"), [(BERT, "cls"), ({"architectures": ["MistralModel"]}, "lasttoken")]
+    ("config", "mode"),
+    [
+        (BERT, "cls"),
+        ({"architectures": ["MistralModel"]}, "lasttoken"),
+        ({**BERT, "is_decoder": True}, "lasttoken"),
+    ],
 )
 def test_a_model_without_modules_is_pooled_as_vllm_does(
     config: dict[str, Any], mode: str, tmp_path: Path
@@ -134,6 +138,14 @@ def test_a_model_without_modules_is_pooled_as_vllm_does(
     read = described(tmp_path, config)
     assert read is not None
     assert (read.pooling, read.normalize) == (Pooling((mode,)), True)  # type: ignore[arg-type]
+    assert read.is_assumed
+
+
+@pytest.mark.parametrize("kind", ["clip", "clip_text_model", "siglip"])
+def test_half_a_pair_of_networks_is_refused_by_its_type(kind: str, tmp_path: Path) -> None:
+    """Its vector lacks the projection by which texts are compared with images."""
+    with pytest.raises(ModelRefused, match=kind):
+        described(tmp_path, {"model_type": kind, "architectures": ["CLIPModel"]})
 
 
 @pytest.mark.parametrize(
@@ -230,6 +242,18 @@ def test_modules_keep_their_order_and_only_the_last_normalize_is_the_endpoints(
                 "config_sentence_transformers.json": {"default_prompt_name": "query"},
             },
             "default_prompt_name",
+        ),
+        ({"modules.json": stack("Dropout", "Pooling")}, "'2_Pooling', which has no config.json"),
+        (
+            {
+                "modules.json": stack("Pooling"),
+                "1_Pooling/config.json": {"pooling_mode_attention_tokens": True},
+            },
+            "pooling_mode_attention_tokens",
+        ),
+        (
+            {"modules.json": [TRANSFORMER, {"path": "/etc", "type": f"{OWN}.Pooling"}]},
+            "/etc",
         ),
         (
             {
