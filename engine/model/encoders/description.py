@@ -126,7 +126,7 @@ def takes(config: Mapping[str, Any], settings: EngineConfig) -> bool:
         return True
     said = {**config, **settings.hf_overrides}
     architecture = _architecture(said)
-    if said.get("model_type") in ENCODER_TYPES or architecture.endswith(_SCORES):
+    if _kind(said) in ENCODER_TYPES or architecture.endswith(_SCORES):
         return True
     if architecture.endswith("Model") and not architecture.endswith(_WRITES):
         return True
@@ -170,7 +170,7 @@ def _of_vectors(
     said: Mapping[str, Any], files: ModelFiles, stack: Stack | None
 ) -> EncoderDescription:
     modules: tuple[Module, ...] = ()
-    kind = said.get("model_type")
+    kind = _kind(said)
     if kind in _TWO_TOWERS:
         raise files.refusal(f"model type {kind!r} compares texts with what is none: not served.")
     if stack is None:
@@ -340,6 +340,11 @@ def _matryoshka(config: SavedFields) -> frozenset[int] | None:
     if not isinstance(widths, list) or not all(type(w) is int and w > 0 for w in widths):
         raise config.wrong("matryoshka_dimensions")
     return frozenset(widths)
+
+
+def _kind(said: Mapping[str, Any]) -> str:
+    kind = said.get("model_type")
+    return kind if isinstance(kind, str) else ""
 
 
 def _architecture(said: Mapping[str, Any]) -> str:

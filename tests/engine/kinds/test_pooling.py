@@ -496,3 +496,14 @@ def test_a_model_that_no_file_says_how_to_pool_says_so(serve: Serve, tmp_path: P
     [note] = serve(tmp_path).info().notes
     assert "its first token's" in note
     assert not any("vectors are made" in note for note in serve(minilm()).info().notes)
+
+
+@pytest.mark.parametrize("kind", [["bert"], {}, 5])
+def test_a_model_type_that_is_no_name_is_refused(
+    kind: object, serve: Serve, tmp_path: Path
+) -> None:
+    """By a sentence, wherever it is looked up."""
+    config = json.loads((minilm() / "config.json").read_bytes())
+    folder = minilm_with(tmp_path, {"config.json": {**config, "model_type": kind}})
+    with pytest.raises(EngineError, match="model"):
+        serve(folder)
