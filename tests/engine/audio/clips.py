@@ -50,8 +50,9 @@ def video(samples: NDArray[np.float32] | None, container: str, codec: str, sound
         pictures.pix_fmt = "yuv420p"
         if samples is not None:
             _write(writer, samples, 48_000, sound, "mono")
+        black = np.zeros((96, 64), np.uint8)  # a new frame would hold what memory held
         for _ in range(20):
-            writer.mux(pictures.encode(av.VideoFrame(64, 64, "yuv420p")))
+            writer.mux(pictures.encode(av.VideoFrame.from_ndarray(black, format="yuv420p")))
         writer.mux(pictures.encode(None))
     return holder.getvalue()
 
