@@ -47,7 +47,7 @@ help:
 	@echo "make format        format the code and mend what ruff can mend"
 	@echo "make openapi       write docs/openapi.json again, after a change of the API's routes"
 	@echo "make demo-model    train the demo model again (at most 20 minutes on two cores)"
-	@echo "make demo-speech   train the tiny speech model again (at most 20 minutes on two cores)"
+	@echo "make demo-speech   train the tiny speech model again"
 	@echo "make demo-reranker train the head of the demo reranker again (some minutes)"
 	@echo "make examples      speak the recordings in examples/ again"
 	@echo "make bench         compare with transformers (and vLLM, given VLLM_PYTHON=path); FILES=\"base a g\""

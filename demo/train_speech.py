@@ -5,8 +5,9 @@ matrices and AdamW for the rest, cosine decay. Since it is known when each word 
 is also taught which word it hears where, which came before, and how many (by heads that are thrown
 away), and two heads of the decoder are taught to look at the word that
 comes next, which makes times of words exact. Both help most at first and fade.
-One process makes windows, one trains, one thread each: 4 and 14 minutes of a Zen 4 core. The work
-is a number of steps, not of minutes, so that a busy machine makes as good a model, later.
+One process makes windows, one trains, one thread each: 4 and 14 minutes of a core, reckoned from
+300 steps. The work is a number of steps, not of minutes, so that a busy machine makes as good a
+model, later. The weights that are there are not of one such run (docs/adr/0044).
 The new model replaces the one in DIR only if it passes `demo.evaluate_speech`.
 """
 
