@@ -174,11 +174,15 @@ def _indexed(name: str, folder: Path) -> list[str]:
 
 
 def _roots(folder: Path) -> list[Path]:
-    """Return where a folder's files may lie: in it, or where the hub's cache has their bytes."""
-    repository = folder.parent.parent
-    if folder.parent.name != "snapshots" or not repository.name.startswith("models--"):
-        return [folder]
-    return [folder, repository / "blobs", repository.parent / "blobs"]
+    """Return where a folder's files may lie: in it, or where the hub's cache has their bytes.
+
+    The folder is a snapshot of that cache, or lies in one.
+    """
+    for snapshots in folder.parents:
+        repository = snapshots.parent
+        if snapshots.name == "snapshots" and repository.name.startswith("models--"):
+            return [folder, repository / "blobs", repository.parent / "blobs"]
+    return [folder]
 
 
 def _check_file(name: str, path: Path) -> None:

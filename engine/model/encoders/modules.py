@@ -47,9 +47,11 @@ def _part(model: str, module: Module, device: torch.device) -> Part:
         head = HeadNorm("norm", module.width, NORM_EPS)
     else:
         return unit
-    path = find_file(model, f"{module.folder}/{WHOLE}")
-    folder = f"{model}/{module.folder}" if path is None else str(path.parent)
-    checkpoint = find_checkpoint(folder)
+    path = find_file(model, f"{module.folder}/{WHOLE}") or find_file(
+        model, f"{module.folder}/config.json"
+    )
+    assert path is not None, "a module's fields were read from there"
+    checkpoint = find_checkpoint(str(path.parent))
     wanted = list(head_weights((head,)))
     stored = stored_in(checkpoint.files, wanted)
     check_stored(checkpoint, type(module).__name__, wanted, stored)
