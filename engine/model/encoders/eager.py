@@ -10,8 +10,17 @@ from torch import Tensor
 
 from engine.errors import ModelRefused, first_line_of
 from engine.model.checkpoint import Checkpoint
+from engine.model.description import CONFIG
 from engine.model.encoders.running import TokenSequence
 from engine.model.weights import TEXT_OF_WHOLE
+
+# Encoder-decoders of which the encoder alone gives vectors, by a class of its own.
+ENCODERS_OF_PAIRS = {
+    "longt5": "LongT5EncoderModel",
+    "mt5": "MT5EncoderModel",
+    "t5": "T5EncoderModel",
+    "umt5": "UMT5EncoderModel",
+}
 
 
 class Answer(NamedTuple):
@@ -71,14 +80,16 @@ def read_module(
 
     `attention` None is what transformers thinks best, `is_part` that the files hold more than text.
     """
-    from transformers import AutoModel, AutoModelForSequenceClassification
+    import transformers
     from transformers.utils import logging
 
     logging.disable_progress_bar()
     logging.set_verbosity_error()  # its tables of what does not fit: who reads the weights says it
+    _check_activation(checkpoint.name, config)
     config.transformers_weights = None  # the name of a file, which no config decides
-    make = AutoModelForSequenceClassification if is_classifier else AutoModel
-    module, found = make.from_pretrained(
+    made_by = ENCODERS_OF_PAIRS.get(config.model_type, "AutoModel")
+    made_by = "AutoModelForSequenceClassification" if is_classifier else made_by
+    module, found = getattr(transformers, made_by).from_pretrained(
         checkpoint.folder,
         config=config,
         dtype=dtype,
@@ -99,19 +110,32 @@ def read_module(
     return module.eval().requires_grad_(requires_grad=False).to(device)
 
 
+def _check_activation(name: str, config: Any) -> None:
+    """Refuse a curve that transformers has not: it would say its name and nothing else."""
+    from transformers.activations import ACT2FN
+
+    for field in ("hidden_act", "hidden_activation", "activation"):
+        said = getattr(config, field, None)
+        if isinstance(said, str) and said not in ACT2FN:
+            raise ModelRefused(
+                f"{name}: {CONFIG} says {said!r} for {field}, which transformers does not know."
+            )
+
+
 def _answer(
     module: Any, sequence: TokenSequence, device: torch.device, *, is_classifier: bool
 ) -> Answer:
-    inputs = inputs_of(sequence, device)
+    ids = torch.from_numpy(sequence.token_ids).to(device)[None]
+    types = None if sequence.type_ids is None else torch.from_numpy(sequence.type_ids).to(device)
+    inputs = inputs_of(ids, None if types is None else types[None])
     base = module.base_model if is_classifier else module
     hidden = base(**inputs).last_hidden_state[0].float()
     return Answer(hidden, module(**inputs).logits[0].float() if is_classifier else None)
 
 
-def inputs_of(sequence: TokenSequence, device: torch.device) -> dict[str, Tensor]:
-    """Return one sequence as transformers takes it: a batch of one, without padding."""
-    inputs = {"input_ids": torch.from_numpy(sequence.token_ids).long().to(device)[None]}
-    inputs["attention_mask"] = torch.ones_like(inputs["input_ids"])
-    if sequence.type_ids is not None:
-        inputs["token_type_ids"] = torch.from_numpy(sequence.type_ids).long().to(device)[None]
+def inputs_of(token_ids: Tensor, type_ids: Tensor | None) -> dict[str, Tensor]:
+    """Return sequences of one length `[B, t]` as transformers takes them, without padding."""
+    inputs = {"input_ids": token_ids.long(), "attention_mask": torch.ones_like(token_ids).long()}
+    if type_ids is not None:
+        inputs["token_type_ids"] = type_ids.long()
     return inputs

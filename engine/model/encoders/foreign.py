@@ -1,16 +1,14 @@
 """Encoders of transformers' own classes: for every family that neither of our networks computes.
 
-They run sequence by sequence, without padding and with their own attention: slowly, and right
-whatever they do with masks and positions.
+They run sequences of one length together, without padding and with their own attention: slowly,
+and right whatever they do with masks and positions.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from itertools import pairwise
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -20,16 +18,16 @@ from engine.kernels.reference import ReferenceAttention
 from engine.kernels.step import Step
 from engine.model.checkpoint import Checkpoint
 from engine.model.description import CONFIG
-from engine.model.encoders.eager import inputs_of, read_config, read_module
+from engine.model.encoders.eager import ENCODERS_OF_PAIRS, inputs_of, read_config, read_module
 from engine.model.encoders.heads import Head
 from engine.model.encoders.network import LoadedEncoder
-from engine.model.encoders.running import TokenSequence
 from engine.model.fallback import positions_of
 
 # Families whose tables of positions begin behind the row of padding.
 _OFFSET = frozenset(
     """
-    data2vec-text esm ibert longformer luke mpnet roberta-prelayernorm xlm-roberta-xl xmod
+    camembert data2vec-text esm ibert longformer luke mpnet roberta roberta-prelayernorm xlm-roberta
+    xlm-roberta-xl xmod
     """.split()
 )
 
@@ -49,21 +47,22 @@ class ForeignTokens:
         self._num_types = num_types
 
     def encode(self, step: Step, type_ids: Tensor | None, attention: AttentionBackend) -> Tensor:
-        """Run whole sequences, one after the other; see `TokenNetwork.encode`."""
+        """Run whole sequences, those of one length together; see `TokenNetwork.encode`."""
         del attention  # the module has its own
-        starts = step.host.query_starts.tolist()
-        ids = step.host.token_ids.numpy()
-        types = None if type_ids is None else type_ids.cpu().numpy()
-        outputs = []
-        for start, stop in pairwise(starts):
+        if self._num_types > 1 and type_ids is None:
+            type_ids = torch.zeros_like(step.token_ids)
+        starts = step.host.query_starts
+        lengths = starts.diff()
+        outputs: dict[int, Tensor] = {}
+        for length in sorted(set(lengths.tolist())):
             self.num_layers_begun += 1
-            own_types = np.zeros(stop - start, np.int32) if self._num_types > 1 else None
-            if types is not None:
-                own_types = types[start:stop]
-            inputs = inputs_of(TokenSequence(ids[start:stop], own_types), step.token_ids.device)
-            output = self._module(**inputs)
-            outputs.append(output.logits if self._is_classifier else output.last_hidden_state[0])
-        together = torch.cat(outputs)
+            of_length = torch.nonzero(lengths == length)[:, 0]  # [B]
+            tokens = (starts[of_length, None] + torch.arange(length)).to(step.token_ids.device)
+            types = None if type_ids is None else type_ids[tokens]
+            output = self._module(**inputs_of(step.token_ids[tokens], types))
+            rows = output.logits[:, None] if self._is_classifier else output.last_hidden_state
+            outputs |= dict(zip(of_length.tolist(), rows, strict=True))
+        together = torch.cat([outputs[number] for number in range(len(lengths))])
         return together if self._is_classifier else together[step.logit_rows]
 
 
@@ -77,7 +76,8 @@ def load(
 ) -> LoadedEncoder:
     """Return the model in a dtype on a device; `ModelRefused` says why it cannot be served."""
     config = read_config(checkpoint.name, said)
-    if getattr(config, "is_encoder_decoder", False):
+    has_encoder = config.model_type in ENCODERS_OF_PAIRS and not is_classifier
+    if getattr(config, "is_encoder_decoder", False) and not has_encoder:
         raise ModelRefused(
             f"{checkpoint.name}: model type {config.model_type!r} is an encoder-decoder: neither "
             "vectors nor scores are made of its two halves."

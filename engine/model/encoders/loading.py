@@ -155,7 +155,7 @@ def _run_by_transformers(
         checkpoint, description.config, dtype, device, is_classifier=is_classifier
     )
     note = (
-        "transformers runs this model, one sequence after the other and more slowly than the "
+        "transformers runs this model, sequences of one length together and more slowly than the "
         f"engine's own networks would: {why}"
     )
     max_model_len = context_length(settings, loaded.max_model_len)

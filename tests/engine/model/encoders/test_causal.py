@@ -1,4 +1,4 @@
-"""Decoders that give vectors or scores, and models of transformers' own classes."""
+"""Decoders that give vectors or scores."""
 
 from __future__ import annotations
 
@@ -18,7 +18,6 @@ from tests.engine.model.encoders.saved import FAMILIES, TEXTS, loaded, requests,
 
 DECODER = {"num_key_value_heads": 1, "head_dim": 16, "max_position_embeddings": 512}
 GEMMA = {**DECODER, "sliding_window": 24, "query_pre_attn_scalar": 16, "sliding_window_pattern": 2}
-OTHERS = {"Albert": {"embedding_size": 16}, "Electra": {"embedding_size": 16}}
 DECODERS: dict[str, dict[str, Any]] = {
     "Qwen3": DECODER,
     "Mistral": {**DECODER, "sliding_window": 50},
@@ -29,7 +28,7 @@ DECODERS: dict[str, dict[str, Any]] = {
 @pytest.fixture(name="families", autouse=True)
 def fixture_families(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let them be saved as encoders are."""
-    for family, changes in {**DECODERS, **OTHERS}.items():
+    for family, changes in DECODERS.items():
         monkeypatch.setitem(FAMILIES, family, changes)
 
 
@@ -77,27 +76,3 @@ def test_a_decoder_may_score_by_two_of_its_tokens(tmp_path: Path, *, is_tied: bo
         with torch.inference_mode():
             logits = module(torch.tensor([own])).logits[0, -1]
         assert score == pytest.approx(float(logits[yes] - logits[no]), abs=1e-4)
-
-
-def test_what_neither_of_ours_knows_is_run_by_transformers(tmp_path: Path) -> None:
-    """Sequence by sequence, and said so."""
-    save(tmp_path, "Albert")
-    network = Transformer(str(tmp_path), max_seq_length=300)
-    model = SentenceTransformer(modules=[network, Pooling(48)], device="cpu")
-    model.save(str(tmp_path))
-    ours = loaded(tmp_path)
-    (note,) = ours.notes
-    assert note.startswith("transformers runs this model, one sequence after the other")
-    assert "'albert' is no family that it knows" in note
-    got = values(ours, requests(model.tokenizer, TEXTS))
-    np.testing.assert_allclose(got, model.encode(TEXTS), atol=2e-5)
-
-
-def test_a_classifier_of_transformers_gives_its_own_scores(tmp_path: Path) -> None:
-    """Whatever its head is made of."""
-    save(tmp_path, "Electra", "ForSequenceClassification", num_labels=1)
-    model = CrossEncoder(str(tmp_path), device="cpu", max_length=300)
-    pairs = list(zip(TEXTS, reversed(TEXTS), strict=True))
-    got = values(loaded(tmp_path), requests(model.tokenizer, pairs))[:, 0]
-    expected = model.predict(pairs, activation_fn=torch.nn.Identity())
-    np.testing.assert_allclose(got, expected, atol=1e-4)
