@@ -36,8 +36,10 @@ class FeatureExtractor:
         self._window = torch.hann_window(settings.n_fft)
 
     def num_frames(self, num_samples: int) -> int:
-        """Return how many frames hold something of a recording."""
-        return -(-num_samples // self.settings.hop_length)
+        """Return how many of its features hold something of a recording."""
+        own = self.settings
+        frames = max(own.window_frames, num_samples // own.hop_length)
+        return min(frames, -(-num_samples // own.hop_length))
 
     def features(self, samples: NDArray[np.float32]) -> Tensor:
         """Return fp32 features `[mels, frames]` of `samples [n]`: of one window at least."""

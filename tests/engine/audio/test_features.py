@@ -46,6 +46,15 @@ def test_a_longer_one_has_them_up_to_its_end(count: int) -> None:
     np.testing.assert_allclose(ours.features(samples), expected, atol=1e-5)
 
 
+@pytest.mark.parametrize(
+    ("count", "frames"), [(1, 1), (480_000, 3_000), (480_159, 3_000), (480_160, 3_001)]
+)
+def test_no_frame_is_told_that_no_features_have(count: int, frames: int) -> None:
+    """A window and less than a frame is one window, as for transformers and openai-whisper."""
+    ours = FeatureExtractor(FeatureSettings(80, RATE, 400, 160, 3_000))
+    assert ours.num_frames(count) == frames <= ours.features(samples_of(count)).shape[1]
+
+
 def test_silence_is_the_same_everywhere() -> None:
     """Nothing heard is a number like any other, and the least of all."""
     ours = FeatureExtractor(FeatureSettings(80, RATE, 400, 160, 3_000))
