@@ -118,19 +118,28 @@ def _steering(name: str, config: Mapping[str, Any], architecture: SpeechArchitec
     languages = ids.named("lang_to_id")
     codes = {key: match[1] for key in languages if (match := _LANGUAGE.match(key))}
     tasks = ids.named("task_to_id")
+    end, no_timestamps = ids.needed("eos_token_id"), ids.one("no_timestamps_token_id")
+    # Behind it are the times, from a window's start to its end.
+    last = architecture.vocab_size - architecture.sources - 2
+    if no_timestamps is not None and not end < no_timestamps <= last:
+        raise ModelRefused(
+            f"{where} says no_timestamps_token_id {no_timestamps}, but the model has texts up to "
+            f"token {end} and its {architecture.sources + 1} times behind token {last}, at the "
+            "latest: one of the two is another model's."
+        )
     return Steering(
         start=ids.needed("decoder_start_token_id"),
-        end=ids.needed("eos_token_id"),
-        no_timestamps=ids.one("no_timestamps_token_id"),
+        end=end,
+        no_timestamps=no_timestamps,
         prompt_start=prompt_start,
         languages={code: languages[key] for key, code in codes.items()},
         tasks={task: tasks[task] for task in get_args(Task) if task in tasks},
         forced=ids.placed("forced_decoder_ids"),
         suppressed=suppressed,
         suppressed_at_begin=ids.many("begin_suppress_tokens"),
-        max_initial_timestamp=_whole(said.get("max_initial_timestamp_index")),
+        max_initial_timestamp=_whole(where, said, "max_initial_timestamp_index"),
         alignment_heads=_heads(where, said.get("alignment_heads"), architecture),
-        max_length=_whole(generation.get("max_length")),
+        max_length=_whole(where, generation, "max_length"),
     )
 
 
@@ -198,8 +207,11 @@ class _Ids:
         return value
 
 
-def _whole(said: object) -> int | None:
-    return said if type(said) is int else None
+def _whole(where: str, said: Mapping[str, Any], key: str) -> int | None:
+    value = said.get(key)
+    if value is not None and (type(value) is not int or value < 0):
+        raise NotUnderstood(f"{where} says {key} {value!r}")
+    return value
 
 
 def _features(name: str, architecture: SpeechArchitecture) -> FeatureSettings:
@@ -220,7 +232,10 @@ def _features(name: str, architecture: SpeechArchitecture) -> FeatureSettings:
             f"{seconds * rate // hop} frames, but {CONFIG} max_source_positions "
             f"{architecture.sources}, which takes {frames}: one of the two is another model's."
         )
-    return FeatureSettings(mels, rate, fields.count("n_fft", 400), hop, frames)
+    heard = fields.count("n_fft", 400)
+    if not hop <= heard <= rate:  # what lies between two would not be heard
+        raise NotUnderstood(f"{fields.where} says n_fft {heard}, every {hop} of {rate} a second")
+    return FeatureSettings(mels, rate, heard, hop, frames)
 
 
 def _json(name: str, file: str) -> dict[str, Any]:

@@ -82,7 +82,13 @@ def test_a_processor_of_transformers_5_is_read_too(tmp_path: Path) -> None:
         ("generation_config.json", {"alignment_heads": [[9, 9]]}, "alignment_heads"),
         ("generation_config.json", {"alignment_heads": 3}, "alignment_heads"),
         ("generation_config.json", {"forced_decoder_ids": [[1, -4]]}, "forced_decoder_ids"),
+        ("generation_config.json", {"max_length": -5}, "max_length"),
+        ("generation_config.json", {"max_initial_timestamp_index": -5}, "max_initial_timestamp"),
+        ("generation_config.json", {"no_timestamps_token_id": 0}, "201 times"),
+        ("generation_config.json", {"no_timestamps_token_id": 308}, "another model's"),
         ("preprocessor_config.json", {"feature_size": 128}, "another model's"),
+        ("preprocessor_config.json", {"n_fft": 159}, "n_fft 159"),
+        ("preprocessor_config.json", {"n_fft": 10**9}, "n_fft 1000000000"),
     ],
 )
 def test_what_no_model_of_the_family_says_is_refused(
