@@ -14,7 +14,8 @@ from engine.errors import ModelRefused
 from engine.hosts.fetching import Fetcher
 from engine.kernels.backends import spare_torch_its_threads
 from engine.kinds.kind import Loaded
-from engine.model.speech.description import KIND
+from engine.model.speech.architecture import Steering
+from engine.model.speech.description import GENERATION, KIND
 from engine.model.speech.loading import LoadedSpeech, load_speech
 from engine.model.speech.memory import count_slots
 from engine.model.speech.runner import SpeechRunner
@@ -22,7 +23,9 @@ from engine.scheduling.speech import SpeechRequest, SpeechResult
 from engine.stepping.engine import Engine
 from engine.stepping.speech import SpeechWork
 from engine.text.tokenizer import load_tokenizer
-from engine.text.vocabulary import load_vocabulary, recall_vocabulary
+from engine.text.vocabulary import Vocabulary, load_vocabulary, recall_vocabulary
+
+START, NO_TIMES = "<|startoftranscript|>", "<|notimestamps|>"
 
 
 class Speech:
@@ -55,6 +58,7 @@ class Speech:
         try:
             vocabulary = recalled.result() or load_vocabulary(config.model, folder)
             tokenizer = load_tokenizer(config.model, vocabulary, model.architecture.vocab_size)
+            _check_marks(config.model, vocabulary, model.description.steering)
         except BaseException:
             engine.close()
             raise
@@ -67,6 +71,26 @@ class Speech:
         )
         endpoints = speech_endpoints(known, Fetcher(config.fetching).fetch)
         return Loaded(engine, endpoints, model.device, model.notes)
+
+
+def _check_marks(model: str, vocabulary: Vocabulary, steering: Steering) -> None:
+    """Refuse a model that is told by other tokens than it knows: it would write noise."""
+    marks = {START: steering.start, NO_TIMES: steering.no_timestamps}
+    marks |= {f"<|{code}|>": token for code, token in steering.languages.items()}
+    marks |= {f"<|{task}|>": token for task, token in steering.tasks.items()}
+    known = {text: token for token, text in vocabulary.added.items()}
+    for mark, token in marks.items():
+        if token is not None and known.get(mark, token) != token:
+            raise ModelRefused(
+                f"{model}: {GENERATION} says that token {token} is {mark}, but its vocabulary that "
+                f"{known[mark]} is: one of the two is another model's."
+            )
+    is_told = steering.no_timestamps is not None or steering.languages or steering.forced
+    if NO_TIMES in known and not is_told:
+        raise ModelRefused(
+            f"{model}: no file says how a text begins, though its vocabulary has marks for it: "
+            f"{GENERATION} is missing, or leaves out no_timestamps_token_id."
+        )
 
 
 def make_work(model: LoadedSpeech, config: EngineConfig) -> SpeechWork:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import io
 import json
+import shutil
 import wave
 from collections.abc import Iterator
 from pathlib import Path
@@ -140,3 +141,30 @@ def test_a_chat_template_is_of_no_use(folder: Path) -> None:
     """Whoever gives one means another model."""
     with pytest.raises(EngineError, match="no use for a chat template"):
         load_served(EngineConfig(str(folder), device="cpu"), chat_template="{{ messages }}")
+
+
+def test_a_model_that_nobody_tells_how_to_begin_is_refused(folder: Path, tmp_path: Path) -> None:
+    """Without its generation config it would write noise, in good form."""
+    copy = shutil.copytree(folder, tmp_path / "copy")
+    (copy / "generation_config.json").unlink()
+    with pytest.raises(EngineError, match=r"how a text begins.*generation_config\.json"):
+        load_served(EngineConfig(str(copy), device="cpu"))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"decoder_start_token_id": 5},
+        {"lang_to_id": {"<|en|>": 7}},
+        {"task_to_id": {"translate": 9}},
+    ],
+)
+def test_marks_of_another_vocabulary_are_refused(
+    folder: Path, tmp_path: Path, change: dict[str, Any]
+) -> None:
+    """By the first that differs."""
+    copy = shutil.copytree(folder, tmp_path / "copy")
+    path = copy / "generation_config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | change))
+    with pytest.raises(EngineError, match=r"<\|.*\|>, but its vocabulary.*another model's"):
+        load_served(EngineConfig(str(copy), device="cpu"))
