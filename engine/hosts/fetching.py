@@ -172,8 +172,8 @@ class _Thread:
 def _answer(network: Network, target: Target, thread: _Thread) -> Iterator[HTTPResponse]:
     """Yield the answer of a target's first address that is there, within the network's time."""
     left, until = network.clock(), monotonic() + network.whole_seconds
-    thread.hold(None)
     for address in target.addresses:
+        thread.hold(None)
         connection = PinnedConnection(target, address, network, left)
         with closing(connection):
             try:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import ssl
+import threading
 from collections.abc import Iterator
 from itertools import count
 
@@ -284,3 +285,25 @@ async def test_one_slow_host_holds_up_nobody() -> None:
         await asyncio.wait([slow])
         assert slow.cancelled()
         one._threads.shutdown(wait=True)  # which would wait for whoever still reads
+
+
+async def test_nothing_more_is_dialled_once_nobody_waits() -> None:
+    """A dial cannot be broken off, but the next address need not be tried."""
+    dialled: list[str] = []
+    is_dialled, may_end = threading.Event(), threading.Event()
+
+    def connect(place: tuple[str, int], seconds: float) -> object:
+        dialled.append(place[0])
+        is_dialled.set()
+        may_end.wait()
+        raise OSError(f"not there, for {seconds:g} s")
+
+    network = Network(lambda *_: [PUBLIC, "8.8.4.4", "1.1.1.1"], connect)  # type: ignore[arg-type]
+    one = fetcher(network)
+    waiting = asyncio.create_task(one.fetch(URL))
+    await asyncio.to_thread(is_dialled.wait)
+    waiting.cancel()
+    await asyncio.wait([waiting])
+    may_end.set()
+    one._threads.shutdown(wait=True)
+    assert dialled == [PUBLIC]
