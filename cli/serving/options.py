@@ -5,7 +5,9 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import re
 from dataclasses import dataclass, fields
+from ipaddress import ip_address
 from typing import Any, Literal
 
 from cli.sizes import positive_int, seed_number, size_in_bytes
@@ -126,6 +128,7 @@ def _add_media_flags(parser: argparse.ArgumentParser) -> None:
     add(
         "--allowed-media-domains",
         nargs="+",
+        type=_host_name,
         default=(),
         metavar="HOST",
         help="the only hosts that they may lie on (default: any that is public)",
@@ -142,6 +145,18 @@ def _add_media_flags(parser: argparse.ArgumentParser) -> None:
             metavar=unit,
             help=what,
         )
+
+
+def _host_name(text: str) -> str:
+    """Return the name or address of a host as it is; one of any other form would allow nothing."""
+    if not re.fullmatch(r"[A-Za-z0-9._-]+", text):
+        try:
+            ip_address(text)
+        except ValueError:
+            raise argparse.ArgumentTypeError(
+                f"{text!r} is no host: write its whole name, such as files.example.com"
+            ) from None
+    return text
 
 
 def _json_object(text: str) -> str:

@@ -19,6 +19,10 @@ from engine.hosts.fetching import FetchLimits
 NUMBERS = st.integers(1, 2**40)
 WORDS = st.text(min_size=1, max_size=12).filter(lambda word: not word.startswith("-"))
 
+HOSTS = st.from_regex(r"[a-zA-Z0-9_.][a-zA-Z0-9_.-]*", fullmatch=True) | st.ip_addresses(v=6).map(
+    str
+)
+
 
 def parsed(arguments: list[str]) -> EngineOptions:
     """Return what a command understands."""
@@ -52,7 +56,7 @@ def test_nothing_said_leaves_all_to_the_engine() -> None:
             "max_num_batched_tokens": NUMBERS,
             "kv_cache_memory": NUMBERS,
             "seed": st.integers(0, 2**63 - 1),
-            "allowed_media_domains": st.lists(WORDS, min_size=1, max_size=3).map(tuple),
+            "allowed_media_domains": st.lists(HOSTS, min_size=1, max_size=3).map(tuple),
             "max_audio_clip_filesize_mb": NUMBERS,
             "max_audio_decode_duration_s": NUMBERS,
             "audio_fetch_timeout": NUMBERS,
@@ -65,6 +69,26 @@ def test_options_said_again_are_understood_as_they_were_meant(
     """A template may hold anything, a model's name nearly so."""
     options = EngineOptions(**given_options)
     assert parsed(engine_arguments(options)) == options
+
+
+@pytest.mark.parametrize(
+    "typed",
+    [
+        "https://a.example",
+        "*.a.example",
+        "a.example,b.example",
+        "a.example:443",
+        "[2001:db8::1]",
+        "",
+    ],
+)
+def test_a_domain_that_no_url_could_be_of_is_refused(
+    typed: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It would refuse every line, one by one."""
+    with pytest.raises(SystemExit):
+        parsed(["--allowed-media-domains", "b.example", typed])
+    assert f"{typed!r} is no host" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("typed", ["[]", "{", "is_matryoshka", ""])
