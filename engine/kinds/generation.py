@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +10,7 @@ from engine.config import AdmissionName, EngineConfig
 from engine.endpoints import text_endpoints
 from engine.errors import EngineError
 from engine.kernels.backends import spare_torch_its_threads
+from engine.kinds.beginning import begun
 from engine.kinds.kind import Loaded
 from engine.model.loading import load_model
 from engine.model.memory import Room, find_room
@@ -20,13 +20,12 @@ from engine.scheduling.pages import PagePool
 from engine.scheduling.scheduler import Scheduler
 from engine.scheduling.sequence import SequenceRequest, SequenceResult
 from engine.scheduling.table import SequenceTable
-from engine.stepping.engine import Engine
 from engine.stepping.generation import GenerationWork
 from engine.stepping.runner import Runner
 from engine.text.chat_template import ChatTemplate, read_chat_template
 from engine.text.text_model import GenerationConfig, TextModel, eos_ids, read_generation_config
 from engine.text.tokenizer import load_tokenizer
-from engine.text.vocabulary import Vocabulary, load_vocabulary, recall_vocabulary
+from engine.text.vocabulary import Vocabulary
 
 ADMISSIONS: dict[AdmissionName, Callable[[], Admission]] = {
     "arrival": ArrivalOrder,
@@ -54,20 +53,13 @@ class Generation:
         template = None if chat_template is None else read_chat_template(chat_template)
         # transformers reads it too, and says less clearly what is wrong.
         generation = read_generation_config(config.model)
-        loaded: Future[tuple[LoadedModel, Room]] = Future()
 
-        def make() -> GenerationWork:
+        def make() -> tuple[tuple[LoadedModel, Room], GenerationWork]:
             model = load_model(config)
             room = find_room(model, config)
-            loaded.set_result((model, room))
-            return make_work(model, room, config)
+            return (model, room), make_work(model, room, config)
 
-        with ThreadPoolExecutor(1, "tidemill-vocabulary") as beside:
-            recalled = beside.submit(recall_vocabulary, config.model, folder)
-            engine = Engine(make)
-        model, room = loaded.result()
-        try:
-            vocabulary = recalled.result() or load_vocabulary(config.model, folder)
+        with begun(config, folder, make) as (engine, (model, room), vocabulary):
             text = load_text_model(
                 config.model,
                 vocabulary,
@@ -76,9 +68,6 @@ class Generation:
                 model=model,
                 max_model_len=room.max_model_len,
             )
-        except BaseException:
-            engine.close()
-            raise
         endpoints = text_endpoints(text, seed=config.seed)
         return Loaded(engine, endpoints, model.device, _notes(model, room))
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,7 @@ from engine.endpoints.encodings import EncoderModel
 from engine.endpoints.pairs import ACTIVATIONS
 from engine.errors import EngineError, ModelRefused
 from engine.kernels.backends import spare_torch_its_threads
+from engine.kinds.beginning import begun
 from engine.kinds.kind import Loaded
 from engine.model.description import read_description
 from engine.model.encoders.description import EncoderDescription, describe, takes
@@ -22,11 +22,10 @@ from engine.model.encoders.network import LoadedEncoder
 from engine.model.encoders.saved_modules import ModelFiles
 from engine.scheduling.encoding import EncodingRequest, EncodingResult
 from engine.stepping.encoding import EncodingWork
-from engine.stepping.engine import Engine
 from engine.text.chat_template import ChatTemplate, read_chat_template
 from engine.text.reader import TextReader
 from engine.text.tokenizer import load_tokenizer
-from engine.text.vocabulary import Vocabulary, load_vocabulary, recall_vocabulary
+from engine.text.vocabulary import Vocabulary
 
 
 class PoolingModels:
@@ -42,24 +41,14 @@ class PoolingModels:
         """Load model and vocabulary beside each other, and begin to encode."""
         template = None if chat_template is None else read_chat_template(chat_template)
         description = read_encoder(config)
-        loaded: Future[LoadedEncoder] = Future()
 
-        def make() -> EncodingWork:
+        def make() -> tuple[LoadedEncoder, EncodingWork]:
             model = load_encoder(config, description)
             model = replace(model, max_model_len=_context(config, description, model))
-            loaded.set_result(model)
-            return make_work(model, config)
+            return model, make_work(model, config)
 
-        with ThreadPoolExecutor(1, "tidemill-vocabulary") as beside:
-            recalled = beside.submit(recall_vocabulary, config.model, folder)
-            engine = Engine(make)
-        model = loaded.result()
-        try:
-            vocabulary = recalled.result() or load_vocabulary(config.model, folder)
+        with begun(config, folder, make) as (engine, model, vocabulary):
             known = encoder_model(config.model, description, vocabulary, model, template=template)
-        except BaseException:
-            engine.close()
-            raise
         notes = (*_notes_of(description), *model.notes)
         return Loaded(engine, encoder_endpoints(known), model.device, notes)
 

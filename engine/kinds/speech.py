@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +12,7 @@ from engine.endpoints import SpeechModel, speech_endpoints
 from engine.errors import ModelRefused
 from engine.hosts.fetching import Fetcher
 from engine.kernels.backends import spare_torch_its_threads
+from engine.kinds.beginning import begun
 from engine.kinds.kind import Loaded
 from engine.model.speech.architecture import Steering
 from engine.model.speech.description import GENERATION, KIND
@@ -20,10 +20,9 @@ from engine.model.speech.loading import LoadedSpeech, load_speech
 from engine.model.speech.memory import count_slots
 from engine.model.speech.runner import SpeechRunner
 from engine.scheduling.speech import SpeechRequest, SpeechResult
-from engine.stepping.engine import Engine
 from engine.stepping.speech import SpeechWork
 from engine.text.tokenizer import load_tokenizer
-from engine.text.vocabulary import Vocabulary, load_vocabulary, recall_vocabulary
+from engine.text.vocabulary import Vocabulary
 
 START, NO_TIMES = "<|startoftranscript|>", "<|notimestamps|>"
 
@@ -44,24 +43,14 @@ class Speech:
             raise ModelRefused(
                 f"{config.model} hears recordings: it has no use for a chat template."
             )
-        loaded: Future[LoadedSpeech] = Future()
 
-        def make() -> SpeechWork:
+        def make() -> tuple[LoadedSpeech, SpeechWork]:
             model = load_speech(config)
-            loaded.set_result(model)
-            return make_work(model, config)
+            return model, make_work(model, config)
 
-        with ThreadPoolExecutor(1, "tidemill-vocabulary") as beside:
-            recalled = beside.submit(recall_vocabulary, config.model, folder)
-            engine = Engine(make)
-        model = loaded.result()
-        try:
-            vocabulary = recalled.result() or load_vocabulary(config.model, folder)
+        with begun(config, folder, make) as (engine, model, vocabulary):
             tokenizer = load_tokenizer(config.model, vocabulary, model.architecture.vocab_size)
             _check_marks(config.model, vocabulary, model.description.steering)
-        except BaseException:
-            engine.close()
-            raise
         known = SpeechModel(
             hearing=model.description.hearing,
             tokenizer=tokenizer,
