@@ -28,7 +28,7 @@ INSTALLED_BROWSER := tests/browser/node_modules/.installed
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
-.PHONY: help fuzz-api demo browser screenshots demo-engine bootstrap deploy destroy smoke test test-all chaos check format openapi demo-model demo-speech demo-reranker examples bench bench-start bench-host bench-batches bench-upload bench-models clean
+.PHONY: help fuzz-api demo browser screenshots demo-engine bootstrap deploy destroy smoke test test-all chaos check format openapi demo-model demo-speech demo-reranker examples bench bench-generation bench-encoders bench-speech bench-start bench-host bench-batches bench-upload bench-models clean
 
 help:
 	@echo "make demo          install, run the whole cloud on this machine, drop the example file into it"
@@ -50,7 +50,10 @@ help:
 	@echo "make demo-speech   train the tiny speech model again"
 	@echo "make demo-reranker train the head of the demo reranker again (some minutes)"
 	@echo "make examples      speak the recordings in examples/ again"
-	@echo "make bench         compare with transformers (and vLLM, given VLLM_PYTHON=path); FILES=\"base a g\""
+	@echo "make bench         all three that follow: beside others (vLLM, given VLLM_PYTHON=path)"
+	@echo "make bench-generation  chats and completions; FILES=\"base a g\""
+	@echo "make bench-encoders    vectors and rankings"
+	@echo "make bench-speech      recordings"
 	@echo "make bench-start   seconds from launch to a loaded model, the first row, the exit"
 	@echo "make bench-host    lines/s and memory of the host path at 10,000 and 1,000,000 lines"
 	@echo "make bench-batches batches through an emulator: lines/s, memory, and 1, 2, 4 workers"
@@ -224,9 +227,18 @@ $(BENCH_FILES:%=$(OUT)/bench/%.jsonl): $(OUT)/bench/%.jsonl: bench/workloads.py 
 
 bench-models: $(BENCH_MODELS:%=$(OUT)/bench/%/config.json) $(BENCH_FILES:%=$(OUT)/bench/%.jsonl)
 
-bench: $(OUT)/bench/46m/config.json $(if $(filter g,$(FILES)),$(OUT)/bench/46m-152k/config.json) $(FILES:%=$(OUT)/bench/%.jsonl)
+bench: bench-generation bench-encoders bench-speech
+
+bench-generation: $(OUT)/bench/46m/config.json $(if $(filter g,$(FILES)),$(OUT)/bench/46m-152k/config.json) $(FILES:%=$(OUT)/bench/%.jsonl)
 	$(BIN)/python -m bench.compare $(FILES:%=$(OUT)/bench/%.jsonl) \
 	  $(if $(VLLM_PYTHON),--vllm-python $(VLLM_PYTHON))
+
+bench-encoders: $(INSTALLED_DEV)
+	$(BIN)/python -m bench.encode_compare mixed rerank --dtypes float32,bfloat16 \
+	  $(if $(VLLM_PYTHON),--vllm-python $(VLLM_PYTHON))
+
+bench-speech: $(INSTALLED_DEV)
+	$(BIN)/python -m bench.speech $(OUT)/bench/speech
 
 bench-start: $(OUT)/bench/46m/config.json
 	$(BIN)/python -m bench.start --model demo/model --model $(OUT)/bench/46m
