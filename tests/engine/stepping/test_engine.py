@@ -62,6 +62,15 @@ class Stage:
         self.in_step = threading.Event()
         self._may_go = threading.Event()
         self._may_go.set()
+        self._holds_streams = False
+
+    def hold_once_told(self) -> None:
+        """Let the first step wait before which a stream has been told of a token.
+
+        Called while nothing runs yet.
+        """
+        self.in_step.clear()
+        self._holds_streams = True
 
     def hold(self) -> None:
         """Let the next step wait."""
@@ -86,7 +95,11 @@ class Stage:
         await until(is_idle)
 
     def _wait(self, sequences: list[Sequence]) -> Exception | None:
-        del sequences
+        if self._holds_streams:
+            if not any(one.num_told for one in sequences):
+                return None
+            self._holds_streams = False
+            self.hold()
         self.in_step.set()
         assert self._may_go.wait(PATIENCE_SECONDS)
         return None
@@ -385,11 +398,11 @@ async def test_a_stream_that_nobody_reads_any_more_drops_its_sequences(
     stage: Stage, leaves: str
 ) -> None:
     """Within a step, however its reader leaves; what runs beside it goes on."""
+    stage.hold_once_told()
     kept = asyncio.create_task(stage.engine.generate([request()]))
     stream = stage.engine.stream([request(5, 50, is_streamed=True), request(6, 50)])
     async with asyncio.timeout(PATIENCE_SECONDS):
         await anext(stream)
-        stage.hold()
         await stage.until_in_step()
         if leaves == "closes":
             await stream.aclose()
