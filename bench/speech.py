@@ -6,7 +6,8 @@
 window is written to the same number of tokens, about what such a clip has in speech: so neither
 side waits for a longer text. Each side runs in a process of its own, on all cores, from samples to
 tokens; loading is not counted. transformers runs with each of some batch sizes over a part of the
-clips, and with the best over all of them.
+clips, and with the best over all of them. With --one-core each has one thread, and the seconds are
+those that its process computed: what else the machine does then counts little.
 """
 
 from __future__ import annotations
@@ -15,11 +16,14 @@ import argparse
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+
+Clock = Callable[[], float]
 
 RATE = 16_000
 SHORTEST, LONGEST = 5.0, 20.0
@@ -69,7 +73,7 @@ def make_model(folder: Path, shape: str) -> None:
     WhisperFeatureExtractor().save_pretrained(folder)
 
 
-def run_ours(folder: Path, dtype: Any, count: int) -> float:
+def run_ours(folder: Path, dtype: Any, count: int, clock: Clock) -> float:
     """Return the seconds that our engine takes."""
     from engine.config import EngineConfig
     from engine.kinds.speech import make_work
@@ -82,17 +86,17 @@ def run_ours(folder: Path, dtype: Any, count: int) -> float:
     work.add(asked[0])
     while work.step() is not None:
         pass
-    start = time.perf_counter()
+    start = clock()
     recordings = [work.add(request) for request in asked]
     while work.step() is not None:
         pass
-    seconds = time.perf_counter() - start
+    seconds = clock() - start
     for recording in recordings:
         assert recording.result().num_output_tokens == OUTPUT_TOKENS
     return seconds
 
 
-def run_transformers(folder: Path, dtype: str, count: int, batch_size: int) -> float:
+def run_transformers(folder: Path, dtype: str, count: int, clock: Clock, batch_size: int) -> float:
     """Return the seconds that transformers takes in batches."""
     import torch
     from transformers import WhisperFeatureExtractor, WhisperForConditionalGeneration
@@ -107,16 +111,17 @@ def run_transformers(folder: Path, dtype: str, count: int, batch_size: int) -> f
 
     recordings = clips(count)
     write(recordings[:1])
-    start = time.perf_counter()
+    start = clock()
     for first in range(0, count, batch_size):
         write(recordings[first : first + batch_size])
-    return time.perf_counter() - start
+    return clock() - start
 
 
-def measured(folder: Path, dtype: str, count: int, batch_size: int) -> float:
+def measured(asked: argparse.Namespace, count: int, batch_size: int) -> float:
     """Return seconds of audio a second of one side, in a process of its own; batch size 0: ours."""
-    command = [sys.executable, "-m", "bench.speech", str(folder), "--dtype", dtype]
+    command = [sys.executable, "-m", "bench.speech", str(asked.folder), "--dtype", asked.dtype]
     command += ["--clips", str(count), "--side", str(batch_size)]
+    command += ["--one-core"] if asked.one_core else []
     done = subprocess.run(command, check=True, capture_output=True, text=True)
     audio = sum(len(samples) for samples in clips(count)) / RATE
     return audio / float(done.stdout.split()[-1])
@@ -131,21 +136,33 @@ def main() -> None:
     parser.add_argument("--clips", type=int, default=200)
     parser.add_argument("--runs", type=int, default=2)
     parser.add_argument("--side", type=int, help="run one side alone: 0 is ours, else a batch size")
+    parser.add_argument("--one-core", action="store_true")
     asked = parser.parse_args()
-    parts = (asked.folder, asked.dtype, asked.clips)
     if asked.side is not None:
-        print(run_transformers(*parts, asked.side) if asked.side else run_ours(*parts))
+        print(run_side(asked))
         return
     if not (asked.folder / "config.json").exists():
         make_model(asked.folder, asked.shape)
     few = min(CLIPS_TO_CHOOSE_BY, asked.clips)
-    speeds = {size: measured(asked.folder, asked.dtype, few, size) for size in BATCH_SIZES}
+    speeds = {size: measured(asked, few, size) for size in BATCH_SIZES}
     for size, speed in speeds.items():
         print(f"transformers, {few} clips, batches of {size}: {speed:.1f} s of audio a second")
     best = max(speeds, key=lambda size: speeds[size])
     for _ in range(asked.runs):
-        theirs, ours = measured(*parts, best), measured(*parts, 0)
+        theirs, ours = (measured(asked, asked.clips, side) for side in (best, 0))
         print(f"transformers {theirs:.1f}, tidemill {ours:.1f}: {ours / theirs:.2f} times")
+
+
+def run_side(asked: argparse.Namespace) -> float:
+    """Return the seconds of one side, run here."""
+    import torch
+
+    clock: Clock = time.perf_counter
+    if asked.one_core:
+        torch.set_num_threads(1)
+        clock = time.process_time
+    parts = (asked.folder, asked.dtype, asked.clips, clock)
+    return run_transformers(*parts, asked.side) if asked.side else run_ours(*parts)
 
 
 if __name__ == "__main__":

@@ -91,6 +91,11 @@ class EncodingWork:
                 f"The input has {length} tokens; between 1 and {most} can be served.",
                 code="context_length_exceeded",
             )
+        if not 0 <= request.num_skipped < length:
+            raise RequestError(
+                f"Of the {length} tokens of the input {request.num_skipped} are a prompt that is "
+                "left out: there is nothing to make a vector of."
+            )
         types = request.type_ids if self._model.num_types > 1 else None
         item = EncodingItem(
             TokenSequence(

@@ -115,6 +115,13 @@ def test_what_no_step_can_hold_is_refused(ids: list[int]) -> None:
         added(work, ids)
 
 
+def test_a_prompt_that_leaves_nothing_to_pool_is_refused() -> None:
+    """It would come to no number."""
+    work, _ = made()
+    with pytest.raises(RequestError, match="nothing to make a vector of"):
+        work.add(EncodingRequest([1, 2], num_skipped=2))
+
+
 def test_a_sequence_longer_than_a_step_runs_alone() -> None:
     """The bound on tokens is for company."""
     work, network = made(max_tokens=4)
