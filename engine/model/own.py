@@ -6,6 +6,7 @@ nothing but the order of sums tells them apart, one after the other, so that one
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from math import prod
 
@@ -17,7 +18,7 @@ from engine.model.architecture import Architecture
 from engine.model.checkpoint import Checkpoint
 from engine.model.decoder import Decoder
 from engine.model.description import Description
-from engine.model.layout import weights_of
+from engine.model.layout import Weight, weights_of
 from engine.model.memory import free_bytes
 from engine.model.network import LoadedModel
 from engine.model.proof import answers, distance_of, proof_tokens
@@ -97,7 +98,9 @@ def prove(
     from engine.model import fallback
 
     device = loaded.device
-    num_layers = None if fits(architecture, device) else first_of_each_kind(architecture)
+    num_layers = (
+        None if fits(weights_of(architecture), device) else first_of_each_kind(architecture)
+    )
     blocks = architecture.blocks[:num_layers]
     windows = [block.attention.window for block in blocks]
     token_ids = proof_tokens(architecture.vocab_size, windows)
@@ -131,9 +134,9 @@ def distances(got: Tensor, expected: Tensor) -> Tensor:
     return relative.flatten()
 
 
-def fits(architecture: Architecture, device: torch.device) -> bool:
-    """Say whether a network in fp32 does."""
-    count = sum(prod(weight.shape) for weight in weights_of(architecture))
+def fits(weights: Iterable[Weight], device: torch.device) -> bool:
+    """Say whether a network of these weights does in fp32."""
+    count = sum(prod(weight.shape) for weight in weights)
     return ROOM * count * torch.float32.itemsize <= free_bytes(device)
 
 

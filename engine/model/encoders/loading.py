@@ -22,9 +22,11 @@ from engine.model.encoders.description import Classifier, EncoderDescription
 from engine.model.encoders.families import FAMILIES, architecture_of
 from engine.model.encoders.modules import head_of
 from engine.model.encoders.network import LoadedEncoder
-from engine.model.encoders.proof import prove, refuse_infinite
+from engine.model.encoders.proof import answers, proof_sequences, prove
+from engine.model.layout import weights_of
 from engine.model.own import Proof, first_of_each_kind, fits
 from engine.model.placement import choose_device, choose_dtype, context_length
+from engine.model.proof import refuse_infinite
 from engine.model.proved import proof_fact, prove_once
 
 
@@ -104,7 +106,8 @@ def _run_by_ours(
         raise NotUnderstood(f"it cannot run here: {first_line_of(exc)}") from exc
     if not proof.holds:
         raise NotUnderstood(f"the two give other vectors (relative distance {proof.distance:.2g})")
-    refuse_infinite(settings.model, loaded)
+    shown = answers(loaded, proof_sequences(loaded))
+    refuse_infinite(settings.model, torch.cat([one.hidden for one in shown]))
     notes = []
     if proof.num_layers is not None:
         notes.append(
@@ -131,7 +134,7 @@ def _candidate(checkpoint: Checkpoint, description: EncoderDescription, read: De
     decoder = causal.decoder_of(read)
 
     def count_layers(device: torch.device) -> int | None:
-        return None if fits(decoder, device) else first_of_each_kind(decoder)
+        return None if fits(weights_of(decoder), device) else first_of_each_kind(decoder)
 
     return _Own(
         partial(causal.load, checkpoint, read, decoder, head=head),

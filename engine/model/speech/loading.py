@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import partial
-from math import prod
 
 import numpy as np
 import torch
@@ -21,8 +20,7 @@ from engine.kernels.backends import choose_backend
 from engine.model.checkpoint import Checkpoint, find_checkpoint
 from engine.model.description import STORED_DTYPES
 from engine.model.layout import whole
-from engine.model.memory import free_bytes
-from engine.model.own import ROOM, TOLERANCE, TOLERANCE_OF_DTYPE, Proof, distances
+from engine.model.own import TOLERANCE, TOLERANCE_OF_DTYPE, Proof, distances, fits
 from engine.model.placement import choose_device, choose_dtype
 from engine.model.proof import refuse_infinite
 from engine.model.proved import proof_fact, prove_once
@@ -137,9 +135,7 @@ def prove(checkpoint: Checkpoint, loaded: LoadedSpeech) -> Proof:
     And roughly those of what is `loaded`, in its dtype.
     """
     architecture, device = loaded.architecture, loaded.device
-    count = sum(prod(weight.shape) for weight in weights_of(architecture))
-    fits = ROOM * count * torch.float32.itemsize <= free_bytes(device)
-    num_layers = None if fits else FIRST_LAYERS
+    num_layers = None if fits(weights_of(architecture), device) else FIRST_LAYERS
     exact = loaded
     if num_layers is not None or loaded.dtype != torch.float32:
         parts = (checkpoint, loaded.description, torch.float32, device)

@@ -11,6 +11,7 @@ from safetensors.torch import load_file, save_file
 
 from engine.config import EngineConfig
 from engine.errors import ModelRefused
+from engine.model import own
 from engine.model.checkpoint import WHOLE, find_checkpoint
 from engine.model.speech import loading
 from engine.model.speech.loading import LoadedSpeech, load_speech, prove
@@ -55,7 +56,7 @@ def test_where_fp32_does_not_fit_the_first_layers_are_compared(
 ) -> None:
     """And whoever runs it is told."""
     save(tmp_path, "English alone")
-    monkeypatch.setattr(loading, "free_bytes", lambda _: 0)
+    monkeypatch.setattr(own, "free_bytes", lambda _: 0)
     (note,) = load(tmp_path).notes
     assert "first 2 layers" in note
 
