@@ -76,13 +76,13 @@ COMPILE_KERNELS = echo "Compiling the CPU's kernels, once." && \
 
 $(INSTALLED_ENGINE): pyproject.toml constraints.txt | $(INSTALLED_VENV)
 	@echo "Installing the engine into $(VENV); the first time this takes a few minutes."
-	@$(PIP_INSTALL) -e '.[engine]'
+	@$(PIP_INSTALL) -e '.[engine,serve]'
 	@$(COMPILE_KERNELS)
 	@touch $@
 
 $(INSTALLED_DEV): pyproject.toml constraints.txt | $(INSTALLED_VENV)
 	@echo "Installing the engine and the tools of development into $(VENV)."
-	@$(PIP_INSTALL) -e '.[engine,cloud,infra,dev]'
+	@$(PIP_INSTALL) -e '.[engine,serve,cloud,infra,dev]'
 	@$(COMPILE_KERNELS)
 	@touch $(INSTALLED_ENGINE) $(INSTALLED_LOCAL) $@
 
@@ -98,7 +98,7 @@ $(INSTALLED_CLIENTS): .venv-%/.installed: tests/clients/requirements/%.txt | $(I
 
 $(INSTALLED_LOCAL): pyproject.toml constraints.txt | $(INSTALLED_VENV)
 	@echo "Installing the engine and what the cloud needs into $(VENV); the first time this takes a minute or two."
-	@$(PIP_INSTALL) -e '.[engine,cloud,infra]'
+	@$(PIP_INSTALL) -e '.[engine,serve,cloud,infra]'
 	@$(COMPILE_KERNELS)
 	@touch $(INSTALLED_ENGINE) $@
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncGenerator
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -10,13 +11,15 @@ from typing import Any, Protocol
 class Usage:
     """What one reply cost: tokens, and seconds of a recording that was listened to.
 
-    `cached_tokens` of the prompt were already in the KV cache.
+    `cached_tokens` of the prompt were already in the KV cache; `reasoning_tokens` of the completion
+    were the model's thinking.
     """
 
     prompt_tokens: int = 0
     cached_tokens: int = 0
     completion_tokens: int = 0
     audio_seconds: float = 0.0
+    reasoning_tokens: int = 0
 
     def __add__(self, other: Usage) -> Usage:
         """Return the sum, field by field."""
@@ -25,6 +28,7 @@ class Usage:
             self.cached_tokens + other.cached_tokens,
             self.completion_tokens + other.completion_tokens,
             self.audio_seconds + other.audio_seconds,
+            self.reasoning_tokens + other.reasoning_tokens,
         )
 
     def __sub__(self, earlier: Usage) -> Usage:
@@ -34,6 +38,7 @@ class Usage:
             self.cached_tokens - earlier.cached_tokens,
             self.completion_tokens - earlier.completion_tokens,
             self.audio_seconds - earlier.audio_seconds,
+            self.reasoning_tokens - earlier.reasoning_tokens,
         )
 
 
@@ -109,3 +114,26 @@ class Served(Responder, Protocol):
 
     def close(self) -> None:
         """Stop the engine; called once, last."""
+
+
+@dataclass(frozen=True, slots=True)
+class StreamedReply:
+    """The answer to one request as it comes: bodies of chunks, each to be sent at once.
+
+    Whoever stops reading closes `chunks`, which drops the work within a step. A request that fails
+    on the way ends with a chunk `{"error": …}`.
+    """
+
+    chunks: AsyncGenerator[dict[str, Any], None]
+
+
+class Online(Served, Protocol):
+    """A loaded engine that answers people who wait, too: before all lines of files."""
+
+    async def answer(
+        self, url: str, body: dict[str, Any], request_id: str, created: int
+    ) -> Reply | StreamedReply:
+        """Answer one request, piece by piece where its body asks for a stream; as `respond` does.
+
+        What is wrong with a request is a `Reply` also where a stream was asked for.
+        """

@@ -26,7 +26,7 @@ _READ_AHEAD_BYTES = 2**20
 _HEADER = struct.Struct("!IB")
 _RUN = struct.Struct("!QQq")
 _ABORT = struct.Struct("!Q")
-_ROW = struct.Struct("!Q?QQQd")
+_ROW = struct.Struct("!Q?QQQdQ")
 
 
 class FrameError(ProtocolError):

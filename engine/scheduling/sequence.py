@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
 import numpy as np
+from numpy.typing import NDArray
 
 FinishReason = Literal["stop", "length"]
 
@@ -26,6 +27,32 @@ class StopWatch(Protocol):
 
     def push(self, token_id: int) -> str | None:
         """Append one generated token and return the stop string that is now complete, if any."""
+
+
+class Constraint(Protocol):
+    """What the tokens of a sequence must be: a value, which any number of sequences may share.
+
+    Those that are equal allow the same, and have the same hash.
+    """
+
+    def begin(self) -> ConstraintWatch:
+        """Begin to hold one sequence to it, before its first token."""
+
+
+class ConstraintWatch(Protocol):
+    """Holds one sequence to its constraint, token by token.
+
+    `fill` may run in any thread, but never beside another call of the same watch.
+    """
+
+    def fill(self, mask: NDArray[np.uint32]) -> bool:
+        """Write which tokens may come next: bit `i % 32` of word `i // 32` for token `i`.
+
+        Returns False, and leaves `mask [words]` as it is, where any token may come.
+        """
+
+    def push(self, token_id: int) -> None:
+        """Append one generated token, which the mask before it allowed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +85,8 @@ class SequenceRequest:
     the latter two before `min_tokens`. `prompt_logprobs` asks for the prompt's own
     log-probabilities with that many alternatives (0: none besides the token itself). Pages of the
     KV cache are shared only among requests of one `cache_salt`. When it `is_streamed` each token is
-    told as it comes, else all at the end.
+    told as it comes, else all at the end. Each token is one that `constraint` allows. Of those that
+    wait, one of a higher `priority` starts first.
     """
 
     prompt_ids: list[int]
@@ -70,6 +98,8 @@ class SequenceRequest:
     prompt_logprobs: int | None = None
     cache_salt: str = ""
     is_streamed: bool = False
+    constraint: Constraint | None = None
+    priority: int = 0
 
 
 @dataclass(frozen=True, slots=True)

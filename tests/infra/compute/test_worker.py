@@ -244,7 +244,7 @@ def test_the_image_is_built_from_what_it_needs(tmp_path: Path) -> None:
     context = tmp_path / asset["source"]["directory"]
     assert {path.name for path in context.iterdir() if path.name != ".dockerignore"} == {
         *("LICENSE", "README.md", "constraints.txt", "pyproject.toml"),
-        *("cli", "container", "demo", "engine", "handler"),
+        *("cli", "container", "demo", "engine", "handler", "server"),
     }
 
 

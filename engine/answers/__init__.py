@@ -1,0 +1,1 @@
+"""What a model writes, read: its thinking, its calls of tools, its answer."""

@@ -1,0 +1,1 @@
+"""What the output of a request must be, as masks of tokens."""

@@ -1,0 +1,1 @@
+"""Images: bytes of any format into what a model sees."""
