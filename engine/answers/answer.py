@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -22,11 +22,15 @@ class CallPiece:
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """What a stretch of text added to an answer; all of the pieces put together are the answer."""
+    """What a stretch of text added to an answer; all of the pieces put together are the answer.
+
+    `warning` says what was found wrong, such as a call that could not be read and stays content.
+    """
 
     reasoning: str = ""
     content: str = ""
     calls: tuple[CallPiece, ...] = ()
+    warning: str | None = None
 
 
 class Reader(Protocol):
@@ -40,3 +44,57 @@ class Reader(Protocol):
 
     def end(self) -> Sequence[Piece]:
         """Return the rest, once the text has ended."""
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """A call of a tool; `arguments` is a JSON text, as the model wrote it."""
+
+    call_id: str
+    name: str
+    arguments: str
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """All that one choice says."""
+
+    reasoning: str
+    content: str
+    calls: tuple[Call, ...] = ()
+    warnings: tuple[str, ...] = ()
+
+
+class Reading(Protocol):
+    """How the answers to one request are read.
+
+    `markers` are the special tokens that a reader must see, though others are skipped in the text.
+    """
+
+    @property
+    def markers(self) -> frozenset[int]:
+        """Return their ids."""
+
+    def reader(self, choice: int) -> Reader:
+        """Begin to read the choice of that number."""
+
+
+def read(reader: Reader, text: str) -> Answer:
+    """Return what a whole text says."""
+    return put_together([*reader.push(text), *reader.end()])
+
+
+def put_together(pieces: Iterable[Piece]) -> Answer:
+    """Return the answer that these pieces, which are all of it, make up."""
+    reasoning, content, warnings = [], [], []
+    calls: dict[int, Call] = {}
+    for piece in pieces:
+        reasoning.append(piece.reasoning)
+        content.append(piece.content)
+        if piece.warning is not None:
+            warnings.append(piece.warning)
+        for more in piece.calls:
+            begun = calls.get(more.index, Call(more.call_id or "", more.name or "", ""))
+            arguments = begun.arguments + more.arguments
+            calls[more.index] = Call(begun.call_id, begun.name, arguments)
+    return Answer("".join(reasoning), "".join(content), tuple(calls.values()), tuple(warnings))

@@ -27,8 +27,13 @@ def choices_of(
     results: Sequence[SequenceResult],
     request: GenerationRequest,
     tokenizer: Tokenizer,
+    *,
+    markers: frozenset[int] = frozenset(),
 ) -> list[list[Choice]]:
-    """Return the choices of each prompt; those of one prompt show the scores of the first."""
+    """Return the choices of each prompt; those of one prompt show the scores of the first.
+
+    `markers` are special tokens that stay in the texts even where others are skipped.
+    """
     num_choices = request.n or 1
     choices = [
         Choice(
@@ -36,7 +41,7 @@ def choices_of(
             replace(result, prompt_logprobs=results[i - i % num_choices].prompt_logprobs)
             if i % num_choices
             else result,
-            _text(sequence, result, request, tokenizer),
+            _text(sequence, result, request, tokenizer, markers),
             _stop_reason(result, request),
         )
         for i, (sequence, result) in enumerate(zip(sequences, results, strict=True))
@@ -60,6 +65,7 @@ def _text(
     result: SequenceResult,
     request: GenerationRequest,
     tokenizer: Tokenizer,
+    markers: frozenset[int],
 ) -> str:
     """Return the text of a sequence, cut where a stop string or stop token ended it."""
     with_stop = bool(request.include_stop_str_in_output)
@@ -70,7 +76,7 @@ def _text(
         if result.finish_reason == "stop" and not with_stop:
             ids = ids[:-1]
         skip_special_tokens = request.skip_special_tokens is not False
-        data = tokenizer.text_bytes(ids, skip_special_tokens=skip_special_tokens)
+        data = tokenizer.text_bytes(ids, skip_special_tokens=skip_special_tokens, markers=markers)
     return data.decode("utf-8", "replace")
 
 

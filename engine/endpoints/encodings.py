@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from engine.model.encoders.description import EncoderDescription
-from engine.protocol.chat import Message
 from engine.protocol.errors import RequestError
+from engine.protocol.messages import Message
 from engine.protocol.pooling import PoolingRequest
 from engine.protocol.prompts import Prompt
 from engine.protocol.scoring import ScoringRequest

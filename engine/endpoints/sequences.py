@@ -29,7 +29,7 @@ class Terms:
 
     `max_tokens` is what the request named in its field `max_tokens_param`, `default_max_tokens`
     what holds otherwise (None: the rest of the context). `logprobs` and `prompt_logprobs` count
-    alternatives; None asks for none.
+    alternatives; None asks for none. `markers` are special tokens that stay in the text.
     """
 
     prompt_param: str
@@ -38,6 +38,7 @@ class Terms:
     default_max_tokens: int | None = None
     logprobs: int | None = None
     prompt_logprobs: int | None = None
+    markers: frozenset[int] = frozenset()
 
 
 class TextSequences:
@@ -138,12 +139,14 @@ class TextSequences:
             sampling=sampling,
             min_tokens=min_tokens,
             stop_token_ids=stops if request.ignore_eos else stops | self._model.eos_token_ids,
-            stop_text=self._stop_strings(request, min_tokens),
+            stop_text=self._stop_strings(request, min_tokens, terms.markers),
             prompt_logprobs=terms.prompt_logprobs,
             cache_salt=request.cache_salt or "",
         )
 
-    def _stop_strings(self, request: GenerationRequest, min_tokens: int) -> StopStrings | None:
+    def _stop_strings(
+        self, request: GenerationRequest, min_tokens: int, markers: frozenset[int]
+    ) -> StopStrings | None:
         if not request.stop:
             return None
         return StopStrings(
@@ -151,6 +154,7 @@ class TextSequences:
             self._model.tokenizer,
             min_tokens=min_tokens,
             skip_special_tokens=request.skip_special_tokens is not False,
+            markers=markers,
         )
 
     def _max_tokens(self, num_prompt_tokens: int, terms: Terms) -> int:

@@ -4,18 +4,11 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import (
-    AfterValidator,
-    BaseModel,
-    ConfigDict,
-    Discriminator,
-    Field,
-    Tag,
-    model_validator,
-)
+from pydantic import AfterValidator, Field, model_validator
 
 from engine.protocol.errors import RequestError
-from engine.protocol.fields import MAX_TOP_LOGPROBS, Count, GenerationRequest, Text, Whole
+from engine.protocol.fields import MAX_TOP_LOGPROBS, Count, GenerationRequest, Whole
+from engine.protocol.messages import Message
 
 ReasoningEffort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 
@@ -27,78 +20,12 @@ _RESERVED_TEMPLATE_NAMES = frozenset(
 )
 
 
-def _served_role(role: str) -> str:
-    if role in {"tool", "function"}:
-        raise ValueError("must not be of a tool: tools are not supported")
-    return role
-
-
-def _text_type(part_type: str) -> str:
-    if part_type != "text":
-        raise ValueError("must be 'text': parts of other types are not supported")
-    return part_type
-
-
-def _absent(value: object) -> object:
-    if value not in (None, [], {}):
-        raise ValueError("is not supported: leave it out")
-    return value
-
-
-def _form_of_content(value: object) -> str | None:
-    if isinstance(value, str):
-        return "<text>"
-    return "<parts>" if isinstance(value, list) else None
-
-
 def free_names(kwargs: dict[str, Any]) -> dict[str, Any]:
     """Return variables of a template; ValueError where one is the request's or the renderer's."""
     taken = sorted(kwargs.keys() & _RESERVED_TEMPLATE_NAMES)
     if taken:
         raise ValueError(f"must not set `{taken[0]}`, which the request sets itself")
     return kwargs
-
-
-class TextPart(BaseModel):
-    """One part of a message's content; only text is served."""
-
-    model_config = ConfigDict(extra="ignore", strict=True)
-
-    type: Annotated[str, AfterValidator(_text_type)]
-    text: Text
-
-
-Content = Annotated[
-    Annotated[Text, Tag("<text>")]
-    | Annotated[list[TextPart], Field(fail_fast=True, min_length=1), Tag("<parts>")],
-    Discriminator(
-        _form_of_content,
-        custom_error_type="content_form",
-        custom_error_message="Input should be a string or a list of text parts",
-    ),
-]
-
-
-class Message(BaseModel):
-    """One turn of a conversation; fields that we do not know reach the template as they are."""
-
-    model_config = ConfigDict(extra="allow", strict=True)
-
-    role: Annotated[Text, Field(min_length=1), AfterValidator(_served_role)]
-    content: Content
-    tool_calls: Annotated[Any, AfterValidator(_absent)] = None
-    function_call: Annotated[Any, AfterValidator(_absent)] = None
-    audio: Annotated[Any, AfterValidator(_absent)] = None
-
-    def texts(self) -> list[str]:
-        """Return the texts of the parts; content that is a string is one part."""
-        if isinstance(self.content, str):
-            return [self.content]
-        return [part.text for part in self.content]
-
-    def other_fields(self) -> dict[str, Any]:
-        """Return what the message holds beside role and content (`name`, `reasoning_content`)."""
-        return self.__pydantic_extra__ or {}
 
 
 class ChatCompletionRequest(GenerationRequest):

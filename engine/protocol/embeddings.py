@@ -7,9 +7,9 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import Field, model_validator
 
 from engine.protocol.bodies import usage_body
-from engine.protocol.chat import Message
 from engine.protocol.errors import RequestError
 from engine.protocol.fields import Text, Whole
+from engine.protocol.messages import Message
 from engine.protocol.pooling import PoolingRequest
 from engine.protocol.prompts import Prompts
 

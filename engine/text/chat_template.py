@@ -9,8 +9,8 @@ from typing import Any
 from jinja2 import TemplateSyntaxError
 
 from engine.errors import EngineError
-from engine.protocol.chat import Message
 from engine.protocol.errors import RequestError
+from engine.protocol.messages import Message
 from engine.protocol.validation import printable, shown
 from engine.text.sandbox import Sandbox, TemplateEndless, dated
 from engine.text.vocabulary import Vocabulary

@@ -14,13 +14,14 @@ class StopStrings:
     UTF-8 keeps its place: the bytes of one text lie in those of another only where its characters
     do. So the search is in bytes and needs no token to end at a character. A match that ends
     before `min_tokens` tokens is none. A special token that is written like a stop string ends the
-    sequence too, though its text is skipped.
+    sequence too, though its text is skipped. `markers` are special tokens that never are.
     """
 
     stops: tuple[str, ...]
     tokenizer: Tokenizer
     min_tokens: int = 0
     skip_special_tokens: bool = True
+    markers: frozenset[int] = frozenset()
 
     def watch(self) -> StopWatch:
         """Begin to watch one sequence."""
@@ -28,14 +29,21 @@ class StopStrings:
 
     def kept(self, token_ids: list[int], stop: str, *, with_stop: bool = False) -> bytes:
         """Return the bytes of a text whose last token completed `stop`, up to it or with it."""
-        skip, last = self.skip_special_tokens, token_ids[-1]
-        data = self.tokenizer.text_bytes(token_ids, skip_special_tokens=skip)
-        if skip and self.tokenizer.is_special(last):
+        last = token_ids[-1]
+        data = self.tokenizer.text_bytes(
+            token_ids, skip_special_tokens=self.skip_special_tokens, markers=self.markers
+        )
+        if self.skips(last):
             return data
         wanted = stop.encode()
         earliest = len(data) - len(self.tokenizer.piece(last)) - len(wanted) + 1
         start = data.index(wanted, max(0, earliest))
         return data[: start + len(wanted) if with_stop else start]
+
+    def skips(self, token_id: int) -> bool:
+        """Say whether a token is no part of the text."""
+        is_special = self.skip_special_tokens and self.tokenizer.is_special(token_id)
+        return is_special and token_id not in self.markers
 
 
 class StopWatch:
@@ -44,11 +52,11 @@ class StopWatch:
     __slots__ = (
         "_min_tokens",
         "_num_tokens",
-        "_skip_special_tokens",
         "_special_stops",
         "_stops",
         "_tail",
         "_tokenizer",
+        "_wanted",
         "_window",
     )
 
@@ -57,12 +65,11 @@ class StopWatch:
         self._window = max(len(data) for _, data in self._stops) - 1
         self._tokenizer = wanted.tokenizer
         self._min_tokens = wanted.min_tokens
-        self._skip_special_tokens = wanted.skip_special_tokens
+        self._wanted = wanted
         self._special_stops = {
             token_id: stop
             for stop in wanted.stops
-            if self._skip_special_tokens
-            and (token_id := self._tokenizer.special_id(stop)) is not None
+            if (token_id := self._tokenizer.special_id(stop)) is not None and wanted.skips(token_id)
         }
         self._num_tokens = 0
         self._tail = b""
@@ -74,7 +81,7 @@ class StopWatch:
         """
         self._num_tokens += 1
         is_early = self._num_tokens < self._min_tokens
-        if self._skip_special_tokens and self._tokenizer.is_special(token_id):
+        if self._wanted.skips(token_id):
             return None if is_early else self._special_stops.get(token_id)
         data = self._tail + self._tokenizer.piece(token_id)
         found = None if is_early else self._first_match(data, len(self._tail))

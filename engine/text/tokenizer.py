@@ -98,11 +98,20 @@ class Tokenizer:
         """Return the id of the special token that is written exactly so, if there is one."""
         return self._special_ids.get(text)
 
-    def text_bytes(self, token_ids: Iterable[int], *, skip_special_tokens: bool = True) -> bytes:
-        """Return the bytes of a sequence; they may end inside a character."""
+    def text_bytes(
+        self,
+        token_ids: Iterable[int],
+        *,
+        skip_special_tokens: bool = True,
+        markers: frozenset[int] = frozenset(),
+    ) -> bytes:
+        """Return the bytes of a sequence; they may end inside a character.
+
+        `markers` are special tokens that stay even where the others are skipped.
+        """
         if skip_special_tokens:
-            special = self._special
-            return b"".join([self.piece(i) for i in token_ids if i not in special])
+            skipped = self._special - markers if markers else self._special
+            return b"".join([self.piece(i) for i in token_ids if i not in skipped])
         return b"".join([self.piece(i) for i in token_ids])
 
     def text(self, token_ids: Iterable[int], *, skip_special_tokens: bool = True) -> str:

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from engine.errors import EngineError
-from engine.protocol.chat import Message
 from engine.protocol.errors import RequestError
+from engine.protocol.messages import Message
 from engine.text import sandbox
 from engine.text.chat_template import ChatTemplate, read_chat_template
 from engine.text.vocabulary import vocabulary_of
