@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import argparse
+import re
 from pathlib import Path
 
 import pytest
 from pydantic import BaseModel
 
 from cli.main import make_parser
+from engine.protocol import unsupported
 from engine.protocol.audio import TranscriptionRequest, TranslationRequest
 from engine.protocol.chat import ChatCompletionRequest
 from engine.protocol.completions import CompletionRequest
@@ -63,6 +65,28 @@ def test_every_parameter_of_a_request_is_explained(request_type: type[BaseModel]
     fields = list(request_type.model_fields)
     assert "temperature" in fields
     assert [field for field in fields if f"`{field}`" not in page] == []
+
+
+@pytest.mark.parametrize(
+    ("heading", "tables"),
+    [
+        ("Chat and text completions", [unsupported.GENERATION]),
+        ("Vectors and scores", [unsupported.VECTORS, unsupported.SCORES]),
+        ("Recordings", [unsupported.TRANSCRIPTION, unsupported.TRANSLATION]),
+    ],
+)
+def test_every_parameter_that_is_refused_has_its_reason(
+    heading: str, tables: list[unsupported.NeutralValues]
+) -> None:
+    """Docs/parameters.md names them in one table, and none that is served."""
+    page = (DOCS / "parameters.md").read_text(encoding="utf-8")
+    refused = page.partition("## Refused by name")[2]
+    section = refused.partition(f"### {heading}\n")[2].partition("\n#")[0]
+    rows = [row.split(" | ") for row in section.splitlines() if row.startswith("| `")]
+    named = {name for row in rows for name in re.findall(r"`(\w+)`", row[0])} - {"n", "text"}
+    names = {name.removesuffix("[]") for table in tables for name in table} - {"n"}
+    assert named - {"float", "best_of", "auto"} == names
+    assert all(len(row[1]) > len("| yes |") for row in rows)
 
 
 def test_every_parameter_of_a_new_batch_is_explained() -> None:

@@ -36,15 +36,15 @@ class ChatCompletions:
         """Return a sequence for each choice of the conversation's next message."""
         request = read_body(ChatCompletionRequest, body)
         conversation = self._conversations.of(request, created=heading.created)
+        terms = _terms(conversation)
         # Templates write the tokens that open a text themselves, so none are added by default.
         prompt_ids = self._sequences.tokenized(
             conversation.prompt,
-            param="messages",
+            request,
+            terms,
             add_special_tokens=bool(request.add_special_tokens),
         )
-        sequences = self._sequences.of(
-            [prompt_ids], request, _terms(conversation), request_id=heading.request_id
-        )
+        sequences = self._sequences.of([prompt_ids], request, terms, request_id=heading.request_id)
         return Prepared(sequences, conversation, heading)
 
     def finish(self, prepared: _Prepared, results: Sequence[SequenceResult]) -> Reply:

@@ -70,10 +70,11 @@ def _text(
     """Return the text of a sequence, cut where a stop string or stop token ended it."""
     with_stop = bool(request.include_stop_str_in_output)
     ids, stops = result.token_ids, sequence.stop_text
-    if isinstance(stops, StopStrings) and isinstance(result.stop_reason, str):
+    has_stopped = result.finish_reason == "stop"
+    if has_stopped and isinstance(stops, StopStrings) and isinstance(result.stop_reason, str):
         data = stops.kept(ids, result.stop_reason, with_stop=with_stop)
     else:
-        if result.finish_reason == "stop" and not with_stop:
+        if has_stopped and not with_stop:
             ids = ids[:-1]
         skip_special_tokens = request.skip_special_tokens is not False
         data = tokenizer.text_bytes(ids, skip_special_tokens=skip_special_tokens, markers=markers)

@@ -50,10 +50,9 @@ class Completions:
     def prepare(self, body: dict[str, Any], heading: Heading) -> _Prepared:
         """Return a sequence for each choice of each prompt."""
         request = read_body(CompletionRequest, body)
-        prompts = [self._ids(prompt, request) for prompt in request.prompt]
-        sequences = self._sequences.of(
-            prompts, request, _terms(request), request_id=heading.request_id
-        )
+        terms = _terms(request)
+        prompts = [self._ids(prompt, request, terms) for prompt in request.prompt]
+        sequences = self._sequences.of(prompts, request, terms, request_id=heading.request_id)
         return Prepared(sequences, request, heading)
 
     def finish(self, prepared: _Prepared, results: Sequence[SequenceResult]) -> Reply:
@@ -78,11 +77,11 @@ class Completions:
         )
         return Reply(200, answer, usage)
 
-    def _ids(self, prompt: Prompt, request: CompletionRequest) -> list[int]:
+    def _ids(self, prompt: Prompt, request: CompletionRequest, terms: Terms) -> list[int]:
         if not isinstance(prompt, str):
             return prompt
         return self._sequences.tokenized(
-            prompt, param="prompt", add_special_tokens=request.add_special_tokens is not False
+            prompt, request, terms, add_special_tokens=request.add_special_tokens is not False
         )
 
     def _echo(self, prompt: Prompt, ids: list[int], request: CompletionRequest) -> _Echo:
@@ -91,7 +90,7 @@ class Completions:
         offsets = [0] * len(ids)
         if request.logprobs is not None:
             offsets = text_offsets(ids, self._tokenizer, skip_special_tokens=skip)
-        if isinstance(prompt, str):
+        if isinstance(prompt, str) and request.truncate_prompt_tokens is None:
             # A tokenizer may write a space before the first word that the prompt does not have.
             added = max(0, len(text) - len(prompt))
             text, offsets = prompt, [max(0, offset - added) for offset in offsets]
@@ -138,6 +137,7 @@ class Completions:
             [*echo.token_ids, *result.token_ids],
             [*echo.offsets, *offsets],
             self._tokenizer,
+            as_ids=bool(request.return_tokens_as_token_ids),
         )
 
 

@@ -25,14 +25,22 @@ class _Form(NamedTuple):
 
 
 class _Forms(dict[int, _Form]):
-    """The tokens of one response: among the likeliest, the same few come again and again."""
+    """The tokens of one response: among the likeliest, the same few come again and again.
 
-    def __init__(self, tokenizer: Tokenizer) -> None:
+    With `as_ids` each is called `token_id:` and its number, as vLLM has it; its bytes are its own.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, *, as_ids: bool = False) -> None:
         super().__init__()
         self._tokenizer = tokenizer
+        self._as_ids = as_ids
 
     def __missing__(self, token_id: int) -> _Form:
         piece = self._tokenizer.piece(token_id)
+        if self._as_ids:
+            form = _Form(f"token_id:{token_id}", is_whole=True, data=list(piece))
+            self[token_id] = form
+            return form
         try:
             form = _Form(piece.decode("utf-8"), is_whole=True, data=list(piece))
         except UnicodeDecodeError:
@@ -52,9 +60,11 @@ class _Forms(dict[int, _Form]):
         return form.text if form.is_whole else f"bytes:{form.text}"
 
 
-def chat_logprobs(logprobs: Sequence[TokenLogprob], tokenizer: Tokenizer) -> dict[str, Any]:
+def chat_logprobs(
+    logprobs: Sequence[TokenLogprob], tokenizer: Tokenizer, *, as_ids: bool = False
+) -> dict[str, Any]:
     """Return the `logprobs` object of a chat choice."""
-    forms = _Forms(tokenizer)
+    forms = _Forms(tokenizer, as_ids=as_ids)
     content = [forms.in_chat(entry.token_id, entry.logprob) for entry in logprobs]
     for shown, entry in zip(content, logprobs, strict=True):
         shown["top_logprobs"] = [forms.in_chat(token_id, value) for token_id, value in entry.top]
@@ -66,13 +76,15 @@ def completion_logprobs(
     token_ids: Sequence[int],
     offsets: Sequence[int],
     tokenizer: Tokenizer,
+    *,
+    as_ids: bool = False,
 ) -> dict[str, Any]:
     """Return the `logprobs` object of a text choice.
 
     `entries` goes with `token_ids`, None where nothing predicts the token. The likeliest tokens at
     a place always hold the one that came, so there may be one more than was asked for.
     """
-    forms = _Forms(tokenizer)
+    forms = _Forms(tokenizer, as_ids=as_ids)
     top_logprobs: list[dict[str, float] | None] = []
     for entry in entries:
         if entry is None:

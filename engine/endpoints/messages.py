@@ -25,7 +25,8 @@ def shown_choice(
     answer = answer_of(index, choice, conversation)
     logprobs = None
     if request.logprobs:
-        logprobs = chat_logprobs(result.logprobs or [], tokenizer)
+        as_ids = bool(request.return_tokens_as_token_ids)
+        logprobs = chat_logprobs(result.logprobs or [], tokenizer, as_ids=as_ids)
     shown = chat_choice(
         index,
         echoed(request) + answer.content,

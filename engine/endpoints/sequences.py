@@ -8,8 +8,10 @@ from hashlib import blake2b
 from typing import TypeVar
 
 from engine.protocol.errors import RequestError
-from engine.protocol.fields import GenerationRequest
+from engine.protocol.fields import GenerationRequest, Side
+from engine.scheduling.repetition import Repetition
 from engine.scheduling.sequence import Sampling, SequenceRequest
+from engine.text.reader import Cut, TextReader
 from engine.text.stop_strings import StopStrings
 from engine.text.text_model import TextModel
 
@@ -47,19 +49,29 @@ class TextSequences:
     def __init__(self, model: TextModel, *, seed: int) -> None:
         self._model = model
         self._seed = seed
+        # A tokenizer that Python runs is cut behind it, special tokens or not.
+        has_backend = model.tokenizer.vocabulary.backend is not None
+        self._reader = TextReader(model.tokenizer, model.max_model_len) if has_backend else None
 
-    def tokenized(self, text: str, *, param: str, add_special_tokens: bool) -> list[int]:
-        """Return the token ids of a prompt.
+    def tokenized(
+        self, text: str, request: GenerationRequest, terms: Terms, *, add_special_tokens: bool
+    ) -> list[int]:
+        """Return the token ids of a prompt, cut where the request has it so.
 
-        Raises `RequestError` naming `param` when the context cannot hold it; one that its bytes
-        show to be too long is not tokenized.
+        Raises `RequestError` when the context cannot hold it; one that its bytes show to be too
+        long is not tokenized.
         """
-        tokenizer = self._model.tokenizer
-        if len(text) > _LONG_TEXT_CHARS:
+        tokenizer, param = self._model.tokenizer, terms.prompt_param
+        limit = self._cut_to(request, terms)
+        if limit is not None and self._reader is not None:
+            cut = Cut(limit, side=_side(request))
+            return self._reader.texts([text], cut, add_special_tokens=add_special_tokens)[0]
+        if limit is None and len(text) > _LONG_TEXT_CHARS:
             least = tokenizer.least_tokens(text)
             self._check_prompt(least, param, words=f"at least {least} tokens")
         ids = tokenizer.encode(text, add_special_tokens=add_special_tokens)
-        self._check_prompt(len(ids), param, words=f"{len(ids)} tokens")
+        if limit is None:
+            self._check_prompt(len(ids), param, words=f"{len(ids)} tokens")
         return ids
 
     def of(
@@ -74,6 +86,10 @@ class TextSequences:
 
         Raises `RequestError` for what the model cannot do.
         """
+        limit = self._cut_to(request, terms)
+        if limit is not None:
+            kept = slice(-limit, None) if _side(request) == "left" else slice(limit)
+            prompts = [ids[kept] for ids in prompts]
         self._check_tokens(prompts, request, terms)
         sampling = self._sampling(request, terms)
         return [
@@ -140,9 +156,27 @@ class TextSequences:
             min_tokens=min_tokens,
             stop_token_ids=stops if request.ignore_eos else stops | self._model.eos_token_ids,
             stop_text=self._stop_strings(request, min_tokens, terms.markers),
+            repetition=_repetition(request),
             prompt_logprobs=terms.prompt_logprobs,
             cache_salt=request.cache_salt or "",
         )
+
+    def _cut_to(self, request: GenerationRequest, terms: Terms) -> int | None:
+        """Return how many tokens of a prompt are read; None for all."""
+        asked = request.truncate_prompt_tokens
+        if asked is None:
+            return None
+        context = self._model.max_model_len
+        if asked == -1:
+            to_come = _or(terms.max_tokens, _or(terms.default_max_tokens, 1))
+            return max(1, context - to_come)
+        if asked > context:
+            raise RequestError(
+                f"`truncate_prompt_tokens` ({asked}) must not be above {context}, which is the "
+                "context of this model.",
+                param="truncate_prompt_tokens",
+            )
+        return asked
 
     def _stop_strings(
         self, request: GenerationRequest, min_tokens: int, markers: frozenset[int]
@@ -227,6 +261,18 @@ def seed_of_choice(
         key = f"seed {request_seed} {choice}"
     digest = blake2b(key.encode(errors="backslashreplace"), digest_size=8).digest()
     return int.from_bytes(digest, "little") >> (64 - _SEED_BITS)
+
+
+def _side(request: GenerationRequest) -> Side:
+    """Return which end of a prompt is cut off: the beginning, as in vLLM, unless it is said."""
+    return request.truncation_side or "left"
+
+
+def _repetition(request: GenerationRequest) -> Repetition | None:
+    asked = request.repetition_detection
+    if asked is None or not asked.max_pattern_size:
+        return None
+    return Repetition(max(1, asked.min_pattern_size), asked.max_pattern_size, asked.min_count)
 
 
 def _or(value: _Number | None, default: _Number) -> _Number:

@@ -7,15 +7,17 @@ data frames write it so.
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Literal, Self
 
 from pydantic import (
     AfterValidator,
+    AliasChoices,
     BaseModel,
     BeforeValidator,
     ConfigDict,
     Field,
     ValidationError,
+    model_validator,
 )
 from pydantic_core import InitErrorDetails, PydanticCustomError
 
@@ -25,6 +27,8 @@ _MAX_STOP_STRINGS = 64
 _MAX_STOP_CHARS = 1_000
 _MAX_STOP_TOKENS = 1_000
 _MAX_TOKEN_DIGITS = 10
+_MAX_PATTERN = 1_000
+_LEAST_REPEATS = 2
 _INT64_MIN, _INT64_MAX = -(2**63), 2**63 - 1
 
 
@@ -59,6 +63,12 @@ def _token_id(key: object) -> int:
     raise ValueError("must be a token id written in decimal digits")
 
 
+def _cut(value: int) -> int:
+    if value == 0:
+        raise ValueError("must be -1, for as long as the model takes, or at least 1")
+    return value
+
+
 Whole = Annotated[int, BeforeValidator(_whole)]
 Count = Annotated[Whole, Field(ge=0)]
 Finite = Annotated[float, Field(allow_inf_nan=False)]
@@ -76,6 +86,30 @@ StopStrings = Annotated[
     BeforeValidator(_listed),
 ]
 Bias = Annotated[Finite, Field(ge=-100, le=100)]
+CutTo = Annotated[Whole, Field(ge=-1), AfterValidator(_cut)]
+Side = Literal["left", "right"]
+
+
+class RepetitionDetection(BaseModel):
+    """When the same tokens over and over end an answer, in vLLM's words; 0 of a pattern is never.
+
+    That is once `min_count` copies of one pattern of `min_pattern_size` to `max_pattern_size`
+    tokens stand at its end.
+    """
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    max_pattern_size: Annotated[Whole, Field(ge=0, le=_MAX_PATTERN)] = 0
+    min_pattern_size: Count = 0
+    min_count: Count = 0
+
+    @model_validator(mode="after")
+    def _agree(self) -> Self:
+        if self.min_pattern_size > self.max_pattern_size:
+            raise ValueError("must not have a `min_pattern_size` above its `max_pattern_size`")
+        if self.max_pattern_size and self.min_count < _LEAST_REPEATS:
+            raise ValueError(f"must have a `min_count` of at least {_LEAST_REPEATS}")
+        return self
 
 
 class GenerationRequest(BaseModel):
@@ -103,7 +137,12 @@ class GenerationRequest(BaseModel):
     stop_token_ids: (
         Annotated[list[Count], Field(fail_fast=True, max_length=_MAX_STOP_TOKENS)] | None
     ) = None
-    include_stop_str_in_output: bool | None = None
+    # SGLang's name for it is the second.
+    include_stop_str_in_output: Annotated[
+        bool | None,
+        Field(validation_alias=AliasChoices("include_stop_str_in_output", "no_stop_trim")),
+    ] = None
+    repetition_detection: RepetitionDetection | None = None
 
     echo: bool | None = None
     prompt_logprobs: Annotated[Whole, Field(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
@@ -111,5 +150,9 @@ class GenerationRequest(BaseModel):
     spaces_between_special_tokens: bool | None = None
     add_special_tokens: bool | None = None
     return_token_ids: bool | None = None
+    return_tokens_as_token_ids: bool | None = None
+
+    truncate_prompt_tokens: CutTo | None = None
+    truncation_side: Side | None = None
 
     cache_salt: Annotated[Text, Field(min_length=1)] | None = None

@@ -2,18 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict
 
 from engine.protocol.chat import free_names
-from engine.protocol.fields import Whole
-
-
-def _cut(value: int) -> int:
-    if value == 0:
-        raise ValueError("must be -1, for as long as the model takes, or at least 1")
-    return value
+from engine.protocol.fields import CutTo, Side
 
 
 class PoolingRequest(BaseModel):
@@ -27,7 +21,7 @@ class PoolingRequest(BaseModel):
 
     model: str | None = None
 
-    truncate_prompt_tokens: Annotated[Whole, Field(ge=-1), AfterValidator(_cut)] | None = None
-    truncation_side: Literal["left", "right"] | None = None
+    truncate_prompt_tokens: CutTo | None = None
+    truncation_side: Side | None = None
     use_activation: bool | None = None
     chat_template_kwargs: Annotated[dict[str, Any], AfterValidator(free_names)] | None = None

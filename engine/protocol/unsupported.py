@@ -49,8 +49,7 @@ _DECODING: dict[str, tuple[object, ...]] = {
     "logits_processors": ([],),
     "custom_logit_processor": (),
     "stop_regex": ("", []),
-    "thinking_token_budget": (),
-    "repetition_detection": (),
+    "thinking_token_budget": (-1,),
     "watermarking": (False,),
     "verbosity": ("medium",),
     "vllm_xargs": ({},),
@@ -63,21 +62,23 @@ _INPUT: dict[str, tuple[object, ...]] = {
     "media_io_kwargs": ({},),
     "mm_payload": (),
     "prompt_embeds": (),
-    "truncate_prompt_tokens": (),
     "chat_template": (),
+    "input_ids": (),
     "lora_path": (),
     "lora_request": (),
+    "session_params": ({},),
     "kv_transfer_params": ({},),
     "ec_transfer_params": ({},),
 }
 
 _OUTPUT: dict[str, tuple[object, ...]] = {
-    "return_tokens_as_token_ids": (False,),
     "logprob_token_ids": ([],),
     "return_hidden_states": (False,),
     "return_token_offsets": (False,),
     "return_prompt_text": (False,),
-    "return_mm_kwargs": (False,),
+    "return_mm_kwargs": (False, True),
+    "return_routed_experts": (False,),
+    "return_meta_info": (False,),
 }
 
 NeutralValues = Mapping[str, tuple[object, ...]]
@@ -102,7 +103,7 @@ _SCORES: dict[str, tuple[object, ...]] = {
 GENERATION: NeutralValues = MappingProxyType(
     _TOOLS | _CONSTRAINED_OUTPUT | _DECODING | _INPUT | _OUTPUT
 )
-_POOLING = {name: _INPUT[name] for name in _INPUT if name != "truncate_prompt_tokens"} | _VECTORS
+_POOLING = _INPUT | _VECTORS
 VECTORS: NeutralValues = MappingProxyType(_POOLING)
 SCORES: NeutralValues = MappingProxyType(_POOLING | _SCORES)
 

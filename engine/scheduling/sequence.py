@@ -9,7 +9,11 @@ from typing import Literal, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-FinishReason = Literal["stop", "length"]
+from engine.scheduling.repetition import Repetition
+
+FinishReason = Literal["stop", "length", "repetition"]
+# In vLLM's words.
+REPETITION_DETECTED = "repetition_detected"
 
 
 class StopText(Protocol):
@@ -81,12 +85,12 @@ class SequenceRequest:
     """One token stream to generate from `prompt_ids` (at least one token).
 
     Generation ends at `max_tokens` new tokens (0 scores the prompt only), at a token of
-    `stop_token_ids` (kept as the last of `token_ids`) or where `stop_text` finds the end; none of
-    the latter two before `min_tokens`. `prompt_logprobs` asks for the prompt's own
-    log-probabilities with that many alternatives (0: none besides the token itself). Pages of the
-    KV cache are shared only among requests of one `cache_salt`. When it `is_streamed` each token is
-    told as it comes, else all at the end. Each token is one that `constraint` allows. Of those that
-    wait, one of a higher `priority` starts first.
+    `stop_token_ids` (kept as the last of `token_ids`), where `stop_text` finds the end or at a
+    `repetition`; none of the latter three before `min_tokens`. `prompt_logprobs` asks for the
+    prompt's own log-probabilities with that many alternatives (0: none besides the token itself).
+    Pages of the KV cache are shared only among requests of one `cache_salt`. When it `is_streamed`
+    each token is told as it comes, else all at the end. Each token is one that `constraint` allows.
+    Of those that wait, one of a higher `priority` starts first.
     """
 
     prompt_ids: list[int]
@@ -95,6 +99,7 @@ class SequenceRequest:
     min_tokens: int = 0
     stop_token_ids: frozenset[int] = frozenset()
     stop_text: StopText | None = None
+    repetition: Repetition | None = None
     prompt_logprobs: int | None = None
     cache_salt: str = ""
     is_streamed: bool = False
@@ -114,6 +119,8 @@ class TokenLogprob:
 @dataclass(frozen=True, slots=True)
 class SequenceResult:
     """A finished sequence. `stop_reason` is the stop token id or stop string that ended it.
+
+    A repetition that did is `REPETITION_DETECTED`.
 
     `prompt_logprobs[0]` is None: nothing predicts the first token.
     """
@@ -142,6 +149,7 @@ class Sequence:
         "arrival",
         "digests",
         "error",
+        "finish_reason",
         "generated",
         "is_accused",
         "is_suspect",
@@ -152,11 +160,11 @@ class Sequence:
         "num_told",
         "prompt",
         "prompt_logprobs",
+        "repetition_watch",
         "request",
         "seniority",
         "stop_reason",
         "stop_watch",
-        "stopped",
     )
 
     def __init__(self, request: SequenceRequest, arrival: int) -> None:
@@ -173,7 +181,8 @@ class Sequence:
         self.prompt_logprobs: list[TokenLogprob | None] = [None]
         self.stop_reason: int | str | None = None
         self.stop_watch = None if request.stop_text is None else request.stop_text.watch()
-        self.stopped = False
+        self.repetition_watch = None if request.repetition is None else request.repetition.watch()
+        self.finish_reason: FinishReason = "length"  # unless something ended it before
         self.is_suspect = False  # was in a step that failed: runs alone
         self.is_accused = False  # in one that memory was not the matter with: fails with the next
         self.num_failures = 0
@@ -188,7 +197,7 @@ class Sequence:
         """Come to what another came to, which asked for the same; nothing of it is computed."""
         self.generated = list(other.generated)
         self.logprobs, self.prompt_logprobs = other.logprobs, other.prompt_logprobs
-        self.stopped, self.stop_reason = other.stopped, other.stop_reason
+        self.finish_reason, self.stop_reason = other.finish_reason, other.stop_reason
         self.num_cached_tokens = len(self.request.prompt_ids)
 
     def result(self) -> SequenceResult:
@@ -201,7 +210,7 @@ class Sequence:
             scores = self.logprobs[: len(self.generated)]
         return SequenceResult(
             token_ids=self.generated,
-            finish_reason="stop" if self.stopped else "length",
+            finish_reason=self.finish_reason,
             stop_reason=self.stop_reason,
             num_cached_tokens=self.num_cached_tokens,
             logprobs=scores,

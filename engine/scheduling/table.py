@@ -49,7 +49,7 @@ class SequenceTable:
         self.has_bias = np.zeros(slots, np.bool_)
         self.min_tokens = np.zeros(slots, np.int64)  # before which no stop token may come
         self.reads_ids = np.zeros(slots, np.bool_)  # penalties: they look at what came before
-        self.has_stop_text = np.zeros(slots, np.bool_)
+        self.is_watched = np.zeros(slots, np.bool_)  # any token may be its last
         self.is_streamed = np.zeros(slots, np.bool_)
 
     @property
@@ -104,7 +104,7 @@ class SequenceTable:
             or sampling.frequency_penalty != 0
             or sampling.repetition_penalty != 1
         )
-        self.has_stop_text[slot] = request.stop_text is not None
+        self.is_watched[slot] = request.stop_text is not None or request.repetition is not None
         self.is_streamed[slot] = request.is_streamed
         self.is_running[slot] = True
         self._running = None

@@ -17,7 +17,12 @@ from engine.contract import EngineStats
 from engine.protocol.errors import InternalError, RequestError
 from engine.scheduling.failures import Failures
 from engine.scheduling.scheduler import Scheduler, StepPlan
-from engine.scheduling.sequence import Sequence, SequenceRequest, SequenceResult
+from engine.scheduling.sequence import (
+    REPETITION_DETECTED,
+    Sequence,
+    SequenceRequest,
+    SequenceResult,
+)
 from engine.stepping.repeats import Repeats
 from engine.stepping.runner import Readout, Runner
 from engine.stepping.sampler import Sampler
@@ -172,7 +177,7 @@ class GenerationWork:
         flight.scores.keep(scored, taken)
         is_done = (table.num_known[slots] >= table.max_tokens[slots]) | is_broken
         is_done &= table.is_running[slots]
-        may_stop = self._may_stop[token_ids] | table.has_stop_text[slots]
+        may_stop = self._may_stop[token_ids] | table.is_watched[slots]
         for row in np.flatnonzero(taken & may_stop).tolist():
             is_done[row] |= self._has_stopped(int(slots[row]), int(token_ids[row]))
         told = np.flatnonzero(taken & ~is_done & table.is_streamed[slots])
@@ -231,10 +236,11 @@ class GenerationWork:
                 return True
         if token_id in request.stop_token_ids:
             reason = token_id
-        if reason is None or is_early:
+        repeats = sequence.repetition_watch is not None and sequence.repetition_watch.push(token_id)
+        if is_early or (reason is None and not repeats):
             return False
-        sequence.stop_reason = reason
-        sequence.stopped = True
+        sequence.finish_reason = "repetition" if reason is None else "stop"
+        sequence.stop_reason = REPETITION_DETECTED if reason is None else reason
         return True
 
 

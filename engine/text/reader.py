@@ -8,20 +8,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 from tokenizers.normalizers import Lowercase
 from tokenizers.normalizers import Sequence as NormalizerSequence
 
 from engine.protocol.errors import RequestError
+from engine.protocol.fields import Side
 from engine.text.tokenizer import Tokenizer
 
 # Up to this a text is read whole: it takes a few milliseconds at most.
 _LONG_CHARS = 20_000
 # Words have four or five letters a token; of what has more a token, the whole is read.
 _CHARS_OF_TOKEN = 32
-
-Side = Literal["left", "right"]
 
 
 class Tokens(NamedTuple):

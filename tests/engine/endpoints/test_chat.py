@@ -172,6 +172,12 @@ def test_a_stop_string_inside_tokens_ends_and_is_cut() -> None:
     assert kept["choices"][0]["message"]["content"] == " Pari"
 
 
+def test_sglangs_name_keeps_the_stop_string_too() -> None:
+    """`no_stop_trim` is what others call `include_stop_str_in_output`."""
+    kept = Scene().chat(stop="ari", no_stop_trim=True)
+    assert kept["choices"][0]["message"]["content"] == " Pari"
+
+
 def test_a_stop_token_that_completes_a_stop_string_is_cut_as_a_token() -> None:
     """The engine reports the token, and the whole of it goes."""
     scene = Scene()

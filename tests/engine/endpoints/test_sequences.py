@@ -2,8 +2,20 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import pytest
+
 from engine.endpoints.sequences import seed_of_choice
-from tests.engine.scripted_model import Scene
+from engine.scheduling.repetition import Repetition
+from tests.engine.scripted_model import (
+    MAX_MODEL_LEN,
+    TURN,
+    TURN_END,
+    Scene,
+    sentencepiece_tokenizer,
+    text_model_of,
+)
 
 
 def seed(request_seed: int | None = None, **changes: object) -> int:
@@ -47,3 +59,96 @@ def test_a_salt_reaches_every_sequence_of_its_request() -> None:
     scene.complete()
     salts = [request.cache_salt for request in scene.generator.requests]
     assert salts == ["one", "one", "two", "two", "", ""]
+
+
+def test_a_prompt_is_cut_at_its_beginning_unless_it_is_said() -> None:
+    """Text and token ids alike, to so many tokens; what is shorter stays as it is."""
+    scene = Scene()
+    whole = scene.tokenizer.encode("The capital of France", add_special_tokens=True)
+    for prompt in ("The capital of France", whole):
+        scene.complete(prompt, truncate_prompt_tokens=3)
+        assert scene.last().prompt_ids == whole[-3:]
+        scene.complete(prompt, truncate_prompt_tokens=3, truncation_side="right")
+        assert scene.last().prompt_ids == whole[:3]
+        scene.complete(prompt, truncate_prompt_tokens=60)
+        assert scene.last().prompt_ids == whole
+    scene.chat("Hi " * 30, truncate_prompt_tokens=7)
+    told = scene.tokenizer.text(scene.last().prompt_ids, skip_special_tokens=False)
+    assert len(scene.last().prompt_ids) == 7
+    assert told.endswith(f"{TURN_END}\n{TURN}assistant\n")
+
+
+def test_special_tokens_around_a_text_are_not_cut_off() -> None:
+    """The token that begins every text of a model still begins it."""
+    scene = Scene(model=text_model_of(sentencepiece_tokenizer()))
+    scene.complete("ab b a", truncate_prompt_tokens=3)
+    begin, *rest = scene.last().prompt_ids
+    assert begin == 1
+    assert rest == scene.tokenizer.encode("ab b a", add_special_tokens=False)[-2:]
+
+
+def test_a_prompt_is_cut_to_what_its_context_has_room_for() -> None:
+    """-1 leaves room for what is to be generated, however long the text is."""
+    scene = Scene()
+    scene.complete("the capital " * 10_000, truncate_prompt_tokens=-1, max_tokens=10)
+    assert len(scene.last().prompt_ids) == MAX_MODEL_LEN - 10
+    scene.chat("the capital " * 1_000, truncate_prompt_tokens=-1)
+    assert (len(scene.last().prompt_ids), scene.last().max_tokens) == (MAX_MODEL_LEN - 1, 1)
+
+
+def test_an_echo_shows_what_was_read_of_a_prompt() -> None:
+    """Its text is that of the tokens which are left."""
+    choice = Scene().complete("The capital of France", truncate_prompt_tokens=3, echo=True)
+    text = choice["choices"][0]["text"]
+    assert text.endswith(" Paris.")
+    assert "The capital of France".endswith(text.removesuffix(" Paris."))
+    assert not text.startswith("The capital")
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"truncate_prompt_tokens": 0}, "truncate_prompt_tokens"),
+        ({"truncate_prompt_tokens": -2}, "truncate_prompt_tokens"),
+        ({"truncate_prompt_tokens": MAX_MODEL_LEN + 1}, "truncate_prompt_tokens"),
+        ({"truncate_prompt_tokens": MAX_MODEL_LEN}, "prompt"),
+        ({"truncation_side": "middle"}, "truncation_side"),
+        ({"repetition_detection": {"max_pattern_size": 3}}, "repetition_detection"),
+        (
+            {"repetition_detection": {"max_pattern_size": 1, "min_pattern_size": 2}},
+            "repetition_detection",
+        ),
+        ({"repetition_detection": {"size": 3}}, "repetition_detection.size"),
+        ({"repetition_detection": 3}, "repetition_detection"),
+    ],
+)
+def test_what_cannot_be_cut_or_detected_is_named(fields: dict[str, Any], param: str) -> None:
+    """The fault says which parameter it is of."""
+    assert Scene().completion_fault(**{"prompt": "the capital " * 99, **fields}).param == param
+
+
+def test_where_a_repetition_ends_a_sequence_reaches_it() -> None:
+    """In the numbers of the request; none, and a pattern of 0 tokens, detect nothing."""
+    scene = Scene()
+    asked = {"max_pattern_size": 4, "min_count": 3}
+    scene.chat(repetition_detection=asked)
+    assert scene.last().repetition == Repetition(1, 4, 3)
+    scene.complete(repetition_detection={**asked, "min_pattern_size": 2})
+    assert scene.last().repetition == Repetition(2, 4, 3)
+    for nothing in (None, {}, {"max_pattern_size": 0, "min_count": 3}):
+        scene.chat(repetition_detection=nothing)
+        assert scene.last().repetition is None
+
+
+def test_tokens_are_shown_as_ids_where_it_is_asked() -> None:
+    """In the words of vLLM, in either form; the bytes are the token's own."""
+    scene = Scene()
+    first = scene.generator.token_ids[0]
+    chat = scene.chat(logprobs=True, top_logprobs=1, return_tokens_as_token_ids=True)
+    shown = chat["choices"][0]["logprobs"]["content"][0]
+    assert shown["token"] == f"token_id:{first}"
+    assert bytes(shown["bytes"]) == scene.tokenizer.piece(first)
+    assert shown["top_logprobs"][0]["token"] == "token_id:0"
+    text = scene.complete(logprobs=1, return_tokens_as_token_ids=True)["choices"][0]["logprobs"]
+    assert text["tokens"][0] == f"token_id:{first}"
+    assert set(text["top_logprobs"][0]) == {f"token_id:{first}", "token_id:0"}

@@ -51,12 +51,13 @@ TOOL = {"type": "function", "function": {"name": "f"}}
         ("modalities", ["text", "audio"]),
         ("audio", {"voice": "x"}),
         ("web_search_options", {}),
-        ("truncate_prompt_tokens", 5),
+        ("input_ids", [1, 2]),
+        ("session_params", {"id": "s"}),
         ("chat_template", "{{ messages }}"),
         ("prompt_embeds", "x"),
         ("lora_path", "x"),
         ("verbosity", "low"),
-        ("return_tokens_as_token_ids", True),
+        ("return_hidden_states", True),
     ],
 )
 def test_a_parameter_that_changes_the_result_is_named(name: str, value: object) -> None:

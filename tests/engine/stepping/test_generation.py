@@ -5,9 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 from itertools import chain
 
+import numpy as np
 import pytest
 
 from engine.protocol.errors import InternalError, RequestError
+from engine.scheduling.repetition import Repetition
 from engine.scheduling.sequence import Sampling, SequenceRequest, SequenceResult
 from tests.engine.stepping.generation_rig import (
     GREEDY,
@@ -55,6 +57,19 @@ def test_a_stop_text_ends_a_sequence() -> None:
     answer = only(Rig(logits_of), request(stop_text=watch))
     assert watch.seen == answer.token_ids == greedy([1, 2, 3], 5)
     assert (answer.finish_reason, answer.stop_reason) == ("stop", "END")
+
+
+def test_a_sequence_that_repeats_itself_ends_there() -> None:
+    """With the last copy of the pattern, and a reason of its own."""
+    looping = Rig(lambda tokens: np.eye(VOCABULARY)[4 + len(tokens) % 2])
+    ends = Repetition(1, 3, 3)
+    answer = only(looping, request(max_tokens=20, repetition=ends))
+    assert len(answer.token_ids) == 6
+    assert (answer.finish_reason, answer.stop_reason) == ("repetition", "repetition_detected")
+    later = only(looping, request(max_tokens=20, repetition=ends, min_tokens=9))
+    assert len(later.token_ids) == 9
+    stopped = only(looping, request(max_tokens=20, repetition=ends, stop_text=Watch(6)))
+    assert (stopped.finish_reason, stopped.stop_reason) == ("stop", "END")
 
 
 def test_nothing_stops_a_sequence_before_its_minimum() -> None:
