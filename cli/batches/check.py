@@ -14,9 +14,7 @@ from engine.batchfile.lines import FormError, Line, read_lines, refuse_endless
 from engine.protocol.errors import RequestError
 from engine.protocol.requests import check_request
 from engine.protocol.routes import CHAT_COMPLETIONS, COMPLETIONS, find_route
-from handler.batch.model import OnInvalidLine
-from handler.batch.wire import MAX_LISTED_ERRORS
-from handler.intake.check import (
+from handler.batch.check import (
     NOT_JSON,
     Findings,
     LineChecker,
@@ -24,6 +22,8 @@ from handler.intake.check import (
     judge,
     refuse,
 )
+from handler.batch.model import OnInvalidLine
+from handler.batch.wire import MAX_LISTED_ERRORS
 
 _SHOWN_BYTES = 2**20
 _BYTES_PER_TOKEN = 4

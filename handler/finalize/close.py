@@ -12,17 +12,17 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import islice
 from threading import Lock
 from uuid import uuid4
 
-from engine.batchfile.lines import LineError, RawLine, parse_line, read_lines
-from engine.batchfile.rows import print_malformed, print_not_run
+from engine.batchfile.lines import RawLine, read_lines
 from handler.aws.queues import advance_message
 from handler.aws.sync import Aws
 from handler.batch.keys import fill_key
 from handler.batch.model import Batch, Progress, Shard, ShardStatus
+from handler.batch.not_run import EXPIRED, NotRun, row_not_run
 from handler.batch.parts import FinishedRow, PartIndex, decode_index, encode_part
 from handler.batch.states import Status
 from handler.deployment import Deployment
@@ -43,17 +43,7 @@ _NUM_AT_ONCE = 4 * _NUM_THREADS
 # A line of 36 MiB takes a gigabyte while it is parsed: one at a time.
 _parsing = Lock()
 
-EXPIRED_MESSAGE = "The completion window of the batch ended before this line was run."
 _UNREADABLE = "The input can no longer be read, so lines that were not run have no row"
-
-
-@dataclass(frozen=True, slots=True)
-class NotRun:
-    """What the row of a line says that was not run, and whether it counts as failed."""
-
-    code: str
-    message: str
-    is_failure: bool
 
 
 def why_not_run(batch: Batch, shard: Shard) -> NotRun | None:
@@ -61,7 +51,7 @@ def why_not_run(batch: Batch, shard: Shard) -> NotRun | None:
     if batch.status is Status.CANCELLING or batch.outcome is Status.FAILED:
         return None
     if batch.outcome is Status.EXPIRED and shard.abandoned is None:
-        return NotRun("batch_expired", EXPIRED_MESSAGE, is_failure=False)
+        return EXPIRED
     return NotRun("shard_failed", shard.abandoned or "It was given up.", is_failure=True)
 
 
@@ -227,19 +217,8 @@ def _fill(aws: Aws, deployment: Deployment, batch: Batch, shard: Shard, index: P
 
 
 def _row_of(raw: RawLine, reason: NotRun) -> tuple[FinishedRow, bool]:
-    """Return a line's row and whether it is a failure; a line that is no request is one."""
-    is_failure = reason.is_failure
     with _parsing:
-        try:
-            line = parse_line(raw)
-        except LineError as exc:
-            row, is_failure = print_malformed(raw.digest, exc), True
-        else:
-            row = print_not_run(
-                line.digest, line.custom_id, code=reason.code, message=reason.message
-            )
-            del line
-    return FinishedRow(raw.number, row, is_success=False), is_failure
+        return row_not_run(raw, reason)
 
 
 def progress_of(shards: Sequence[Shard]) -> Progress:

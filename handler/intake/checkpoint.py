@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from pydantic import TypeAdapter
 
 from engine.batchfile.forms import Form
+from handler.batch.check import Findings
 from handler.batch.cutter import ShardCutter
-from handler.intake.check import Findings
 from handler.intake.repeated import Search
 
 

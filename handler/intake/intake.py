@@ -18,6 +18,13 @@ from engine.batchfile.lines import FormError, read_lines, refuse_endless
 from handler.aws.bucket import read_range
 from handler.aws.queues import advance_message
 from handler.aws.sync import Aws
+from handler.batch.check import (
+    NOT_JSON,
+    LineChecker,
+    Verdict,
+    judge,
+    refuse,
+)
 from handler.batch.cutter import ShardCutter
 from handler.batch.keys import ids_key, is_drop, plain_key
 from handler.batch.model import Batch, Shard
@@ -25,13 +32,6 @@ from handler.batch.states import Status
 from handler.batch.wire import MAX_LISTED_ERRORS
 from handler.deployment import Deployment
 from handler.errors import HandlerError, NotThere, ObjectChanged
-from handler.intake.check import (
-    NOT_JSON,
-    LineChecker,
-    Verdict,
-    judge,
-    refuse,
-)
 from handler.intake.checkpoint import Checkpoint, dump_checkpoint, load_checkpoint
 from handler.intake.convert import give_up, make_plain
 from handler.intake.repeated import find_saved

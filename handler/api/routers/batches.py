@@ -13,8 +13,8 @@ from aws_lambda_powertools.event_handler.router import APIGatewayHttpRouter
 from handler.api.envelope.caller import tenant_of
 from handler.api.envelope.errors import NotFound, Refused
 from handler.api.envelope.means import aws
-from handler.api.envelope.page import Page, page_of
 from handler.batch.model import Batch
+from handler.batch.page import Page, page_of
 from handler.batch.request import BatchRequest, read_request
 from handler.batch.wire import BatchObject
 from handler.deployment import deployment

@@ -15,9 +15,9 @@ from aws_lambda_powertools.event_handler.router import APIGatewayHttpRouter
 from handler.api.envelope.caller import tenant_of
 from handler.api.envelope.errors import NotFound, Refused
 from handler.api.envelope.means import aws
-from handler.api.envelope.page import Page, page_of
 from handler.api.envelope.redirect import redirect
-from handler.api.routers.file_object import (
+from handler.aws.sync import MAX_PRESIGNED_SECONDS
+from handler.batch.file_object import (
     BATCH,
     FileDeleted,
     FileObject,
@@ -26,9 +26,9 @@ from handler.api.routers.file_object import (
     file_object,
     name_of,
 )
-from handler.aws.sync import MAX_PRESIGNED_SECONDS
 from handler.batch.keys import file_key
 from handler.batch.model import File
+from handler.batch.page import Page, page_of
 from handler.batch.request import MAX_EXPIRY_SECONDS, MIN_EXPIRY_SECONDS
 from handler.deployment import deployment
 

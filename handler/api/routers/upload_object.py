@@ -6,7 +6,7 @@ from typing import Annotated, Final, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from handler.api.routers.file_object import BATCH, ExpiresAfter, FileObject
+from handler.batch.file_object import BATCH, ExpiresAfter, FileObject
 from handler.batch.model import Upload
 from handler.objects.upload_plan import MAX_PARTS
 

@@ -14,7 +14,6 @@ from aws_lambda_powertools.event_handler.router import APIGatewayHttpRouter
 from handler.api.envelope.caller import tenant_of
 from handler.api.envelope.errors import NotFound, Refused
 from handler.api.envelope.means import aws
-from handler.api.routers.file_object import check_purpose, file_object, name_of
 from handler.api.routers.upload_complete import Completion, check_pending
 from handler.api.routers.upload_object import (
     CompleteRequest,
@@ -30,6 +29,7 @@ from handler.api.routers.upload_object import (
 )
 from handler.aws.calls import Call
 from handler.aws.sync import MAX_PRESIGNED_SECONDS
+from handler.batch.file_object import check_purpose, file_object, name_of
 from handler.batch.keys import file_key, upload_prefix
 from handler.batch.model import Upload
 from handler.deployment import deployment

@@ -10,9 +10,9 @@ import pytest
 from openai.types import Batch as OpenAIBatch
 
 from handler.batch.model import Batch, BatchError, Options
+from handler.batch.not_run import EXPIRED_MESSAGE
 from handler.batch.states import Status
 from handler.errors import AwsError
-from handler.finalize.close import EXPIRED_MESSAGE
 from handler.finalize.finalize import finalize
 from handler.moves.end import end_batch
 from handler.moves.turn import Run

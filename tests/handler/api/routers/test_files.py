@@ -14,8 +14,8 @@ import pytest
 from openai import OpenAI
 from openai.types import FileObject as TheirFile
 
-from handler.api.routers.file_object import FileObject, disposition_of, name_of
 from handler.aws.bucket import SHORT_LIVED, read_range
+from handler.batch.file_object import FileObject, disposition_of, name_of
 from handler.batch.model import File
 from handler.batch.states import Status
 from tests.handler.api.rig import (

@@ -9,13 +9,13 @@ import pytest
 
 from engine.batchfile.duplicates import Duplicate, Duplicates
 from engine.batchfile.lines import RawLine
-from handler.batch.model import BatchError
-from handler.intake.check import (
+from handler.batch.check import (
     Findings,
     LineChecker,
     _route_of_short,
     judge,
 )
+from handler.batch.model import BatchError
 
 NO_DUPLICATES = Duplicates(0, ())
 CHAT = "/v1/chat/completions"

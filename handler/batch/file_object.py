@@ -9,9 +9,9 @@ from urllib.parse import quote
 
 from pydantic import BaseModel, Field
 
-from handler.api.envelope.errors import Refused
 from handler.batch.model import File
 from handler.batch.request import MAX_EXPIRY_SECONDS, MIN_EXPIRY_SECONDS
+from handler.errors import InvalidOption
 
 BATCH: Final = "batch"
 _MAX_NAME_LENGTH: Final = 255
@@ -24,6 +24,12 @@ _UNSEEN: Final = re.compile(
     "[\u034f\u115f\u1160\u17b4\u17b5\u180b-\u180f\u2800\u3164\ufe00-\ufe0f\uffa0"
     "\U000e0100-\U000e01ef]"
 )
+
+
+class InvalidPurpose(InvalidOption):
+    """A file that would be for nothing that is done here."""
+
+    code = "invalid_purpose"
 
 
 class FileObject(BaseModel):
@@ -68,12 +74,10 @@ def file_object(file: File) -> FileObject:
 
 
 def check_purpose(purpose: str) -> str:
-    """Return the purpose of a file to be; raises Refused for all that batches do not read."""
+    """Return the purpose of a file to be; raises InvalidPurpose for what batches do not read."""
     if purpose != BATCH:
-        raise Refused(
-            f"`purpose` must be `{BATCH}`: files are the inputs of batches here.",
-            param="purpose",
-            code="invalid_purpose",
+        raise InvalidPurpose(
+            f"`purpose` must be `{BATCH}`: files are the inputs of batches here.", param="purpose"
         )
     return purpose
 

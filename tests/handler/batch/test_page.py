@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from pydantic import BaseModel
 
-from handler.api.envelope import page
-from handler.api.envelope.page import Page, page_of
+from handler.batch import page
+from handler.batch.page import Page, page_of
 
 
 class Thing(BaseModel):
