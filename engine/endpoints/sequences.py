@@ -134,7 +134,8 @@ class TextSequences:
             frequency_penalty=request.frequency_penalty or 0.0,
             repetition_penalty=_or(request.repetition_penalty, defaults.repetition_penalty),
             logit_bias=request.logit_bias or {},
-            logprobs=terms.logprobs,
+            logprobs=0 if request.logprob_token_ids else terms.logprobs,
+            logprob_token_ids=tuple(dict.fromkeys(request.logprob_token_ids or ())),
         )
 
     def _sequence(
@@ -234,6 +235,7 @@ class TextSequences:
             self._check_ids((min(ids), max(ids)), terms.prompt_param)
         self._check_ids(request.logit_bias or (), "logit_bias")
         self._check_ids(request.stop_token_ids or (), "stop_token_ids")
+        self._check_ids(request.logprob_token_ids or (), "logprob_token_ids")
 
     def _check_ids(self, ids: Sequence[int] | dict[int, float], param: str) -> None:
         size = self._model.vocab_size

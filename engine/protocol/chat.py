@@ -49,6 +49,10 @@ class ChatCompletionRequest(GenerationRequest):
         """Refuse parameters that contradict each other."""
         if self.top_logprobs and not self.logprobs:
             raise RequestError("`top_logprobs` needs `logprobs` to be true.", param="top_logprobs")
+        if self.logprob_token_ids and not self.logprobs:
+            raise RequestError(
+                "`logprob_token_ids` needs `logprobs` to be true.", param="logprob_token_ids"
+            )
         if self.continue_final_message and self.add_generation_prompt:
             raise RequestError(
                 "`continue_final_message` and `add_generation_prompt` exclude each other: one goes"

@@ -29,6 +29,10 @@ class CompletionRequest(GenerationRequest):
                 " `prompt_logprobs`.",
                 param="max_tokens",
             )
+        if self.logprob_token_ids and self.logprobs is None:
+            raise RequestError(
+                "`logprob_token_ids` needs `logprobs`, at least 0.", param="logprob_token_ids"
+            )
         if len(self.prompt) * (self.n or 1) > MAX_CHOICES_IN_ALL:
             raise RequestError(
                 f"{len(self.prompt)} prompts times `n` must not be above {MAX_CHOICES_IN_ALL}"

@@ -27,6 +27,7 @@ _MAX_STOP_STRINGS = 64
 _MAX_STOP_CHARS = 1_000
 _MAX_STOP_TOKENS = 1_000
 _MAX_TOKEN_DIGITS = 10
+_MAX_NAMED_TOKENS = 128
 _MAX_PATTERN = 1_000
 _LEAST_REPEATS = 2
 _INT64_MIN, _INT64_MAX = -(2**63), 2**63 - 1
@@ -151,6 +152,9 @@ class GenerationRequest(BaseModel):
     add_special_tokens: bool | None = None
     return_token_ids: bool | None = None
     return_tokens_as_token_ids: bool | None = None
+    logprob_token_ids: (
+        Annotated[list[Count], Field(fail_fast=True, max_length=_MAX_NAMED_TOKENS)] | None
+    ) = None
 
     truncate_prompt_tokens: CutTo | None = None
     truncation_side: Side | None = None

@@ -72,7 +72,6 @@ _INPUT: dict[str, tuple[object, ...]] = {
 }
 
 _OUTPUT: dict[str, tuple[object, ...]] = {
-    "logprob_token_ids": ([],),
     "return_hidden_states": (False,),
     "return_token_offsets": (False,),
     "return_prompt_text": (False,),

@@ -64,8 +64,9 @@ class Sampling:
     """How the next token is chosen. `temperature == 0` is greedy; `top_k == 0` keeps all.
 
     `seed` and the position alone key the randomness, so a row never depends on its neighbours.
-    `logprobs`: None for none, 0 for the chosen token's, k for the k likeliest as well. They are
-    taken from the model's raw logits, before penalties and temperature.
+    `logprobs`: None for none, 0 for the chosen token's, k for the k likeliest as well, or, in place
+    of these, for `logprob_token_ids`. They are taken from the model's raw logits, before penalties
+    and temperature.
     """
 
     temperature: float = 1.0
@@ -78,6 +79,7 @@ class Sampling:
     logit_bias: Mapping[int, float] = field(default_factory=dict)
     seed: int = 0
     logprobs: int | None = None
+    logprob_token_ids: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, eq=False)

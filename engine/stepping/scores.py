@@ -5,8 +5,8 @@ They are of the model's raw logits, before penalties and temperature.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from itertools import islice
+from collections.abc import Iterable, Sequence
+from itertools import chain, islice
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -37,6 +37,9 @@ class StepScores:
         self._sampled = np.flatnonzero(table.logprobs[plan.sampled] >= 0)  # of plan.sampled
         self._slots = plan.sampled[self._sampled].tolist()
         self._rows = plan.sampled_rows[self._sampled]
+        self._named = [
+            table.sequence(slot).request.sampling.logprob_token_ids for slot in self._slots
+        ]
         first_rows = np.cumsum(plan.num_logits) - plan.num_logits
         columns = (plan.slots, plan.starts, plan.stops, first_rows)
         # Row i of a span scores its token i+1; the last row of a prompt scores the first new token.
@@ -70,16 +73,34 @@ class StepScores:
             0,
         )
         sampling = choose_sampling(logits.dtype, logits.device)
-        return token_ids, *sampling.log_probabilities(
-            logits, np.concatenate(rows), token_ids, num_top
+        scores = sampling.log_probabilities(logits, np.concatenate(rows), token_ids, num_top)
+        return token_ids, *scores, self._score_named(logits, token_ids, scores.logprobs)
+
+    def _score_named(self, logits: Tensor, token_ids: Tensor, logprobs: Tensor) -> Tensor:
+        """Return the log-probabilities of tokens that requests name, after what was sampled.
+
+        They are as far from those as their logits are.
+        """
+        owners = np.repeat(np.arange(len(self._slots)), list(map(len, self._named)))
+        ids = np.fromiter(chain.from_iterable(self._named), np.int64)
+        index, rows, named = (
+            torch.from_numpy(array).to(logits.device) for array in (owners, self._rows[owners], ids)
         )
+        chosen = logits[rows, token_ids[index]].float()
+        return logprobs[index] + logits[rows, named].float() - chosen
 
     def keep(self, arrived: Sequence[NDArray[Any]], taken: NDArray[np.bool_]) -> None:
         """Give sequences that still run what `compute` came to; `taken` marks sampled tokens."""
         table = self._table
-        rows = zip(*(column.tolist() for column in arrived), strict=True)
-        for slot, is_taken in zip(self._slots, taken[self._sampled].tolist(), strict=True):
+        if not arrived:
+            return
+        *columns, of_named = (column.tolist() for column in arrived)
+        rows, values = zip(*columns, strict=True), iter(of_named)
+        are_taken = taken[self._sampled].tolist()
+        for slot, named, is_taken in zip(self._slots, self._named, are_taken, strict=True):
             entry = _entry(next(rows), int(table.logprobs[slot]))
+            if named:
+                entry = _of_named(entry, named, islice(values, len(named)))
             if is_taken:
                 table.sequence(slot).logprobs.append(entry)
         for slot, start, stop, _ in self._prompts:
@@ -88,6 +109,11 @@ class StepScores:
             if table.is_running[slot]:
                 # After a preemption some are there already, and come again.
                 table.sequence(slot).prompt_logprobs[start:] = entries
+
+
+def _of_named(entry: TokenLogprob, named: Sequence[int], values: Iterable[float]) -> TokenLogprob:
+    pairs = sorted(zip(named, values, strict=True), key=lambda pair: -pair[1])
+    return TokenLogprob(entry.token_id, entry.logprob, tuple(pairs))
 
 
 def _entry(row: tuple[Any, ...], num_top: int) -> TokenLogprob:

@@ -167,15 +167,18 @@ class ScriptedGenerator:
             finish_reason="stop" if finish == "stop" else "length",
             stop_reason=reason,
             num_cached_tokens=self.num_cached_tokens,
-            logprobs=None if num_top is None else [_logprob(i, num_top) for i in token_ids],
+            logprobs=None
+            if num_top is None
+            else [_logprob(i, num_top, request.sampling.logprob_token_ids) for i in token_ids],
             prompt_logprobs=None
             if num_prompt_top is None
             else [None, *(_logprob(i, num_prompt_top) for i in request.prompt_ids[1:])],
         )
 
 
-def _logprob(token_id: int, num_top: int) -> TokenLogprob:
-    return TokenLogprob(token_id, -token_id / 100, tuple((i, -i / 100) for i in range(num_top)))
+def _logprob(token_id: int, num_top: int, named: Sequence[int] = ()) -> TokenLogprob:
+    top = sorted(named) or range(num_top)
+    return TokenLogprob(token_id, -token_id / 100, tuple((i, -i / 100) for i in top))
 
 
 class Scene:

@@ -152,3 +152,29 @@ def test_tokens_are_shown_as_ids_where_it_is_asked() -> None:
     text = scene.complete(logprobs=1, return_tokens_as_token_ids=True)["choices"][0]["logprobs"]
     assert text["tokens"][0] == f"token_id:{first}"
     assert set(text["top_logprobs"][0]) == {f"token_id:{first}", "token_id:0"}
+
+
+def test_tokens_that_are_named_take_the_place_of_the_likeliest() -> None:
+    """In either form, however many likeliest ones are asked for; each but once."""
+    scene = Scene()
+    asked = {"logprob_token_ids": [9, 5, 9], "return_tokens_as_token_ids": True}
+    chat = scene.chat(logprobs=True, top_logprobs=3, **asked)["choices"][0]
+    top = chat["logprobs"]["content"][0]["top_logprobs"]
+    assert [(one["token"], one["logprob"]) for one in top] == [
+        ("token_id:5", -0.05),
+        ("token_id:9", -0.09),
+    ]
+    text = scene.complete(logprobs=3, **asked)["choices"][0]["logprobs"]
+    came = scene.generator.token_ids[0]
+    assert set(text["top_logprobs"][0]) == {f"token_id:{i}" for i in (came, 5, 9)}
+
+
+@pytest.mark.parametrize("ids", [[10**6], [-1], list(range(129)), [5]])
+def test_tokens_that_cannot_be_scored_are_refused(ids: list[int]) -> None:
+    """Those that the model does not have, too many, and any where no scores are asked for."""
+    asks = ids != [5]
+    scene = Scene()
+    chat_fault = scene.chat_fault(logprobs=asks, logprob_token_ids=ids)
+    fault = scene.completion_fault(logprobs=0 if asks else None, logprob_token_ids=ids)
+    assert (chat_fault.param or "").startswith("logprob_token_ids")
+    assert (fault.param or "").startswith("logprob_token_ids")

@@ -17,6 +17,7 @@ from tests.engine.stepping.generation_rig import (
     check_scores,
     greedy,
     logits_of,
+    logprobs_of,
     only,
     request,
 )
@@ -39,6 +40,29 @@ def test_logprobs_are_those_of_the_models_own_logits(sampling: Sampling, top: in
     assert answer.logprobs is not None
     assert len(answer.logprobs) == 8
     check_scores(answer.logprobs, [1, 2, 3, *answer.token_ids], top)
+
+
+def test_tokens_that_are_named_are_scored_in_place_of_the_likeliest() -> None:
+    """The best first; others of the same step get what they asked for."""
+    named = replace(GREEDY, logprobs=0, logprob_token_ids=(7, 0, 4))
+    answers = Rig(logits_of).run(
+        request(sampling=replace(GREEDY, logprobs=2)),
+        request([4, 5], sampling=named),
+        request([6], sampling=replace(GREEDY, logprobs=1), prompt_logprobs=1),
+    )
+    for answer, prompt, top in zip(answers, ([1, 2, 3], [4, 5], [6]), (2, None, 1), strict=True):
+        assert isinstance(answer, SequenceResult)
+        assert answer.logprobs is not None
+        tokens = [*prompt, *answer.token_ids]
+        if top is not None:
+            check_scores(answer.logprobs, tokens, top)
+            continue
+        for place, score in enumerate(answer.logprobs, start=len(prompt)):
+            expected = logprobs_of(tuple(tokens[:place]))
+            assert score.logprob == pytest.approx(expected[tokens[place]], abs=1e-5)
+            best = sorted((7, 0, 4), key=lambda token: -expected[token])
+            assert [token for token, _ in score.top] == best
+            assert [value for _, value in score.top] == pytest.approx(expected[best], abs=1e-5)
 
 
 def test_logprobs_end_with_the_sequence_and_only_those_asked_for_are_given() -> None:
