@@ -79,6 +79,7 @@ class Progress:
     audio_seconds: float = 0.0
     input_tokens_per_second: float = 0.0
     audio_seconds_per_second: float = 0.0
+    reasoning_tokens: int = 0
 
     def __add__(self, other: Progress) -> Progress:
         """Return the sum, field by field."""

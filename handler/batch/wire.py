@@ -169,7 +169,7 @@ def to_wire(
             input_tokens=done.prompt_tokens,
             input_tokens_details=InputTokensDetails(cached_tokens=done.cached_tokens),
             output_tokens=done.completion_tokens,
-            output_tokens_details=OutputTokensDetails(),
+            output_tokens_details=OutputTokensDetails(reasoning_tokens=done.reasoning_tokens),
             total_tokens=done.prompt_tokens + done.completion_tokens,
         ),
         metadata=batch.options.metadata or None,
