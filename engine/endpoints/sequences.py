@@ -12,6 +12,7 @@ from engine.protocol.fields import GenerationRequest, Side
 from engine.scheduling.repetition import Repetition
 from engine.scheduling.sequence import Sampling, SequenceRequest
 from engine.text.reader import Cut, TextReader
+from engine.text.stop_patterns import StopPattern
 from engine.text.stop_strings import StopStrings
 from engine.text.text_model import TextModel
 
@@ -182,11 +183,12 @@ class TextSequences:
     def _stop_strings(
         self, request: GenerationRequest, min_tokens: int, markers: frozenset[int]
     ) -> StopStrings | None:
-        if not request.stop:
+        if not (request.stop or request.stop_regex):
             return None
         return StopStrings(
-            tuple(request.stop),
+            tuple(request.stop or ()),
             self._model.tokenizer,
+            patterns=tuple(map(StopPattern, request.stop_regex or ())),
             min_tokens=min_tokens,
             skip_special_tokens=request.skip_special_tokens is not False,
             markers=markers,

@@ -24,6 +24,7 @@ from pydantic_core import InitErrorDetails, PydanticCustomError
 MAX_CHOICES = 128
 MAX_TOP_LOGPROBS = 20
 _MAX_STOP_STRINGS = 64
+_MAX_STOP_PATTERNS = 16
 _MAX_STOP_CHARS = 1_000
 _MAX_STOP_TOKENS = 1_000
 _MAX_TOKEN_DIGITS = 10
@@ -86,6 +87,11 @@ StopStrings = Annotated[
     Field(fail_fast=True, max_length=_MAX_STOP_STRINGS),
     BeforeValidator(_listed),
 ]
+StopPatterns = Annotated[
+    list[StopString],
+    Field(fail_fast=True, max_length=_MAX_STOP_PATTERNS),
+    BeforeValidator(_listed),
+]
 Bias = Annotated[Finite, Field(ge=-100, le=100)]
 CutTo = Annotated[Whole, Field(ge=-1), AfterValidator(_cut)]
 Side = Literal["left", "right"]
@@ -139,6 +145,7 @@ class GenerationRequest(BaseModel):
         Annotated[list[Count], Field(fail_fast=True, max_length=_MAX_STOP_TOKENS)] | None
     ) = None
     # SGLang's name for it is the second.
+    stop_regex: StopPatterns | None = None
     include_stop_str_in_output: Annotated[
         bool | None,
         Field(validation_alias=AliasChoices("include_stop_str_in_output", "no_stop_trim")),

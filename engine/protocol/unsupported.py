@@ -48,7 +48,6 @@ _DECODING: dict[str, tuple[object, ...]] = {
     "allowed_token_ids": ([],),
     "logits_processors": ([],),
     "custom_logit_processor": (),
-    "stop_regex": ("", []),
     "thinking_token_budget": (-1,),
     "watermarking": (False,),
     "verbosity": ("medium",),

@@ -230,6 +230,9 @@ class GenerationWork:
         if sequence.stop_watch is not None:
             try:
                 reason = sequence.stop_watch.push(token_id)
+            except RequestError as exc:
+                sequence.error = exc
+                return True
             except Exception as exc:
                 logger.exception("a search for stop strings failed")
                 sequence.error = InternalError(f"The search for stop strings failed: {exc!r}")

@@ -4,21 +4,24 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from engine.text.stop_patterns import StopPattern
 from engine.text.tokenizer import Tokenizer
 
 
 @dataclass(frozen=True, slots=True)
 class StopStrings:
-    """Where a text shall end: at the first of its `stops`; a `StopText`.
+    """Where a text shall end: at the first of its `stops` or `patterns`; a `StopText`.
 
     UTF-8 keeps its place: the bytes of one text lie in those of another only where its characters
     do. So the search is in bytes and needs no token to end at a character. A match that ends
     before `min_tokens` tokens is none. A special token that is written like a stop string ends the
-    sequence too, though its text is skipped. `markers` are special tokens that never are.
+    sequence too, though its text is skipped. `markers` are special tokens that never are. What
+    matches a pattern stays in the text, to the end of the token that completes it, as in SGLang.
     """
 
     stops: tuple[str, ...]
     tokenizer: Tokenizer
+    patterns: tuple[StopPattern, ...] = ()
     min_tokens: int = 0
     skip_special_tokens: bool = True
     markers: frozenset[int] = frozenset()
@@ -33,7 +36,7 @@ class StopStrings:
         data = self.tokenizer.text_bytes(
             token_ids, skip_special_tokens=self.skip_special_tokens, markers=self.markers
         )
-        if self.skips(last):
+        if self.skips(last) or stop not in self.stops:
             return data
         wanted = stop.encode()
         earliest = len(data) - len(self.tokenizer.piece(last)) - len(wanted) + 1
@@ -52,6 +55,7 @@ class StopWatch:
     __slots__ = (
         "_min_tokens",
         "_num_tokens",
+        "_searches",
         "_special_stops",
         "_stops",
         "_tail",
@@ -62,7 +66,8 @@ class StopWatch:
 
     def __init__(self, wanted: StopStrings) -> None:
         self._stops = [(stop, stop.encode()) for stop in wanted.stops]
-        self._window = max(len(data) for _, data in self._stops) - 1
+        self._window = max((len(data) for _, data in self._stops), default=1) - 1
+        self._searches = [(one.pattern, one.search()) for one in wanted.patterns]
         self._tokenizer = wanted.tokenizer
         self._min_tokens = wanted.min_tokens
         self._wanted = wanted
@@ -77,16 +82,19 @@ class StopWatch:
     def push(self, token_id: int) -> str | None:
         """Append one generated token and return the stop string that is now complete, if any.
 
-        Of several that become complete at once it is the one that begins first.
+        Of several that become complete at once it is the one that begins first; patterns come
+        after all strings.
         """
         self._num_tokens += 1
         is_early = self._num_tokens < self._min_tokens
         if self._wanted.skips(token_id):
             return None if is_early else self._special_stops.get(token_id)
-        data = self._tail + self._tokenizer.piece(token_id)
+        piece = self._tokenizer.piece(token_id)
+        data = self._tail + piece
         found = None if is_early else self._first_match(data, len(self._tail))
         self._tail = data[-self._window :] if self._window else b""
-        return found
+        ended = [pattern for pattern, search in self._searches if search.push(piece)]
+        return ended[0] if found is None and ended and not is_early else found
 
     def _first_match(self, data: bytes, num_old_bytes: int) -> str | None:
         """Return the stop string that begins first of those that end in the new bytes."""

@@ -172,6 +172,20 @@ def test_a_stop_string_inside_tokens_ends_and_is_cut() -> None:
     assert kept["choices"][0]["message"]["content"] == " Pari"
 
 
+def test_a_stop_pattern_ends_and_its_match_stays() -> None:
+    """Strings come first; before the minimum nothing ends; the reason is the pattern."""
+    scene = Scene("The capital of France is Paris, of Norway Oslo.")
+    choice = scene.chat(stop_regex=r"[A-Z]\w+s,")["choices"][0]
+    assert choice["message"]["content"].endswith(" Paris,")
+    assert (choice["stop_reason"], choice["finish_reason"]) == (r"[A-Z]\w+s,", "stop")
+    both = scene.chat(stop_regex=["zzz", "P.r"], stop=["ari"])["choices"][0]
+    assert (both["message"]["content"][-2:], both["stop_reason"]) == (" P", "ari")
+    late = scene.chat(stop_regex="o", min_tokens=len(scene.generator.token_ids) - 3)["choices"][0]
+    assert late["message"]["content"].endswith("Oslo")
+    assert scene.chat_fault(stop_regex="(").param == "stop_regex"
+    assert scene.chat_fault(stop_regex=[""]).param == "stop_regex.0"
+
+
 def test_sglangs_name_keeps_the_stop_string_too() -> None:
     """`no_stop_trim` is what others call `include_stop_str_in_output`."""
     kept = Scene().chat(stop="ari", no_stop_trim=True)

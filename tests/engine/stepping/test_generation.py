@@ -59,6 +59,19 @@ def test_a_stop_text_ends_a_sequence() -> None:
     assert (answer.finish_reason, answer.stop_reason) == ("stop", "END")
 
 
+def test_a_search_that_a_request_drives_too_far_is_its_own_fault() -> None:
+    """The row is a 400 that names the parameter, and the others go on."""
+
+    class Endless(Watch):
+        def push(self, _: int) -> str | None:
+            raise RequestError("too many states", param="stop_regex")
+
+    fault, other = Rig(logits_of).run(request(stop_text=Endless(1)), request([5]))
+    assert isinstance(fault, RequestError)
+    assert fault.param == "stop_regex"
+    assert isinstance(other, SequenceResult)
+
+
 def test_a_sequence_that_repeats_itself_ends_there() -> None:
     """With the last copy of the pattern, and a reason of its own."""
     looping = Rig(lambda tokens: np.eye(VOCABULARY)[4 + len(tokens) % 2])

@@ -1,0 +1,99 @@
+"""Regular expressions at which a text ends: searched for as it comes, in time linear in its bytes.
+
+A pattern is an automaton of llguidance's over bytes, so none goes back over what was read; one
+that would take too many states is refused, at once or where a text drives it there.
+"""
+
+from __future__ import annotations
+
+import codecs
+from dataclasses import dataclass
+from functools import lru_cache
+
+from llguidance import LLMatcher, LLTokenizer, TokenizerWrapper
+
+from engine.protocol.errors import RequestError
+
+_PARAM = "stop_regex"
+_MAX_REASON_CHARS = 200
+_END = 256
+
+
+class _Bytes:
+    """A vocabulary of the 256 bytes, for a matcher that reads one after another."""
+
+    eos_token_id = bos_token_id = _END
+    special_token_ids = (_END,)
+    tokens = (*(bytes([byte]) for byte in range(_END)), b"<end>")
+
+    def __call__(self, text: str) -> list[int]:
+        """Return the tokens of a text."""
+        return list(text.encode())
+
+
+@dataclass(frozen=True, slots=True)
+class StopPattern:
+    """One pattern that was compiled; raises `RequestError` for what cannot be searched for."""
+
+    pattern: str
+
+    def __post_init__(self) -> None:
+        """Compile it."""
+        if _matcher(self.pattern).is_accepting():
+            raise _refusal(self.pattern, "it matches where nothing is written yet")
+
+    def search(self) -> PatternSearch:
+        """Begin to search one text."""
+        return PatternSearch(self.pattern)
+
+
+class PatternSearch:
+    """Searches one text, as a response would show it, for the first end of a match."""
+
+    __slots__ = ("_decoder", "_matcher", "_pattern")
+
+    def __init__(self, pattern: str) -> None:
+        self._pattern = pattern
+        self._matcher = _matcher(pattern).deep_copy()
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+
+    def push(self, data: bytes) -> bool:
+        """Append bytes, and say whether a match ends in them.
+
+        Raises `RequestError` where the text drives the pattern into too many states.
+        """
+        ends = False
+        for byte in self._decoder.decode(data).encode():
+            if not self._matcher.consume_token(byte):
+                raise _refusal(self._pattern, "the text takes it into too many states")
+            ends = ends or self._matcher.is_accepting()
+        return ends
+
+
+@lru_cache(maxsize=1)
+def _vocabulary() -> LLTokenizer:
+    return LLTokenizer(TokenizerWrapper(_Bytes()))
+
+
+@lru_cache(maxsize=256)
+def _matcher(pattern: str) -> LLMatcher:
+    """Return the matcher of a pattern at the beginning of a text; nobody reads with it."""
+    grammar = LLMatcher.grammar_from_regex(f"(?s:.*)(?:{pattern})")
+    matcher = LLMatcher(_vocabulary(), grammar, log_level=0)
+    if matcher.is_error():
+        raise _refusal(pattern, _reason(matcher.get_error()))
+    return matcher
+
+
+def _reason(error: str) -> str:
+    """Return the one line of llguidance's words that says what is wrong with a pattern."""
+    lines = [line.strip() for line in error.splitlines()]
+    told = next((line for line in lines if line.startswith("error: ")), lines[0])
+    return told.removeprefix("error: ").partition(" (in regex): ")[2] or told[:_MAX_REASON_CHARS]
+
+
+def _refusal(pattern: str, reason: str) -> RequestError:
+    return RequestError(
+        f"`{_PARAM}` {pattern[:_MAX_REASON_CHARS]!r} cannot be searched for: {reason}.",
+        param=_PARAM,
+    )
