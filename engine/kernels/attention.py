@@ -16,10 +16,11 @@ from engine.kernels.step import Step
 class AttentionShape:
     """One layer's attention: head counts, widths, scaling, and its masks.
 
-    A causal query sees the tokens before it and itself, any other its whole sequence. `window` 0:
-    all of these; else those less than so far away. `softcap` 0: none; else scores become
-    softcap · tanh(score / softcap). `has_sinks`: a learned logit a head joins the softmax without a
-    value.
+    A causal query sees the tokens before it and itself, or up to where its step says that it sees;
+    any other its whole sequence. `window` 0: all of these; else those less than so far before it,
+    and of what a query sees that is not causal those less than so far behind it. `softcap` 0: none;
+    else scores become softcap · tanh(score / softcap). `has_sinks`: a learned logit a head joins
+    the softmax without a value.
     """
 
     num_query_heads: int

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 import torch
 
@@ -55,6 +56,22 @@ def choose_sampling(dtype: torch.dtype, device: torch.device) -> ChoosesTokens:
         if dtype in DTYPES:
             return of_cpu
     return sampling
+
+
+@contextmanager
+def lend_torch_the_threads(device: torch.device) -> Iterator[None]:
+    """Let torch compute on as many threads as kernels do, for as long as this is entered."""
+    if device.type != "cpu":
+        yield
+        return
+    from engine.kernels.cpu.threads import team_size
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(team_size())
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def spare_torch_its_threads(device: torch.device) -> None:

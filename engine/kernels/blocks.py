@@ -105,8 +105,11 @@ def gated(both: Tensor, gate: Gate) -> Tensor:
 
 
 def turns(positions: Tensor, frequencies: Tensor, scale: float) -> Tensor:
-    """Return the cosines and sines of packed tokens, `[T, 2·R]` fp32: less work than a table."""
-    angles = positions[:, None].float() * frequencies
+    """Return the cosines and sines of packed tokens, `[T, 2·R]` fp32: less work than a table.
+
+    Their `positions [T, 1]` are the same for all frequencies, or `[T, R]` those of each.
+    """
+    angles = positions.float() * frequencies
     return torch.cat([angles.cos(), angles.sin()], dim=1) * scale
 
 

@@ -87,7 +87,7 @@ class ReferenceAttention:
 
     def prepare(self, step: Step) -> None:
         """Take in where the tokens of the coming forward pass lie; valid until the next call."""
-        self._spans = spans_of(step)
+        self._spans, self._ends = spans_of(step), step.ends
         slots = step.slots.long()
         self._places = (slots // self.page_size, slots % self.page_size)
 
@@ -110,13 +110,14 @@ class ReferenceAttention:
     def _attend_span(self, layer: int, query: Tensor, span: Span, sinks: Tensor | None) -> Tensor:
         shape = self.shapes[layer]
         query = query[span.start : span.stop]  # [t, Hq, Dk]
+        ends = None if self._ends is None else self._ends[span.start : span.stop]
         length = span.length
         key, value = gather(self.keys[layer], self.values[layer], span.pages, length)
         if shape.softcap or sinks is not None or shape.key_dim != shape.value_dim:
-            return attend(query, key, value, shape, sinks)
+            return attend(query, key, value, shape, sinks, ends)
         is_whole = not shape.window or length <= shape.window
-        is_plain = is_whole and (span.context == 0 or not shape.is_causal)
-        mask = None if is_plain else visible(query.shape[0], length, shape, query.device)
+        is_plain = is_whole and ((span.context == 0 and ends is None) or not shape.is_causal)
+        mask = None if is_plain else visible(query.shape[0], length, shape, query.device, ends)
         out = torch.nn.functional.scaled_dot_product_attention(
             query.transpose(0, 1)[None],  # [1, Hq, t, D]
             key[None],
@@ -138,11 +139,16 @@ def gather(keys: Tensor, values: Tensor, pages: Tensor, length: int) -> tuple[Te
 
 
 def attend(
-    query: Tensor, key: Tensor, value: Tensor, shape: AttentionShape, sinks: Tensor | None
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    shape: AttentionShape,
+    sinks: Tensor | None,
+    ends: Tensor | None = None,
 ) -> Tensor:
     """Attend the last `t` positions to all `L`: `[t, Hq, Dk]`, `[Hkv, L, D…]` → `[t, Hq, Dv]`.
 
-    As the shape masks; scores and softmax in fp32.
+    As the shape and `ends [t]` mask; scores and softmax in fp32.
     """
     tokens, length = query.shape[0], key.shape[1]
     group = shape.num_query_heads // shape.num_kv_heads
@@ -151,7 +157,7 @@ def attend(
     scores *= shape.scaling
     if shape.softcap:
         scores = shape.softcap * torch.tanh(scores / shape.softcap)
-    scores.masked_fill_(~visible(tokens, length, shape, query.device), float("-inf"))
+    scores.masked_fill_(~visible(tokens, length, shape, query.device, ends), float("-inf"))
     if sinks is not None:
         sink = sinks.float().view(shape.num_kv_heads, group, 1, 1).expand(-1, -1, tokens, 1)
         weights = torch.cat([scores, sink], dim=-1).softmax(dim=-1)[..., :-1]
@@ -161,13 +167,25 @@ def attend(
     return mixed.permute(2, 0, 1, 3).reshape(tokens, shape.num_query_heads, -1).to(query.dtype)
 
 
-def visible(tokens: int, length: int, shape: AttentionShape, device: torch.device) -> Tensor:
-    """Say which of `length` keys the last `tokens` queries see: bool `[tokens, length]`."""
+def visible(
+    tokens: int,
+    length: int,
+    shape: AttentionShape,
+    device: torch.device,
+    ends: Tensor | None = None,
+) -> Tensor:
+    """Say which of `length` keys the last `tokens` queries see: bool `[tokens, length]`.
+
+    Causal ones see what lies before `ends [tokens]`, without which up to themselves.
+    """
     queries = torch.arange(length - tokens, length, device=device)[:, None]
     positions = torch.arange(length, device=device)[None]
     window = shape.window or length
-    after = 1 if shape.is_causal else window
-    return (positions > queries - window) & (positions < queries + after)
+    if not shape.is_causal:
+        stops = queries + window
+    else:
+        stops = queries + 1 if ends is None else ends[:, None]
+    return (positions > queries - window) & (positions < stops)
 
 
 def zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device = CPU) -> Tensor:

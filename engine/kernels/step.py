@@ -30,6 +30,11 @@ class Step:
     place `positions[t]` of its sequence and its keys are stored at `slots[t]`, that is page times
     page size plus offset. `logit_rows` are the packed tokens whose logits are wanted, in order.
     The first `num_decodes` spans are of one token each.
+
+    What is None is as in most steps. `ends`: a causal token sees what lies before place `ends[t]`,
+    which grows along its span and not beyond it (None: up to itself). `axes`: it is turned by three
+    numbers (None: thrice by its place). `shown`: the tokens `shown_rows`, packed ones, have these
+    vectors and not those of their ids.
     """
 
     num_decodes: int
@@ -41,13 +46,16 @@ class Step:
     page_starts: Tensor  # [S + 1]
     pages: Tensor  # [P]
     logit_rows: Tensor  # [N]
+    ends: Tensor | None = None  # [T]
+    axes: Tensor | None = None  # [3 · T], axis after axis
+    shown_rows: Tensor | None = None  # [M]
+    shown: Tensor | None = None  # [M, H] of the network's dtype
     copy_on_host: Step | None = None  # None where this is it
 
     @classmethod
     def pack(cls, num_decodes: int, device: torch.device, **arrays: NDArray[Any]) -> Step:
         """Put the arrays, given by their names, into one buffer and that onto the device."""
-        others = ("num_decodes", "copy_on_host")
-        names = [field.name for field in fields(cls) if field.name not in others]
+        names = [field.name for field in fields(cls) if field.name in arrays]
         parts = [arrays[name] for name in names]
         lengths = [len(part) for part in parts]
 
@@ -63,6 +71,11 @@ class Step:
     def host(self) -> Step:
         """Return the step in the host's memory: to know its numbers waits for no device."""
         return self if self.copy_on_host is None else self.copy_on_host
+
+    @property
+    def visible_ends(self) -> Tensor:
+        """Return the place `[T]` before which lies all that each causal token sees."""
+        return self.positions + 1 if self.ends is None else self.ends
 
     @property
     def num_tokens(self) -> int:

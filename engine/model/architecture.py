@@ -14,12 +14,14 @@ class Rope:
     """How a position turns a head: by position · frequency, cosines and sines times `scale`.
 
     Of each head number i turns with number i + R, for R frequencies; what is above 2·R stays. With
-    a `reach` the frequencies hold for so many positions only.
+    a `reach` the frequencies hold for so many positions only. `axes` says of each frequency by
+    which of three positions it turns, of time, height and width; without them all turn by one.
     """
 
     frequencies: tuple[float, ...]
     scale: float = 1.0
     reach: int | None = None
+    axes: tuple[int, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True)

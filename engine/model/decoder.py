@@ -55,7 +55,14 @@ class Decoder:
         # Rounded as transformers rounds it, and as Gemma was trained.
         self._scale = torch.tensor(architecture.embedding_scale).to(dtype).item()
         ropes = list(dict.fromkeys(block.rope for block in architecture.blocks))
-        self._ropes = [(rope, torch.tensor(rope.frequencies, device=device)) for rope in ropes]
+        self._ropes = [
+            (
+                torch.tensor(rope.frequencies, device=device),
+                rope.scale,
+                None if rope.axes is None else torch.tensor(rope.axes, device=device),
+            )
+            for rope in ropes
+        ]
         products = choose_products(self._blocks, device)
         self._head = products.make(weights.pop("head", self._embedding)) if has_head else None
         maker = _LayerMaker(architecture, self._blocks, products, weights)
@@ -84,11 +91,14 @@ class Decoder:
         """Run one step → the last hidden states `[N, H]` of its rows, normed."""
         blocks, eps, rows = self._blocks, self._eps, step.logit_rows
         turns = [
-            turns_of(step.positions, frequencies, rope.scale) for rope, frequencies in self._ropes
+            turns_of(_positions(step, axes), frequencies, scale)
+            for frequencies, scale, axes in self._ropes
         ]
         residual = functional.embedding(step.token_ids, self._embedding)  # [T, H]
         if self._scale != 1:
             residual *= self._scale
+        if step.shown_rows is not None and step.shown is not None:
+            residual[step.shown_rows] = step.shown
         x = blocks.rms_norm(residual, self._layers[0].input_norm, eps)
         for index, (layer, next_norm) in enumerate(zip(self._layers, self._norms, strict=True)):
             self.num_layers_begun += 1
@@ -106,6 +116,13 @@ class Decoder:
                 x = blocks.rms_norm(x, layer.mixed_norm, eps)
             x = blocks.add_rms_norm(x, residual, next_norm, eps)
         return x
+
+
+def _positions(step: Step, axes: Tensor | None) -> Tensor:
+    """Return what tokens are turned by: `[T, 1]`, or for frequencies of `axes [R]` `[T, R]`."""
+    if axes is None or step.axes is None:
+        return step.positions[:, None]
+    return step.axes.view(-1, step.num_tokens)[axes].T
 
 
 class _LayerMaker:

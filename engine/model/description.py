@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import isfinite
 from typing import Any
 
@@ -32,6 +32,7 @@ COUNTS = (
     "hidden_size",
     "max_position_embeddings",
 )
+TIE = "tie_word_embeddings"
 # Which text model a model of text and images has where it does not say.
 TEXT_OF_KIND = {"gemma3": "gemma3_text", "llava": "llama"}
 # What says nothing of a forward pass: names, training, sampling, tokens, where it came from.
@@ -64,7 +65,7 @@ class NotUnderstood(Exception):
 class Description:
     """What a config.json says of the model whose text is served.
 
-    `fields` are those of the text model, which `is_part` of more or all of it; `kind` is its
+    `fields` are those of the text model, which `is_part` of the `whole` or all of it; `kind` is its
     `model_type`, `said_dtype` that of the stored weights as it is told.
     """
 
@@ -74,6 +75,7 @@ class Description:
     is_part: bool
     said_dtype: object
     is_quantised: bool
+    whole: Mapping[str, Any] = field(default_factory=dict, repr=False)
 
     @property
     def dtype(self) -> torch.dtype | None:
@@ -102,13 +104,18 @@ def described(name: str, said: Mapping[str, Any]) -> Description:
     """Return what a config.json says that was read already."""
     text = said.get("text_config")
     fields = text if isinstance(text, dict) else said
+    ties = [tie for part in (fields, said) if (tie := part.get(TIE)) is not None]
+    if fields is not said and ties:
+        # What is said of the whole holds for the text, too.
+        fields = {**fields, TIE: True if True in ties else ties[0]}
     kind = fields.get("model_type", TEXT_OF_KIND.get(str(said.get("model_type"))))
     stored = [part.get(key) for part in (fields, said) for key in ("dtype", "torch_dtype")]
     return Description(
         name=name,
         kind=str(kind),
         fields=fields,
-        is_part=fields is not said,
+        is_part=isinstance(text, dict) or "vision_config" in said,
+        whole=said,
         said_dtype=next((dtype for dtype in stored if dtype), None),
         is_quantised=any(part.get("quantization_config") for part in (fields, said)),
     )

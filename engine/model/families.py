@@ -148,6 +148,14 @@ def _qwen2(fields: Fields, sizes: Sizes) -> Architecture:
     return make(fields, sizes, windows=_qwen_windows(fields, sizes), qkv_bias=True)
 
 
+def _qwen2_5_vl(fields: Fields, sizes: Sizes) -> Architecture:
+    for key in ("vision_config", *_QWEN_MARKS):
+        fields.take(key)  # of the tower, and of what a prompt is written by
+    rope = read_rope(fields, sizes.head_dim, sizes.positions, 1e6, _MROPE, has_axes=True)
+    windows = _qwen_windows(fields, sizes)
+    return make(fields, sizes, windows=windows, ropes=[rope] * sizes.layers, qkv_bias=True)
+
+
 def _qwen3(fields: Fields, sizes: Sizes) -> Architecture:
     is_biased = fields.flag("attention_bias")
     return make(
@@ -380,6 +388,11 @@ _LLAMA = {
     "rms_norm_eps": 1e-6,
     "eos_token_id": 2,
 }
+_QWEN_MARKS = (
+    *("image_token_id", "video_token_id", "vision_token_id"),
+    *("vision_start_token_id", "vision_end_token_id"),
+)
+_MROPE = {"mrope": "default", "default": "default", "yarn": "yarn", "linear": "linear"}
 _PHI3 = {"original_max_position_embeddings": 4096, "eos_token_id": 32_000}
 FAMILIES = {
     "gemma": Family("GemmaForCausalLM", _gemma, 256, {"eos_token_id": 1}),
@@ -393,6 +406,8 @@ FAMILIES = {
     "mixtral": Family("MixtralForCausalLM", _mixtral, None, {"eos_token_id": 2}),
     "phi3": Family("Phi3ForCausalLM", _phi3, None, _PHI3),
     "qwen2": Family("Qwen2ForCausalLM", _qwen2),
+    "qwen2_5_vl": Family("Qwen2_5_VLForConditionalGeneration", _qwen2_5_vl),
+    "qwen2_5_vl_text": Family("Qwen2_5_VLForConditionalGeneration", _qwen2_5_vl),
     "qwen3": Family("Qwen3ForCausalLM", _qwen3, 128),
     "qwen3_moe": Family("Qwen3MoeForCausalLM", _qwen3_moe, None, {"sliding_window": 4096}),
 }

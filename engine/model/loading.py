@@ -12,13 +12,14 @@ from functools import partial
 from engine.config import EngineConfig
 from engine.errors import EngineError, ModelRefused, first_line_of
 from engine.model import own
-from engine.model.checkpoint import find_checkpoint
+from engine.model.checkpoint import Checkpoint, find_checkpoint
 from engine.model.description import QUANTISED, Description, NotUnderstood, read_description
 from engine.model.families import architecture_of
 from engine.model.network import LoadedModel
 from engine.model.placement import choose_device, choose_dtype, context_length
 from engine.model.proof import answers, proof_tokens, refuse_infinite
 from engine.model.proved import proof_fact, prove_once
+from engine.model.vision.description import Vision, describe
 
 
 def load_model(settings: EngineConfig) -> LoadedModel:
@@ -45,6 +46,21 @@ def _loaded(settings: EngineConfig) -> LoadedModel:
     return replace(loaded, notes=(note,))
 
 
+def _vision(
+    checkpoint: Checkpoint, description: Description
+) -> tuple[Vision | None, tuple[str, ...]]:
+    """Return what a model says of images, or a note of why it is served without them."""
+    try:
+        vision = describe(description)
+        if vision is not None:
+            from engine.model.vision.tower import check_tower
+
+            check_tower(checkpoint, vision)
+    except NotUnderstood as exc:
+        return None, (f"this model is served without images: {exc}",)
+    return vision, ()
+
+
 def _run_by_ours(settings: EngineConfig, description: Description) -> LoadedModel:
     name = settings.model
     if description.is_quantised:
@@ -54,10 +70,11 @@ def _run_by_ours(settings: EngineConfig, description: Description) -> LoadedMode
     device = choose_device(settings.device)
     dtype = choose_dtype(settings.dtype, description.dtype, device)
     checkpoint = find_checkpoint(name)
-    fact = proof_fact(checkpoint, dtype, device)
+    vision, blind = _vision(checkpoint, description)
+    fact = proof_fact(checkpoint, dtype, device, repr(vision))
     try:
-        loaded = own.load(checkpoint, description, architecture, dtype, device)
-        prove = partial(own.prove, checkpoint, description, architecture, loaded)
+        loaded = own.load(checkpoint, description, architecture, dtype, device, vision=vision)
+        prove = partial(own.prove, checkpoint, description, architecture, loaded, vision)
         proof = prove_once(fact, prove)
     except (TypeError, ValueError, RuntimeError) as exc:
         raise NotUnderstood(f"it cannot run here: {first_line_of(exc)}") from exc
@@ -65,7 +82,7 @@ def _run_by_ours(settings: EngineConfig, description: Description) -> LoadedMode
         raise NotUnderstood(f"the two give other logits (relative distance {proof.distance:.2g})")
     tokens = proof_tokens(loaded.vocab_size, ())
     refuse_infinite(name, answers(loaded, tokens))
-    notes = []
+    notes = [*blind]
     if proof.num_layers is not None:
         notes.append(
             f"the engine's decoder was compared with transformers' by the first {proof.num_layers} "

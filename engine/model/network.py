@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from engine.kernels.attention import AttentionBackend, AttentionShape, MakesBackend
 from engine.kernels.step import Step
+from engine.scheduling.pictures import Sight
 
 
 class Network(Protocol):
@@ -28,13 +31,31 @@ class Network(Protocol):
         """
 
 
+class Tower(Protocol):
+    """What turns images into vectors that a network takes in place of those of tokens."""
+
+    def look(self, pixels: NDArray[np.uint8]) -> Tensor:
+        """Return an image's vectors: `[H, W, 3]` → `[tokens, H]`, of the network's dtype.
+
+        They depend on nothing else.
+        """
+
+
+class Eye(NamedTuple):
+    """How a model sees, and by what."""
+
+    sight: Sight
+    tower: Tower
+
+
 @dataclass(frozen=True, slots=True)
 class LoadedModel:
     """A network on its device, and what the engine must know to serve it.
 
     `shapes[i]` is what layer i attends with, `backend` what makes the attention of all of them.
     `hidden_width` and `inner_width` are those of the widest layer. `eos_token_ids` is as the
-    model's config has it: an id, a list of ids, or None. `notes` are for who runs it.
+    model's config has it: an id, a list of ids, or None. Without an `eye` it sees no images.
+    `notes` are for who runs it.
     """
 
     network: Network
@@ -47,6 +68,7 @@ class LoadedModel:
     hidden_width: int
     inner_width: int
     eos_token_ids: object = None
+    eye: Eye | None = None
     notes: tuple[str, ...] = ()
 
     def attention(self, num_pages: int) -> AttentionBackend:

@@ -20,9 +20,11 @@ from engine.model.decoder import Decoder
 from engine.model.description import Description
 from engine.model.layout import Weight, weights_of
 from engine.model.memory import free_bytes
-from engine.model.network import LoadedModel
+from engine.model.network import Eye, LoadedModel
 from engine.model.proof import answers, distance_of, proof_tokens
+from engine.model.vision.description import Vision
 from engine.model.weights import read_weights
+from engine.scheduling.pictures import Picture
 
 # Relative L2 distance of a token's logits in fp32: orders of summation give some 1e-6, and a norm's
 # weight that is rounded once too often 1e-3.
@@ -55,9 +57,10 @@ def load(
     dtype: torch.dtype,
     device: torch.device,
     *,
+    vision: Vision | None = None,
     num_layers: int | None = None,
 ) -> LoadedModel:
-    """Return the model in a dtype on a device, or the first layers of it."""
+    """Return the model in a dtype on a device, or the first layers of it; it sees by `vision`."""
     weights = read_weights(
         checkpoint,
         architecture,
@@ -67,6 +70,11 @@ def load(
         num_layers=num_layers,
     )
     architecture = replace(architecture, blocks=architecture.blocks[:num_layers])
+    eye = None
+    if vision is not None:
+        from engine.model.vision.tower import load_tower
+
+        eye = Eye(vision.sight, load_tower(checkpoint, vision, dtype, device))
     shapes = tuple(block.attention for block in architecture.blocks)
     return LoadedModel(
         network=Decoder(architecture, weights),
@@ -79,6 +87,7 @@ def load(
         hidden_width=architecture.hidden_size,
         inner_width=architecture.widest,
         eos_token_ids=architecture.eos_token_ids,
+        eye=eye,
     )
 
 
@@ -88,14 +97,17 @@ def prove(
     description: Description,
     architecture: Architecture,
     loaded: LoadedModel,
+    vision: Vision | None = None,
 ) -> Proof:
     """Compare the logits of our decoder with those of transformers' class and its eager attention.
 
     In fp32 for the function that it is, and what is `loaded`, roughly, for its dtype's kernels. A
     model of which fp32 weights do not fit is compared by its first layers in fp32 alone, as many as
-    it takes to have one of each kind. Raises `ModelRefused` where transformers cannot run it.
+    it takes to have one of each kind; one that sees, with an image among its tokens. Raises
+    `ModelRefused` where transformers cannot run it.
     """
     from engine.model import fallback
+    from engine.model.vision import eager
 
     device = loaded.device
     num_layers = (
@@ -104,19 +116,26 @@ def prove(
     blocks = architecture.blocks[:num_layers]
     windows = [block.attention.window for block in blocks]
     token_ids = proof_tokens(architecture.vocab_size, windows)
+    pictures: tuple[Picture, ...] = ()
+    if vision is not None:
+        token_ids, picture = eager.with_picture(token_ids, vision.sight)
+        pictures = (picture,)
     exact = loaded
     if num_layers is not None or loaded.dtype != torch.float32:
         parts = (checkpoint, description, architecture)
-        exact = load(*parts, torch.float32, device, num_layers=num_layers)
-    got = answers(exact, token_ids)
+        exact = load(*parts, torch.float32, device, vision=vision, num_layers=num_layers)
+    got = answers(exact, token_ids, pictures)
     del exact
-    expected = fallback.answer_eagerly(checkpoint, token_ids, device, num_layers)
+    if pictures or description.kind in eager.WHOLE_ONLY:
+        expected = eager.answer(checkpoint, token_ids, pictures, device, num_layers)
+    else:
+        expected = fallback.answer_eagerly(checkpoint, token_ids, device, num_layers)
     apart = distances(got, expected)
     has_experts = any(block.experts for block in blocks)
     holds = holds_for(apart, has_experts=has_experts)
     if not holds or num_layers is not None or loaded.dtype == torch.float32:
         return Proof(holds, float(apart.max()), num_layers)
-    rounded = distance_of(answers(loaded, token_ids), expected)
+    rounded = distance_of(answers(loaded, token_ids, pictures), expected)
     return Proof(rounded <= TOLERANCE_OF_DTYPE, rounded, None)
 
 

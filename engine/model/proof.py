@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -11,7 +13,8 @@ from torch import Tensor
 
 from engine.errors import ModelRefused
 from engine.kernels.step import Step
-from engine.model.network import LoadedModel
+from engine.model.network import Eye, LoadedModel
+from engine.scheduling.pictures import Picture, ShownSpan, axes_of, shown_between, whole_stop
 
 PROOF_TOKENS = 40
 # Up to here a window is worth the tokens that it takes to see it slide.
@@ -54,8 +57,10 @@ def distance_of(got: Tensor, expected: Tensor) -> float:
 
 
 @torch.inference_mode()
-def answers(loaded: LoadedModel, token_ids: Tensor) -> Tensor:
+def answers(loaded: LoadedModel, token_ids: Tensor, pictures: Sequence[Picture] = ()) -> Tensor:
     """Return the logits `[2, t, V]` of two copies of `token_ids [t]` that run side by side.
+
+    Some of the tokens stand for `pictures`, which a loaded model's own eye looks at.
 
     In three steps, two chunks and a final single token, over pages: state that does not live in
     keys and values shows here.
@@ -64,10 +69,12 @@ def answers(loaded: LoadedModel, token_ids: Tensor) -> Tensor:
     total, size = len(tokens), loaded.backend.page_size
     pages = np.arange(2 * -(-total // size)).reshape(2, -1)
     attention = loaded.attention(pages.size)
-    cut = total // 2
+    axes = axes_of(pictures, total)
+    cut = whole_stop(pictures, 0, total // 2)
     parts = []
     for start, stop in ((0, cut), (cut, total - 1), (total - 1, total)):
-        step = _copies_step(tokens[start:stop], start, pages, size, loaded.device)
+        shown = shown_between(pictures, axes, start, stop)
+        step = _copies_step(tokens[start:stop], start, pages, loaded, shown)
         attention.prepare(step)
         logits = loaded.network.forward(step, attention)
         parts.append(logits.view(2, stop - start, -1))
@@ -78,17 +85,18 @@ def _copies_step(
     token_ids: NDArray[np.int64],
     start: int,
     pages: NDArray[np.int64],
-    page_size: int,
-    device: torch.device,
+    loaded: LoadedModel,
+    shown: ShownSpan,
 ) -> Step:
     """Return the step of `token_ids [n]` from position `start` on, once in each row of `pages`."""
-    count, copies = len(token_ids), len(pages)
+    count, copies, page_size = len(token_ids), len(pages), loaded.backend.page_size
     positions = np.arange(start, start + count)
     needed = pages[:, : -(-(start + count) // page_size)]
     slots = needed[:, positions // page_size] * page_size + positions % page_size
-    return Step.pack(
+    arrays, vectors = _shown_copies(shown, copies, loaded.eye)
+    step = Step.pack(
         copies if count == 1 else 0,
-        device,
+        loaded.device,
         token_ids=np.tile(token_ids, copies),
         positions=np.tile(positions, copies),
         slots=slots.ravel(),
@@ -97,4 +105,23 @@ def _copies_step(
         page_starts=np.arange(copies + 1) * needed.shape[1],
         pages=needed.ravel(),
         logit_rows=np.arange(copies * count),
+        **arrays,
     )
+    return replace(step, shown=vectors)
+
+
+def _shown_copies(
+    shown: ShownSpan, copies: int, eye: Eye | None
+) -> tuple[dict[str, NDArray[Any]], Tensor | None]:
+    """Return what copies of a span show, side by side: arrays of their step, and vectors."""
+    if eye is None:
+        return {}, None
+    arrays: dict[str, NDArray[Any]] = {"axes": np.tile(shown.axes, copies).ravel()}
+    if eye.sight.sees_whole:
+        arrays["ends"] = np.tile(shown.ends, copies)
+    if not shown.parts:
+        return arrays, None
+    count = len(shown.ends)
+    arrays["shown_rows"] = np.add.outer(np.arange(copies) * count, shown.rows).ravel()
+    vectors = [eye.tower.look(picture.pixels)[i:j] for picture, i, j in shown.parts]
+    return arrays, torch.cat(vectors * copies)

@@ -19,6 +19,7 @@ from engine.model.description import Fields, NotUnderstood
 # These switch by the longest position of all that runs together, so that one request would change
 # another: they are served where they never switch.
 SWITCHING = {"dynamic", "longrope"}
+NUM_AXES = 3
 # These know of the context before it was stretched.
 _STRETCHED = {"llama3", "yarn", "longrope"}
 
@@ -41,6 +42,7 @@ def read_rope(
     kinds: Mapping[str, str] | None = None,
     *,
     may_be_partial: bool = False,
+    has_axes: bool = False,
     default: Mapping[str, Any] | None = None,
 ) -> Rope:
     """Return what a model's one set of parameters comes to, in the old spelling or the new.
@@ -58,7 +60,7 @@ def read_rope(
         parameters["original_max_position_embeddings"] = original
     if not may_be_partial and parameters.pop("partial_rotary_factor") not in (None, 1):
         raise NotUnderstood("its rope says partial_rotary_factor")
-    return make_rope(parameters, width, positions, theta, kinds)
+    return make_rope(parameters, width, positions, theta, kinds, has_axes=has_axes)
 
 
 def make_rope(
@@ -67,6 +69,8 @@ def make_rope(
     positions: int,
     theta: float,
     kinds: Mapping[str, str] | None = None,
+    *,
+    has_axes: bool = False,
 ) -> Rope:
     """Return the rope of one set of parameters; `NotUnderstood` says what of it is not known."""
     fields = Fields("its rope", parameters)
@@ -81,11 +85,21 @@ def make_rope(
     original = fields.count("original_max_position_embeddings", positions)
     powers = base ** (torch.arange(0, turned, 2, dtype=torch.float) / turned)
     frequencies, scale = _KINDS[kind](Plain(fields, base, powers, positions, original))
+    axes = _axes(fields, len(frequencies)) if has_axes else None
     fields.close()
     if not frequencies.isfinite().all():
         raise NotUnderstood("its rope turns by what is no number")
     reach = min(original, positions) if kind in SWITCHING else None
-    return Rope(tuple(frequencies.tolist()), scale, reach)
+    return Rope(tuple(frequencies.tolist()), scale, reach, axes)
+
+
+def _axes(fields: Fields, count: int) -> tuple[int, ...]:
+    """Return the axis of each frequency: they come in sections, an axis after the other."""
+    sections = fields.take("mrope_section", [16, 24, 24])
+    is_list = isinstance(sections, list) and all(type(size) is int for size in sections)
+    if not is_list or len(sections) != NUM_AXES or sum(sections) != count or min(sections) < 0:
+        raise NotUnderstood(f"its rope says mrope_section {sections!r}")
+    return tuple(axis for axis, size in enumerate(sections) for _ in range(size))
 
 
 def _default(plain: Plain) -> tuple[Tensor, float]:

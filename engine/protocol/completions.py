@@ -47,10 +47,10 @@ def completion_choice(
     text: str,
     *,
     logprobs: dict[str, Any] | None,
-    finish_reason: str | None,
+    finish_reason: str,
     stop_reason: int | str | None,
 ) -> dict[str, Any]:
-    """Return one choice of a text completion, or of one of its chunks."""
+    """Return one choice of a text completion."""
     return {
         "index": index,
         "text": text,

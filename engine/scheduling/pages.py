@@ -2,9 +2,9 @@
 
 Pure bookkeeping: no tensor is touched here. A page holds the keys and values of `page_size`
 consecutive tokens of a sequence, in every layer. Full pages are named by a digest of the salt and
-all tokens up to their end, so that a later sequence with the same beginning takes the page instead
-of computing it. A page without holders keeps its contents until it is reused: those without a name
-first, then the least recently freed.
+all tokens and images up to their end, so that a later sequence with the same beginning takes the
+page instead of computing it. A page without holders keeps its contents until it is reused: those
+without a name first, then the least recently freed.
 """
 
 from __future__ import annotations
@@ -24,12 +24,18 @@ def root_digest(salt: str) -> Digest:
     return blake2b(salt.encode(), digest_size=16, person=b"cache salt").digest() if salt else b""
 
 
-def page_digests(parent: Digest, tokens: NDArray[np.int32], page_size: int) -> list[Digest]:
-    """Return the names of full pages that follow `parent`: their tokens and all before them."""
+def page_digests(
+    parent: Digest, tokens: NDArray[np.int32], page_size: int, shown: Sequence[bytes] = ()
+) -> list[Digest]:
+    """Return the names of full pages that follow `parent`: their tokens and all before them.
+
+    `shown` are of each page the digests of images that some of its tokens stand for.
+    """
     text, width = tokens.tobytes(), page_size * tokens.itemsize
     digests = []
-    for start in range(0, len(text), width):
-        parent = blake2b(text[start : start + width], digest_size=16, key=parent).digest()
+    for page, start in enumerate(range(0, len(text), width)):
+        named = text[start : start + width] + (shown[page] if shown else b"")
+        parent = blake2b(named, digest_size=16, key=parent).digest()
         digests.append(parent)
     return digests
 

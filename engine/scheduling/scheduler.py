@@ -2,7 +2,8 @@
 
 Every running sequence with one token to compute gets it; what the budget has left goes to prompts,
 in chunks, oldest first; then waiting sequences are admitted while slots and pages last, in the
-order of a policy. When a sequence needs a page and there is none, the one that started last gives
+order of a policy. No chunk cuts an image that must be computed as one, for which a step may grow
+beyond its budget. When a sequence needs a page and there is none, the one that started last gives
 all of its pages back and waits to be recomputed, so the one that started first always advances. No
 tensor is touched here.
 
@@ -22,6 +23,7 @@ from numpy.typing import NDArray
 from engine.scheduling.admission import Admission, ArrivalOrder
 from engine.scheduling.bound import StepBound
 from engine.scheduling.pages import PagePool, page_digests, root_digest
+from engine.scheduling.pictures import digest_within, whole_stop
 from engine.scheduling.sequence import Sequence
 from engine.scheduling.table import SequenceTable
 
@@ -353,8 +355,10 @@ class Scheduler:
         """Take up to `budget` tokens of a sequence into the step; return where its span stops."""
         table = self.table
         start, total = int(table.num_computed[slot]), int(table.num_tokens[slot])
-        is_scored = table.sequence(slot).request.prompt_logprobs is not None
+        request = table.sequence(slot).request
+        is_scored = request.prompt_logprobs is not None
         stop = min(total, start + (min(budget, self._scored_rows_left) if is_scored else budget))
+        stop = whole_stop(request.pictures, start, stop)
         if is_scored:
             self._scored_rows_left -= stop - start
         self._register(slot, start, stop)
@@ -391,7 +395,10 @@ class Scheduler:
         if len(digests) < num_pages:
             parent = digests[-1] if digests else root_digest(sequence.request.cache_salt)
             unnamed = tokens[len(digests) * size : num_pages * size]
-            digests += page_digests(parent, unnamed, size)
+            pictures = sequence.request.pictures
+            pages = range(len(digests), num_pages) if pictures else ()
+            shown = [digest_within(pictures, page * size, (page + 1) * size) for page in pages]
+            digests += page_digests(parent, unnamed, size, shown)
 
     def _pages_for(self, num_tokens: int) -> int:
         return -(-num_tokens // self._page_size)

@@ -9,6 +9,7 @@ from typing import Literal, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from engine.scheduling.pictures import Picture, axes_of
 from engine.scheduling.repetition import Repetition
 
 FinishReason = Literal["stop", "length", "repetition"]
@@ -91,8 +92,9 @@ class SequenceRequest:
     `repetition`; none of the latter three before `min_tokens`. `prompt_logprobs` asks for the
     prompt's own log-probabilities with that many alternatives (0: none besides the token itself).
     Pages of the KV cache are shared only among requests of one `cache_salt`. When it `is_streamed`
-    each token is told as it comes, else all at the end. Each token is one that `constraint` allows.
-    Of those that wait, one of a higher `priority` starts first.
+    each token is told as it comes, else all at the end. `pictures` are the images of the prompt, in
+    the order of their places; each stands there in place of its tokens. Each token is one that
+    `constraint` allows. Of those that wait, one of a higher `priority` starts first.
     """
 
     prompt_ids: list[int]
@@ -105,6 +107,7 @@ class SequenceRequest:
     prompt_logprobs: int | None = None
     cache_salt: str = ""
     is_streamed: bool = False
+    pictures: tuple[Picture, ...] = ()
     constraint: Constraint | None = None
     priority: int = 0
 
@@ -149,6 +152,7 @@ class Sequence:
 
     __slots__ = (
         "arrival",
+        "axes",
         "digests",
         "error",
         "finish_reason",
@@ -172,6 +176,7 @@ class Sequence:
     def __init__(self, request: SequenceRequest, arrival: int) -> None:
         self.request = request
         self.prompt = np.array(request.prompt_ids, np.int32)
+        self.axes = axes_of(request.pictures, len(self.prompt)) if request.pictures else None
         self.arrival = arrival  # place in the queue
         self.seniority = -1  # number of its first start: the highest gives way first
         self.generated: list[int] = []  # up to date while waiting and once finished

@@ -51,6 +51,7 @@ class SequenceTable:
         self.reads_ids = np.zeros(slots, np.bool_)  # penalties: they look at what came before
         self.is_watched = np.zeros(slots, np.bool_)  # any token may be its last
         self.is_streamed = np.zeros(slots, np.bool_)
+        self.has_pictures = np.zeros(slots, np.bool_)
 
     @property
     def running(self) -> NDArray[np.int64]:
@@ -106,6 +107,7 @@ class SequenceTable:
         )
         self.is_watched[slot] = request.stop_text is not None or request.repetition is not None
         self.is_streamed[slot] = request.is_streamed
+        self.has_pictures[slot] = bool(request.pictures)
         self.is_running[slot] = True
         self._running = None
         return slot

@@ -87,4 +87,5 @@ def _key(sequence: Sequence) -> Hashable | None:
         request.repetition,
         request.prompt_logprobs,
         request.cache_salt,
+        *((picture.start, picture.digest) for picture in request.pictures),
     )

@@ -16,6 +16,7 @@ from engine.kernels.step import Step
 from engine.model.network import LoadedModel
 from engine.scheduling.scheduler import StepPlan
 from engine.scheduling.table import SequenceTable
+from engine.stepping.pictures import Shown, ShownPictures
 
 
 class Readout:
@@ -52,6 +53,7 @@ class Runner:
         self._model = model
         self._attention = attention
         self._table = table
+        self._pictures = None if model.eye is None else ShownPictures(model.eye, table)
         # The id that each slot sampled last, which the next step may need before the host has it.
         self._last_ids = torch.zeros(
             len(table.sequences), dtype=torch.int32, device=model.device
@@ -68,7 +70,8 @@ class Runner:
 
         The logits are those of the plan's spans in order, `plan.num_logits` of each.
         """
-        step = packed(plan, self._table, self._model.device)
+        shown = None if self._pictures is None else self._pictures.of(plan)
+        step = packed(plan, self._table, self._model.device, shown)
         if (self._table.num_known[plan.slots] < plan.stops).any():
             of_slots = self._last_ids[(-1 - step.token_ids).clamp(min=0)]
             token_ids = torch.where(step.token_ids < 0, of_slots, step.token_ids)
@@ -88,12 +91,16 @@ class Runner:
 
     def free_memory(self) -> None:
         """Give back what the device's allocator keeps for later: it may lie in pieces too small."""
+        if self._pictures is not None:
+            self._pictures.forget()
         if self._model.device.type == "cuda":
             torch.cuda.empty_cache()
 
 
-def packed(plan: StepPlan, table: SequenceTable, device: torch.device) -> Step:
-    """Return the step of a plan, each span over its sequence's pages.
+def packed(
+    plan: StepPlan, table: SequenceTable, device: torch.device, shown: Shown | None = None
+) -> Step:
+    """Return the step of a plan, each span over its sequence's pages, with the images `shown`.
 
     A token whose id only the device knows, always the last of a decode, is -1 less its slot.
     """
@@ -107,7 +114,7 @@ def packed(plan: StepPlan, table: SequenceTable, device: torch.device) -> Step:
     is_unknown = table.num_known[plan.slots] < plan.stops
     token_ids[query_starts[1:][is_unknown] - 1] = -1 - plan.slots[is_unknown]
     first_rows = query_starts[1:] - plan.num_logits
-    return Step.pack(
+    step = Step.pack(
         plan.num_decodes,
         device,
         token_ids=token_ids,
@@ -118,7 +125,9 @@ def packed(plan: StepPlan, table: SequenceTable, device: torch.device) -> Step:
         page_starts=page_starts,
         pages=pages,
         logit_rows=_runs(first_rows, plan.num_logits, _starts(plan.num_logits)),
+        **({} if shown is None else shown.arrays),
     )
+    return step if shown is None else replace(step, shown=shown.vectors)
 
 
 def _starts(counts: NDArray[np.int64]) -> NDArray[np.int64]:

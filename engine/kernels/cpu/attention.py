@@ -68,6 +68,7 @@ class CpuAttention:
         """Take in where the tokens of the coming forward pass lie; valid until the next call."""
         self._slots = step.slots.numpy()
         self._positions, self._pages = step.positions.numpy(), step.pages.numpy()
+        self._ends = step.visible_ends.numpy()
         self._layouts: dict[tuple[int, ...], Layout] = {}
         self._step = step
 
@@ -106,7 +107,7 @@ class CpuAttention:
         mixed = elements(out).reshape(grouped)
         for tiles in layout.phases:
             attend_tiles(
-                *(team(), tiles, layout.order, self._positions, self._pages, queries),
+                *(team(), tiles, layout.order, self._positions, self._ends, self._pages, queries),
                 *(own.keys, own.values, layout.kept, *own.numbers, share_of_sinks, mixed),
             )
         return out

@@ -74,8 +74,8 @@ def lay_out(
                 for level in np.unique(levels)
             ]
     kept = np.empty((step.num_decodes if phases else 0, *kept_shape), np.float32)
-    starts = step.query_starts.numpy()
-    arrays = (starts, contexts, page_starts, order, resumed)
+    starts, ends = step.query_starts.numpy(), step.visible_ends.numpy()
+    arrays = (starts, ends, contexts, page_starts, order, resumed)
     phases.append(_own_tiles(step.num_decodes, *arrays, at_once, is_causal))
     return Layout(phases, order, kept)
 
@@ -84,6 +84,7 @@ def lay_out(
 def _own_tiles(
     num_decodes: Any,
     starts: Any,
+    ends: Any,
     contexts: Any,
     page_starts: Any,
     order: Any,
@@ -108,8 +109,8 @@ def _own_tiles(
             tile = tiles[place]
             tile[START], tile[STOP] = start, end
             _name_pages(tile, owner, page_starts)
-            seen = end if is_causal else stop
-            length = contexts[owner] + seen - starts[span]
+            last = order[end - 1] if span < num_decodes else end - 1
+            length = ends[last] if is_causal else contexts[owner] + stop - starts[span]
             tile[LAST] = (length + BLOCK - 1) // BLOCK
             tile[LENGTH] = length
             if span < num_decodes:

@@ -40,13 +40,14 @@ def attend_tiles(
     tiles: Any,  # [tiles, TILE_FIELDS] int32
     order: Any,  # [T] int32
     positions: Any,  # [T] int32
+    ends: Any,  # [T] int32: before which lies all that a causal token sees
     pages: Any,  # [P] int32
     query: Any,  # [T, Hkv, G, units] int32: words
     keys: Any,  # [pages, Hkv, units, PAGE_SIZE] int32
     values: Any,  # [pages, Hkv, units of tokens, width] int32
     kept: Any,  # [T', Hkv, G, width + 2] float32
     numbers: Any,  # scaling, softcap
-    reach: Any,  # how many tokens before its own each sees, and how many after it
+    reach: Any,  # how many tokens before its own each sees, and how many after its end
     sinks: Any,  # [Hkv, G] float32
     out: Any,  # [T, Hkv, G, Dv]
 ) -> None:
@@ -54,7 +55,7 @@ def attend_tiles(
     count = len(tiles) * keys.shape[1]
     at_once = max(1, count // ITEMS_A_TEAM)
     arguments = (
-        *(at_once, tiles, order, positions, pages, query, keys, values, kept),
+        *(at_once, tiles, order, positions, ends, pages, query, keys, values, kept),
         *(numbers, reach, sinks, out),
     )
     share(words, (count + at_once - 1) // at_once, _attend_some, arguments)
@@ -67,6 +68,7 @@ def _attend_some(
     tiles: Any,
     order: Any,
     positions: Any,
+    ends: Any,
     pages: Any,
     query: Any,
     keys: Any,
@@ -88,7 +90,7 @@ def _attend_some(
     for index in range(item * at_once, last):
         tile, head = tiles[index // heads], index % heads
         tokens = order[tile[START] : tile[STOP]]
-        _begin(tile, tokens, head, query, positions, reach, kept, queries, state, bounds)
+        _begin(tile, tokens, head, query, positions, ends, reach, kept, queries, state, bounds)
         after = min(index + 1, last - 1)
         _meet(
             tile,
@@ -124,6 +126,7 @@ def _begin(
     head: Any,
     query: Any,
     positions: Any,
+    ends: Any,
     reach: Any,
     kept: Any,
     queries: Any,
@@ -135,7 +138,7 @@ def _begin(
     stride = len(state) // (len(bounds) // 2)
     for number, token in enumerate(tokens):
         place = positions[token]
-        begin, stop = max(0, place - reach[0]), min(place + 1 + reach[1], tile[LENGTH])
+        begin, stop = max(0, place - reach[0]), min(ends[token] + reach[1], tile[LENGTH])
         for g in range(group):
             row = number * group + g
             bounds[2 * row], bounds[2 * row + 1] = begin, stop

@@ -82,7 +82,7 @@ class Encoder:
         """Run one step → `[N, H]` of its rows; see `TokenNetwork.encode`."""
         blocks, eps, rows = self._blocks, self._eps, step.logit_rows
         turns = [
-            turns_of(step.positions, frequencies, rope.scale if rope else 1.0)
+            turns_of(step.positions[:, None], frequencies, rope.scale if rope else 1.0)
             for rope, frequencies in self._ropes
         ]
         x = residual = self._embedded(step, type_ids)  # [T, H]

@@ -23,7 +23,8 @@ Piece = tuple[int, int, int]
 class Sequences:
     """Some sequences: `key [H, L, Dk]`, `value [H, L, Dv]` and `query [L, Hq, Dk]` of each.
 
-    `beginnings[i]`: how many tokens at its start it has in common with sequence 0.
+    `beginnings[i]`: how many tokens at its start it has in common with sequence 0. Of all of them
+    the tokens of `wholes`, by first and the one after the last, see each other both ways.
     """
 
     shape: AttentionShape
@@ -32,6 +33,7 @@ class Sequences:
     values: list[Tensor]
     sinks: Tensor | None
     beginnings: list[int]
+    wholes: tuple[tuple[int, int], ...] = ()
 
     @classmethod
     def random(
@@ -67,6 +69,11 @@ class Sequences:
         """How many tokens each sequence has."""
         return [len(query) for query in self.queries]
 
+    def end(self, position: int) -> int:
+        """Return the place before which lies all that a causal token sees."""
+        stops = (stop for start, stop in self.wholes if start <= position < stop)
+        return next(stops, position + 1)
+
     def expected(self, index: int) -> Tensor:
         """Return one sequence's attention, plainly and in float64: `[L, Hq, Dv]`."""
         shape = self.shape
@@ -80,8 +87,8 @@ class Sequences:
         length = query.shape[1]
         reach = shape.window or length
         for position in range(length):
-            after = 1 if shape.is_causal else reach
-            scores[:, position, position + after :] = -torch.inf
+            end = self.end(position) if shape.is_causal else position + reach
+            scores[:, position, end:] = -torch.inf
             scores[:, position, : max(0, position - reach + 1)] = -torch.inf
         weights = scores.exp()
         total = weights.sum(dim=-1, keepdim=True)
@@ -107,6 +114,7 @@ class Paged:
             pages[at // size] * size + at % size for pages, at in zip(used, positions, strict=True)
         ]
         num_tokens = sum(map(len, positions))
+        ends = [self.sequences.end(position) for at in positions for position in at.tolist()]
         return Step.pack(
             num_decodes,
             CPU,
@@ -118,6 +126,7 @@ class Paged:
             page_starts=np.array([0, *accumulate(map(len, used))]),
             pages=np.concatenate(used),
             logit_rows=np.arange(num_tokens),
+            **({"ends": np.array(ends)} if self.sequences.wholes else {}),
         )
 
     def run(self, pieces: Sequence[Piece], num_decodes: int = 0) -> list[Tensor]:

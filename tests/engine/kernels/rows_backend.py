@@ -42,7 +42,7 @@ class RowsAttention:
 
     def prepare(self, step: Step) -> None:
         """Take in the slots of each span's sequence, its own tokens last."""
-        self._slots = step.slots
+        self._slots, self._ends = step.slots, step.visible_ends
         offsets = torch.arange(self.page_size, device=step.slots.device)
         self._spans = []
         for start, stop, context, pages in spans_of(step):
@@ -66,7 +66,10 @@ class RowsAttention:
         keys, values = (rows[layer].transpose(0, 1) for rows in (self.keys, self.values))
         return torch.cat(
             [
-                attend(query[span], keys[:, slots], values[:, slots], shape, sinks)
+                attend(
+                    *(query[span], keys[:, slots], values[:, slots], shape, sinks),
+                    self._ends[span],
+                )
                 for span, slots in self._spans
             ]
         )

@@ -138,6 +138,30 @@ def test_who_looks_both_ways_sees_the_whole_sequence(
         torch.testing.assert_close(out.double(), wanted, atol=bound, rtol=bound)
 
 
+@pytest.mark.parametrize("name", BACKENDS)
+@pytest.mark.parametrize("kind", SHAPES)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_some_tokens_see_on_to_where_their_step_says(
+    name: str, kind: str, dtype: torch.dtype
+) -> None:
+    """Those of an image, all of it, beyond any window; a window still ends what lies before."""
+    wholes = ((3, 20), (40, 101), (101, 104))
+    sequences = replace(Sequences.random(SHAPES[kind], [110, 40, 60, 200], dtype), wholes=wholes)
+    paged = made(name, sequences, dtype)
+    bound = TOLERANCE[dtype]
+    steps: list[list[Piece]] = [
+        [(0, 0, 3), (1, 0, 20), (3, 0, 101)],
+        [(2, 0, 1), (0, 3, 101), (3, 101, 104)],
+        [(3, 104, 105), (1, 20, 40), (0, 101, 110)],
+        [(3, 105, 200), (2, 1, 3)],
+    ]
+    for pieces in steps:
+        num_decodes = int(pieces[0][2] - pieces[0][1] == 1)
+        for (index, start, stop), out in zip(pieces, paged.run(pieces, num_decodes), strict=True):
+            wanted = sequences.expected(index)[start:stop]
+            torch.testing.assert_close(out.double(), wanted, atol=bound, rtol=bound)
+
+
 @pytest.mark.parametrize("window", [0, 20])
 def test_who_looks_both_ways_comes_to_the_same_alone_and_in_company(window: int) -> None:
     """Bit for bit, on a CPU."""

@@ -256,3 +256,13 @@ class PoolAgainstLists(RuleBasedStateMachine):
 
 
 TestPoolAgainstLists = PoolAgainstLists.TestCase
+
+
+def test_pages_of_other_images_have_other_names() -> None:
+    """From the first page on that a token of it lies in; without images names are as ever."""
+    tokens = np.arange(12, dtype=np.int32)
+    plain = page_digests(b"", tokens, 4)
+    assert page_digests(b"", tokens, 4, [b"", b"", b""]) == plain
+    first, second = (page_digests(b"", tokens, 4, [b"", image, b""]) for image in (b"one", b"two"))
+    assert first[0] == second[0] == plain[0]
+    assert len({plain[1], first[1], second[1]}) == len({plain[2], first[2], second[2]}) == 3

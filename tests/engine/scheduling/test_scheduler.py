@@ -306,9 +306,11 @@ def test_what_waits_for_room_is_named_once(monkeypatch: pytest.MonkeyPatch) -> N
     """Not anew in every step, however long it waits; and not again once it starts."""
     named = []
 
-    def name(parent: bytes, tokens: NDArray[np.int32], page_size: int) -> list[bytes]:
+    def name(
+        parent: bytes, tokens: NDArray[np.int32], page_size: int, shown: list[bytes]
+    ) -> list[bytes]:
         named.extend(tokens.reshape(-1, page_size).tolist())
-        return page_digests(parent, tokens, page_size)
+        return page_digests(parent, tokens, page_size, shown)
 
     monkeypatch.setattr(scheduler_module, "page_digests", name)
     yard = Yard(num_pages=6, max_num_seqs=2)

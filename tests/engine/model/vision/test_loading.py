@@ -1,0 +1,221 @@
+"""Models that see, loaded: proved with an image, in all spellings, or served for text."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from engine.config import EngineConfig
+from engine.model import own
+from engine.model.checkpoint import WHOLE, find_checkpoint
+from engine.model.decoder import Decoder
+from engine.model.description import Description, read_description
+from engine.model.families import architecture_of
+from engine.model.loading import load_model
+from engine.model.own import Proof
+from engine.model.vision.description import BySquares, Vision, describe
+from tests.engine.vision_models import build, picture, save
+
+KINDS = ["gemma3", "qwen2_5_vl"]
+PREPARATION = "preprocessor_config.json"
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(name="folder_of", scope="module")
+def fixture_folder_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """Return a function that makes a folder with the tiny model of a kind, each time anew."""
+    networks: dict[str, Any] = {}
+
+    def folder_of(kind: str) -> Path:
+        if kind not in networks:
+            networks[kind] = build(kind)
+        folder = tmp_path_factory.mktemp(kind)
+        save(networks[kind], folder)
+        return folder
+
+    return folder_of
+
+
+FolderOf = Callable[[str], Path]
+
+
+def described(folder: Path) -> tuple[Description, Vision]:
+    """Return what a folder says."""
+    description = read_description(str(folder))
+    vision = describe(description)
+    assert vision is not None
+    return description, vision
+
+
+def prove(
+    folder: Path, dtype: torch.dtype = torch.float32, *, change: Callable[[Vision], None] = id
+) -> Proof:
+    """Prove the model in a folder, once what it says of images is changed."""
+    description, vision = described(folder)
+    change(vision)
+    parts = find_checkpoint(str(folder)), description, architecture_of(description)
+    return own.prove(*parts, own.load(*parts, dtype, CPU, vision=vision), vision)
+
+
+def rewrite(path: Path, change: Callable[[dict[str, Any]], object]) -> None:
+    """Change what a JSON file says."""
+    said = json.loads(path.read_text())
+    change(said)
+    path.write_text(json.dumps(said))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("kind", KINDS)
+def test_it_is_proved_with_an_image(folder_of: FolderOf, kind: str, dtype: torch.dtype) -> None:
+    """Tower and decoder together, against transformers' whole class."""
+    proof = prove(folder_of(kind), dtype)
+    assert proof.holds
+    assert proof.num_layers is None
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_images_that_look_otherwise_to_it_are_no_proof(folder_of: FolderOf, kind: str) -> None:
+    """Levels that are off by a little are found."""
+
+    def dim(vision: Vision) -> None:
+        vision.shades[:] *= np.float32(0.9)
+
+    assert not prove(folder_of(kind), change=dim).holds
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_where_not_all_layers_fit_the_first_are_compared(
+    folder_of: FolderOf, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of the text; its tower is whole."""
+    monkeypatch.setattr(own, "fits", lambda *_: False)
+    assert prove(folder_of(kind)).num_layers == 2
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_folder_is_loaded_with_its_eye(folder_of: FolderOf, kind: str) -> None:
+    """By our decoder, and without a word: there is nothing to say."""
+    model = load_model(EngineConfig(str(folder_of(kind)), dtype="float32", device="cpu"))
+    assert isinstance(model.network, Decoder)
+    assert model.eye is not None
+    assert model.notes == ()
+
+
+RENAMED = {
+    "gemma3": [("vision_tower.", "vision_tower.vision_model.")],
+    "qwen2_5_vl": [("visual.", "model.visual."), ("model.layers", "model.language_model.layers")],
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_tower_is_found_by_every_name_that_it_has_had(folder_of: FolderOf, kind: str) -> None:
+    """Checkpoints of other ages call the same weights otherwise."""
+    folder = folder_of(kind)
+    _, vision = described(folder)
+    before = load_model(EngineConfig(str(folder), dtype="float32", device="cpu"))
+    weights = load_file(folder / WHOLE)
+    for old, new in RENAMED[kind]:
+        weights = {
+            (new + key.removeprefix(old) if key.startswith(old) else key): weight
+            for key, weight in weights.items()
+        }
+    save_file(weights, folder / WHOLE, {"format": "pt"})
+    after = load_model(EngineConfig(str(folder), dtype="float32", device="cpu"))
+    pixels = picture(vision.sight, 0, (56, 70), 1).pixels
+    assert before.eye is not None
+    assert after.eye is not None
+    assert torch.equal(before.eye.tower.look(pixels), after.eye.tower.look(pixels))
+
+
+def test_a_config_whose_text_is_not_set_apart_is_read_too(folder_of: FolderOf) -> None:
+    """As those of Qwen2.5-VL on the hub are: all of the text's fields beside the tower's."""
+    folder = folder_of("qwen2_5_vl")
+
+    def flatten(said: dict[str, Any]) -> None:
+        text = said.pop("text_config")
+        said |= {k: v for k, v in text.items() if k not in ("model_type", "rope_parameters")}
+        section = {"type": "mrope", "mrope_section": [2, 3, 3]}
+        said |= {"rope_theta": 10_000.0, "rope_scaling": section}
+
+    rewrite(folder / "config.json", flatten)
+    model = load_model(EngineConfig(str(folder), dtype="float32", device="cpu"))
+    assert isinstance(model.network, Decoder)
+    assert model.eye is not None
+
+
+def test_a_head_that_is_tied_in_the_whole_is_tied(folder_of: FolderOf) -> None:
+    """Small models of Qwen2.5-VL say so beside the text's config."""
+    folder = folder_of("qwen2_5_vl")
+    rewrite(folder / "config.json", lambda said: said.update(tie_word_embeddings=True))
+    weights = load_file(folder / WHOLE)
+    del weights["lm_head.weight"]
+    save_file(weights, folder / WHOLE, {"format": "pt"})
+    assert architecture_of(read_description(str(folder))).is_tied
+    assert prove(folder).holds
+
+
+@pytest.mark.parametrize(
+    ("kind", "change", "words"),
+    [
+        ("gemma3", {"do_pan_and_scan": True}, "do_pan_and_scan"),
+        ("gemma3", {"size": {"height": 56, "width": 28}}, "another size"),
+        ("gemma3", {"do_center_crop": True}, "do_center_crop"),
+        ("gemma3", {"image_mean": [0.5]}, "image_mean"),
+        ("gemma3", {"image_std": [0, 0, 0]}, "image_std"),
+        ("gemma3", {"do_rescale": False}, "do_rescale"),
+        ("qwen2_5_vl", {"patch_size": 16}, "other patches"),
+        ("qwen2_5_vl", {"min_pixels": 9, "max_pixels": 8}, "between 9 and 8"),
+        ("qwen2_5_vl", {"resample": 9}, "resample"),
+        ("qwen2_5_vl", None, "no preprocessor_config.json"),
+    ],
+)
+def test_who_prepares_images_in_a_way_that_is_not_known_is_served_for_text(
+    folder_of: FolderOf, kind: str, change: dict[str, Any] | None, words: str
+) -> None:
+    """With a note that says what of it."""
+    folder = folder_of(kind)
+    if change is None:
+        (folder / PREPARATION).unlink()
+    else:
+        rewrite(folder / PREPARATION, lambda said: said.update(change))
+    model = load_model(EngineConfig(str(folder), dtype="float32", device="cpu"))
+    assert isinstance(model.network, Decoder)
+    assert model.eye is None
+    [note] = model.notes
+    assert "served without images" in note
+    assert words in note
+
+
+def test_a_tower_that_lacks_weights_is_none(folder_of: FolderOf) -> None:
+    """Its text is served, and the note names what is missing."""
+    folder = folder_of("gemma3")
+    weights = load_file(folder / WHOLE)
+    del weights["multi_modal_projector.mm_soft_emb_norm.weight"]
+    save_file(weights, folder / WHOLE, {"format": "pt"})
+    model = load_model(EngineConfig(str(folder), dtype="float32", device="cpu"))
+    assert isinstance(model.network, Decoder)
+    assert model.eye is None
+    assert "mm_soft_emb_norm" in model.notes[0]
+
+
+def test_sizes_are_those_of_transformers() -> None:
+    """For sides of every proportion, between the bounds and at both."""
+    from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import smart_resize
+
+    rng = np.random.default_rng(0)
+    rule = BySquares(28, 56 * 56, 28 * 28 * 40)
+    for height, width in (np.exp(rng.uniform(0, 8, (500, 2)))).astype(int).tolist():
+        if max(height, width) > 200 * min(height, width):
+            with pytest.raises(ValueError, match="200 times"):
+                rule.fit(height, width)
+            continue
+        fit = rule.fit(height, width)
+        assert fit[:2] == smart_resize(height, width, 28, rule.min_pixels, rule.max_pixels)
+        assert fit[2:] == (fit.height // 28, fit.width // 28)

@@ -1,0 +1,152 @@
+"""Models that see give what transformers' own classes give, whatever the batch looks like."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from copy import deepcopy
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from engine.model.network import LoadedModel
+from engine.scheduling.pictures import Sight
+from engine.scheduling.sequence import Sampling, SequenceRequest
+from tests.engine.families import VOCAB
+from tests.engine.test_parity import run_all
+from tests.engine.vision_models import BEGIN, build, generated, inputs_of, load, save, shown_request
+
+KINDS = ["gemma3", "qwen2_5_vl"]
+NEW_TOKENS = 20
+SMALL, WIDE, TALL = (56, 56), (60, 130), (120, 80)
+GREEDY = Sampling(temperature=0)
+
+Ready = Callable[..., tuple[Any, LoadedModel, Path]]
+
+
+@pytest.fixture(name="ready", scope="module")
+def fixture_ready(tmp_path_factory: pytest.TempPathFactory) -> Ready:
+    """Return a function that makes transformers' model, ours, and the folder of both."""
+    made: dict[str, tuple[Any, Path]] = {}
+
+    def ready(kind: str, dtype: torch.dtype = torch.float32) -> tuple[Any, LoadedModel, Path]:
+        if kind not in made:
+            made[kind] = build(kind), tmp_path_factory.mktemp(kind)
+            save(*made[kind])
+        network, folder = made[kind]
+        return network, load(folder, dtype), folder
+
+    return ready
+
+
+def requests(sight: Sight, sampling: Sampling = GREEDY) -> list[SequenceRequest]:
+    """Return prompts with no image, one, several, and the same again behind the same beginning."""
+    rng = random.Random(3)
+
+    def text(count: int) -> list[int]:
+        return rng.choices(range(3, BEGIN - 1), k=count)
+
+    common = text(21)
+    told: list[list[Any]] = [
+        [text(9), (SMALL, 1), text(14)],
+        [common, (WIDE, 2), text(5)],
+        [text(30)],
+        [common, (WIDE, 2), text(8)],
+        [common, (WIDE, 3), text(5)],
+        [(TALL, 4), text(2), (WIDE, 2), (SMALL, 1), text(3)],
+        [common, (TALL, 4), text(7), (WIDE, 2), text(1)],
+        [text(40)],
+    ]
+    return [shown_request(sight, parts, NEW_TOKENS, sampling) for parts in told]
+
+
+def sight_of(model: LoadedModel) -> Sight:
+    """Return how a model sees."""
+    assert model.eye is not None
+    return model.eye.sight
+
+
+@pytest.mark.parametrize("steps_ahead", [0, 1])
+@pytest.mark.parametrize("kind", KINDS)
+def test_greedy_tokens_are_those_of_generate(ready: Ready, kind: str, steps_ahead: int) -> None:
+    """Chunked, beside rows of text, shared, preempted and ahead: all is as if it ran alone."""
+    network, model, folder = ready(kind)
+    asked = requests(sight_of(model))
+    results, stats = run_all(model, asked, num_pages=9, budget=10, steps_ahead=steps_ahead)
+    assert stats.preemptions > 0
+    assert stats.cached_tokens > 0
+    for request, result in zip(asked, results, strict=True):
+        assert result.token_ids == generated(network, folder, request)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_in_bf16_scores_are_as_near_to_fp32_as_those_of_transformers(
+    ready: Ready, kind: str
+) -> None:
+    """Both round, and ours not more."""
+    network, model, folder = ready(kind, torch.bfloat16)
+    asked = [request for request in requests(sight_of(model)) if request.pictures]
+    scored = [replace(request, max_tokens=0, prompt_logprobs=0) for request in asked]
+    results, _ = run_all(model, scored)
+    got = [entry.logprob for row in results for entry in (row.prompt_logprobs or ()) if entry]
+    rounded = deepcopy(network).bfloat16()
+    truth, theirs = (
+        torch.cat([_scores(judge, folder, request) for request in asked])
+        for judge in (network, rounded)
+    )
+    assert (torch.tensor(got) - truth).norm() <= 1.2 * (theirs - truth).norm()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_prompts_scores_are_those_of_eager_attention(ready: Ready, kind: str) -> None:
+    """In chunks, of all of a prompt's tokens, those of images among them."""
+    network, model, folder = ready(kind)
+    asked = [request for request in requests(sight_of(model)) if request.pictures]
+    results, _ = run_all(model, [replace(one, max_tokens=0, prompt_logprobs=0) for one in asked])
+    for request, row in zip(asked, results, strict=True):
+        got = [entry.logprob for entry in (row.prompt_logprobs or ()) if entry]
+        assert got == pytest.approx(_scores(network, folder, request).tolist(), abs=1e-3)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_choices_and_neighbours_change_no_sampled_row(ready: Ready, kind: str) -> None:
+    """Several choices of one prompt, alone or in a crowd that is preempted: the seed decides."""
+    _, model, _ = ready(kind)
+    asked = [
+        replace(request, sampling=Sampling(temperature=0.9, top_p=0.95, seed=seed))
+        for request in requests(sight_of(model))
+        for seed in (1, 2)
+    ]
+    together, stats = run_all(model, asked, num_pages=9, budget=10)
+    assert stats.preemptions > 0
+    for request, row in zip(asked, together, strict=True):
+        (alone,), _ = run_all(model, [request], budget=256, steps_ahead=1)
+        assert alone.token_ids == row.token_ids
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_text_alone_is_served_too(ready: Ready, kind: str) -> None:
+    """A model that sees writes on where there is nothing to see, for every token of it."""
+    network, model, folder = ready(kind)
+    rng = random.Random(5)
+    asked = [
+        SequenceRequest(rng.choices(range(3, BEGIN - 1), k=count), NEW_TOKENS, GREEDY)
+        for count in (1, 17, 60)
+    ]
+    assert max(max(request.prompt_ids) for request in asked) < VOCAB
+    results, _ = run_all(model, asked)
+    for request, result in zip(asked, results, strict=True):
+        assert result.token_ids == generated(network, folder, request)
+
+
+@torch.inference_mode()
+def _scores(network: Any, folder: Path, request: SequenceRequest) -> torch.Tensor:
+    inputs = inputs_of(folder, request)
+    dtype = next(network.parameters()).dtype
+    inputs = {k: v.to(dtype) if v.is_floating_point() else v for k, v in inputs.items()}
+    logprobs = network(**inputs, use_cache=False).logits[0].float().log_softmax(-1)
+    tokens = inputs["input_ids"][0, 1:]
+    return logprobs[:-1].gather(1, tokens[:, None]).squeeze(1)

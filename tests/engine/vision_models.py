@@ -1,0 +1,166 @@
+"""Tiny random models that see, of both families, and what transformers makes of them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import nn
+
+from engine.model import own
+from engine.model.checkpoint import find_checkpoint
+from engine.model.description import read_description
+from engine.model.families import architecture_of
+from engine.model.network import LoadedModel
+from engine.model.vision.description import describe
+from engine.scheduling.pictures import Picture, Sight
+from engine.scheduling.sequence import Sampling, SequenceRequest
+from tests.engine.families import COMMON
+
+IMAGE, BEGIN, END = 300, 301, 302
+SIDE = 56
+TEXT: dict[str, Any] = {key: value for key, value in COMMON.items() if key != "head_dim"}
+TOWER: dict[str, Any] = {"hidden_size": 32, "intermediate_size": 48}
+# How images are prepared, as such a model's preprocessor_config.json says it.
+PREPARED: dict[str, dict[str, Any]] = {
+    "gemma3": {
+        "size": {"height": SIDE, "width": SIDE},
+        "image_processor_type": "Gemma3ImageProcessor",
+    },
+    "qwen2_5_vl": {
+        "min_pixels": SIDE**2,
+        "max_pixels": 28**2 * 16,
+        "image_processor_type": "Qwen2VLImageProcessor",
+    },
+}
+
+
+def config_of(kind: str) -> Any:
+    """Return the config of a tiny model: windows are so short that an image is longer."""
+    import transformers
+
+    if kind == "gemma3":
+        kinds = ["sliding_attention", "full_attention"] * 2
+        differs = {"sliding_window": 6, "query_pre_attn_scalar": 16, "layer_types": kinds}
+        tower = {"num_hidden_layers": 2, "num_attention_heads": 2, "image_size": SIDE}
+        return transformers.Gemma3Config(
+            text_config=COMMON | differs,
+            vision_config=TOWER | tower | {"patch_size": 7, "vision_use_head": False},
+            mm_tokens_per_image=16,
+            image_token_index=IMAGE,
+            boi_token_index=BEGIN,
+            eoi_token_index=END,
+        )
+    rope = {"rope_type": "default", "rope_theta": 10_000.0, "mrope_section": [2, 3, 3]}
+    tower = {"depth": 3, "num_heads": 2, "out_hidden_size": 64, "fullatt_block_indexes": [1]}
+    return transformers.Qwen2_5_VLConfig(
+        text_config=TEXT | {"rope_parameters": rope},
+        vision_config=TOWER | tower | {"window_size": 56},
+        image_token_id=IMAGE,
+        video_token_id=303,
+        vision_start_token_id=BEGIN,
+        vision_end_token_id=END,
+    )
+
+
+def build(kind: str) -> Any:
+    """Make the tiny model of a kind, with weights that are spread as those of `families`."""
+    import transformers
+
+    torch.manual_seed(7)
+    network = transformers.AutoModelForImageTextToText.from_config(
+        config_of(kind), attn_implementation="eager"
+    )
+    for key, parameter in network.named_parameters():
+        if parameter.ndim > 1:
+            nn.init.normal_(parameter, std=0.15)
+        elif "norm" in key and key.endswith("weight"):
+            is_plus_one = kind == "gemma3" and "vision_tower" not in key
+            nn.init.normal_(parameter, 0.0 if is_plus_one else 1.0, 0.2)
+        elif key.endswith("bias"):
+            nn.init.normal_(parameter, std=0.2)
+    return network.eval().requires_grad_(requires_grad=False)
+
+
+def save(network: Any, folder: Path) -> None:
+    """Write a model as a folder that is served, with how its images are prepared."""
+    import json
+
+    network.save_pretrained(folder)
+    said = PREPARED[network.config.model_type]
+    (folder / "preprocessor_config.json").write_text(json.dumps(said))
+
+
+def load(folder: Path, dtype: torch.dtype) -> LoadedModel:
+    """Return the model in a folder as our decoder and its tower run it."""
+    description = read_description(str(folder))
+    return own.load(
+        find_checkpoint(str(folder)),
+        description,
+        architecture_of(description),
+        dtype,
+        torch.device("cpu"),
+        vision=describe(description),
+    )
+
+
+def picture(sight: Sight, start: int, size: tuple[int, int], seed: int) -> Picture:
+    """Return an image of noise, `size` high and wide, in the place of a prompt's tokens."""
+    height, width, rows, columns = sight.sizes.fit(*size)
+    pixels = np.random.default_rng(seed).integers(0, 256, (height, width, 3), dtype=np.uint8)
+    return Picture(pixels, pixels.tobytes(), start, rows, columns, sight.sees_whole)
+
+
+def shown_request(
+    sight: Sight,
+    parts: Sequence[list[int] | tuple[tuple[int, int], int]],
+    max_tokens: int,
+    sampling: Sampling,
+    **others: Any,
+) -> SequenceRequest:
+    """Return a request of texts and of images, these told by their size and their seed."""
+    ids: list[int] = []
+    pictures = []
+    for part in parts:
+        if isinstance(part, list):
+            ids += part
+            continue
+        size, seed = part
+        shown = picture(sight, len(ids) + 1, size, seed)
+        ids += [BEGIN, *[IMAGE] * (shown.stop - shown.start), END]
+        pictures.append(shown)
+    return SequenceRequest(ids, max_tokens, sampling, pictures=tuple(pictures), **others)
+
+
+def inputs_of(folder: Path, request: SequenceRequest) -> dict[str, torch.Tensor]:
+    """Return a request as transformers' class takes it, its images by its own processor."""
+    from transformers import AutoImageProcessor
+
+    ids = torch.tensor([request.prompt_ids])
+    if not request.pictures:
+        return {"input_ids": ids}
+    pixels: list[NDArray[np.uint8]] = [shown.pixels for shown in request.pictures]
+    processor = AutoImageProcessor.from_pretrained(folder, use_fast=False)
+    inputs = dict(processor(pixels, return_tensors="pt"))
+    inputs.pop("num_crops", None)
+    name = "mm_token_type_ids" if "image_grid_thw" in inputs else "token_type_ids"
+    return {**inputs, "input_ids": ids, name: (ids == IMAGE).long()}
+
+
+@torch.inference_mode()
+def generated(network: Any, folder: Path, request: SequenceRequest) -> list[int]:
+    """Return what transformers' `generate` writes greedily."""
+    inputs = inputs_of(folder, request)
+    ids = network.generate(
+        **inputs,
+        do_sample=False,
+        max_new_tokens=request.max_tokens,
+        eos_token_id=-1,
+        pad_token_id=0,
+    )
+    written: list[int] = ids[0, inputs["input_ids"].shape[1] :].tolist()
+    return written
