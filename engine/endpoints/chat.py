@@ -84,4 +84,5 @@ def _terms(conversation: Conversation) -> Terms:
         logprobs=request.num_logprobs,
         prompt_logprobs=request.prompt_logprobs,
         markers=conversation.reading.markers,
+        constraint=conversation.constraint,
     )

@@ -74,7 +74,7 @@ def _text(
     if has_stopped and isinstance(stops, StopStrings) and isinstance(result.stop_reason, str):
         data = stops.kept(ids, result.stop_reason, with_stop=with_stop)
     else:
-        if has_stopped and not with_stop:
+        if has_stopped and isinstance(result.stop_reason, int) and not with_stop:
             ids = ids[:-1]
         skip_special_tokens = request.skip_special_tokens is not False
         data = tokenizer.text_bytes(ids, skip_special_tokens=skip_special_tokens, markers=markers)

@@ -20,7 +20,12 @@ from engine.protocol.completions import (
 from engine.protocol.prompts import Prompt
 from engine.protocol.requests import read_body
 from engine.protocol.routes import COMPLETIONS
-from engine.scheduling.sequence import SequenceRequest, SequenceResult, TokenLogprob
+from engine.scheduling.sequence import (
+    Constraint,
+    SequenceRequest,
+    SequenceResult,
+    TokenLogprob,
+)
 from engine.text.text_model import TextModel
 
 _Prepared = Prepared[SequenceRequest, CompletionRequest]
@@ -45,12 +50,15 @@ class Completions:
 
     def __init__(self, model: TextModel, *, seed: int) -> None:
         self._tokenizer = model.tokenizer
+        self._grammars = model.grammars
         self._sequences = TextSequences(model, seed=seed)
 
     def prepare(self, body: dict[str, Any], heading: Heading) -> _Prepared:
         """Return a sequence for each choice of each prompt."""
         request = read_body(CompletionRequest, body)
-        terms = _terms(request)
+        asked = request.asked
+        constraint = None if asked is None else self._grammars.constraint(asked)
+        terms = _terms(request, constraint)
         prompts = [self._ids(prompt, request, terms) for prompt in request.prompt]
         sequences = self._sequences.of(prompts, request, terms, request_id=heading.request_id)
         return Prepared(sequences, request, heading)
@@ -141,13 +149,14 @@ class Completions:
         )
 
 
-def _terms(request: CompletionRequest) -> Terms:
+def _terms(request: CompletionRequest, constraint: Constraint | None) -> Terms:
     return Terms(
         prompt_param="prompt",
         max_tokens=request.max_tokens,
         default_max_tokens=DEFAULT_MAX_TOKENS,
         logprobs=request.logprobs,
         prompt_logprobs=_num_prompt_logprobs(request),
+        constraint=constraint,
     )
 
 

@@ -8,16 +8,21 @@ from engine.answers.answer import Reading
 from engine.answers.plain import PlainReading
 from engine.protocol.chat import ChatCompletionRequest
 from engine.protocol.errors import RequestError
+from engine.scheduling.sequence import Constraint
 from engine.text.text_model import TextModel
 
 
 @dataclass(frozen=True, slots=True)
 class Conversation:
-    """A request, the prompt that its messages come to, and how the answers to it are read."""
+    """A request, the prompt that its messages come to, and how the answers to it are read.
+
+    Each answer is held to the `constraint`.
+    """
 
     request: ChatCompletionRequest
     prompt: str
     reading: Reading
+    constraint: Constraint | None
 
 
 class Conversations:
@@ -25,10 +30,14 @@ class Conversations:
 
     def __init__(self, model: TextModel) -> None:
         self._template = model.chat_template
+        self._grammars = model.grammars
 
     def of(self, request: ChatCompletionRequest, *, created: int) -> Conversation:
         """Return a request as its model reads it; raises `RequestError` where that cannot be."""
-        return Conversation(request, self._prompt_text(request, created), PlainReading())
+        asked = request.asked
+        constraint = None if asked is None else self._grammars.constraint(asked)
+        prompt = self._prompt_text(request, created)
+        return Conversation(request, prompt, PlainReading(), constraint)
 
     def _prompt_text(self, request: ChatCompletionRequest, created: int) -> str:
         if self._template is None:

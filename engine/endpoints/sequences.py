@@ -10,7 +10,7 @@ from typing import TypeVar
 from engine.protocol.errors import RequestError
 from engine.protocol.fields import GenerationRequest, Side
 from engine.scheduling.repetition import Repetition
-from engine.scheduling.sequence import Sampling, SequenceRequest
+from engine.scheduling.sequence import Constraint, Sampling, SequenceRequest
 from engine.text.reader import Cut, TextReader
 from engine.text.stop_patterns import StopPattern
 from engine.text.stop_strings import StopStrings
@@ -32,7 +32,8 @@ class Terms:
 
     `max_tokens` is what the request named in its field `max_tokens_param`, `default_max_tokens`
     what holds otherwise (None: the rest of the context). `logprobs` and `prompt_logprobs` count
-    alternatives; None asks for none. `markers` are special tokens that stay in the text.
+    alternatives; None asks for none. `markers` are special tokens that stay in the text. Each
+    choice is held to the `constraint`.
     """
 
     prompt_param: str
@@ -42,6 +43,7 @@ class Terms:
     logprobs: int | None = None
     prompt_logprobs: int | None = None
     markers: frozenset[int] = frozenset()
+    constraint: Constraint | None = None
 
 
 class TextSequences:
@@ -151,16 +153,19 @@ class TextSequences:
                 param="min_tokens",
             )
         stops = frozenset(request.stop_token_ids or ())
+        # What a constraint allows has an end, which the model's own end token tells.
+        goes_on = request.ignore_eos and terms.constraint is None
         return SequenceRequest(
             prompt_ids=ids,
             max_tokens=max_tokens,
             sampling=sampling,
             min_tokens=min_tokens,
-            stop_token_ids=stops if request.ignore_eos else stops | self._model.eos_token_ids,
+            stop_token_ids=stops if goes_on else stops | self._model.eos_token_ids,
             stop_text=self._stop_strings(request, min_tokens, terms.markers),
             repetition=_repetition(request),
             prompt_logprobs=terms.prompt_logprobs,
             cache_salt=request.cache_salt or "",
+            constraint=terms.constraint,
         )
 
     def _cut_to(self, request: GenerationRequest, terms: Terms) -> int | None:

@@ -24,7 +24,8 @@ class Rules(NamedTuple):
 
     Greedy where the temperature is 0. Where a row `is_shaped` its logits change first, in this
     order: the repetition penalty (CTRL, Keskar et al. 2019) over all its `tokens` that are known,
-    presence and frequency over those behind its prompt, bias, bans. Then comes the temperature,
+    presence and frequency over those behind its prompt, bias, bans, and its mask, outside of which
+    no token is chosen: bit `i % 32` of word `i // 32` for token `i`. Then comes the temperature,
     then top-k (0: all) and min-p against the likeliest, then top-p over what these leave. A tie at
     a threshold keeps every tied token.
     """
@@ -47,6 +48,8 @@ class Rules(NamedTuple):
     bias: NDArray[np.float32]
     ban_starts: NDArray[np.int64]  # [N + 1], of each row in `ban_ids`
     ban_ids: NDArray[np.int64]
+    mask_of: NDArray[np.int64]  # [N], whose row of `masks`; -1 for none
+    masks: NDArray[np.uint32]  # [M, words]
 
 
 class Sampled(NamedTuple):
@@ -124,7 +127,7 @@ def log_probabilities(logits: Tensor, rows: NDArray[np.int64], chosen: Tensor, t
 
 
 def _shape(wide: Tensor, rules: Rules, rows: NDArray[np.int64]) -> None:
-    """Apply penalties, bias and bans of `rows [n]` to `wide [n, V]`, in place."""
+    """Apply penalties, bias, bans and masks of `rows [n]` to `wide [n, V]`, in place."""
     if not rules.is_shaped[rows].any():
         return
     slots, prompts, stops = (
@@ -152,6 +155,17 @@ def _shape(wide: Tensor, rules: Rules, rows: NDArray[np.int64]) -> None:
     wide[_on(wide, owners), _on(wide, rules.bias_ids[entries])] += _on(wide, rules.bias[entries])
     owners, entries = _entries(rules.ban_starts, rows)
     wide[_on(wide, owners), _on(wide, rules.ban_ids[entries])] = -torch.inf
+    masked = np.flatnonzero(rules.mask_of[rows] >= 0)
+    if len(masked):
+        masks = rules.masks[rules.mask_of[rows[masked]]].view(np.int32)
+        wide[_on(wide, masked)] += _barred(_on(wide, masks), wide.shape[1])
+
+
+def _barred(masks: Tensor, vocabulary: int) -> Tensor:
+    """Return 0 where the bit of a token is set in `masks [n, words]`, else -inf: `[n, V]`."""
+    bits = (masks[:, :, None] >> torch.arange(32, device=masks.device, dtype=torch.int32)) & 1
+    allowed = bits.flatten(1)[:, :vocabulary].bool()
+    return torch.zeros(allowed.shape, device=masks.device).masked_fill_(~allowed, -torch.inf)
 
 
 def _entries(

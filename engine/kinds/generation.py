@@ -9,6 +9,7 @@ from typing import Any
 from engine.config import AdmissionName, EngineConfig
 from engine.endpoints import text_endpoints
 from engine.errors import EngineError
+from engine.grammar.grammars import Grammars
 from engine.kernels.backends import spare_torch_its_threads
 from engine.kinds.beginning import begun
 from engine.kinds.kind import Loaded
@@ -99,12 +100,14 @@ def load_text_model(
     chat_template = None
     if template is not None or vocabulary.chat_template:
         chat_template = _chat_template(name, vocabulary, template)
+    ends = eos_ids(name, generation, model.eos_token_ids, tokenizer)
     return TextModel(
         tokenizer=tokenizer,
         chat_template=chat_template,
         max_model_len=max_model_len,
         vocab_size=model.vocab_size,
-        eos_token_ids=eos_ids(name, generation, model.eos_token_ids, tokenizer),
+        eos_token_ids=ends,
+        grammars=Grammars(tokenizer, model.vocab_size, ends),
         defaults=generation.defaults,
     )
 

@@ -6,8 +6,9 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, Field, model_validator
 
+from engine.protocol.constraints import ConstrainedRequest
 from engine.protocol.errors import RequestError
-from engine.protocol.fields import MAX_TOP_LOGPROBS, Count, GenerationRequest, Whole
+from engine.protocol.fields import MAX_TOP_LOGPROBS, Count, Whole
 from engine.protocol.messages import Message
 
 ReasoningEffort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
@@ -28,7 +29,7 @@ def free_names(kwargs: dict[str, Any]) -> dict[str, Any]:
     return kwargs
 
 
-class ChatCompletionRequest(GenerationRequest):
+class ChatCompletionRequest(ConstrainedRequest):
     """The body of a request to `/v1/chat/completions`."""
 
     messages: Annotated[list[Message], Field(fail_fast=True, min_length=1)]

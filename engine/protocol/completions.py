@@ -6,15 +6,16 @@ from typing import Annotated, Any, Self
 
 from pydantic import Field, model_validator
 
+from engine.protocol.constraints import ConstrainedRequest
 from engine.protocol.errors import RequestError
-from engine.protocol.fields import MAX_TOP_LOGPROBS, Count, GenerationRequest
+from engine.protocol.fields import MAX_TOP_LOGPROBS, Count
 from engine.protocol.prompts import Prompts
 
 DEFAULT_MAX_TOKENS = 16
 MAX_CHOICES_IN_ALL = 8_192
 
 
-class CompletionRequest(GenerationRequest):
+class CompletionRequest(ConstrainedRequest):
     """The body of a request to `/v1/completions`."""
 
     prompt: Prompts

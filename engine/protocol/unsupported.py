@@ -23,23 +23,8 @@ _TOOLS: dict[str, tuple[object, ...]] = {
     "web_search_options": (),
 }
 
-_CONSTRAINED_OUTPUT: dict[str, tuple[object, ...]] = {
-    "response_format": ({"type": "text"},),
-    "structured_outputs": ({},),
-    "guided_json": (),
-    "guided_regex": (),
-    "guided_choice": (),
-    "guided_grammar": (),
-    "guided_decoding_backend": (),
-    "guided_whitespace_pattern": (),
-    "structural_tag": (),
-    "json_schema": (),
-    "regex": (),
-    "ebnf": (),
-    "grammar": (),
-}
-
 _DECODING: dict[str, tuple[object, ...]] = {
+    "structural_tag": (),
     "use_beam_search": (False,),
     "length_penalty": (1,),
     "early_stopping": (False,),
@@ -98,9 +83,7 @@ _SCORES: dict[str, tuple[object, ...]] = {
     "max_chunks_per_doc": (),
 }
 
-GENERATION: NeutralValues = MappingProxyType(
-    _TOOLS | _CONSTRAINED_OUTPUT | _DECODING | _INPUT | _OUTPUT
-)
+GENERATION: NeutralValues = MappingProxyType(_TOOLS | _DECODING | _INPUT | _OUTPUT)
 _POOLING = _INPUT | _VECTORS
 VECTORS: NeutralValues = MappingProxyType(_POOLING)
 SCORES: NeutralValues = MappingProxyType(_POOLING | _SCORES)

@@ -227,12 +227,12 @@ class Scheduler:
     def _must_wait(self, decodes: NDArray[np.int64]) -> bool:
         """Say whether the next step needs what those in flight bring.
 
-        Ids that penalties are reckoned from; or pages, lest one gives way while another is at its
-        end.
+        Ids that penalties are reckoned from, or that a constraint goes by; or pages, lest one gives
+        way while another is at its end.
         """
         table = self.table
         is_unknown = table.num_known[decodes] < table.num_tokens[decodes]
-        if (is_unknown & table.reads_ids[decodes]).any():
+        if (is_unknown & (table.reads_ids[decodes] | table.is_constrained[decodes])).any():
             return True
         return not self.pool.can_allocate(len(self._needy(decodes)))
 

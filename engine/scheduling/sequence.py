@@ -47,7 +47,8 @@ class Constraint(Protocol):
 class ConstraintWatch(Protocol):
     """Holds one sequence to its constraint, token by token.
 
-    `fill` may run in any thread, but never beside another call of the same watch.
+    `fill` may run in any thread, but never beside another call of the same watch. Either raises a
+    `RequestError` where the constraint cannot be held to any longer.
     """
 
     def fill(self, mask: NDArray[np.uint32]) -> bool:
@@ -56,8 +57,11 @@ class ConstraintWatch(Protocol):
         Returns False, and leaves `mask [words]` as it is, where any token may come.
         """
 
-    def push(self, token_id: int) -> None:
-        """Append one generated token, which the mask before it allowed."""
+    def push(self, token_id: int) -> bool:
+        """Append one generated token, which the mask before it allowed.
+
+        Returns True once nothing may follow: the sequence is whole.
+        """
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +98,8 @@ class SequenceRequest:
     Pages of the KV cache are shared only among requests of one `cache_salt`. When it `is_streamed`
     each token is told as it comes, else all at the end. `pictures` are the images of the prompt, in
     the order of their places; each stands there in place of its tokens. Each token is one that
-    `constraint` allows. Of those that wait, one of a higher `priority` starts first.
+    `constraint` allows, and where nothing may follow generation ends, even before `min_tokens`. Of
+    those that wait, one of a higher `priority` starts first.
     """
 
     prompt_ids: list[int]
@@ -125,7 +130,8 @@ class TokenLogprob:
 class SequenceResult:
     """A finished sequence. `stop_reason` is the stop token id or stop string that ended it.
 
-    A repetition that did is `REPETITION_DETECTED`.
+    A repetition that did is `REPETITION_DETECTED`; it is None where a constraint let nothing
+    follow, and at the end of `max_tokens`.
 
     `prompt_logprobs[0]` is None: nothing predicts the first token.
     """
@@ -153,6 +159,7 @@ class Sequence:
     __slots__ = (
         "arrival",
         "axes",
+        "constraint_watch",
         "digests",
         "error",
         "finish_reason",
@@ -188,6 +195,7 @@ class Sequence:
         self.prompt_logprobs: list[TokenLogprob | None] = [None]
         self.stop_reason: int | str | None = None
         self.stop_watch = None if request.stop_text is None else request.stop_text.watch()
+        self.constraint_watch = None if request.constraint is None else request.constraint.begin()
         self.repetition_watch = None if request.repetition is None else request.repetition.watch()
         self.finish_reason: FinishReason = "length"  # unless something ended it before
         self.is_suspect = False  # was in a step that failed: runs alone

@@ -49,6 +49,7 @@ class SequenceTable:
         self.has_bias = np.zeros(slots, np.bool_)
         self.min_tokens = np.zeros(slots, np.int64)  # before which no stop token may come
         self.reads_ids = np.zeros(slots, np.bool_)  # penalties: they look at what came before
+        self.is_constrained = np.zeros(slots, np.bool_)
         self.is_watched = np.zeros(slots, np.bool_)  # any token may be its last
         self.is_streamed = np.zeros(slots, np.bool_)
         self.has_pictures = np.zeros(slots, np.bool_)
@@ -105,7 +106,9 @@ class SequenceTable:
             or sampling.frequency_penalty != 0
             or sampling.repetition_penalty != 1
         )
-        self.is_watched[slot] = request.stop_text is not None or request.repetition is not None
+        self.is_constrained[slot] = request.constraint is not None
+        watchers = (request.stop_text, request.repetition, request.constraint)
+        self.is_watched[slot] = any(watcher is not None for watcher in watchers)
         self.is_streamed[slot] = request.is_streamed
         self.has_pictures[slot] = bool(request.pictures)
         self.is_running[slot] = True

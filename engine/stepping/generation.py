@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from collections.abc import Set as AbstractSet
 from functools import partial
 from typing import Any, NamedTuple, TypeVar
@@ -23,6 +23,7 @@ from engine.scheduling.sequence import (
     SequenceRequest,
     SequenceResult,
 )
+from engine.stepping.masks import MaskThreads
 from engine.stepping.repeats import Repeats
 from engine.stepping.runner import Readout, Runner
 from engine.stepping.sampler import Sampler
@@ -45,9 +46,13 @@ class _Failure(NamedTuple):
 
 
 class _Flight(NamedTuple):
-    """A step that was launched, and what it came to on its way here."""
+    """A step that was launched, and what it came to on its way here.
+
+    Of rows that `failed` nothing comes: their constraints could not be asked.
+    """
 
     plan: StepPlan
+    failed: Mapping[int, RequestError]
     scores: StepScores
     readout: Readout
 
@@ -69,6 +74,7 @@ class GenerationWork:
         self._failures = Failures(scheduler)
         self._repeats = Repeats()
         self._sampler = Sampler(scheduler.table)
+        self._masks = MaskThreads(scheduler.table, vocab_size)
         self._steps_ahead = steps_ahead
         self._flights: deque[_Flight] = deque()  # oldest first
         # True for ids that any sequence ever stops at: most steps then need no look at any set.
@@ -142,16 +148,20 @@ class GenerationWork:
         )
 
     def _launch(self, plan: StepPlan) -> _Flight:
-        logits = self._runner.run(plan)  # [N, V]
+        masks = self._masks.begin(plan.sampled)
+        try:
+            logits = self._runner.run(plan)  # [N, V]
+        finally:
+            masks.wait()
         rows = plan.sampled_rows
         is_all = len(rows) == len(logits)
         sampled = self._sampler.choose(
-            plan.sampled, logits if is_all else logits[torch.from_numpy(rows)]
+            plan.sampled, logits if is_all else logits[torch.from_numpy(rows)], masks
         )
         self._runner.remember(plan.sampled, sampled.token_ids)
         scores = StepScores(plan, self._table)
         scored = scores.compute(logits, sampled.token_ids)
-        return _Flight(plan, scores, self._runner.read_out([*sampled, *scored]))
+        return _Flight(plan, masks.failed, scores, self._runner.read_out([*sampled, *scored]))
 
     def _collect_oldest(self) -> list[Event[SequenceResult]]:
         arrived = _attempt(self._flights[0].readout.wait)
@@ -172,10 +182,12 @@ class GenerationWork:
     ) -> list[Event[SequenceResult]]:
         """Record what a step came to; finish what broke, stopped, or is as long as it may be."""
         table, slots = self._table, flight.plan.sampled
-        taken = self._scheduler.collect(flight.plan, token_ids, is_broken)
+        is_lost = is_broken.copy()
+        is_lost[list(flight.failed)] = True
+        taken = self._scheduler.collect(flight.plan, token_ids, is_lost)
         self._output_tokens += int(taken.sum())
         flight.scores.keep(scored, taken)
-        is_done = (table.num_known[slots] >= table.max_tokens[slots]) | is_broken
+        is_done = (table.num_known[slots] >= table.max_tokens[slots]) | is_lost
         is_done &= table.is_running[slots]
         may_stop = self._may_stop[token_ids] | table.is_watched[slots]
         for row in np.flatnonzero(taken & may_stop).tolist():
@@ -193,6 +205,8 @@ class GenerationWork:
                 sequence.error = InternalError(
                     "The model's logits for this request are not finite."
                 )
+            elif row in flight.failed:
+                sequence.error = flight.failed[row]
             self._prompt_tokens += len(sequence.request.prompt_ids)
             self._cached_tokens += sequence.num_cached_tokens
             events += self._ended(sequence)
@@ -223,27 +237,30 @@ class GenerationWork:
         return [_last_event(one) for one in (sequence, *repeats)]
 
     def _has_stopped(self, slot: int, token_id: int) -> bool:
+        """Say whether a sequence ends with its newest token, for whatever reason."""
         sequence = self._table.sequence(slot)
-        request = sequence.request
-        is_early = len(self._table.generated(slot)) < request.min_tokens
+        is_early = len(self._table.generated(slot)) < sequence.request.min_tokens
         reason: int | str | None = None
-        if sequence.stop_watch is not None:
-            try:
+        try:
+            if sequence.stop_watch is not None:
                 reason = sequence.stop_watch.push(token_id)
-            except RequestError as exc:
-                sequence.error = exc
-                return True
-            except Exception as exc:
-                logger.exception("a search for stop strings failed")
-                sequence.error = InternalError(f"The search for stop strings failed: {exc!r}")
-                return True
-        if token_id in request.stop_token_ids:
+            watch, constraint = sequence.repetition_watch, sequence.constraint_watch
+            repeats = watch is not None and watch.push(token_id)
+            is_whole = constraint is not None and constraint.push(token_id)
+        except RequestError as error:
+            sequence.error = error
+            return True
+        except Exception as exc:
+            logger.exception("what may end a sequence failed")
+            sequence.error = InternalError(f"What may end the text failed: {exc!r}")
+            return True
+        if token_id in sequence.request.stop_token_ids:
             reason = token_id
-        repeats = sequence.repetition_watch is not None and sequence.repetition_watch.push(token_id)
-        if is_early or (reason is None and not repeats):
+        if not is_whole and (is_early or (reason is None and not repeats)):
             return False
-        sequence.finish_reason = "repetition" if reason is None else "stop"
-        sequence.stop_reason = REPETITION_DETECTED if reason is None else reason
+        has_stopped = is_whole or reason is not None
+        sequence.finish_reason = "stop" if has_stopped else "repetition"
+        sequence.stop_reason = reason if has_stopped else REPETITION_DETECTED
         return True
 
 

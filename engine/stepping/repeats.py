@@ -84,6 +84,7 @@ def _key(sequence: Sequence) -> Hashable | None:
         request.min_tokens,
         request.stop_token_ids,
         request.stop_text,
+        request.constraint,
         request.repetition,
         request.prompt_logprobs,
         request.cache_salt,

@@ -17,6 +17,9 @@ from torch import Tensor
 from engine.kernels.backends import choose_sampling
 from engine.kernels.sampling import Rules, Sampled, uniform
 from engine.scheduling.table import SequenceTable
+from engine.stepping.masks import Masks
+
+NO_MASKS = np.zeros((0, 0), np.uint32)
 
 
 class Sampler:
@@ -26,13 +29,18 @@ class Sampler:
         self._table = table
 
     @torch.inference_mode()
-    def choose(self, slots: NDArray[np.int64], logits: Tensor) -> Sampled:
+    def choose(
+        self, slots: NDArray[np.int64], logits: Tensor, masks: Masks | None = None
+    ) -> Sampled:
         """Choose one token for each slot from `logits [N, V]`, whose row i is slot `slots[i]`'s."""
-        rules = self.rules(slots, logits.shape[1])
+        rules = self.rules(slots, logits.shape[1], masks)
         return choose_sampling(logits.dtype, logits.device).choose(logits, rules)
 
-    def rules(self, slots: NDArray[np.int64], vocabulary: int) -> Rules:
-        """Return what these slots' next tokens are chosen by."""
+    def rules(self, slots: NDArray[np.int64], vocabulary: int, masks: Masks | None = None) -> Rules:
+        """Return what these slots' next tokens are chosen by.
+
+        A stop token may come early where a mask allows no other.
+        """
         table = self._table
         num_prompt, num_tokens = table.num_prompt_tokens[slots], table.num_tokens[slots]
         num_new = num_tokens - num_prompt
@@ -44,7 +52,9 @@ class Sampler:
             biases[row] = {token: bias for token, bias in asked.items() if 0 <= token < vocabulary}
         for row in np.flatnonzero(is_early).tolist():
             stops = table.sequence(int(slots[row])).request.stop_token_ids
-            bans[row] = [token for token in stops if 0 <= token < vocabulary]
+            banned = [token for token in stops if 0 <= token < vocabulary]
+            bans[row] = banned if masks is None or masks.may_be_none_of(row, banned) else []
+        mask_of = np.full(len(slots), -1, np.int64) if masks is None else masks.of_rows
         with np.errstate(divide="ignore"):
             log_min_p = np.log(table.min_p[slots])
         return Rules(
@@ -53,7 +63,7 @@ class Sampler:
             top_p=table.top_p[slots],
             log_min_p=log_min_p,
             draws=uniform(table.seed[slots], num_new),
-            is_shaped=table.reads_ids[slots] | has_bias | is_early,
+            is_shaped=table.reads_ids[slots] | has_bias | is_early | (mask_of >= 0),
             repetition_penalty=table.repetition_penalty[slots],
             presence_penalty=table.presence_penalty[slots],
             frequency_penalty=table.frequency_penalty[slots],
@@ -66,6 +76,8 @@ class Sampler:
             bias=np.fromiter((b for one in biases.values() for b in one.values()), np.float32),
             ban_starts=_starts(bans, len(slots)),
             ban_ids=np.fromiter(chain.from_iterable(bans.values()), np.int64),
+            mask_of=mask_of,
+            masks=NO_MASKS if masks is None else masks.words,
         )
 
 

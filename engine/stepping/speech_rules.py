@@ -123,4 +123,6 @@ def _drawing(places: Sequence[Place]) -> Rules:
         bias=np.zeros(0, np.float32),
         ban_starts=np.zeros(count + 1, np.int64),
         ban_ids=np.zeros(0, np.int64),
+        mask_of=none - 1,
+        masks=np.zeros((0, 0), np.uint32),
     )

@@ -5,15 +5,17 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from pydantic import BaseModel, ConfigDict
 
 from engine.errors import EngineError, first_line_of
 from engine.files import find_file
+from engine.protocol.constraints import Asked
 from engine.protocol.errors import RequestError
 from engine.protocol.fields import Count, RepetitionPenalty, Share, Temperature, TopK
 from engine.protocol.validation import parse, shown
+from engine.scheduling.sequence import Constraint
 from engine.text.chat_template import ChatTemplate
 from engine.text.tokenizer import Tokenizer
 
@@ -38,6 +40,16 @@ class SamplingDefaults:
     repetition_penalty: float = 1.0
 
 
+class MakesConstraints(Protocol):
+    """Makes constraints of one model's tokens; safe to use from threads."""
+
+    def constraint(self, asked: Asked, *, begins_after: str | None = None) -> Constraint:
+        """Return what holds an output to what was asked for, from `begins_after` in it on.
+
+        Raises `RequestError` for what cannot be held to.
+        """
+
+
 @dataclass(frozen=True, slots=True)
 class TextModel:
     """The text side of a model; `chat_template` is None for a base model.
@@ -51,6 +63,7 @@ class TextModel:
     max_model_len: int
     vocab_size: int
     eos_token_ids: frozenset[int]
+    grammars: MakesConstraints
     defaults: SamplingDefaults = SamplingDefaults()
 
 

@@ -15,6 +15,7 @@ from engine.contract import EngineInfo, EngineStats, Reply
 from engine.endpoints import text_endpoints
 from engine.endpoints.endpoint import Endpoint, Heading
 from engine.endpoints.served import ServedEngine
+from engine.grammar.grammars import Grammars
 from engine.protocol.errors import RequestError
 from engine.scheduling.sequence import SequenceRequest, SequenceResult, TokenLogprob
 from engine.text.chat_template import ChatTemplate
@@ -89,12 +90,14 @@ def text_model_of(
 ) -> TextModel:
     """Return the text side of a model with this tokenizer and `MAX_MODEL_LEN` tokens of context."""
     vocabulary = vocabulary_of(pretrained)
+    tokenizer, ends = Tokenizer(vocabulary), frozenset({pretrained.eos_token_id})
     return TextModel(
-        tokenizer=Tokenizer(vocabulary),
+        tokenizer=tokenizer,
         chat_template=ChatTemplate(vocabulary) if has_template else None,
         max_model_len=MAX_MODEL_LEN,
         vocab_size=len(pretrained),
-        eos_token_ids=frozenset({pretrained.eos_token_id}),
+        eos_token_ids=ends,
+        grammars=Grammars(tokenizer, len(pretrained), ends),
         defaults=defaults or SamplingDefaults(),
     )
 

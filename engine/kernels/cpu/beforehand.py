@@ -105,6 +105,8 @@ def choose(dtype: torch.dtype) -> None:
         bias=number,
         ban_starts=np.zeros(2, np.int64),
         ban_ids=whole,
+        mask_of=whole - 1,
+        masks=np.zeros((0, 0), np.uint32),
     )
     sampling.choose(logits, rules)
     sampling.log_probabilities(logits, whole, torch.zeros(1, dtype=torch.int64), 1)

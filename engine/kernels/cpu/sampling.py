@@ -158,7 +158,7 @@ def _widen(row: Any, x: Any) -> Any:
 
 @compiled
 def _shape(row: Any, number: Any, rules: Any, x: Any, counts: Any) -> None:
-    """Apply penalties, bias and bans to `x`, in which the row lies."""
+    """Apply penalties, bias, bans and its mask to `x`, in which the row lies."""
     ids = rules.tokens[rules.slots[number]]
     start, stop = rules.num_prompt[number], rules.num_known[number]
     penalty = rules.repetition_penalty[number]
@@ -178,6 +178,21 @@ def _shape(row: Any, number: Any, rules: Any, x: Any, counts: Any) -> None:
         x[rules.bias_ids[place]] += rules.bias[place]
     for place in range(rules.ban_starts[number], rules.ban_starts[number + 1]):
         x[rules.ban_ids[place]] = -np.inf
+    if rules.mask_of[number] >= 0:
+        _bar(rules.masks[rules.mask_of[number]], x)
+
+
+@compiled
+def _bar(mask: Any, x: Any) -> None:
+    """Bar all tokens whose bit is not set in a mask."""
+    for place in range(len(mask)):
+        word = mask[place]
+        if word == np.uint32(0xFFFFFFFF):
+            continue
+        start = place * 32
+        for i in range(start, min(start + 32, len(x))):
+            if not (word >> np.uint32(i - start)) & np.uint32(1):
+                x[i] = -np.inf
 
 
 @compiled

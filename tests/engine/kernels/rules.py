@@ -26,12 +26,13 @@ class Rule:
     generated: Sequence[int] = ()
     bias: Mapping[int, float] = field(default_factory=dict)
     bans: Sequence[int] = ()
+    mask: Sequence[int] | None = None  # the tokens that it allows
 
     @property
     def is_shaped(self) -> bool:
         """Say whether any logit changes."""
         penalties = (self.repetition, self.presence, self.frequency)
-        return penalties != (1, 0, 0) or bool(self.bias) or bool(self.bans)
+        return penalties != (1, 0, 0) or bool(self.bias or self.bans) or self.mask is not None
 
 
 def joined(rules: Sequence[Rule], draws: NDArray[np.float64]) -> Rules:
@@ -49,6 +50,13 @@ def joined(rules: Sequence[Rule], draws: NDArray[np.float64]) -> Rules:
         known = [*rule.prompt, *rule.generated]
         tokens[slot, : len(known)] = known
     prompts = np.array([len(rule.prompt) for rule in rules], np.int64)
+    masked = [rule.mask for rule in rules if rule.mask is not None]
+    masks = np.zeros((len(masked), 32), np.uint32)  # of up to 1,024 tokens
+    for row, mask in zip(masks, masked, strict=True):
+        for token in mask:
+            row[token // 32] |= np.uint32(1 << token % 32)
+    order = iter(range(len(masked)))
+    mask_of = [-1 if rule.mask is None else next(order) for rule in rules]
     with np.errstate(divide="ignore"):
         log_min_p = np.log(column("min_p"))
     return Rules(
@@ -70,4 +78,6 @@ def joined(rules: Sequence[Rule], draws: NDArray[np.float64]) -> Rules:
         bias=np.array([bias for rule in rules for bias in rule.bias.values()], np.float32),
         ban_starts=starts([len(rule.bans) for rule in rules]),
         ban_ids=np.array([token for rule in rules for token in rule.bans], np.int64),
+        mask_of=np.array(mask_of, np.int64),
+        masks=masks,
     )

@@ -5,6 +5,8 @@ All of it holds for the reference and for the CPU's kernels.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -340,3 +342,35 @@ def test_log_probabilities_bear_huge_logits_and_more_places_than_tokens(
     assert scores.top_logprobs.shape == scores.top_ids.shape == (2, 3)
     halves = [-np.log(2), -np.log(2), -np.inf]
     assert scores.top_logprobs[1].tolist() == pytest.approx(halves, abs=1e-2)
+
+
+@either
+@pytest.mark.parametrize(
+    "rule",
+    [
+        Rule(temperature=0),
+        Rule(),
+        Rule(temperature=0.7, top_k=3, top_p=0.8, min_p=0.01),
+        Rule(temperature=0, repetition=1.3, presence=1, prompt=[0, 31, 32], generated=[63, 64, 99]),
+        Rule(bias={5: 50.0, 64: 2.0}, bans=[31, 98]),
+    ],
+    ids=["greedy", "random", "cut", "penalised", "biased"],
+)
+def test_a_mask_leaves_a_row_as_if_it_had_no_other_tokens(
+    kernels: ChoosesTokens, rule: Rule
+) -> None:
+    """At the borders of words, too; thresholds are of what is left."""
+    rng = np.random.default_rng(4)
+    logits = rng.normal(size=(40, 100)).astype(np.float32)
+    masks = [
+        sorted({0, 31, 32, 99, *rng.choice(100, rng.integers(1, 90), replace=False).tolist()})
+        for _ in logits
+    ]
+    draws = rng.random(40)
+    masked = [replace(rule, mask=mask) for mask in masks]
+    barred = [replace(rule, bans=[*rule.bans, *set(range(100)) - set(mask)]) for mask in masks]
+    chosen = choose(kernels, logits, masked, draws)
+    assert all(token in mask for token, mask in zip(chosen.tolist(), masks, strict=True))
+    assert chosen.tolist() == choose(kernels, logits, barred, draws).tolist()
+    alone = [choose(kernels, logits[[i]], [masked[i]], draws[[i]])[0] for i in range(40)]
+    assert chosen.tolist() == alone

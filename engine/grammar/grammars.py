@@ -1,0 +1,118 @@
+"""The grammars of one model: what was asked of an output, as a constraint on its tokens."""
+
+from __future__ import annotations
+
+import json
+from collections import OrderedDict
+from threading import Lock
+
+import numpy as np
+from llguidance import LLMatcher, LLParserLimits
+
+from engine.grammar.beginning import Beginning, beginning
+from engine.grammar.constraint import TextConstraint, first_words
+from engine.grammar.vocabulary import KnownTokens, known_tokens
+from engine.protocol.constraints import Asked
+from engine.protocol.errors import RequestError
+from engine.text.tokenizer import Tokenizer
+
+_LIMITS = LLParserLimits(verbose_errors=False)
+_MOST_KEPT = 512
+_MOST_KEPT_CHARS = 2**22
+
+
+class Grammars:
+    """Makes constraints of one model's tokens; safe to use from threads.
+
+    What was made lately of a grammar is kept, within bounds, so that thousands of them in a file
+    take no more memory than a few.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, vocab_size: int, end_ids: frozenset[int]) -> None:
+        self._tokenizer = tokenizer
+        self._vocab_size = vocab_size
+        self._end_ids = end_ids
+        self._lock, self._making = Lock(), Lock()
+        self._kept: OrderedDict[str, LLMatcher] = OrderedDict()
+        self._num_kept_chars = 0
+        self._beginnings: dict[str, Beginning] = {}
+        self._made: KnownTokens | None = None
+
+    def constraint(self, asked: Asked, *, begins_after: str | None = None) -> TextConstraint:
+        """Return what holds an output to what was asked for, from `begins_after` in it on.
+
+        Raises `RequestError` for what cannot be held to.
+        """
+        grammar = _grammar_of(asked)
+        self.matcher(grammar, asked.param)
+        before = None if begins_after is None else self._beginning(begins_after)
+        return TextConstraint(grammar, before, self, asked.param)
+
+    def matcher(self, grammar: str, param: str) -> LLMatcher:
+        """Return what goes through a grammar from its beginning."""
+        with self._lock:
+            first = self._kept.get(grammar)
+            if first is not None:
+                self._kept.move_to_end(grammar)
+        if first is None:
+            first = self.fresh_matcher(grammar, param)
+            self._keep(grammar, first)
+        return first.deep_copy()
+
+    def fresh_matcher(self, grammar: str, param: str) -> LLMatcher:
+        """Return one that shares nothing with any other; `RequestError` where there is none."""
+        matcher = LLMatcher(self._tokens().known, grammar, log_level=0, limits=_LIMITS)
+        if not matcher.is_error():
+            mask = np.empty(-(-self._vocab_size // 32), np.uint32)
+            matcher.unsafe_compute_mask_ptr(mask.ctypes.data, mask.nbytes)
+        if matcher.is_error():
+            words = first_words(matcher.get_error())
+            raise RequestError(
+                f"`{param}` cannot be held to: {words}", param=param, code="invalid_constraint"
+            )
+        return matcher
+
+    def piece(self, token_id: int) -> bytes:
+        """Return the bytes of a token."""
+        return self._tokenizer.piece(token_id)
+
+    def _keep(self, grammar: str, matcher: LLMatcher) -> None:
+        with self._lock:
+            if grammar not in self._kept:
+                self._kept[grammar] = matcher
+                self._num_kept_chars += len(grammar)
+            while len(self._kept) > _MOST_KEPT or self._num_kept_chars > _MOST_KEPT_CHARS:
+                oldest, _ = self._kept.popitem(last=False)
+                self._num_kept_chars -= len(oldest)
+
+    def _beginning(self, text: str) -> Beginning:
+        tokens = self._tokens()
+        with self._making:
+            if text not in self._beginnings:
+                self._beginnings[text] = beginning(text, tokens, self._vocab_size)
+            return self._beginnings[text]
+
+    def _tokens(self) -> KnownTokens:
+        """Return the vocabulary, made when first asked for: most files ask for no constraint."""
+        with self._making:
+            if self._made is None:
+                self._made = known_tokens(self._tokenizer, self._vocab_size, self._end_ids)
+            return self._made
+
+
+def _grammar_of(asked: Asked) -> str:
+    """Return what was asked for in llguidance's own form."""
+    if asked.kind == "json_schema":
+        if not asked.whitespace:
+            return LLMatcher.grammar_from_json_schema(
+                asked.source, overrides={"whitespace_flexible": False}
+            )
+        return LLMatcher.grammar_from_json_schema(
+            asked.source, overrides={"whitespace_pattern": asked.whitespace}
+        )
+    if asked.kind == "regex":
+        return LLMatcher.grammar_from_regex(asked.source)
+    if asked.kind == "choice":
+        texts = [json.dumps(text, ensure_ascii=False) for text in json.loads(asked.source)]
+        return LLMatcher.grammar_from_lark("start: " + " | ".join(texts))
+    return LLMatcher.grammar_from_lark(asked.source)

@@ -1,0 +1,203 @@
+"""JSON schemas as far as they can be held to: what is served of one, and what is refused of it.
+
+Read as JSON Schema 2020-12, with what older drafts wrote otherwise where it means the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from engine.protocol.errors import RequestError
+from engine.protocol.validation import shown
+
+MAX_DEPTH = 50
+MAX_REFERENCES = 1_000
+FORMATS = frozenset("date-time time date duration email hostname ipv4 ipv6 uuid uri".split())
+# Formats of strings that JSON Schema knows and that cannot be held to; any other is a remark.
+_OTHER_FORMATS = frozenset(
+    "idn-email idn-hostname uri-reference iri iri-reference uri-template json-pointer"
+    " relative-json-pointer regex".split()
+)
+_TYPES = frozenset("null boolean object array number string integer".split())
+_ONE_SCHEMA = frozenset(["items", "additionalProperties", "additionalItems"])
+_SCHEMAS = frozenset(["allOf", "anyOf", "oneOf", "prefixItems"])
+_NAMED_SCHEMAS = frozenset(["properties", "patternProperties", "$defs", "definitions"])
+_REFUSED = frozenset(
+    "not if then else dependentSchemas dependentRequired dependencies contains minContains"
+    " maxContains propertyNames unevaluatedItems unevaluatedProperties uniqueItems $dynamicRef"
+    " $recursiveRef disallow extends divisibleBy".split()
+)
+_REMARKS = frozenset(
+    "$comment $vocabulary $dynamicAnchor $recursiveAnchor title description default examples"
+    " example deprecated readOnly writeOnly contentEncoding contentMediaType contentSchema nullable"
+    " discriminator xml externalDocs".split()
+)
+
+
+@dataclass(frozen=True, slots=True)
+class SchemaRules:
+    """How a schema is read: `is_strict` as OpenAI's strict mode, which takes no unknown keyword.
+
+    Where it `closes_objects`, as the strict mode does, too, an object that lists its properties has
+    no others unless it says so.
+    """
+
+    is_strict: bool = False
+    closes_objects: bool = False
+
+
+def served_schema(schema: object, param: str, rules: SchemaRules) -> dict[str, Any]:
+    """Return what is to be held to of a schema: all of it but remarks.
+
+    Raises `RequestError` that names the keyword and its place (a JSON pointer) where something
+    cannot be held to, or is no schema.
+    """
+    reading = _Reading(param, rules)
+    served = reading.schema(schema, "", 0)
+    if served is False:
+        raise RequestError(f"`{param}` is false, which allows nothing.", param=param)
+    if (rules.is_strict or rules.closes_objects) and not reading.joins:
+        for listing in reading.listings:
+            listing.setdefault("additionalProperties", False)
+    return {} if isinstance(served, bool) else served
+
+
+class _Reading:
+    """Reads one schema, part by part; each part is named by its place.
+
+    `listings` are objects that list their properties; where the schema `joins` some, none of them
+    can tell what others have.
+    """
+
+    def __init__(self, param: str, rules: SchemaRules) -> None:
+        self._param = param
+        self._rules = rules
+        self._num_references = 0
+        self.listings: list[dict[str, Any]] = []
+        self.joins = False
+
+    def schema(self, schema: object, place: str, depth: int) -> dict[str, Any] | bool:
+        """Return what is served of the schema at `place`, which lies in `depth` others."""
+        if isinstance(schema, bool):
+            return schema
+        if not isinstance(schema, dict):
+            raise self._error(place, f"must be an object or a boolean; got {shown(schema)}")
+        if depth > MAX_DEPTH:
+            raise self._error(place, f"lies in more than {MAX_DEPTH} others, which is too deep")
+        served: dict[str, Any] = {}
+        for keyword, value in schema.items():
+            served |= self._keyword(keyword, value, f"{place}/{_escaped(keyword)}", depth)
+        if "properties" in served:
+            self.listings.append(served)
+        self.joins |= "allOf" in served
+        return served
+
+    def _keyword(self, keyword: str, value: object, place: str, depth: int) -> dict[str, Any]:
+        if keyword == "items" and isinstance(value, list):
+            return {"items": self._schemas(value, place, depth)}
+        if keyword in _ONE_SCHEMA:
+            return {keyword: self.schema(value, place, depth + 1)}
+        if keyword in _SCHEMAS:
+            return {keyword: self._schemas(value, place, depth)}
+        if keyword in _NAMED_SCHEMAS:
+            return {keyword: self._named_schemas(value, place, depth)}
+        if keyword in _CHECKS:
+            wanted, is_right = _CHECKS[keyword]
+            if not is_right(value):
+                raise self._error(place, f"must be {wanted}; got {shown(value)}")
+            return self._checked(keyword, value, place)
+        if keyword in _REFUSED and not (keyword == "uniqueItems" and value is False):
+            raise self._error(place, "is a keyword that cannot be held to")
+        if self._rules.is_strict and keyword not in _REMARKS | _REFUSED:
+            raise self._error(place, "is an unknown keyword, which `strict` does not take")
+        return {}
+
+    def _schemas(self, values: object, place: str, depth: int) -> list[dict[str, Any] | bool]:
+        if not isinstance(values, list) or not values:
+            raise self._error(place, f"must be a list of schemas; got {shown(values)}")
+        return [self.schema(one, f"{place}/{i}", depth + 1) for i, one in enumerate(values)]
+
+    def _named_schemas(
+        self, values: object, place: str, depth: int
+    ) -> dict[str, dict[str, Any] | bool]:
+        if not isinstance(values, dict):
+            raise self._error(place, f"must be an object of schemas; got {shown(values)}")
+        return {
+            name: self.schema(one, f"{place}/{_escaped(name)}", depth + 1)
+            for name, one in values.items()
+        }
+
+    def _checked(self, keyword: str, value: Any, place: str) -> dict[str, Any]:
+        """Return a keyword whose value is of the right type, unless it is a remark."""
+        if keyword == "format" and value not in FORMATS:
+            if value in _OTHER_FORMATS:
+                raise self._error(place, f"{shown(value)} is a format that cannot be held to")
+            return {}
+        if keyword == "$ref":
+            self._num_references += 1
+            if not value.startswith("#"):
+                raise self._error(place, f"must lie in the schema itself; got {shown(value)}")
+            if self._num_references > MAX_REFERENCES:
+                raise self._error(place, f"is one of more than {MAX_REFERENCES:,}: too many")
+        return {keyword: value}
+
+    def _error(self, place: str, words: str) -> RequestError:
+        where = f"`{place}` of `{self._param}`" if place else f"`{self._param}`"
+        return RequestError(f"{where} {words}.", param=self._param, code="invalid_schema")
+
+
+def _escaped(name: str) -> str:
+    return name.replace("~", "~0").replace("/", "~1")
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _is_count(value: object) -> bool:
+    is_whole = isinstance(value, int) or (isinstance(value, float) and value.is_integer())
+    return is_whole and not isinstance(value, bool) and value >= 0  # type: ignore[operator]
+
+
+def _is_text(value: object) -> bool:
+    return isinstance(value, str)
+
+
+def _is_list(value: object) -> bool:
+    return isinstance(value, list)
+
+
+def _is_type(value: object) -> bool:
+    names = value if isinstance(value, list) else [value]
+    return bool(names) and all(isinstance(name, str) and name in _TYPES for name in names)
+
+
+def _is_names(value: object) -> bool:
+    return isinstance(value, list) and all(isinstance(name, str) for name in value)
+
+
+def _is_anything(value: object) -> bool:
+    del value
+    return True
+
+
+_Check = tuple[str, Callable[[object], bool]]
+_NUMBER: _Check = ("a number", _is_number)
+_COUNT: _Check = ("a whole number, 0 or more", _is_count)
+_TEXT: _Check = ("a string", _is_text)
+# Keywords that say something of a value, and what must stand behind each.
+_CHECKS: Mapping[str, _Check] = {
+    "type": (f"one of {', '.join(sorted(_TYPES))}, or a list of them", _is_type),
+    "const": ("anything", _is_anything),
+    "enum": ("a list", _is_list),
+    "required": ("a list of strings", _is_names),
+    **dict.fromkeys(
+        ("multipleOf", "maximum", "exclusiveMaximum", "minimum", "exclusiveMinimum"), _NUMBER
+    ),
+    **dict.fromkeys(
+        ("maxLength", "minLength", "maxItems", "minItems", "maxProperties", "minProperties"), _COUNT
+    ),
+    **dict.fromkeys(("pattern", "format", "$ref", "$anchor", "$id", "id", "$schema"), _TEXT),
+}
