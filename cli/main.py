@@ -15,6 +15,7 @@ from cli.commands import (
     results,
     resume,
     run,
+    serve,
     status,
     submit,
     tenants,
@@ -50,7 +51,7 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action=_Version, nargs=0, help="print the version and exit")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
     to_batches = (submit, resume, status, results, cancel, drop)
-    for command in (run, *to_batches, worker, local, keys, tenants, completion):
+    for command in (run, serve, *to_batches, worker, local, keys, tenants, completion):
         command.add_command(commands)
     return parser
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, closing, contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 
 from cli.errors import ROWS_FAILED, BadInput, EngineFailed, InputChanged, Refused, Stopped
@@ -27,8 +27,15 @@ from cli.running.options import RunOptions
 from cli.running.outputs import open_files, writing_of
 from cli.running.progress import Reporter, make_reporter, summary
 from cli.running.tally import Tally
-from cli.serving.engine import Load, chat_template, engine_config, load_engine, served_names
-from cli.signals import StopSignals, interruptible
+from cli.serving.engine import (
+    Load,
+    chat_template,
+    engine_config,
+    load_engine,
+    loaded,
+    served_names,
+)
+from cli.signals import StopSignals
 from cli.terminal import say
 from engine.batchfile.lines import MAX_LINE_BYTES
 from engine.batchfile.pace import Pace
@@ -42,7 +49,7 @@ _INFLIGHT_PER_SEQUENCE = 4
 def run_job(
     options: RunOptions,
     *,
-    load: Load = load_engine,
+    load: Load[Served] = load_engine,
     retry_delays: tuple[float, ...] = RETRY_DELAYS_SECONDS,
 ) -> int:
     """Run the file and return the exit status: 0 when every line has its row and one is ok.
@@ -69,7 +76,7 @@ def run_job(
         tally.kept, tally.kept_ok = writing.num_kept, writing.num_kept_ok
         run = _Run(options, config, requests, writing, live, signals)
         if tally.kept < tally.num_rows:
-            with _loaded(load, config, names, template) as served:
+            with loaded(load, config, names, template) as served:
                 live.served = served
                 is_done = run.run_lines(served)
             if not is_done:
@@ -115,23 +122,6 @@ def _check(requests: Requests, names: tuple[str, ...], options: RunOptions) -> i
     warn_of_failing(checked)
     warn_of_duplicates(checked.duplicates)
     return checked.num_rows
-
-
-@contextmanager
-def _loaded(
-    load: Load, config: EngineConfig, names: tuple[str, ...], template: str | None
-) -> Iterator[Served]:
-    say(f"loading {config.model}")
-    started = time.monotonic()
-    try:
-        served = interruptible(lambda: load(config, served_names=names, chat_template=template))
-    except EngineError as exc:
-        raise EngineFailed(str(exc)) from exc
-    with closing(served):
-        say(f"model loaded in {time.monotonic() - started:.1f} s")
-        for note in served.info().notes:
-            say(f"note: {note}")
-        yield served
 
 
 @dataclass(frozen=True, slots=True)

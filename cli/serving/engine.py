@@ -5,24 +5,29 @@ from __future__ import annotations
 import gc
 import json
 import logging
+import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from cli.errors import EngineFailed, Refused
 from cli.serving.options import EngineOptions
 from cli.serving.weights import every_few_seconds, local_model, say_progress
+from cli.signals import interruptible
 from cli.terminal import say
 
 if TYPE_CHECKING:
     from engine.config import EngineConfig
-    from engine.contract import Served
+    from engine.contract import Online, Served
     from engine.hosts.fetching import FetchLimits
 
+ServedT = TypeVar("ServedT", bound="Served")
+ServedT_co = TypeVar("ServedT_co", bound="Served", covariant=True)
 
-class Load(Protocol):
+
+class Load(Protocol[ServedT_co]):
     """Makes an engine; raises EngineError with a message for the user when it cannot."""
 
     def __call__(
@@ -31,7 +36,7 @@ class Load(Protocol):
         *,
         served_names: tuple[str, ...],
         chat_template: str | None,
-    ) -> Served:
+    ) -> ServedT_co:
         """Load the model and serve it under these names."""
 
 
@@ -41,7 +46,7 @@ def load_engine(
     served_names: tuple[str, ...],
     chat_template: str | None,
     weights_cache: str | None = None,
-) -> Served:
+) -> Online:
     """Load the real engine; only here is a model library imported.
 
     Weights that are in S3 are kept in `weights_cache`.
@@ -58,6 +63,26 @@ def load_engine(
         return load_served(
             replace(config, model=model), served_names=served_names, chat_template=chat_template
         )
+
+
+@contextmanager
+def loaded(
+    load: Load[ServedT], config: EngineConfig, names: tuple[str, ...], template: str | None
+) -> Iterator[ServedT]:
+    """Yield the engine, loaded with a word about it, and close it; raises EngineFailed."""
+    from engine.errors import EngineError
+
+    say(f"loading {config.model}")
+    started = time.monotonic()
+    try:
+        served = interruptible(lambda: load(config, served_names=names, chat_template=template))
+    except EngineError as exc:
+        raise EngineFailed(str(exc)) from exc
+    with closing(served):
+        say(f"model loaded in {time.monotonic() - started:.1f} s")
+        for note in served.info().notes:
+            say(f"note: {note}")
+        yield served
 
 
 class _Saying(logging.Handler):

@@ -8,7 +8,9 @@ from typing import Any
 from engine.contract import Reply
 from engine.endpoints.choices import choices_of, usage_of
 from engine.endpoints.conversations import Conversation, Conversations
-from engine.endpoints.endpoint import Heading, Prepared
+from engine.endpoints.deltas import ChatUnfolding
+from engine.endpoints.endpoint import Heading, Prepared, Unfolding
+from engine.endpoints.growing import Chunks, GrowingChoices
 from engine.endpoints.logprobs import prompt_logprobs
 from engine.endpoints.messages import shown_choice
 from engine.endpoints.sequences import Terms, TextSequences
@@ -16,6 +18,7 @@ from engine.protocol.bodies import completion_body, response_id, usage_body
 from engine.protocol.chat import ChatCompletionRequest
 from engine.protocol.requests import read_body
 from engine.protocol.routes import CHAT_COMPLETIONS
+from engine.protocol.stream import StreamOptions
 from engine.scheduling.sequence import SequenceRequest, SequenceResult
 from engine.text.text_model import TextModel
 
@@ -72,6 +75,23 @@ class ChatCompletions:
             entries = choices[0].result.prompt_logprobs or []
             answer["prompt_logprobs"] = prompt_logprobs(entries, self._tokenizer)
         return Reply(200, answer, usage)
+
+    def unfold(self, prepared: _Prepared, options: StreamOptions) -> Unfolding:
+        """Return the chat completion before anything of it has come."""
+        conversation = prepared.context
+        choices = GrowingChoices(
+            prepared.requests,
+            conversation.request,
+            self._tokenizer,
+            markers=conversation.reading.markers,
+        )
+        return ChatUnfolding(
+            choices,
+            conversation,
+            prepared.requests[0].prompt_ids,
+            Chunks("chat.completion.chunk", "chatcmpl", prepared.heading, options),
+            self._tokenizer,
+        )
 
 
 def _terms(conversation: Conversation) -> Terms:

@@ -36,17 +36,35 @@ def choices_of(
     """
     num_choices = request.n or 1
     choices = [
-        Choice(
-            sequence.prompt_ids,
+        choice_of(
+            sequence,
             replace(result, prompt_logprobs=results[i - i % num_choices].prompt_logprobs)
             if i % num_choices
             else result,
-            _text(sequence, result, request, tokenizer, markers),
-            _stop_reason(result, request),
+            request,
+            tokenizer,
+            markers=markers,
         )
         for i, (sequence, result) in enumerate(zip(sequences, results, strict=True))
     ]
     return [choices[i : i + num_choices] for i in range(0, len(choices), num_choices)]
+
+
+def choice_of(
+    sequence: SequenceRequest,
+    result: SequenceResult,
+    request: GenerationRequest,
+    tokenizer: Tokenizer,
+    *,
+    markers: frozenset[int] = frozenset(),
+) -> Choice:
+    """Return what one sequence came to."""
+    return Choice(
+        sequence.prompt_ids,
+        result,
+        _text(sequence, result, request, tokenizer, markers),
+        _stop_reason(result, request),
+    )
 
 
 def usage_of(choices: Sequence[Sequence[Choice]]) -> Usage:

@@ -9,6 +9,8 @@ from typing import Any, Generic, Protocol, TypeVar, runtime_checkable
 
 from engine.contract import Reply
 from engine.protocol.routes import Route
+from engine.protocol.stream import StreamOptions
+from engine.scheduling.sequence import SequenceResult, TokenLogprob
 
 
 class Sized(Protocol):
@@ -88,3 +90,43 @@ class Endpoint(Protocol[RequestT, ResultT_contra, ContextT]):
         self, prepared: Prepared[RequestT, ContextT], results: Sequence[ResultT_contra]
     ) -> Reply:
         """Return the reply; `results` are in the order of `prepared.requests`."""
+
+
+class Told(Protocol):
+    """What the engine tells of a sequence on its way, since it last did."""
+
+    @property
+    def new_token_ids(self) -> Sequence[int]:
+        """Return the tokens that came."""
+
+    @property
+    def new_logprobs(self) -> Sequence[TokenLogprob]:
+        """Return one for each of them, where they were asked for."""
+
+    @property
+    def prompt_logprobs(self) -> Sequence[TokenLogprob | None]:
+        """Return the prompt's, the first time, where they were asked for."""
+
+
+class Unfolding(Protocol):
+    """One answer as it comes; it knows what it has told, and nothing else changes.
+
+    All of the chunks put together say what `finish` would.
+    """
+
+    def add(self, place: int, told: Told, result: SequenceResult | None) -> list[dict[str, Any]]:
+        """Return the chunks of what came for the request at this place.
+
+        `result` is what it came to, once it is finished.
+        """
+
+    def end(self) -> list[dict[str, Any]]:
+        """Return what follows once every request is finished."""
+
+
+@runtime_checkable
+class Unfolds(Protocol):
+    """What an endpoint is, too, that can answer piece by piece."""
+
+    def unfold(self, prepared: Prepared[Any, Any], options: StreamOptions) -> Unfolding:
+        """Return the answer to a body before anything of it has come."""

@@ -112,23 +112,31 @@ def prompt_logprobs(
     return [None if entry is None else _prompt_entry(entry, forms) for entry in entries]
 
 
-def text_offsets(
-    token_ids: Sequence[int], tokenizer: Tokenizer, *, start: int = 0, skip_special_tokens: bool
-) -> list[int]:
-    """Return where in the text each token begins, counting characters from `start`.
+class TextOffsets:
+    """Where in a text each token begins, counted in characters from `start`.
 
     A token inside a character begins where the character does; markup takes no room when the text
     is without it.
     """
-    offsets, position, pending = [], start, b""
-    for token_id in token_ids:
-        offsets.append(position)
-        if skip_special_tokens and tokenizer.is_special(token_id):
-            continue
-        data = pending + tokenizer.piece(token_id)
-        pending = _unfinished_character(data)
-        position += len(data[: len(data) - len(pending)].decode("utf-8", "replace"))
-    return offsets
+
+    def __init__(self, tokenizer: Tokenizer, *, start: int = 0, skip_special_tokens: bool) -> None:
+        self._tokenizer = tokenizer
+        self._skip_special_tokens = skip_special_tokens
+        self._position = start
+        self._pending = b""
+
+    def of(self, token_ids: Sequence[int]) -> list[int]:
+        """Return where the next tokens begin."""
+        offsets = []
+        for token_id in token_ids:
+            offsets.append(self._position)
+            if self._skip_special_tokens and self._tokenizer.is_special(token_id):
+                continue
+            data = self._pending + self._tokenizer.piece(token_id)
+            self._pending = _unfinished_character(data)
+            whole = data[: len(data) - len(self._pending)]
+            self._position += len(whole.decode("utf-8", "replace"))
+        return offsets
 
 
 def _unfinished_character(data: bytes) -> bytes:

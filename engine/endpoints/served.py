@@ -1,22 +1,32 @@
-"""The engine behind its endpoints: any url and body in, one reply out, whatever happens."""
+"""The engine behind its endpoints: any url and body in, one reply out, whatever happens.
+
+Where a stream is asked for, and may be, the reply comes in chunks.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterable, Sequence
-from contextlib import AsyncExitStack
+from collections.abc import AsyncGenerator, Awaitable, Iterable, Sequence
+from contextlib import AsyncExitStack, aclosing
+from dataclasses import replace
 from typing import Any, Protocol, TypeVar
 
-from engine.contract import EngineInfo, EngineStats, Reply
-from engine.endpoints.endpoint import Endpoint, Fetches, Heading, Prepared, Sized
+from engine.contract import EngineInfo, EngineStats, Reply, StreamedReply
+from engine.endpoints.endpoint import Endpoint, Fetches, Heading, Prepared, Sized, Told, Unfolds
 from engine.endpoints.turns import Room, Turns, size_of_body
 from engine.errors import EngineError
 from engine.protocol.bodies import error_body
 from engine.protocol.errors import InternalError, RequestError
 from engine.protocol.names import name_of_model, own_names
 from engine.protocol.routes import UNKNOWN_URL, not_served
-from engine.protocol.stream import STREAM_NOT_SUPPORTED, refuse_stream
+from engine.protocol.stream import (
+    STREAM_NOT_SUPPORTED,
+    StreamOptions,
+    no_stream,
+    refuse_stream,
+    stream_options,
+)
 from engine.protocol.validation import printable
 
 _logger = logging.getLogger(__name__)
@@ -34,6 +44,26 @@ RequestT = TypeVar("RequestT")
 RequestT_contra = TypeVar("RequestT_contra", contravariant=True)
 ResultT = TypeVar("ResultT", bound=Sized)
 ResultT_co = TypeVar("ResultT_co", bound=Sized, covariant=True)
+_AnswerT = TypeVar("_AnswerT", bound=Reply | StreamedReply)
+
+
+class Item(Protocol[ResultT_co]):
+    """One of the requests that run."""
+
+    def result(self) -> ResultT_co:
+        """Return what it came to, once finished; raises its `RequestError` if it failed."""
+
+
+class Event(Told, Protocol[ResultT_co]):
+    """What is told of one that is streamed, each time that something has come."""
+
+    @property
+    def item(self) -> Item[ResultT_co]:
+        """Return what it is told of."""
+
+    @property
+    def is_finished(self) -> bool:
+        """Say whether it is the last."""
 
 
 class StepLoop(Protocol[RequestT_contra, ResultT_co]):
@@ -46,6 +76,14 @@ class StepLoop(Protocol[RequestT_contra, ResultT_co]):
         is): all of them then fail. Cancelling the call drops what it asked for.
         """
 
+    def stream(
+        self, requests: Sequence[RequestT_contra]
+    ) -> AsyncGenerator[tuple[int, Event[ResultT_co]], None]:
+        """Run them so, too, and yield what comes, each with the place of its request.
+
+        Closing the iterator drops what it asked for.
+        """
+
     def stats(self) -> EngineStats:
         """Return a snapshot of the work; callable from any thread."""
 
@@ -54,7 +92,7 @@ class StepLoop(Protocol[RequestT_contra, ResultT_co]):
 
 
 class ServedEngine:
-    """Answers requests through the endpoints of one model, which `engine` runs; a `Served`.
+    """Answers requests through the endpoints of one model, which `engine` runs; an `Online`.
 
     `model_names` are the names that requests may ask for, `ANY_MODEL` among them for every name;
     the first that is a name stands in where none is given.
@@ -86,18 +124,34 @@ class ServedEngine:
 
         Looked at in this order: the url, `stream`, `model`, the rest of the body.
         """
-        try:
-            endpoint = self._endpoint_of(url)
-            refuse_stream(body)
-            heading = Heading(name_of_model(body, self._model_names), request_id, created)
+        return await _answered_always(self._reply(url, body, request_id, created), request_id)
+
+    async def answer(
+        self, url: str, body: dict[str, Any], request_id: str, created: int
+    ) -> Reply | StreamedReply:
+        """Answer one request as `respond` does, piece by piece where its body asks for a stream."""
+        return await _answered_always(self._online(url, body, request_id, created), request_id)
+
+    async def _reply(self, url: str, body: dict[str, Any], request_id: str, created: int) -> Reply:
+        endpoint = self._endpoint_of(url)
+        refuse_stream(body)
+        return await self._answered(endpoint, body, self._heading(body, request_id, created))
+
+    async def _online(
+        self, url: str, body: dict[str, Any], request_id: str, created: int
+    ) -> Reply | StreamedReply:
+        endpoint, options = self._endpoint_of(url), stream_options(body)
+        heading = self._heading(body, request_id, created)
+        if options is None:
             return await self._answered(endpoint, body, heading)
-        except RequestError as error:
-            return _failed(error)
-        except EngineError:
-            raise  # the engine is gone: no row can tell of it
-        except Exception as error:
-            _logger.exception("the request %s failed", request_id)
-            return _failed(InternalError(f"The engine failed: {type(error).__name__}."))
+        if not isinstance(endpoint, Unfolds):
+            raise no_stream(url)
+        chunks = self._chunks(endpoint, body, heading, options)
+        await anext(chunks)
+        return StreamedReply(chunks)
+
+    def _heading(self, body: dict[str, Any], request_id: str, created: int) -> Heading:
+        return Heading(name_of_model(body, self._model_names), request_id, created)
 
     def _endpoint_of(self, url: str) -> Endpoint[Any, Any, Any]:
         for endpoint in self._endpoints:
@@ -113,6 +167,39 @@ class ServedEngine:
             results = await self._engine.generate(prepared.requests)
             size = sum(result.num_values for result in results)
             return await self._finishing.run(size, endpoint.finish, prepared, results)
+
+    async def _chunks(
+        self,
+        endpoint: Endpoint[Any, Any, Any],
+        body: dict[str, Any],
+        heading: Heading,
+        options: StreamOptions,
+    ) -> AsyncGenerator[dict[str, Any], None]:
+        """Yield an empty chunk once the first token is there, then those of the answer.
+
+        Whatever is raised before is the reply; behind it, it is the last chunk.
+        """
+        assert isinstance(endpoint, Unfolds)
+        is_begun = False
+        async with AsyncExitStack() as held:
+            try:
+                prepared = await self._prepared(endpoint, body, heading, held)
+                unfolding = endpoint.unfold(prepared, options)
+                requests = [replace(request, is_streamed=True) for request in prepared.requests]
+                events = await held.enter_async_context(aclosing(self._engine.stream(requests)))
+                async for place, event in events:
+                    result = event.item.result() if event.is_finished else None
+                    if not is_begun:
+                        is_begun = True
+                        yield {}
+                    for chunk in unfolding.add(place, event, result):
+                        yield chunk
+                for chunk in unfolding.end():
+                    yield chunk
+            except Exception as error:
+                if not is_begun:
+                    raise
+                yield _failed(_failure_of(error, heading.request_id)).body
 
     async def _prepared(
         self,
@@ -143,6 +230,24 @@ class ServedEngine:
     def close(self) -> None:
         """Stop the engine after the step now running."""
         self._engine.close()
+
+
+async def _answered_always(answer: Awaitable[_AnswerT], request_id: str) -> _AnswerT | Reply:
+    """Return an answer, or for whatever is raised on the way to it the reply that says so."""
+    try:
+        return await answer
+    except EngineError:
+        raise  # the engine is gone: no row can tell of it
+    except Exception as error:  # noqa: BLE001 - told in the reply, and logged
+        return _failed(_failure_of(error, request_id))
+
+
+def _failure_of(error: Exception, request_id: str) -> RequestError:
+    if isinstance(error, RequestError):
+        return error
+    if not isinstance(error, EngineError):
+        _logger.error("the request %s failed", request_id, exc_info=error)
+    return InternalError(f"The engine failed: {type(error).__name__}.")
 
 
 def _failed(error: RequestError) -> Reply:

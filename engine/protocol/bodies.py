@@ -46,6 +46,24 @@ def completion_body(
     }
 
 
+def chunk_body(
+    kind: Literal["chat.completion.chunk", "text_completion"],
+    body_id: str,
+    *,
+    created: int,
+    model: str,
+) -> dict[str, Any]:
+    """Return what every chunk of a streamed body says; its choices are still to come."""
+    return {
+        "id": body_id,
+        "object": kind,
+        "created": created,
+        "model": model,
+        "choices": [],
+        "system_fingerprint": None,
+    }
+
+
 def error_body(error: RequestError) -> dict[str, Any]:
     """Return the body of a failed request: `{"error": {message, type, param, code}}`."""
     return {

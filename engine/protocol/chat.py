@@ -90,3 +90,21 @@ def chat_choice(
         "finish_reason": finish_reason,
         "stop_reason": stop_reason,
     }
+
+
+def chat_delta(
+    index: int,
+    delta: dict[str, Any],
+    *,
+    logprobs: dict[str, Any] | None,
+    finish_reason: str | None,
+    stop_reason: int | str | None,
+) -> dict[str, Any]:
+    """Return one choice of a chunk of a chat completion."""
+    return {
+        "index": index,
+        "delta": delta,
+        "logprobs": logprobs,
+        "finish_reason": finish_reason,
+        "stop_reason": stop_reason,
+    }

@@ -48,10 +48,10 @@ def completion_choice(
     text: str,
     *,
     logprobs: dict[str, Any] | None,
-    finish_reason: str,
+    finish_reason: str | None,
     stop_reason: int | str | None,
 ) -> dict[str, Any]:
-    """Return one choice of a text completion."""
+    """Return one choice of a text completion, or of one of its chunks."""
     return {
         "index": index,
         "text": text,

@@ -195,9 +195,7 @@ class GenerationWork:
         told = np.flatnonzero(taken & ~is_done & table.is_streamed[slots])
         events = []
         for slot, token_id in zip(slots[told].tolist(), token_ids[told].tolist(), strict=True):
-            sequence = table.sequence(slot)
-            sequence.num_told += 1
-            events.append(Event(sequence, [token_id], is_finished=False))
+            events.append(_next_event(table.sequence(slot), [token_id], is_finished=False))
         for row in np.flatnonzero(is_done).tolist():
             sequence = self._scheduler.finish(int(slots[row]))
             if is_broken[row]:
@@ -278,5 +276,22 @@ def _attempt(call: Callable[[], T]) -> T | _Failure:
         return _Failure(f"The engine failed on this request: {exc}")
 
 
+def _next_event(
+    sequence: Sequence, new_token_ids: list[int], *, is_finished: bool
+) -> Event[SequenceResult]:
+    """Return the event of the tokens that come behind those that were told."""
+    first = sequence.num_told
+    sequence.num_told += len(new_token_ids)
+    return Event(
+        sequence,
+        new_token_ids,
+        is_finished,
+        sequence.logprobs[first : sequence.num_told],
+        sequence.prompt_logprobs
+        if not first and sequence.request.prompt_logprobs is not None
+        else (),
+    )
+
+
 def _last_event(sequence: Sequence) -> Event[SequenceResult]:
-    return Event(sequence, sequence.generated[sequence.num_told :], is_finished=True)
+    return _next_event(sequence, sequence.generated[sequence.num_told :], is_finished=True)

@@ -11,6 +11,7 @@ from collections.abc import Set as AbstractSet
 from typing import Generic, NamedTuple, Protocol, TypeVar
 
 from engine.contract import EngineStats
+from engine.scheduling.sequence import TokenLogprob
 
 RequestT_contra = TypeVar("RequestT_contra", contravariant=True)
 ResultT_co = TypeVar("ResultT_co", covariant=True)
@@ -28,12 +29,16 @@ class Event(NamedTuple, Generic[ResultT]):
     """What a step brought one item: its new token ids since its last event, and whether it is done.
 
     Each item has one event that is finished, its last; after that its `result` may be asked for.
-    Others come only for what is streamed, since an event costs more than a token.
+    Others come only for what is streamed, since an event costs more than a token. Where they were
+    asked for, there is one of `new_logprobs` for each new token, and the first event has the
+    prompt's.
     """
 
     item: Item[ResultT]
     new_token_ids: list[int]
     is_finished: bool
+    new_logprobs: Sequence[TokenLogprob] = ()
+    prompt_logprobs: Sequence[TokenLogprob | None] = ()
 
 
 class Work(Protocol[RequestT_contra, ResultT]):

@@ -110,8 +110,8 @@ class Tokenizer:
         `markers` are special tokens that stay even where the others are skipped.
         """
         if skip_special_tokens:
-            skipped = self._special - markers if markers else self._special
-            return b"".join([self.piece(i) for i in token_ids if i not in skipped])
+            special = self._special
+            return b"".join([self.piece(i) for i in token_ids if i not in special or i in markers])
         return b"".join([self.piece(i) for i in token_ids])
 
     def text(self, token_ids: Iterable[int], *, skip_special_tokens: bool = True) -> str:

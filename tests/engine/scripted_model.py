@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import AsyncGenerator, Iterator, Sequence
+from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
@@ -18,6 +19,7 @@ from engine.endpoints.served import ServedEngine
 from engine.grammar.grammars import Grammars
 from engine.protocol.errors import RequestError
 from engine.scheduling.sequence import SequenceRequest, SequenceResult, TokenLogprob
+from engine.stepping.work import Event
 from engine.text.chat_template import ChatTemplate
 from engine.text.text_model import SamplingDefaults, TextModel
 from engine.text.tokenizer import Tokenizer
@@ -143,6 +145,13 @@ class ScriptedGenerator:
             raise self.failure
         return [self._result(request) for request in requests]
 
+    async def stream(
+        self, requests: Sequence[SequenceRequest]
+    ) -> AsyncGenerator[tuple[int, Event[SequenceResult]], None]:
+        """Run the script, a token of each sequence after the other."""
+        for place, event in told(requests, self.results(requests)):
+            yield place, event
+
     def stats(self) -> EngineStats:
         """Tell how many sequences were asked for."""
         return EngineStats(waiting=len(self.requests))
@@ -177,6 +186,39 @@ class ScriptedGenerator:
             if num_prompt_top is None
             else [None, *(_logprob(i, num_prompt_top) for i in request.prompt_ids[1:])],
         )
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """An item that came to this."""
+
+    outcome: SequenceResult
+
+    def result(self) -> SequenceResult:
+        """Return it."""
+        return self.outcome
+
+
+def told(
+    requests: Sequence[SequenceRequest], results: Sequence[SequenceResult]
+) -> Iterator[tuple[int, Event[SequenceResult]]]:
+    """Yield what an engine tells of sequences that are streamed, one token at a time."""
+    last = [max(1, len(result.token_ids)) - 1 for result in results]
+    for number in range(max(last) + 1):
+        for place, (request, result) in enumerate(zip(requests, results, strict=True)):
+            assert request.is_streamed
+            if number <= last[place]:
+                here = slice(number, number + 1)
+                yield (
+                    place,
+                    Event(
+                        Finished(result),
+                        result.token_ids[here],
+                        number == last[place],
+                        (result.logprobs or [])[here],
+                        () if number else result.prompt_logprobs or (),
+                    ),
+                )
 
 
 def _logprob(token_id: int, num_top: int, named: Sequence[int] = ()) -> TokenLogprob:

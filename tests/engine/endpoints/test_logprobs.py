@@ -8,7 +8,7 @@ import math
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.endpoints.logprobs import chat_logprobs, completion_logprobs, text_offsets
+from engine.endpoints.logprobs import TextOffsets, chat_logprobs, completion_logprobs
 from engine.scheduling.sequence import TokenLogprob
 from engine.text.tokenizer import Tokenizer
 from engine.text.vocabulary import vocabulary_of
@@ -31,7 +31,7 @@ def test_a_token_that_cannot_come_has_a_number() -> None:
 def test_offsets_point_at_characters(text: str) -> None:
     """Walking the offsets, the characters between two of them are those of the tokens between."""
     ids = TOKENIZER.encode(text, add_special_tokens=False)
-    offsets = text_offsets(ids, TOKENIZER, skip_special_tokens=True)
+    offsets = TextOffsets(TOKENIZER, skip_special_tokens=True).of(ids)
     for number, offset in enumerate(offsets):
         head = TOKENIZER.text_bytes(ids[:number])
         assert offset == len(head.decode("utf-8", "ignore"))
@@ -40,7 +40,7 @@ def test_offsets_point_at_characters(text: str) -> None:
 @given(st.lists(st.integers(0, 299), max_size=20))
 def test_offsets_stay_inside_the_text_for_any_tokens(ids: list[int]) -> None:
     """Bytes that are no UTF-8 count as the text shows them; offsets never go back."""
-    offsets = text_offsets(ids, TOKENIZER, skip_special_tokens=True)
+    offsets = TextOffsets(TOKENIZER, skip_special_tokens=True).of(ids)
     assert offsets == sorted(offsets)
     assert all(offset <= len(TOKENIZER.text(ids)) for offset in offsets)
 
@@ -48,6 +48,6 @@ def test_offsets_stay_inside_the_text_for_any_tokens(ids: list[int]) -> None:
 def test_markup_takes_room_only_where_it_is_shown() -> None:
     """Offsets follow the text, with special tokens or without."""
     ids = TOKENIZER.encode(f"a{TURN_END}b", add_special_tokens=False)
-    assert text_offsets(ids, TOKENIZER, start=3, skip_special_tokens=True) == [3, 4, 4]
-    shown = text_offsets(ids, TOKENIZER, start=3, skip_special_tokens=False)
+    assert TextOffsets(TOKENIZER, start=3, skip_special_tokens=True).of(ids) == [3, 4, 4]
+    shown = TextOffsets(TOKENIZER, start=3, skip_special_tokens=False).of(ids)
     assert shown == [3, 4, 4 + len(TURN_END)]

@@ -1,0 +1,180 @@
+"""`tidemill serve`: a model behind a port, for OpenAI's clients."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from cli.errors import Refused
+from cli.serving.engine import (
+    Load,
+    chat_template,
+    engine_config,
+    load_engine,
+    loaded,
+    served_names,
+)
+from cli.serving.options import EngineOptions, add_engine_flags, engine_fields
+from cli.signals import StopSignals
+from cli.sizes import port_number, positive_int, size_in_bytes
+from cli.terminal import say
+
+if TYPE_CHECKING:
+    from engine.contract import Online
+    from server.settings import ServerSettings
+
+_EPILOG = """\
+examples:
+  tidemill serve                                       (the demo model, at port 8000)
+  tidemill serve --model path/or/hub-id --port 8080
+  curl localhost:8000/v1/chat/completions -H 'content-type: application/json' \\
+    -d '{"messages": [{"role": "user", "content": "Hello"}], "stream": true}'
+
+SIGTERM and Ctrl-C: requests that are being answered may finish, then it ends with 0.
+"""
+_KEYS = "TIDEMILL_SERVER_API_KEYS"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServeOptions(EngineOptions):
+    """All that a person can ask of one server; None leaves it to the server."""
+
+    host: str
+    port: int
+    uds: str | None
+    ssl_keyfile: Path | None
+    ssl_certfile: Path | None
+    api_keys: tuple[str, ...]
+    allowed_origins: tuple[str, ...]
+    max_queued_requests: int | None
+    max_body_bytes: int | None
+    drain_timeout: int | None
+
+
+def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add `serve` to the command line."""
+    parser = commands.add_parser(
+        "serve",
+        help="answer requests over HTTP",
+        description="Serves a model at a port, with the API of OpenAI.",
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    _add_server_flags(parser.add_argument_group("server"))
+    add_engine_flags(parser)
+    parser.set_defaults(command=command)
+
+
+def _add_server_flags(group: argparse._ArgumentGroup) -> None:
+    add = group.add_argument
+    add("--host", default="127.0.0.1", help="(default: 127.0.0.1; 0.0.0.0 is every address)")
+    add("--port", type=port_number, default=8000, help="0 takes a free one (default: 8000)")
+    add("--uds", metavar="PATH", help="a Unix socket instead of a port")
+    add("--ssl-keyfile", type=Path, metavar="FILE", help="serve https, with this key")
+    add("--ssl-certfile", type=Path, metavar="FILE", help="and this certificate")
+    add(
+        "--api-key",
+        nargs="+",
+        dest="api_keys",
+        metavar="KEY",
+        help=f"let in only who has one of these (default: {_KEYS}, with spaces between)",
+    )
+    add(
+        "--allowed-origins",
+        nargs="+",
+        default=(),
+        metavar="ORIGIN",
+        help="pages of these origins may ask; * is any (default: none)",
+    )
+    add(
+        "--max-queued-requests",
+        type=positive_int,
+        metavar="N",
+        help="so many may wait for those that run; others are told to come again (default: 1024)",
+    )
+    add("--max-body-bytes", type=size_in_bytes, metavar="SIZE", help="of a request (default: 36M)")
+    add(
+        "--drain-timeout",
+        type=positive_int,
+        metavar="S",
+        help="at SIGTERM, so many seconds for requests that are being answered (default: 30)",
+    )
+
+
+def options_from(arguments: argparse.Namespace) -> ServeOptions:
+    """Return the options that the parsed arguments ask for."""
+    keys = arguments.api_keys or os.environ.get(_KEYS, "").split()
+    return ServeOptions(
+        host=arguments.host,
+        port=arguments.port,
+        uds=arguments.uds,
+        ssl_keyfile=arguments.ssl_keyfile,
+        ssl_certfile=arguments.ssl_certfile,
+        api_keys=tuple(keys),
+        allowed_origins=tuple(arguments.allowed_origins),
+        max_queued_requests=arguments.max_queued_requests,
+        max_body_bytes=arguments.max_body_bytes,
+        drain_timeout=arguments.drain_timeout,
+        **engine_fields(arguments),
+    )
+
+
+def command(arguments: argparse.Namespace) -> int:
+    """Serve until a signal comes, and return the exit status."""
+    options = options_from(arguments)
+    if (options.ssl_certfile is None) != (options.ssl_keyfile is None):
+        raise Refused("https takes both --ssl-certfile and --ssl-keyfile")
+    load = partial(load_engine, weights_cache=options.weights_cache)
+    return run_server(options, load=load)
+
+
+def run_server(options: ServeOptions, *, load: Load[Online]) -> int:
+    """Serve what `load` gives until a signal comes; raises CliError where that cannot be."""
+    try:
+        from server.app import make_app, make_means
+        from server.serving import serve
+    except ModuleNotFoundError as exc:
+        raise Refused(
+            f"a server needs {exc.name}, which is not installed: pip install 'tidemill[serve]'"
+        ) from exc
+    names, settings = served_names(options), _settings(options)
+    config, template = engine_config(options), chat_template(options)
+    with (
+        StopSignals("nothing was served") as signals,
+        loaded(load, config, names, template) as engine,
+    ):
+        means = make_means(engine, names, settings)
+        serve(
+            make_app(means),
+            means.gate,
+            settings,
+            heard=signals.heard_by,
+            listening=lambda address: say(f"serving {', '.join(names)} at {address}"),
+        )
+    say("stopped")
+    return 0
+
+
+def _settings(options: ServeOptions) -> ServerSettings:
+    from server.settings import ServerSettings
+
+    given: dict[str, Any] = {
+        "max_queued_requests": options.max_queued_requests,
+        "max_body_bytes": options.max_body_bytes,
+        "drain_seconds": options.drain_timeout,
+        "ssl_certfile": options.ssl_certfile,
+        "ssl_keyfile": options.ssl_keyfile,
+    }
+    return ServerSettings(
+        host=options.host,
+        port=options.port,
+        uds=options.uds,
+        api_keys=options.api_keys,
+        allowed_origins=options.allowed_origins,
+        **{name: value for name, value in given.items() if value is not None},
+    )

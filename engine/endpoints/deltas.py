@@ -1,0 +1,130 @@
+"""What the choices of a chat say while they come: stretches read, and shown as deltas."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from engine.answers.answer import CallPiece, Piece
+from engine.endpoints.conversations import Conversation
+from engine.endpoints.endpoint import Told
+from engine.endpoints.growing import Chunks, GrowingChoices, Growth
+from engine.endpoints.logprobs import chat_logprobs, prompt_logprobs
+from engine.endpoints.messages import echoed
+from engine.protocol.chat import chat_delta
+from engine.scheduling.sequence import SequenceResult
+from engine.text.tokenizer import Tokenizer
+
+
+class ChatUnfolding:
+    """A chat completion as it comes."""
+
+    def __init__(
+        self,
+        choices: GrowingChoices,
+        conversation: Conversation,
+        prompt_ids: list[int],
+        chunks: Chunks,
+        tokenizer: Tokenizer,
+    ) -> None:
+        self._choices = choices
+        self._conversation = conversation
+        self._prompt_ids = prompt_ids
+        self._chunks = chunks
+        self._tokenizer = tokenizer
+        num_choices = conversation.request.n or 1
+        self._readers = [conversation.reading.reader(place) for place in range(num_choices)]
+        self._is_told = False
+
+    def add(self, place: int, told: Told, result: SequenceResult | None) -> list[dict[str, Any]]:
+        """Return the chunks of what came for the choice at this place."""
+        chunks = []
+        for growth in self._choices.add(place, told, result):
+            choice = self._shown(growth)
+            if _says(choice):
+                chunks.append(self._chunks.of(choice, self._choices) | self._of_prompt(growth))
+        return chunks
+
+    def end(self) -> list[dict[str, Any]]:
+        """Return the usage, where it was asked for."""
+        return self._chunks.last(self._choices.usage)
+
+    def _of_prompt(self, growth: Growth) -> dict[str, Any]:
+        """Return what the first chunk says of the prompt, where it was asked for."""
+        if self._is_told:
+            return {}
+        self._is_told = True
+        request, shown = self._conversation.request, dict[str, Any]()
+        if request.return_token_ids:
+            shown["prompt_token_ids"] = self._prompt_ids
+        if request.prompt_logprobs is not None:
+            shown["prompt_logprobs"] = prompt_logprobs(growth.prompt_logprobs, self._tokenizer)
+        return shown
+
+    def _shown(self, growth: Growth) -> dict[str, Any]:
+        request, ended, reader = (
+            self._conversation.request,
+            growth.ended,
+            self._readers[growth.place],
+        )
+        pieces = [*reader.push(growth.text)]
+        if ended is not None:
+            pieces += reader.end()
+        delta = _delta_of(pieces)
+        if growth.is_first:
+            content = echoed(request) + delta.get("content", "")
+            delta = {"role": "assistant", **delta, "content": content}
+        shown = chat_delta(
+            growth.place,
+            delta,
+            logprobs=self._logprobs(growth),
+            finish_reason=None if ended is None else ended.result.finish_reason,
+            stop_reason=None if ended is None else ended.stop_reason,
+        )
+        if request.return_token_ids:
+            shown["token_ids"] = growth.token_ids
+        return shown
+
+    def _logprobs(self, growth: Growth) -> dict[str, Any] | None:
+        request = self._conversation.request
+        if not request.logprobs:
+            return None
+        as_ids = bool(request.return_tokens_as_token_ids)
+        return chat_logprobs(growth.logprobs, self._tokenizer, as_ids=as_ids)
+
+
+def _says(choice: dict[str, Any]) -> bool:
+    """Say whether there is anything to tell: some tokens bring no text, or none yet."""
+    return bool(
+        choice["delta"] or choice["finish_reason"] or choice["logprobs"] or choice.get("token_ids")
+    )
+
+
+def _delta_of(pieces: Iterable[Piece]) -> dict[str, Any]:
+    """Return the pieces that came at once as one delta, without what none of them has."""
+    delta: dict[str, Any] = {}
+    calls: dict[int, dict[str, Any]] = {}
+    for piece in pieces:
+        for name, text in (("reasoning_content", piece.reasoning), ("content", piece.content)):
+            if text:
+                delta[name] = delta.get(name, "") + text
+        for more in piece.calls:
+            if (begun := calls.get(more.index)) is None:
+                calls[more.index] = _call_of(more)
+            else:
+                begun["function"]["arguments"] += more.arguments
+    if calls:
+        delta["tool_calls"] = [*calls.values()]
+    return delta
+
+
+def _call_of(piece: CallPiece) -> dict[str, Any]:
+    function = {"arguments": piece.arguments}
+    if piece.name is None:
+        return {"index": piece.index, "function": function}
+    return {
+        "index": piece.index,
+        "id": piece.call_id,
+        "type": "function",
+        "function": {"name": piece.name, **function},
+    }

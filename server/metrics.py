@@ -1,0 +1,109 @@
+"""What Prometheus is told: requests and how long they take, and what the engine does."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from prometheus_client import (
+    CollectorRegistry,
+    Counter,
+    Histogram,
+    disable_created_metrics,
+    generate_latest,
+)
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+
+from engine.contract import EngineStats, Served
+from server.gate import Gate
+
+if TYPE_CHECKING:
+    from prometheus_client import Metric
+
+# Their time of creation is of no use to anybody, and as long as the figures themselves.
+disable_created_metrics()
+
+# Their time of creation is of no use to anybody, and as long as the figures themselves.
+disable_created_metrics()  # type: ignore[no-untyped-call]
+
+_SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0)
+_BETWEEN_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5)
+
+
+class Figures:
+    """The figures of one server, read by whoever scrapes it."""
+
+    def __init__(self, engine: Served, gate: Gate) -> None:
+        self._registry = CollectorRegistry()
+        self._registry.register(_State(engine, gate))
+        self.requests = Counter(
+            "tidemill_requests",
+            "Requests that were answered, by route and status.",
+            ["route", "status"],
+            registry=self._registry,
+        )
+        self.seconds = Histogram(
+            "tidemill_request_seconds",
+            "From a request's headers to the end of its answer.",
+            ["route"],
+            registry=self._registry,
+            buckets=_SECONDS,
+        )
+        self.first_chunk = Histogram(
+            "tidemill_time_to_first_token_seconds",
+            "From a request's headers to the first chunk of its stream.",
+            registry=self._registry,
+            buckets=_SECONDS,
+        )
+        self.between_chunks = Histogram(
+            "tidemill_inter_token_seconds",
+            "Between two chunks of a stream.",
+            registry=self._registry,
+            buckets=_BETWEEN_SECONDS,
+        )
+
+    def text(self) -> bytes:
+        """Return all of them in Prometheus' form."""
+        return generate_latest(self._registry)
+
+
+class _State:
+    """What is so now: of the engine, and of the gate before it."""
+
+    def __init__(self, engine: Served, gate: Gate) -> None:
+        self._engine = engine
+        self._gate = gate
+
+    def describe(self) -> Iterator[Metric]:
+        """Yield nothing: names are known only with their values."""
+        return iter(())
+
+    def collect(self) -> Iterator[Metric]:
+        """Yield every metric at its value now."""
+        gate = self._gate
+        yield GaugeMetricFamily(
+            "tidemill_requests_inside", "Requests that run or wait.", gate.num_inside
+        )
+        yield CounterMetricFamily(
+            "tidemill_requests_turned_away",
+            "Requests for which there was no room in the queue.",
+            gate.num_refused,
+        )
+        yield from engine_metrics(self._engine.stats())
+
+
+def engine_metrics(stats: EngineStats) -> Iterator[Metric]:
+    """Yield what an engine does, and has done."""
+    for name, words, value in (
+        ("prompt_tokens", "Tokens of prompts, cached ones included.", stats.prompt_tokens),
+        ("cached_tokens", "Tokens of prompts found in the KV cache.", stats.cached_tokens),
+        ("output_tokens", "Tokens generated.", stats.output_tokens),
+        ("preemptions", "Sequences put back for lack of KV pages.", stats.preemptions),
+    ):
+        yield CounterMetricFamily(f"tidemill_{name}", words, value)
+    for name, words, share in (
+        ("running_sequences", "Sequences that run.", float(stats.running)),
+        ("waiting_sequences", "Sequences waiting for their turn.", float(stats.waiting)),
+        ("kv_cache_usage_ratio", "Share of KV pages in use, 0 to 1.", stats.kv_cache_usage),
+    ):
+        yield GaugeMetricFamily(f"tidemill_{name}", words, share)

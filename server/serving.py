@@ -1,0 +1,112 @@
+"""A server from the first socket to the last answer."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import resource
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, suppress
+
+import uvicorn
+from starlette.types import ASGIApp
+
+from server.connections import connections_of
+from server.gate import Gate
+from server.settings import ServerSettings
+
+_logger = logging.getLogger(__name__)
+
+Heard = Callable[[Callable[[], object]], AbstractContextManager[None]]
+"""While entered, what it is given is called at the first signal."""
+
+
+def serve(
+    app: ASGIApp,
+    gate: Gate,
+    settings: ServerSettings,
+    *,
+    heard: Heard,
+    listening: Callable[[str], None],
+) -> None:
+    """Serve until a signal is heard, then let those inside finish; raises OSError for no socket.
+
+    `listening` is called with the address once there is one.
+    """
+    _allow_many_files()
+    config = uvicorn.Config(
+        app,
+        host=settings.host,
+        port=settings.port,
+        uds=settings.uds,
+        ssl_certfile=settings.ssl_certfile,
+        ssl_keyfile=settings.ssl_keyfile,
+        http=connections_of(settings),
+        loop="uvloop",
+        ws="none",
+        lifespan="off",
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        timeout_keep_alive=int(settings.keep_alive_seconds),
+        timeout_graceful_shutdown=1,
+        backlog=2048,
+    )
+    server = _Server(config, gate, settings.drain_seconds, heard, listening)
+    server.run()
+
+
+class _Server(uvicorn.Server):
+    """Ends in order: the gate is closed, those inside finish, then the sockets close."""
+
+    def __init__(
+        self,
+        config: uvicorn.Config,
+        gate: Gate,
+        drain_seconds: float,
+        heard: Heard,
+        listening: Callable[[str], None],
+    ) -> None:
+        super().__init__(config)
+        self._gate = gate
+        self._drain_seconds = drain_seconds
+        self._heard = heard
+        self._listening = listening
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Leave signals to whoever started the server, who says when one is heard."""
+        loop = asyncio.get_running_loop()
+        draining: list[asyncio.Task[None]] = []
+
+        def drain() -> None:
+            draining.append(loop.create_task(self._drain()))
+
+        with self._heard(lambda: loop.call_soon_threadsafe(drain)):
+            yield
+
+    async def _drain(self) -> None:
+        self._gate.close()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(self._drain_seconds):
+                await self._gate.wait_until_empty()
+        self.should_exit = True
+
+    def _log_started_message(self, listeners: object) -> None:
+        del listeners
+        if self.config.uds:
+            self._listening(f"unix:{self.config.uds}")
+            return
+        [server, *_] = self.servers
+        host, port, *_ = server.sockets[0].getsockname()
+        scheme = "https" if self.config.is_ssl else "http"
+        shown = f"[{host}]" if ":" in host else host
+        self._listening(f"{scheme}://{shown}:{port}")
+
+
+def _allow_many_files() -> None:
+    """Let this process have as many connections as the system allows it."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != hard:
+        with suppress(ValueError, OSError):  # such as more than macOS has
+            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))

@@ -1,0 +1,29 @@
+"""What a server is told: where it listens, whom it lets in, how long and how much it waits for."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+MAX_BODY_BYTES = 36 * 2**20
+"""A recording of 25 MiB in base64, and what stands around it: what a line of a file may have."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerSettings:
+    """Sizes are bytes, times seconds. Without `api_keys` everybody is let in."""
+
+    host: str = "127.0.0.1"
+    port: int = 8000
+    uds: str | None = None
+    ssl_certfile: Path | None = None
+    ssl_keyfile: Path | None = None
+    api_keys: tuple[str, ...] = ()
+    allowed_origins: tuple[str, ...] = ()
+    max_queued_requests: int = 1024
+    max_body_bytes: int = MAX_BODY_BYTES
+    header_seconds: float = 10.0
+    body_seconds: float = 300.0
+    keep_alive_seconds: float = 75.0
+    stall_seconds: float = 60.0
+    drain_seconds: float = 30.0
