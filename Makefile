@@ -24,11 +24,13 @@ INSTALLED_NODE := infra/node_modules/.installed
 INSTALLED_LOCAL := $(VENV)/.installed-local
 # What tests of the dashboard need of npm; its Chromium is for Linux on x86_64 and found only there.
 INSTALLED_BROWSER := tests/browser/node_modules/.installed
+# OpenAI's client for Node, which tests of the server are run with.
+INSTALLED_NODE_CLIENT := tests/node/node_modules/.installed
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
-.PHONY: help fuzz-api demo browser screenshots demo-engine bootstrap deploy destroy smoke test test-all chaos check format openapi demo-model demo-speech demo-reranker examples bench bench-generation bench-encoders bench-speech bench-start bench-host bench-batches bench-upload bench-models clean
+.PHONY: help fuzz-api demo browser screenshots demo-engine bootstrap deploy destroy smoke test test-all chaos soak check format openapi demo-model demo-speech demo-reranker examples bench bench-generation bench-encoders bench-speech bench-start bench-host bench-batches bench-upload bench-models clean
 
 help:
 	@echo "make demo          install, run the whole cloud on this machine, drop the example file into it"
@@ -42,6 +44,7 @@ help:
 	@echo "make browser       get the Chromium of the dashboard's tests (make test does, too)"
 	@echo "make screenshots   take the pictures of the dashboard in docs/images again (some minutes)"
 	@echo "make chaos         the chaos suite with all of its seeds (make test runs one)"
+	@echo "make soak          ten minutes of clients that vanish, stall and send garbage to a server"
 	@echo "make fuzz-api      schemathesis against the API with many requests (make test sends a few)"
 	@echo "make check         formatting, ruff, mypy and import rules (CI runs: make check test)"
 	@echo "make format        format the code and mend what ruff can mend"
@@ -116,6 +119,12 @@ $(INSTALLED_BROWSER): tests/browser/package.json tests/browser/package-lock.json
 	@case "$$(uname -sm)" in "Linux x86_64") node tests/browser/unpack.mjs tests/browser/chromium ;; esac
 	@touch $@
 
+$(INSTALLED_NODE_CLIENT): tests/node/package.json tests/node/package-lock.json
+	@command -v npm >/dev/null || { \
+	  echo "Tests of the server need Node.js 20 or newer, and there is no 'npm' here." >&2; exit 1; }
+	@npm ci --prefix tests/node --no-audit --no-fund --loglevel=error
+	@touch $@
+
 browser: $(INSTALLED_BROWSER)
 
 screenshots: $(INSTALLED_DEV) $(INSTALLED_MINISTACK) $(INSTALLED_NODE) $(INSTALLED_BROWSER)
@@ -168,7 +177,7 @@ PYTEST := PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest --durations=30
 # Named, so that the others need not be collected for these.
 ALONE = $(shell grep --recursive --files-with-matches --include='test_*.py' 'mark\.alone' tests)
 SHARED := --numprocesses=$(TEST_PROCESSES) --dist=loadscope --no-loadscope-reorder
-TESTED := $(INSTALLED_DEV) $(INSTALLED_MINISTACK) $(INSTALLED_NODE) $(INSTALLED_BROWSER) $(INSTALLED_CLIENTS)
+TESTED := $(INSTALLED_DEV) $(INSTALLED_MINISTACK) $(INSTALLED_NODE) $(INSTALLED_BROWSER) $(INSTALLED_NODE_CLIENT) $(INSTALLED_CLIENTS)
 
 test: $(TESTED)
 	$(PYTEST) -m "alone and not long" $(ALONE)
@@ -182,6 +191,9 @@ test-all: $(TESTED)
 # All seeds; `make test` runs one of them.
 chaos: $(INSTALLED_DEV) $(INSTALLED_MINISTACK)
 	TIDEMILL_CHAOS_SEEDS=all $(BIN)/python -m pytest tests/chaos
+
+soak: $(INSTALLED_DEV)
+	$(BIN)/python -m bench.soak --minutes 10
 
 # Many more requests than `make test` sends, others every time.
 fuzz-api: $(INSTALLED_DEV) $(INSTALLED_MINISTACK)
@@ -254,7 +266,7 @@ bench-upload: $(INSTALLED_DEV) $(INSTALLED_MINISTACK) $(INSTALLED_NODE) $(INSTAL
 	$(BIN)/python -m bench.browser_upload --runs 3
 
 clean:
-	rm -rf $(VENV) $(MINISTACK_VENV) $(CLIENTS) infra/node_modules tests/browser/node_modules tests/browser/chromium $(OUT) build dist \
+	rm -rf $(VENV) $(MINISTACK_VENV) $(CLIENTS) infra/node_modules tests/browser/node_modules tests/browser/chromium tests/node/node_modules $(OUT) build dist \
 	  .mypy_cache .pytest_cache .ruff_cache .hypothesis \
 	  .import_linter_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

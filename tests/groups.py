@@ -27,6 +27,7 @@ GROUPS: Final = (
     ("tests/handler/worker/test_faults.py",),
     ("tests/handler/api/test_schemathesis.py",),
     ("tests/cli/serving/test_weights.py",),
+    ("tests/serve",),
     ("tests/infra/test_bundle.py",),
     ("tests/infra",),
     ("tests/handler/finalize/test_finalize.py",),

@@ -1,0 +1,84 @@
+// OpenAI's client for Node against a server of ours: each test is what a page of its README does.
+//
+//     TIDEMILL_URL=http://127.0.0.1:8000 TIDEMILL_MODEL=… TIDEMILL_KEY=… node --test serve.mjs
+
+import assert from "node:assert/strict";
+import { test } from "node:test";
+import OpenAI from "openai";
+
+const model = process.env.TIDEMILL_MODEL;
+const client = new OpenAI({
+  baseURL: `${process.env.TIDEMILL_URL}/v1`,
+  apiKey: process.env.TIDEMILL_KEY,
+  maxRetries: 0,
+});
+const messages = [{ role: "user", content: "What is 7 plus 5?" }];
+const asked = { model, messages, max_tokens: 24, temperature: 0 };
+
+test("a chat is answered", async () => {
+  const answer = await client.chat.completions.create(asked);
+  assert.equal(answer.object, "chat.completion");
+  assert.match(answer.choices[0].message.content, /12/);
+  assert.equal(answer.usage.total_tokens, answer.usage.prompt_tokens + answer.usage.completion_tokens);
+});
+
+test("a stream brings the same, and its usage in the end", async () => {
+  const whole = await client.chat.completions.create(asked);
+  const stream = await client.chat.completions.create({
+    ...asked,
+    stream: true,
+    stream_options: { include_usage: true },
+  });
+  let text = "";
+  let usage = null;
+  const reasons = [];
+  for await (const chunk of stream) {
+    text += chunk.choices[0]?.delta.content ?? "";
+    if (chunk.choices[0]?.finish_reason) reasons.push(chunk.choices[0].finish_reason);
+    usage = chunk.usage ?? usage;
+  }
+  assert.equal(text, whole.choices[0].message.content);
+  assert.deepEqual(reasons, [whole.choices[0].finish_reason]);
+  assert.equal(usage.completion_tokens, whole.usage.completion_tokens);
+});
+
+test("a stream that is left behind leaves nothing", async () => {
+  const stream = await client.chat.completions.create({ ...asked, max_tokens: 400, ignore_eos: true, stream: true });
+  for await (const chunk of stream) {
+    assert.equal(chunk.object, "chat.completion.chunk");
+    break;
+  }
+  assert.ok(stream.controller.signal.aborted);
+});
+
+test("text completions are answered, whole and streamed", async () => {
+  const body = { model, prompt: ["The tide", "The mill"], max_tokens: 8, temperature: 0 };
+  const whole = await client.completions.create(body);
+  const texts = ["", ""];
+  for await (const chunk of await client.completions.create({ ...body, stream: true })) {
+    for (const choice of chunk.choices) texts[choice.index] += choice.text;
+  }
+  assert.deepEqual(texts, whole.choices.map((choice) => choice.text));
+});
+
+test("faults come as the client's own errors", async () => {
+  await assert.rejects(client.chat.completions.create({ ...asked, temperature: -1 }), (error) => {
+    assert.ok(error instanceof OpenAI.BadRequestError);
+    assert.equal(error.param, "temperature");
+    return true;
+  });
+  await assert.rejects(
+    client.chat.completions.create({ ...asked, model: "another" }),
+    OpenAI.NotFoundError,
+  );
+  await assert.rejects(
+    new OpenAI({ baseURL: client.baseURL, apiKey: "wrong", maxRetries: 0 }).models.list(),
+    OpenAI.AuthenticationError,
+  );
+});
+
+test("models are listed", async () => {
+  const names = [];
+  for await (const one of client.models.list()) names.push(one.id);
+  assert.ok(names.includes(model));
+});

@@ -1,0 +1,190 @@
+"""OpenAI's own client against a server of ours: what its documents do, done."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import defaultdict
+from typing import Any
+
+import openai
+import pytest
+from openai.types.chat import ChatCompletion, ChatCompletionChunk
+
+import demo
+from bench.served import Place
+from tests.serve.conftest import KEY
+
+MESSAGES: list[Any] = [{"role": "user", "content": "What is 7 plus 5?"}]
+ASKED: dict[str, Any] = {
+    "model": demo.NAME,
+    "messages": MESSAGES,
+    "max_tokens": 24,
+    "temperature": 0,
+}
+
+
+def texts(chunks: list[ChatCompletionChunk]) -> dict[int, str]:
+    """Return what the deltas of each choice come to."""
+    told: dict[int, str] = defaultdict(str)
+    for chunk in chunks:
+        for choice in chunk.choices:
+            told[choice.index] += choice.delta.content or ""
+    return dict(told)
+
+
+def test_a_chat_is_answered(client: openai.OpenAI) -> None:
+    """With what was asked for, and what it cost."""
+    answer = client.chat.completions.create(**ASKED)
+    assert "12" in (answer.choices[0].message.content or "")
+    assert answer.model == demo.NAME
+    assert answer.usage is not None
+    assert answer.usage.total_tokens == answer.usage.prompt_tokens + answer.usage.completion_tokens
+
+
+@pytest.mark.parametrize("n", [1, 3])
+def test_a_stream_comes_to_what_is_answered_whole(client: openai.OpenAI, n: int) -> None:
+    """Text, reasons, log-probabilities and usage of each choice."""
+    asked = {**ASKED, "n": n, "temperature": 1, "seed": 5, "logprobs": True, "top_logprobs": 2}
+    whole = client.chat.completions.create(**asked)
+    with client.chat.completions.create(
+        **asked, stream=True, stream_options={"include_usage": True}
+    ) as stream:
+        *chunks, last = stream
+    assert texts(chunks) == {choice.index: choice.message.content for choice in whole.choices}
+    reasons = [
+        (choice.index, choice.finish_reason)
+        for chunk in chunks
+        for choice in chunk.choices
+        if choice.finish_reason
+    ]
+    assert sorted(reasons) == [(choice.index, choice.finish_reason) for choice in whole.choices]
+    scores: dict[int, list[Any]] = defaultdict(list)
+    for chunk in chunks:
+        for choice in chunk.choices:
+            scores[choice.index] += (choice.logprobs and choice.logprobs.content) or []
+    assert all(
+        choice.logprobs is not None and scores[choice.index] == choice.logprobs.content
+        for choice in whole.choices
+    )
+    assert last.choices == []
+    assert last.usage == whole.usage
+    assert {chunk.id for chunk in chunks} == {last.id}
+
+
+def test_the_clients_own_stream_ends_with_the_whole_answer(client: openai.OpenAI) -> None:
+    """Its events are put together by the client, and come to a completion."""
+    whole = client.chat.completions.create(**ASKED)
+    with client.chat.completions.stream(**ASKED) as stream:
+        kinds = [event.type for event in stream]
+        final = stream.get_final_completion()
+    assert {"chunk", "content.delta", "content.done"} <= set(kinds)
+    assert final.choices[0].message.content == whole.choices[0].message.content
+    assert final.choices[0].finish_reason == whole.choices[0].finish_reason
+
+
+def test_many_at_once_by_the_client_that_waits_for_several(place: Place) -> None:
+    """Whole and streamed, each gets its own."""
+
+    async def ask(client: openai.AsyncOpenAI, left: int, *, streams: bool) -> str:
+        messages: list[Any] = [{"role": "user", "content": f"What is {left} plus 5?"}]
+        asked = {**ASKED, "messages": messages}
+        if not streams:
+            answer: ChatCompletion = await client.chat.completions.create(**asked)
+            return answer.choices[0].message.content or ""
+        chunks = await client.chat.completions.create(**asked, stream=True)
+        return texts([chunk async for chunk in chunks])[0]
+
+    async def ask_all() -> list[str]:
+        async with openai.AsyncOpenAI(
+            base_url=f"{place.url}/v1", api_key=KEY, max_retries=0
+        ) as client:
+            return await asyncio.gather(
+                *(ask(client, left, streams=streams) for left in range(8) for streams in (0, 1))
+            )
+
+    told = asyncio.run(ask_all())
+    assert told[0::2] == told[1::2]
+    assert len(set(told)) == 8
+
+
+def test_text_completions_are_answered_whole_and_streamed(client: openai.OpenAI) -> None:
+    """Of several prompts, with echo."""
+    asked: dict[str, Any] = {
+        "model": demo.NAME,
+        "prompt": ["The tide", "The mill"],
+        "max_tokens": 8,
+        "temperature": 0,
+        "echo": True,
+    }
+    whole = client.completions.create(**asked)
+    told: dict[int, str] = defaultdict(str)
+    for chunk in client.completions.create(**asked, stream=True):
+        for choice in chunk.choices:
+            told[choice.index] += choice.text
+    assert told == {choice.index: choice.text for choice in whole.choices}
+    assert [choice.text[:8] for choice in whole.choices] == ["The tide", "The mill"]
+
+
+def test_who_leaves_a_stream_leaves_nothing_behind(client: openai.OpenAI) -> None:
+    """The next one is answered as if nobody had been there."""
+    asked = {**ASKED, "max_tokens": 400, "extra_body": {"ignore_eos": True}}
+    with client.chat.completions.create(**asked, stream=True) as stream:
+        assert next(iter(stream)).object == "chat.completion.chunk"
+    assert client.chat.completions.create(**ASKED).choices
+
+
+def test_answers_are_there_with_their_heads(client: openai.OpenAI) -> None:
+    """`with_raw_response` and `with_streaming_response` show status, headers and body."""
+    raw = client.chat.completions.with_raw_response.create(**ASKED)
+    assert raw.status_code == 200
+    assert raw.headers["content-type"].startswith("application/json")
+    assert raw.parse().object == "chat.completion"
+    with client.chat.completions.with_streaming_response.create(**ASKED, stream=True) as response:
+        assert response.headers["content-type"].startswith("text/event-stream")
+        lines = [line for line in response.iter_lines() if line]
+    assert all(line.startswith("data: ") for line in lines)
+    assert lines[-1] == "data: [DONE]"
+
+
+@pytest.mark.parametrize(
+    ("fields", "kind", "param"),
+    [
+        ({"temperature": -1}, openai.BadRequestError, "temperature"),
+        ({"messages": []}, openai.BadRequestError, "messages"),
+        ({"max_tokens": 10**6}, openai.BadRequestError, "max_tokens"),
+        ({"extra_body": {"suffix": "x"}}, openai.BadRequestError, "suffix"),
+        ({"model": "another"}, openai.NotFoundError, "model"),
+    ],
+)
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_fault_is_the_clients_own_error(
+    client: openai.OpenAI,
+    *,
+    fields: dict[str, Any],
+    kind: type[openai.APIStatusError],
+    param: str,
+    stream: bool,
+) -> None:
+    """Of its class, with the parameter and a message; also where a stream was asked for."""
+    with pytest.raises(kind) as caught:
+        client.chat.completions.create(**{**ASKED, **fields, "stream": stream})
+    assert caught.value.param == param
+    assert caught.value.body is not None
+
+
+def test_who_has_no_key_is_told_so(place: Place) -> None:
+    """As the client's error for that; health is for everybody."""
+    with (
+        openai.OpenAI(base_url=f"{place.url}/v1", api_key="wrong", max_retries=0) as client,
+        pytest.raises(openai.AuthenticationError),
+    ):
+        client.models.list()
+    assert place.get("/health")
+
+
+def test_models_are_listed_and_found(client: openai.OpenAI) -> None:
+    """By the name that requests ask for."""
+    assert [model.id for model in client.models.list()] == [demo.NAME]
+    assert client.models.retrieve(demo.NAME).object == "model"
+    with pytest.raises(openai.NotFoundError):
+        client.models.retrieve("another")

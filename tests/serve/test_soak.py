@@ -1,0 +1,26 @@
+"""A short soak: people of all habits come, and nothing of them is left in the server."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from bench.served import Place
+from bench.soak import HABITS, Seen, come, settled, state
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+def test_visitors_of_all_habits_leave_nothing_behind(place: Place, seed: int) -> None:
+    """No sequence runs or waits, no page is held, and nobody polite was let down."""
+    seen = Seen()
+
+    async def held() -> tuple[dict[str, float], dict[str, float]]:
+        before = await state(place)
+        await come(place, visits=120, at_once=12, seed=seed, seen=seen)
+        return before, await settled(place, before)
+
+    before, after = asyncio.run(held())
+    assert after == before
+    assert dict(seen.faults) == {}
+    assert set(seen.visits) == {habit.__name__ for habit in HABITS}
