@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal, get_args
+from typing import Any, Literal, NamedTuple, get_args
 
 from engine.errors import EngineError
 from engine.hosts.fetching import FetchLimits
@@ -31,7 +31,16 @@ _AT_LEAST_ONE = (
     "max_num_batched_tokens",
     "kv_cache_memory",
     "max_audio_seconds",
+    "max_loras",
+    "max_lora_rank",
 )
+
+
+class LoraModule(NamedTuple):
+    """An adapter of low rank: what requests call it, and its folder or hub id."""
+
+    name: str
+    path: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +55,8 @@ class EngineConfig:
     `runner` says whether a model generates or gives vectors and scores, `convert` which of the two;
     `hf_overrides` stand in for what its config.json says, `pooler_config` for what is said of
     pooling, in vLLM's words. `fetching` bounds what lines name by url, `max_audio_seconds` how long
-    a recording may be.
+    a recording may be. `lora_modules` are adapters of the model: `max_loras` of them at most, each
+    of a rank of at most `max_lora_rank`.
     """
 
     model: str
@@ -65,6 +75,9 @@ class EngineConfig:
     pooler_config: Mapping[str, Any] = field(default_factory=dict, hash=False)
     fetching: FetchLimits = field(default_factory=FetchLimits)
     max_audio_seconds: float = MAX_AUDIO_SECONDS
+    lora_modules: tuple[LoraModule, ...] = ()
+    max_loras: int | None = None
+    max_lora_rank: int | None = None
 
     def __post_init__(self) -> None:
         """Refuse settings that no engine could run with, naming the setting."""
@@ -78,6 +91,13 @@ class EngineConfig:
                 raise EngineError(f"{name} must be at least 1, not {value}")
         if self.runner == "generate" and self.convert in ("embed", "classify"):
             raise EngineError(f"convert {self.convert!r} is for models that do not generate")
+        adapters = [module.name for module in self.lora_modules]
+        if twice := [name for name in adapters if adapters.count(name) > 1]:
+            raise EngineError(f"two adapters are called {twice[0]}")
+        if self.max_loras is not None and len(adapters) > self.max_loras:
+            raise EngineError(
+                f"max_loras is {self.max_loras}, but there are {len(adapters)} adapters"
+            )
         if self.steps_ahead not in (0, 1):
             raise EngineError(f"steps_ahead must be 0 or 1, not {self.steps_ahead}")
         if self.max_num_batched_tokens < self.max_num_seqs:

@@ -61,7 +61,7 @@ class EngineInfo:
     """What an engine runs, and on what; `revision` is None for a model without one.
 
     `max_num_seqs` is how many sequences one step may hold. `num_gpus` is 0 on a CPU. `notes` are
-    sentences that whoever runs it should read.
+    sentences that whoever runs it should read. `adapters` are the names of those that it serves.
     """
 
     model: str
@@ -71,6 +71,7 @@ class EngineInfo:
     num_gpus: int
     max_num_seqs: int
     notes: tuple[str, ...] = ()
+    adapters: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,6 +10,7 @@ import torch
 from engine.config import EngineConfig
 from engine.contract import EngineInfo
 from engine.endpoints.served import ServedEngine
+from engine.errors import EngineError
 from engine.files import find_folder, revision_of
 from engine.kinds import KINDS, Kind, kind_of
 from engine.remembered import sources_digest
@@ -27,6 +28,10 @@ def load_served(
     `chat_template` is a template's text or the path of a file that holds it; `kinds` are what a
     model may be. Raises `EngineError` for what cannot be loaded.
     """
+    names = served_names or (config.model,)
+    adapters = tuple(module.name for module in config.lora_modules)
+    if taken := set(adapters) & set(names):
+        raise EngineError(f"an adapter and its model are both called {min(taken)}")
     folder = find_folder(config.model)
     kind = kind_of(folder, config, kinds)
     loaded = kind.load(config, folder=folder, chat_template=chat_template)
@@ -39,9 +44,9 @@ def load_served(
         num_gpus=int(is_gpu),
         max_num_seqs=config.max_num_seqs,
         notes=loaded.notes,
+        adapters=adapters,
     )
-    names = served_names or (config.model,)
-    return ServedEngine(loaded.endpoints, loaded.engine, info, model_names=names)
+    return ServedEngine(loaded.endpoints, loaded.engine, info, model_names=names, adapters=adapters)
 
 
 def _version() -> str:

@@ -7,12 +7,13 @@ import json
 import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cli.errors import CliError, Refused, Stopped
+from cli.serving.adapters import local_adapters, lora_modules
 from cli.serving.engine import served_names
 from cli.serving.options import EngineOptions, add_engine_flags, engine_arguments, engine_fields
 from cli.serving.weights import every_few_seconds, local_model
@@ -200,7 +201,7 @@ def _run(
 
 @contextmanager
 def _local_model(options: WorkerOptions, pulse: Pulse) -> Iterator[WorkerOptions]:
-    """Yield the same options with a model that is on this machine, under its name as before."""
+    """Yield the same options with model and adapters on this machine, under their names."""
     from handler.log import logger
 
     def log(progress: Progress) -> None:
@@ -218,11 +219,19 @@ def _local_model(options: WorkerOptions, pulse: Pulse) -> Iterator[WorkerOptions
         pulse.beat()
         tell(progress)
 
-    if options.model is None:
-        yield options
-        return
-    with local_model(options.model, options.weights_cache, watch) as model:
-        yield replace(options, model=model, served_model_names=served_names(options))
+    names, cache = served_names(options), options.weights_cache
+    modules = lora_modules(options, names)
+    with ExitStack() as held:
+        model = options.model
+        if model is not None:
+            model = held.enter_context(local_model(model, cache, watch))
+        adapters = held.enter_context(local_adapters(modules, cache, watch))
+        yield replace(
+            options,
+            model=model,
+            served_model_names=names,
+            lora_modules=tuple(f"{module.name}={module.path}" for module in adapters),
+        )
 
 
 async def _work(

@@ -39,6 +39,7 @@ class Checked:
 
     requests: Requests
     served_names: tuple[str, ...]
+    adapters: tuple[str, ...] = ()
     num_rows: int = 0
     num_bad: int = 0
     bad: list[tuple[int, str]] = field(default_factory=list)
@@ -59,10 +60,18 @@ class Checked:
 
 
 def check_lines(
-    requests: Requests, served_names: Sequence[str], *, tmp_dir: Path | None
+    requests: Requests,
+    served_names: Sequence[str],
+    *,
+    adapters: Sequence[str] = (),
+    tmp_dir: Path | None,
 ) -> Checked:
-    """Read the whole input once and return what is in it; memory stays flat."""
-    checked = Checked(requests, tuple(served_names))
+    """Read the whole input once and return what is in it; memory stays flat.
+
+    Lines may ask for `adapters`, too.
+    """
+    served_names = (*served_names, *adapters)
+    checked = Checked(requests, served_names, tuple(adapters))
     next_word = time.monotonic() + _SECONDS_PER_WORD
     with DuplicateFinder(tmp_dir) as finder:
         for raw in requests.lines():
@@ -156,7 +165,8 @@ def warn_of_duplicates(duplicates: Duplicates) -> None:
 def _reasons(checked: Checked) -> list[str]:
     malformed = f"malformed {checked.unit}"
     bad = [f"  {amount(checked.num_bad, malformed)}"] if checked.num_bad else []
-    ways = _ways(checked, own_names(checked.served_names))
+    own = [name for name in own_names(checked.served_names) if name not in checked.adapters]
+    ways = _ways(checked, own)
     hint = [f"{ways} runs those that ask for other models"] if checked.models else []
     return [*checked.failing.told(checked.unit), *bad, *hint]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 
@@ -71,7 +71,8 @@ def run_job(
             open_source(options.input_file, tmp_dir=options.output_tmp_dir, delays=retry_delays)
         )
         requests = Requests.of(source, options.max_line_bytes or MAX_LINE_BYTES)
-        tally.num_rows = _check(requests, names, options)
+        adapters = [module.name for module in config.lora_modules]
+        tally.num_rows = _check(requests, names, adapters, options)
         writing = writing_of(options, files, requests.lines, stack)
         tally.kept, tally.kept_ok = writing.num_kept, writing.num_kept_ok
         run = _Run(options, config, requests, writing, live, signals)
@@ -113,9 +114,11 @@ def _check_names(options: RunOptions) -> None:
         raise Refused("--retry-failed runs failed rows of an output again: give --resume too")
 
 
-def _check(requests: Requests, names: tuple[str, ...], options: RunOptions) -> int:
+def _check(
+    requests: Requests, names: Sequence[str], adapters: Sequence[str], options: RunOptions
+) -> int:
     """Return how many lines get a row; raises BadInput when they cannot be run."""
-    checked = check_lines(requests, names, tmp_dir=options.output_tmp_dir)
+    checked = check_lines(requests, names, adapters=adapters, tmp_dir=options.output_tmp_dir)
     if options.on_invalid_line == "fail":
         refuse_bad_lines(checked)
     refuse_hopeless(checked)

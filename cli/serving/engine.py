@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from cli.errors import EngineFailed, Refused
+from cli.serving.adapters import local_adapters, lora_modules
 from cli.serving.options import EngineOptions
 from cli.serving.weights import every_few_seconds, local_model, say_progress
 from cli.signals import interruptible
@@ -59,9 +60,15 @@ def load_engine(
             f"the engine needs {exc.name}, which is not installed: pip install 'tidemill[engine]'"
         ) from exc
     _say_what_takes_long()
-    with local_model(config.model, weights_cache, every_few_seconds(say_progress)) as model:
+    watch = every_few_seconds(say_progress)
+    with (
+        local_model(config.model, weights_cache, watch) as model,
+        local_adapters(config.lora_modules, weights_cache, watch) as adapters,
+    ):
         return load_served(
-            replace(config, model=model), served_names=served_names, chat_template=chat_template
+            replace(config, model=model, lora_modules=adapters),
+            served_names=served_names,
+            chat_template=chat_template,
         )
 
 
@@ -131,7 +138,14 @@ def engine_config(options: EngineOptions) -> EngineConfig:
         model = str(demo.MODEL_PATH)
         say(f"no --model given: running the embedded demo model, served as {demo.NAME}")
     check_model(model)
-    names = ("max_model_len", "max_num_seqs", "max_num_batched_tokens", "kv_cache_memory")
+    names = (
+        "max_model_len",
+        "max_num_seqs",
+        "max_num_batched_tokens",
+        "kv_cache_memory",
+        "max_loras",
+        "max_lora_rank",
+    )
     given = {name: value for name in names if (value := getattr(options, name)) is not None}
     if options.max_audio_decode_duration_s is not None:
         given["max_audio_seconds"] = options.max_audio_decode_duration_s
@@ -147,6 +161,7 @@ def engine_config(options: EngineOptions) -> EngineConfig:
             pooler_config=json.loads(options.pooler_config or "{}"),
             admission="prefix",  # all commands run files
             fetching=_fetch_limits(options),
+            lora_modules=lora_modules(options, served_names(options)),
             **given,
         )
     except EngineError as exc:

@@ -23,6 +23,7 @@ _DTYPES = {
 _LISTS = {
     "served_model_names": "--served-model-name",
     "allowed_media_domains": "--allowed-media-domains",
+    "lora_modules": "--lora-modules",
 }
 
 
@@ -50,6 +51,9 @@ class EngineOptions:
     max_audio_clip_filesize_mb: int | None = None
     max_audio_decode_duration_s: int | None = None
     audio_fetch_timeout: int | None = None
+    lora_modules: tuple[str, ...] = ()
+    max_loras: int | None = None
+    max_lora_rank: int | None = None
 
 
 def add_engine_flags(parser: argparse.ArgumentParser) -> None:
@@ -119,7 +123,24 @@ def add_engine_flags(parser: argparse.ArgumentParser) -> None:
         help="memory for the KV cache, such as 512M or 4G (default: what is free)",
     )
     add("--seed", type=seed_number, default=0, metavar="N", help="(default: 0)")
+    _add_adapter_flags(parser)
     _add_media_flags(parser)
+
+
+def _add_adapter_flags(parser: argparse.ArgumentParser) -> None:
+    """Add what names adapters, and bounds them."""
+    add = parser.add_argument_group("adapters, which lines choose by name").add_argument
+    add(
+        "--lora-modules",
+        nargs="+",
+        default=(),
+        metavar="NAME=PATH",
+        help="folders that PEFT wrote, hub ids or s3://bucket/prefix, or vLLM's JSON objects",
+    )
+    # Of vLLM's, to which it says what naming some does here.
+    add("--enable-lora", action="store_true", help=argparse.SUPPRESS)
+    add("--max-loras", type=positive_int, metavar="N", help="refuse more adapters than that")
+    add("--max-lora-rank", type=positive_int, metavar="N", help="refuse adapters of a higher rank")
 
 
 def _add_media_flags(parser: argparse.ArgumentParser) -> None:

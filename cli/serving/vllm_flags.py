@@ -17,10 +17,12 @@ _PASSED_OVER = frozenset(
     disable-cascade-attn disable-chunked-mm-input disable-custom-all-reduce
     disable-frontend-multiprocessing disable-hybrid-kv-cache-manager disable-log-requests
     disable-log-stats distributed-executor-backend enable-auto-tool-choice enable-chunked-prefill
-    enable-expert-parallel enable-log-outputs enable-log-requests enable-prefix-caching
-    enable-prompt-tokens-details enable-sleep-mode enforce-eager gpu-memory-utilization
+    enable-expert-parallel enable-log-outputs enable-log-requests
+    enable-prefix-caching enable-prompt-tokens-details enable-sleep-mode enforce-eager
+    fully-sharded-loras gpu-memory-utilization
     guided-decoding-backend guided-decoding-disable-any-whitespace kv-cache-metrics
-    limit-mm-per-prompt long-prefill-token-threshold max-cudagraph-capture-size max-log-len
+    limit-mm-per-prompt long-prefill-token-threshold lora-extra-vocab-size max-cpu-loras
+    max-cudagraph-capture-size max-log-len
     max-logprobs max-long-partial-prefills max-num-partial-prefills max-parallel-loading-workers
     max-seq-len-to-capture media-io-kwargs mm-encoder-only mm-processor-cache-gb
     mm-processor-kwargs num-gpu-blocks-override num-lookahead-slots num-scheduler-steps
@@ -40,6 +42,7 @@ _NEUTRAL_VALUES = MappingProxyType(
         "kv-cache-dtype": {"auto"},
         "load-format": {"auto", "safetensors"},
         "logprobs-mode": {"raw_logprobs"},
+        "lora-dtype": {"auto"},
         "model-impl": {"auto", "vllm", "transformers"},
         "pipeline-parallel-size": {"1"},
         "task": {"auto", "generate"},
@@ -60,7 +63,6 @@ _INSTEAD = MappingProxyType(
         "data-parallel-size": "start a run for each GPU, with a part of the file each",
         "disable-sliding-window": "--max-model-len bounds the context",
         "download-dir": "HF_HOME says where models from the hub are kept",
-        "enable-lora": "merge the adapter into its model, and name that by --model",
         "generation-config": "write the parameters into the lines",
         "hf-config-path": _IN_FOLDER,
         "hf-token": "HF_TOKEN in the environment holds it",
@@ -69,7 +71,7 @@ _INSTEAD = MappingProxyType(
         "load-format": "only safetensors are read",
         "logits-processors": "parameters of the lines are all that changes logits",
         "logprobs-mode": "logprobs are those of the model, before temperature and penalties",
-        "lora-modules": "merge the adapter into its model, and name that by --model",
+        "lora-dtype": "adapters have the type of the weights; leave it out",
         "model-impl": "the engine chooses",
         "override-generation-config": "write the parameters into the lines",
         "override-pooler-config": "here it is --pooler-config",

@@ -47,7 +47,7 @@ class ChatCompletions:
             terms,
             add_special_tokens=bool(request.add_special_tokens),
         )
-        sequences = self._sequences.of([prompt_ids], request, terms, request_id=heading.request_id)
+        sequences = self._sequences.of([prompt_ids], request, terms, heading=heading)
         return Prepared(sequences, conversation, heading)
 
     def finish(self, prepared: _Prepared, results: Sequence[SequenceResult]) -> Reply:

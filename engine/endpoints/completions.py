@@ -64,7 +64,7 @@ class Completions:
         constraint = None if asked is None else self._grammars.constraint(asked)
         terms = _terms(request, constraint)
         prompts = [self._ids(prompt, request, terms) for prompt in request.prompt]
-        sequences = self._sequences.of(prompts, request, terms, request_id=heading.request_id)
+        sequences = self._sequences.of(prompts, request, terms, heading=heading)
         return Prepared(sequences, request, heading)
 
     def finish(self, prepared: _Prepared, results: Sequence[SequenceResult]) -> Reply:

@@ -31,12 +31,14 @@ class Heading:
     """What stands in a response beside the answer: the model's name as asked for, an id, a time.
 
     `request_id` also keys the randomness of a request that names no seed; `created` (seconds since
-    the epoch) is the time that a template may ask for.
+    the epoch) is the time that a template may ask for. `adapter` is what the name means, 0 for the
+    model itself.
     """
 
     model: str
     request_id: str
     created: int
+    adapter: int = 0
 
 
 @dataclass(frozen=True, slots=True)

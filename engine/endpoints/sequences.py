@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from hashlib import blake2b
 from typing import TypeVar
 
+from engine.endpoints.endpoint import Heading
 from engine.protocol.errors import RequestError
 from engine.protocol.fields import GenerationRequest, Side
 from engine.scheduling.repetition import Repetition
@@ -83,7 +84,7 @@ class TextSequences:
         request: GenerationRequest,
         terms: Terms,
         *,
-        request_id: str,
+        heading: Heading,
     ) -> list[SequenceRequest]:
         """Return a sequence for each of the `n` choices of each prompt, prompt by prompt.
 
@@ -102,9 +103,10 @@ class TextSequences:
                 # The choices of a prompt share its scores: the first one asks for them.
                 terms if choice == 0 else replace(terms, prompt_logprobs=None),
                 sampling=replace(sampling, seed=seed),
+                adapter=heading.adapter,
             )
             for number, ids in enumerate(prompts)
-            for choice, seed in enumerate(self._seeds(request, number, request_id))
+            for choice, seed in enumerate(self._seeds(request, number, heading.request_id))
         ]
 
     def _seeds(self, request: GenerationRequest, prompt: int, request_id: str) -> list[int]:
@@ -142,7 +144,13 @@ class TextSequences:
         )
 
     def _sequence(
-        self, ids: list[int], request: GenerationRequest, terms: Terms, *, sampling: Sampling
+        self,
+        ids: list[int],
+        request: GenerationRequest,
+        terms: Terms,
+        *,
+        sampling: Sampling,
+        adapter: int,
     ) -> SequenceRequest:
         max_tokens = self._max_tokens(len(ids), terms)
         min_tokens = request.min_tokens or 0
@@ -166,6 +174,7 @@ class TextSequences:
             prompt_logprobs=terms.prompt_logprobs,
             cache_salt=request.cache_salt or "",
             constraint=terms.constraint,
+            adapter=adapter,
         )
 
     def _cut_to(self, request: GenerationRequest, terms: Terms) -> int | None:

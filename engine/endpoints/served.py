@@ -95,7 +95,8 @@ class ServedEngine:
     """Answers requests through the endpoints of one model, which `engine` runs; an `Online`.
 
     `model_names` are the names that requests may ask for, `ANY_MODEL` among them for every name;
-    the first that is a name stands in where none is given.
+    the first that is a name stands in where none is given. `adapters` are names of adapters, which
+    requests may ask for, too.
     """
 
     def __init__(
@@ -105,6 +106,7 @@ class ServedEngine:
         info: EngineInfo,
         *,
         model_names: Sequence[str],
+        adapters: Sequence[str] = (),
     ) -> None:
         if not own_names(model_names):
             raise ValueError("an engine needs the name of its model")
@@ -115,7 +117,8 @@ class ServedEngine:
         self._unfolding = asyncio.Semaphore(_MAX_UNFOLDING)
         self._room = Room(_MAX_HELD_BYTES)
         self._info = info
-        self._model_names = tuple(model_names)
+        self._model_names = (*model_names, *adapters)
+        self._adapters = {name: number for number, name in enumerate(adapters, start=1)}
 
     async def respond(self, url: str, body: dict[str, Any], request_id: str, created: int) -> Reply:
         """Answer one request; never raises for what the request holds.
@@ -151,7 +154,8 @@ class ServedEngine:
         return StreamedReply(chunks)
 
     def _heading(self, body: dict[str, Any], request_id: str, created: int) -> Heading:
-        return Heading(name_of_model(body, self._model_names), request_id, created)
+        name = name_of_model(body, self._model_names)
+        return Heading(name, request_id, created, self._adapters.get(name, 0))
 
     def _endpoint_of(self, url: str) -> Endpoint[Any, Any, Any]:
         for endpoint in self._endpoints:

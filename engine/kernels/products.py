@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from engine.kernels.adapters import Adapting, add_shares
 from engine.kernels.blocks import Blocks, Curve, Gate, curved
 
 Product = Callable[[Tensor], Tensor]
@@ -50,6 +51,18 @@ class Products:
             return prepared
         both, gated = self.make(weight, bias), self._blocks.gated
         return lambda x: gated(both(x), gate)
+
+    def make_adapted(
+        self, weight: Tensor, bias: Tensor | None, gate: Gate | None, adapting: Adapting
+    ) -> Product:
+        """Return what `make`, or with a gate `make_gated`, does, through each row's adapter."""
+        whole = self.make(weight, bias)
+
+        def adapted(x: Tensor) -> Tensor:
+            both = add_shares(whole(x), x, adapting)
+            return both if gate is None else self._blocks.gated(both, gate)
+
+        return adapted
 
     def make_curved(self, weight: Tensor, bias: Tensor | None, curve: Curve) -> Product:
         """Return a curve of x · weightᵀ + bias."""

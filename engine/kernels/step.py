@@ -34,7 +34,8 @@ class Step:
     What is None is as in most steps. `ends`: a causal token sees what lies before place `ends[t]`,
     which grows along its span and not beyond it (None: up to itself). `axes`: it is turned by three
     numbers (None: thrice by its place). `shown`: the tokens `shown_rows`, packed ones, have these
-    vectors and not those of their ids.
+    vectors and not those of their ids. `adapters`: span `s` runs through adapter `adapters[s]`, 0
+    being none.
     """
 
     num_decodes: int
@@ -50,6 +51,7 @@ class Step:
     axes: Tensor | None = None  # [3 · T], axis after axis
     shown_rows: Tensor | None = None  # [M]
     shown: Tensor | None = None  # [M, H] of the network's dtype
+    adapters: Tensor | None = None  # [S]
     copy_on_host: Step | None = None  # None where this is it
 
     @classmethod

@@ -11,6 +11,7 @@ import torch
 
 from engine.config import EngineConfig
 from engine.endpoints.endpoint import Endpoint, Sized
+from engine.errors import ModelRefused
 from engine.stepping.engine import Engine
 
 RequestT = TypeVar("RequestT")
@@ -28,6 +29,15 @@ class Loaded(Generic[RequestT, ResultT]):
     endpoints: Sequence[Endpoint[RequestT, ResultT, Any]]
     device: torch.device
     notes: tuple[str, ...] = ()
+
+
+def refuse_adapters(config: EngineConfig, gives: str) -> None:
+    """Refuse adapters of a model that gives something else than text."""
+    if config.lora_modules:
+        raise ModelRefused(
+            f"{config.model} gives {gives}: adapters ({config.lora_modules[0].name}) are served "
+            "beside models that write text only; merge it into the model"
+        )
 
 
 class Kind(Protocol):

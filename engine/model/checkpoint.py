@@ -52,7 +52,8 @@ def find_checkpoint(name: str) -> Checkpoint:
     folder = Path(name) if Path(name).is_dir() else _fetched(name)
     if (folder / ADAPTER).exists():
         raise ModelRefused(
-            f"{name} holds {ADAPTER}: adapters are not applied, so merge them into the weights."
+            f"{name} holds {ADAPTER}: adapters are not applied unasked; name its model by --model, "
+            "and this by --lora-modules, or merge it into the weights."
         )
     if any(folder.glob(DISTRIBUTED)):
         raise ModelRefused(f"{name} is a distributed checkpoint: save it as one model's weights.")
@@ -91,20 +92,20 @@ def check_tensors(
     """
     missing, others = sorted(found.missing), sorted(found.others)
     if missing:
-        instead = f" (they hold {_some(others)} instead)" if others else ""
+        instead = f" (they hold {some(others)} instead)" if others else ""
         raise ModelRefused(
-            f"{name}: its weights lack {_some(missing)}, which {needs} needs{instead}: a file is "
+            f"{name}: its weights lack {some(missing)}, which {needs} needs{instead}: a file is "
             "missing, tensors have another prefix, or config.json is another model's."
         )
     if misfits := sorted(found.misfits):
         shapes = [f"{key} {[*stored]} and not {[*wanted]}" for key, stored, wanted in misfits]
         raise ModelRefused(
             f"{name}: its weights have other shapes than {needs} by its config.json: "
-            f"{_some(shapes)}; one of the two is another model's."
+            f"{some(shapes)}; one of the two is another model's."
         )
     if needed := _needed(others, modules, base, is_part=is_part):
         raise ModelRefused(
-            f"{name}: its weights hold {_some(needed)}, for which {needs} has no place: without "
+            f"{name}: its weights hold {some(needed)}, for which {needs} has no place: without "
             "them it would answer nonsense; config.json is another model's, or the weights are "
             "quantised."
         )
@@ -226,14 +227,14 @@ def _needed(
     ]
 
 
-def _some(items: list[str]) -> str:
+def some(items: list[str]) -> str:
     """Return the first of some things and how many more there are."""
     more = len(items) - NAMED
     return ", ".join(items[:NAMED]) + (f" and {more:,} more" if more > 0 else "")
 
 
 def _holds_neither(name: str, others: list[str]) -> ModelRefused:
-    beside = f" (it has {_some(sorted(others))})" if others else ""
+    beside = f" (it has {some(sorted(others))})" if others else ""
     return ModelRefused(
         f"{name} holds neither {WHOLE} nor {INDEX}{beside}: weights of no other format are read; "
         "transformers' save_pretrained writes these."

@@ -7,16 +7,19 @@ go on.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional
 
+from engine.kernels.adapters import Adapting, LowRank, Owners
 from engine.kernels.attention import AttentionBackend, HeadNorms
 from engine.kernels.backends import choose_blocks, choose_products
-from engine.kernels.blocks import Blocks
+from engine.kernels.blocks import Blocks, Gate
 from engine.kernels.blocks import turns as turns_of
 from engine.kernels.experts import ExpertWeights, choose, mix
 from engine.kernels.products import Product, Products
@@ -42,10 +45,19 @@ class Layer:
 
 
 class Decoder:
-    """A `Network` of an architecture and its weights by role, which it takes out of the dict."""
+    """A `Network` of an architecture and its weights by role, which it takes out of the dict.
+
+    Each of `adapters` is what that adds to products by their roles; a step tells which span goes
+    through which, the first of them being number 1.
+    """
 
     def __init__(
-        self, architecture: Architecture, weights: dict[str, Tensor], *, has_head: bool = True
+        self,
+        architecture: Architecture,
+        weights: dict[str, Tensor],
+        *,
+        has_head: bool = True,
+        adapters: Sequence[Mapping[str, LowRank]] = (),
     ) -> None:
         self.num_layers_begun = 0
         self._embedding = weights.pop("embedding")
@@ -65,7 +77,8 @@ class Decoder:
         ]
         products = choose_products(self._blocks, device)
         self._head = products.make(weights.pop("head", self._embedding)) if has_head else None
-        maker = _LayerMaker(architecture, self._blocks, products, weights)
+        self._adapters, self._owners = adapters, Owners()
+        maker = _LayerMaker(architecture, self._blocks, products, weights, self._adapting)
         self._layers = [
             maker.layer(index, block, ropes.index(block.rope))
             for index, block in enumerate(architecture.blocks)
@@ -94,6 +107,8 @@ class Decoder:
             turns_of(_positions(step, axes), frequencies, scale)
             for frequencies, scale, axes in self._ropes
         ]
+        if self._adapters:
+            self._owners.tell(_owners_of(step))
         residual = functional.embedding(step.token_ids, self._embedding)  # [T, H]
         if self._scale != 1:
             residual *= self._scale
@@ -108,6 +123,8 @@ class Decoder:
             x = attention.attend(index, query, layer.sinks).flatten(1)  # [T, Hq · D]
             if layer.is_last:
                 x, residual = x[rows], residual[rows]
+                if self._adapters:
+                    self._owners.tell(_owners_of(step)[step.host.logit_rows.numpy()])
             x = layer.output(x)
             if layer.attended_norm is not None:
                 x = blocks.rms_norm(x, layer.attended_norm, eps)
@@ -116,6 +133,19 @@ class Decoder:
                 x = blocks.rms_norm(x, layer.mixed_norm, eps)
             x = blocks.add_rms_norm(x, residual, next_norm, eps)
         return x
+
+    def _adapting(self, role: str) -> Adapting | None:
+        own = [adapter.get(role) for adapter in self._adapters]
+        return Adapting(own, self._owners) if any(own) else None
+
+
+def _owners_of(step: Step) -> NDArray[np.int32]:
+    """Return the adapter of each of a step's tokens, `[T]`."""
+    host = step.host
+    if host.adapters is None:
+        return np.zeros(step.num_tokens, np.int32)
+    owners: NDArray[np.int32] = host.adapters.numpy()
+    return owners.repeat(np.diff(host.query_starts.numpy()))
 
 
 def _positions(step: Step, axes: Tensor | None) -> Tensor:
@@ -134,11 +164,13 @@ class _LayerMaker:
         blocks: Blocks,
         products: Products,
         weights: dict[str, Tensor],
+        adapting: Callable[[str], Adapting | None],
     ) -> None:
         self._model = architecture
         self._blocks = blocks
         self._products = products
         self._weights = weights
+        self._adapting = adapting
 
     def layer(self, index: int, block: Block, rope: int) -> Layer:
         """Return layer `index`."""
@@ -166,15 +198,19 @@ class _LayerMaker:
         """Return a norm's weight as the device's functions want it."""
         return self._blocks.norm_weight(self._weights.pop(role), self._model.norm_offset)
 
-    def _product(self, role: str) -> Product:
-        return self._products.make(self._weights.pop(role), self._bias(role))
+    def _product(self, role: str, gate: Gate | None = None) -> Product:
+        weight, bias = self._weights.pop(role), self._bias(role)
+        if adapting := self._adapting(role):
+            return self._products.make_adapted(weight, bias, gate, adapting)
+        if gate is not None:
+            return self._products.make_gated(weight, bias, gate)
+        return self._products.make(weight, bias)
 
     def _bias(self, role: str) -> Tensor | None:
         return self._weights.pop(f"{role}_bias", None)
 
     def _mlp(self, role: str) -> Product:
-        weight, bias = self._weights.pop(f"{role}gate_up"), self._bias(f"{role}gate_up")
-        joined = self._products.make_gated(weight, bias, self._model.gate)
+        joined = self._product(f"{role}gate_up", self._model.gate)
         down = self._product(f"{role}down")
         return lambda x: down(joined(x))
 

@@ -95,6 +95,11 @@ def answer_eagerly(
 
     `num_layers` takes so many of its first layers.
     """
+    return run_eagerly(checkpoint.name, exact(checkpoint, device, num_layers), token_ids, device)
+
+
+def exact(checkpoint: Checkpoint, device: torch.device, num_layers: int | None) -> nn.Module:
+    """Return transformers' class in fp32, or so many of its first layers."""
     whole = read_config(checkpoint.name)
     config = whole.get_text_config(decoder=True)
     if num_layers is not None:
@@ -104,7 +109,8 @@ def answer_eagerly(
     is_part = whole is not config
     module, found = read_module(checkpoint, config, torch.float32, device, is_part=is_part)
     assert not found.missing, found.missing
-    return run_eagerly(checkpoint.name, module, token_ids, device)
+    network: nn.Module = module
+    return network
 
 
 def read_config(name: str) -> Any:

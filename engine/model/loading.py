@@ -12,6 +12,8 @@ from functools import partial
 from engine.config import EngineConfig
 from engine.errors import EngineError, ModelRefused, first_line_of
 from engine.model import own
+from engine.model.adapter_proof import check_adapters
+from engine.model.adapters.loading import read_adapters
 from engine.model.checkpoint import Checkpoint, find_checkpoint
 from engine.model.description import QUANTISED, Description, NotUnderstood, read_description
 from engine.model.families import architecture_of
@@ -39,6 +41,11 @@ def _loaded(settings: EngineConfig) -> LoadedModel:
         return _run_by_ours(settings, description)
     except NotUnderstood as exc:
         why = str(exc)
+    if settings.lora_modules:
+        raise ModelRefused(
+            f"{settings.model}: transformers runs this model ({why}), and adapters are applied by "
+            "the engine's own decoder only: merge the adapter into the model."
+        )
     from engine.model import fallback
 
     loaded = fallback.load(settings, choose_device(settings.device))
@@ -71,9 +78,12 @@ def _run_by_ours(settings: EngineConfig, description: Description) -> LoadedMode
     dtype = choose_dtype(settings.dtype, description.dtype, device)
     checkpoint = find_checkpoint(name)
     vision, blind = _vision(checkpoint, description)
+    adapters = read_adapters(settings, description, architecture)
     fact = proof_fact(checkpoint, dtype, device, repr(vision))
     try:
-        loaded = own.load(checkpoint, description, architecture, dtype, device, vision=vision)
+        loaded = own.load(
+            checkpoint, description, architecture, dtype, device, vision=vision, adapters=adapters
+        )
         prove = partial(own.prove, checkpoint, description, architecture, loaded, vision)
         proof = prove_once(fact, prove)
     except (TypeError, ValueError, RuntimeError) as exc:
@@ -82,6 +92,8 @@ def _run_by_ours(settings: EngineConfig, description: Description) -> LoadedMode
         raise NotUnderstood(f"the two give other logits (relative distance {proof.distance:.2g})")
     tokens = proof_tokens(loaded.vocab_size, ())
     refuse_infinite(name, answers(loaded, tokens))
+    if adapters:
+        check_adapters(checkpoint, description, architecture, loaded, adapters)
     notes = [*blind]
     if proof.num_layers is not None:
         notes.append(

@@ -6,7 +6,7 @@ nothing but the order of sums tells them apart, one after the other, so that one
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from math import prod
 
@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from engine.kernels.backends import choose_backend
+from engine.model.adapters.loading import Adapter
 from engine.model.architecture import Architecture
 from engine.model.checkpoint import Checkpoint
 from engine.model.decoder import Decoder
@@ -59,8 +60,9 @@ def load(
     *,
     vision: Vision | None = None,
     num_layers: int | None = None,
+    adapters: Sequence[Adapter] = (),
 ) -> LoadedModel:
-    """Return the model in a dtype on a device, or the first layers of it; it sees by `vision`."""
+    """Return the model, or its first layers, with its adapters; it sees by `vision`."""
     weights = read_weights(
         checkpoint,
         architecture,
@@ -77,7 +79,11 @@ def load(
         eye = Eye(vision.sight, load_tower(checkpoint, vision, dtype, device))
     shapes = tuple(block.attention for block in architecture.blocks)
     return LoadedModel(
-        network=Decoder(architecture, weights),
+        network=Decoder(
+            architecture,
+            weights,
+            adapters=[adapter.placed(architecture, dtype, device) for adapter in adapters],
+        ),
         shapes=shapes,
         backend=choose_backend(shapes, dtype, device),
         dtype=dtype,
@@ -110,12 +116,8 @@ def prove(
     from engine.model.vision import eager
 
     device = loaded.device
-    num_layers = (
-        None if fits(weights_of(architecture), device) else first_of_each_kind(architecture)
-    )
+    num_layers, token_ids = compared(architecture, device)
     blocks = architecture.blocks[:num_layers]
-    windows = [block.attention.window for block in blocks]
-    token_ids = proof_tokens(architecture.vocab_size, windows)
     pictures: tuple[Picture, ...] = ()
     if vision is not None:
         token_ids, picture = eager.with_picture(token_ids, vision.sight)
@@ -139,6 +141,14 @@ def prove(
     return Proof(rounded <= TOLERANCE_OF_DTYPE, rounded, None)
 
 
+def compared(architecture: Architecture, device: torch.device) -> tuple[int | None, Tensor]:
+    """Return how many first layers are compared, None for all, and by which tokens `[t]`."""
+    is_whole = fits(weights_of(architecture), device)
+    num_layers = None if is_whole else first_of_each_kind(architecture)
+    windows = [block.attention.window for block in architecture.blocks[:num_layers]]
+    return num_layers, proof_tokens(architecture.vocab_size, windows)
+
+
 def holds_for(apart: Tensor, *, has_experts: bool) -> bool:
     """Say whether distances `[2·t]` are those of one function computed twice."""
     most = apart.quantile(SHARE_WITHOUT_TIES) if has_experts else apart.max()
@@ -146,9 +156,9 @@ def holds_for(apart: Tensor, *, has_experts: bool) -> bool:
 
 
 def distances(got: Tensor, expected: Tensor) -> Tensor:
-    """Return the relative L2 distance of each token's logits: `[2, t, V]`, `[t, V]` → `[2·t]`."""
+    """Return the relative L2 distances of tokens' logits: `[2, t, V]`, `[…, t, V]` → `[2·t]`."""
     difference = torch.linalg.vector_norm(got - expected, dim=-1)  # [2, t]
-    scale = torch.linalg.vector_norm(expected, dim=-1).clamp(min=1e-6)  # [t]
+    scale = torch.linalg.vector_norm(expected, dim=-1).clamp(min=1e-6)  # […, t]
     relative: Tensor = difference / scale
     return relative.flatten()
 

@@ -51,16 +51,19 @@ def prove(name: str, loaded: LoadedModel, token_ids: Tensor, expected: Tensor) -
 
 
 def distance_of(got: Tensor, expected: Tensor) -> float:
-    """Return the larger relative L2 distance of two copies: `[2, t, V]`, `[t, V]`."""
-    scale = expected.float().norm().clamp(min=1e-6)
-    return float((got.float() - expected.float()).norm(dim=(1, 2)).max() / scale)
+    """Return the larger relative L2 distance of two copies: `[2, t, V]`, `[…, t, V]`."""
+    scale = expected.float().norm(dim=(-2, -1)).clamp(min=1e-6)
+    return float(((got.float() - expected.float()).norm(dim=(1, 2)) / scale).max())
 
 
 @torch.inference_mode()
-def answers(loaded: LoadedModel, token_ids: Tensor, pictures: Sequence[Picture] = ()) -> Tensor:
+def answers(
+    loaded: LoadedModel, token_ids: Tensor, pictures: Sequence[Picture] = (), adapter: int = 0
+) -> Tensor:
     """Return the logits `[2, t, V]` of two copies of `token_ids [t]` that run side by side.
 
-    Some of the tokens stand for `pictures`, which a loaded model's own eye looks at.
+    Some of the tokens stand for `pictures`, which a loaded model's own eye looks at. The first copy
+    goes through an adapter.
 
     In three steps, two chunks and a final single token, over pages: state that does not live in
     keys and values shows here.
@@ -74,7 +77,7 @@ def answers(loaded: LoadedModel, token_ids: Tensor, pictures: Sequence[Picture] 
     parts = []
     for start, stop in ((0, cut), (cut, total - 1), (total - 1, total)):
         shown = shown_between(pictures, axes, start, stop)
-        step = _copies_step(tokens[start:stop], start, pages, loaded, shown)
+        step = _copies_step(tokens[start:stop], start, pages, loaded, shown, adapter=adapter)
         attention.prepare(step)
         logits = loaded.network.forward(step, attention)
         parts.append(logits.view(2, stop - start, -1))
@@ -87,8 +90,13 @@ def _copies_step(
     pages: NDArray[np.int64],
     loaded: LoadedModel,
     shown: ShownSpan,
+    *,
+    adapter: int,
 ) -> Step:
-    """Return the step of `token_ids [n]` from position `start` on, once in each row of `pages`."""
+    """Return the step of `token_ids [n]` from position `start` on, once in each row of `pages`.
+
+    The first of these copies goes through an adapter.
+    """
     count, copies, page_size = len(token_ids), len(pages), loaded.backend.page_size
     positions = np.arange(start, start + count)
     needed = pages[:, : -(-(start + count) // page_size)]
@@ -105,6 +113,7 @@ def _copies_step(
         page_starts=np.arange(copies + 1) * needed.shape[1],
         pages=needed.ravel(),
         logit_rows=np.arange(copies * count),
+        adapters=np.array([adapter, *[0] * (copies - 1)]),
         **arrays,
     )
     return replace(step, shown=vectors)

@@ -109,7 +109,8 @@ class Ready:
     def unpack(cls, payload: bytes) -> Self:
         """Return the frame of a payload."""
         info = json.loads(payload)
-        return cls(EngineInfo(**info | {"notes": tuple(info["notes"])}))
+        several = {name: tuple(info[name]) for name in ("notes", "adapters")}
+        return cls(EngineInfo(**info | several))
 
 
 @dataclass(frozen=True, slots=True)

@@ -125,6 +125,7 @@ class PrefixOrder:
 class _Beginning(NamedTuple):
     """What the sequences of a round are sorted by; no two are equal."""
 
+    adapter: int
     cache_salt: str
     prompt: bytes
     fewer_tokens: int
@@ -135,5 +136,9 @@ class _Beginning(NamedTuple):
         """Return the place of a sequence."""
         request = sequence.request
         return cls(
-            request.cache_salt, sequence.prompt.tobytes(), -request.max_tokens, sequence.arrival
+            request.adapter,
+            request.cache_salt,
+            sequence.prompt.tobytes(),
+            -request.max_tokens,
+            sequence.arrival,
         )

@@ -19,9 +19,12 @@ from numpy.typing import NDArray
 Digest = bytes
 
 
-def root_digest(salt: str) -> Digest:
-    """Return what the names of pages begin with: sequences of different salts share no page."""
-    return blake2b(salt.encode(), digest_size=16, person=b"cache salt").digest() if salt else b""
+def root_digest(salt: str, adapter: int = 0) -> Digest:
+    """Return what the names of pages begin with: others share none, by their salt or adapter."""
+    if not salt and not adapter:
+        return b""
+    word = adapter.to_bytes(4, "little")
+    return blake2b(salt.encode(), digest_size=16, salt=word, person=b"cache salt").digest()
 
 
 def page_digests(

@@ -284,6 +284,7 @@ class Scheduler:
     ) -> StepPlan:
         """Lay a step's spans out, decodes first: `decodes`, then slots with where they stop.
 
+        Of either those of one adapter are neighbours, as their rows are multiplied together.
         All after the first `num_old` were taken for this step.
         """
         table = self.table
@@ -291,7 +292,7 @@ class Scheduler:
         starts = table.num_computed[slots]
         is_decode = table.num_tokens[slots] - starts == 1
         stops = np.concatenate([starts[: len(decodes)] + 1, list(stops_of.values())])
-        order = np.argsort(~is_decode, kind="stable")
+        order = np.lexsort((table.adapter[slots], ~is_decode))
         slots, starts, stops = slots[order], starts[order], stops.astype(np.int64)[order]
         samples = stops == table.num_tokens[slots]
         is_scored = table.prompt_logprobs[slots] >= 0
@@ -393,7 +394,8 @@ class Scheduler:
         """Name the first `num_pages` pages of a sequence, those that have no name yet."""
         digests, size = sequence.digests, self._page_size
         if len(digests) < num_pages:
-            parent = digests[-1] if digests else root_digest(sequence.request.cache_salt)
+            salt, adapter = sequence.request.cache_salt, sequence.request.adapter
+            parent = digests[-1] if digests else root_digest(salt, adapter)
             unnamed = tokens[len(digests) * size : num_pages * size]
             pictures = sequence.request.pictures
             pages = range(len(digests), num_pages) if pictures else ()

@@ -99,7 +99,8 @@ class SequenceRequest:
     each token is told as it comes, else all at the end. `pictures` are the images of the prompt, in
     the order of their places; each stands there in place of its tokens. Each token is one that
     `constraint` allows, and where nothing may follow generation ends, even before `min_tokens`. Of
-    those that wait, one of a higher `priority` starts first.
+    those that wait, one of a higher `priority` starts first. It runs through `adapter`,
+    0 being none.
     """
 
     prompt_ids: list[int]
@@ -115,6 +116,7 @@ class SequenceRequest:
     pictures: tuple[Picture, ...] = ()
     constraint: Constraint | None = None
     priority: int = 0
+    adapter: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -53,6 +53,7 @@ class SequenceTable:
         self.is_watched = np.zeros(slots, np.bool_)  # any token may be its last
         self.is_streamed = np.zeros(slots, np.bool_)
         self.has_pictures = np.zeros(slots, np.bool_)
+        self.adapter = np.zeros(slots, np.int32)
 
     @property
     def running(self) -> NDArray[np.int64]:
@@ -111,6 +112,7 @@ class SequenceTable:
         self.is_watched[slot] = any(watcher is not None for watcher in watchers)
         self.is_streamed[slot] = request.is_streamed
         self.has_pictures[slot] = bool(request.pictures)
+        self.adapter[slot] = request.adapter
         self.is_running[slot] = True
         self._running = None
         return slot

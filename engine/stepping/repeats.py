@@ -15,8 +15,8 @@ _COMPARED = [one.name for one in fields(Sampling) if one.name not in ("logit_bia
 class Repeats:
     """Sequences that are computed, and those that wait for what one of these comes to.
 
-    A request asks for the same as another where prompt, parameters and salt are the same, and the
-    seed too where there is a choice to make. Whoever is told token by token runs alone.
+    A request asks for the same as another where prompt, parameters, salt and adapter are the same,
+    and the seed too where there is a choice to make. Whoever is told token by token runs alone.
     """
 
     def __init__(self) -> None:
@@ -89,4 +89,5 @@ def _key(sequence: Sequence) -> Hashable | None:
         request.prompt_logprobs,
         request.cache_salt,
         *((picture.start, picture.digest) for picture in request.pictures),
+        request.adapter,
     )

@@ -125,6 +125,7 @@ def packed(
         page_starts=page_starts,
         pages=pages,
         logit_rows=_runs(first_rows, plan.num_logits, _starts(plan.num_logits)),
+        adapters=table.adapter[plan.slots],
         **({} if shown is None else shown.arrays),
     )
     return step if shown is None else replace(step, shown=shown.vectors)

@@ -43,7 +43,7 @@ def test_flags_of_vllm_that_change_nothing_are_taken_with_a_word(
         ("--tensor_parallel_size=2", "a model runs on one GPU here; leave it out"),
         ("--kv-cache-dtype fp8", "--kv-cache-memory gives it room"),
         ("--hf-token x", "HF_TOKEN in the environment holds it"),
-        ("--enforce-eager --lora-modules a=b", "merge the adapter into its model"),
+        ("--enforce-eager --lora-dtype float16", "adapters have the type of the weights"),
     ],
 )
 def test_flags_of_vllm_that_would_change_rows_are_told_what_to_use(flags: str, words: str) -> None:

@@ -1,0 +1,75 @@
+"""`--lora-modules`: adapters by name and path, or as vLLM's JSON, and where they lie here."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import TYPE_CHECKING
+
+from cli.errors import Refused
+from cli.serving.options import EngineOptions
+from cli.serving.weights import local_model
+
+if TYPE_CHECKING:
+    from engine.config import LoraModule
+    from handler.weights.cache import Progress
+
+_KEYS = {"name", "path", "base_model_name"}
+
+
+def lora_modules(options: EngineOptions, names: Sequence[str]) -> tuple[LoraModule, ...]:
+    """Return the adapters that the options name, for a model of these names; raises Refused."""
+    from engine.protocol.names import ANY_MODEL
+
+    modules = tuple(_parsed(text, names) for text in options.lora_modules)
+    given = [module.name for module in modules]
+    for name in given:
+        if given.count(name) > 1:
+            raise Refused(f"--lora-modules names two adapters {name}")
+        if name in names or name == ANY_MODEL:
+            raise Refused(f"--lora-modules names an adapter {name}, as the model itself is")
+    most = options.max_loras
+    if most is not None and len(given) > most:
+        raise Refused(f"--lora-modules names {len(given)} adapters, above --max-loras {most}")
+    return modules
+
+
+@contextmanager
+def local_adapters(
+    modules: Sequence[LoraModule], cache: str | None, watch: Callable[[Progress], None]
+) -> Iterator[tuple[LoraModule, ...]]:
+    """Yield adapters with the folders that they have on this machine; see `local_model`."""
+    with ExitStack() as held:
+        yield tuple(
+            module._replace(path=held.enter_context(local_model(module.path, cache, watch)))
+            for module in modules
+        )
+
+
+def _parsed(text: str, names: Sequence[str]) -> LoraModule:
+    from engine.config import LoraModule
+    from engine.protocol.names import ANY_MODEL
+
+    if not text.lstrip().startswith("{"):
+        name, is_there, path = text.partition("=")
+        if not is_there or not name or not path:
+            raise Refused(f"--lora-modules {text!r}: write name=path")
+        return LoraModule(name, path)
+    try:
+        said = json.loads(text)
+    except (ValueError, RecursionError) as exc:
+        raise Refused(f"--lora-modules {text!r} is no JSON: {exc}") from exc
+    if strange := sorted(said.keys() - _KEYS):
+        raise Refused(f"--lora-modules {text!r} says {strange[0]}, which is none of its keys")
+    name, path, base = (said.get(key) for key in ("name", "path", "base_model_name"))
+    for key, value in (("name", name), ("path", path)):
+        if not isinstance(value, str) or not value:
+            raise Refused(f"--lora-modules {text!r} says no {key}")
+    if "=" in name:
+        raise Refused(f"--lora-modules {text!r}: no name holds =")
+    if base is not None and base not in names and ANY_MODEL not in names:
+        raise Refused(
+            f"--lora-modules {text!r} is for {base!r}; this model is called {', '.join(names)}"
+        )
+    return LoraModule(name, path)

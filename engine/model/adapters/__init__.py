@@ -1,0 +1,1 @@
+"""Adapters of low rank, read from the folders that PEFT writes."""

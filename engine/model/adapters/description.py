@@ -1,0 +1,206 @@
+"""What an adapter_config.json says: which modules it adapts, at which rank and by which scale.
+
+As PEFT reads it. What would compute something else than x · W + scale · (x · A) · B is refused by
+name, and so is every field that nobody here knows, unless it says nothing.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from math import sqrt
+from pathlib import Path
+from typing import Any
+
+from engine.errors import ModelRefused, first_line_of
+from engine.model.description import Fields, NotUnderstood
+
+CONFIG = "adapter_config.json"
+ALL_LINEAR = "all-linear"
+# vLLM takes no adapter of a higher rank either.
+MAX_RANK = 512
+_MAX_PATTERN_CHARS = 500
+# What is read is the trained tensors: how they began, or were trained, says nothing of them.
+_SILENT = """
+    auto_mapping base_model_name_or_path corda_config eva_config fan_in_fan_out inference_mode
+    loftq_config megatron_config megatron_core peft_version qalora_group_size revision
+    runtime_config
+""".split()
+# With another start PEFT changes the weights of the model, too.
+_STARTS = (True, "gaussian", "eva", "orthogonal")
+_WHY = {
+    "use_dora": "DoRA changes the length of weights, too; merge it into the model",
+    "modules_to_save": "it replaces whole modules of the model; merge it into the model",
+    "trainable_token_indices": "it changes embeddings; merge it into the model",
+    "target_parameters": "it adapts parameters that are no linear module's, such as experts",
+    "layer_replication": "it makes another model of more layers",
+    "lora_bias": "biases are not adapted; merge it into the model",
+    "bias": "biases are not adapted; merge it into the model",
+    "init_lora_weights": "it began by changing the model; convert it to plain LoRA by PEFT first",
+    "alora_invocation_tokens": "it begins in mid-prompt, by certain tokens",
+    "task_type": "it is not for a model that writes text",
+    "peft_type": "only LoRA is served",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class AdapterDescription:
+    """Ranks and scales of modules by their names, and which modules are meant.
+
+    `targets` are a pattern of whole names, or ends of names. `layers` bounds them to some layers,
+    whose number follows one of `layers_patterns` in a name.
+    """
+
+    rank: int
+    alpha: float
+    is_rank_stabilised: bool
+    ranks: Mapping[str, int]
+    alphas: Mapping[str, float]
+    targets: str | tuple[str, ...]
+    excluded: str | tuple[str, ...]
+    layers: frozenset[int] | None
+    layers_patterns: tuple[str, ...]
+
+    def rank_of(self, module: str) -> int:
+        """Return the rank of what is added to a module."""
+        return self.ranks.get(_key_of(module, self.ranks), self.rank)
+
+    def scale_of(self, module: str) -> float:
+        """Return what (x · A) · B is multiplied by."""
+        rank = self.rank_of(module)
+        alpha = self.alphas.get(_key_of(module, self.alphas), self.alpha)
+        return alpha / (sqrt(rank) if self.is_rank_stabilised else rank)
+
+    def takes(self, module: str) -> bool:
+        """Say whether a module is meant; `ALL_LINEAR` means every one that is not the head."""
+        if self.excluded and _is_among(module, self.excluded):
+            return False
+        if self.targets == ALL_LINEAR:
+            return True
+        if not _is_among(module, self.targets):
+            return False
+        if isinstance(self.targets, str) or self.layers is None or module in self.targets:
+            return True
+        patterns = self.layers_patterns or (r"[^.]*",)
+        found = (re.match(rf".*\.{pattern}\.(\d+)\.", module) for pattern in patterns)
+        layer = next((match for match in found if match), None)
+        return layer is not None and int(layer[1]) in self.layers
+
+
+def read_adapter_config(path: Path, where: str) -> AdapterDescription:
+    """Return what a file says; `ModelRefused` begins with `where` and says what is not served."""
+    try:
+        said = json.loads(path.read_bytes())
+    except (OSError, ValueError, RecursionError) as exc:
+        raise ModelRefused(f"{where}: {CONFIG} is no JSON: {first_line_of(exc)}") from exc
+    if not isinstance(said, dict):
+        raise ModelRefused(f"{where}: {CONFIG} holds no JSON object.")
+    try:
+        return _described(said)
+    except NotUnderstood as exc:
+        field = re.split(r"[ ,]", str(exc).partition(" says ")[2])[0]
+        why = f": {_WHY[field]}" if field in _WHY else ""
+        raise ModelRefused(f"{where}: {exc}{why}.") from exc
+
+
+def _described(said: Mapping[str, Any]) -> AdapterDescription:
+    fields = Fields(CONFIG, said)
+    for name in _SILENT:
+        fields.take(name)
+    if fields.take("peft_type") != "LORA":
+        raise NotUnderstood(f"{CONFIG} says peft_type {said.get('peft_type')!r}")
+    fields.only("task_type", "CAUSAL_LM")
+    fields.only("bias", "none")
+    fields.only("init_lora_weights", *_STARTS)
+    rank = _rank(fields.count("r"), "r")
+    description = AdapterDescription(
+        rank=rank,
+        alpha=fields.number("lora_alpha"),
+        is_rank_stabilised=fields.flag("use_rslora"),
+        ranks={
+            pattern: _rank(value, f"rank_pattern of {pattern!r}")
+            for pattern, value in _patterns(fields, "rank_pattern").items()
+        },
+        alphas={
+            pattern: Fields(CONFIG, {"alpha_pattern": value}).number("alpha_pattern")
+            for pattern, value in _patterns(fields, "alpha_pattern").items()
+        },
+        targets=_names(fields, "target_modules", is_pattern=True) or ALL_LINEAR,
+        excluded=_names(fields, "exclude_modules", is_pattern=True),
+        layers=_layers(fields),
+        layers_patterns=tuple(_listed(_names(fields, "layers_pattern", is_pattern=False))),
+    )
+    for pattern in description.layers_patterns:
+        _check_pattern("layers_pattern", pattern)
+    fields.close()
+    return description
+
+
+def _rank(value: object, field: str) -> int:
+    if type(value) is not int or not 0 < value <= MAX_RANK:
+        raise NotUnderstood(f"{CONFIG} says {field} {value!r}; ranks are 1 to {MAX_RANK}")
+    return value
+
+
+def _layers(fields: Fields) -> frozenset[int] | None:
+    """Return the numbers of layers; none of them, or no field, are all."""
+    value = fields.take("layers_to_transform")
+    numbers = [value] if type(value) is int else value
+    if numbers is None or numbers == []:
+        return None
+    if not isinstance(numbers, list) or any(type(number) is not int for number in numbers):
+        raise NotUnderstood(f"{CONFIG} says layers_to_transform {value!r}")
+    return frozenset(numbers)
+
+
+def _names(fields: Fields, key: str, *, is_pattern: bool) -> str | tuple[str, ...]:
+    """Return a text as it is, a list of them as a tuple; what says nothing is the empty text."""
+    value = fields.take(key)
+    if value is None:
+        return ""
+    if isinstance(value, str):
+        if is_pattern and value != ALL_LINEAR:
+            _check_pattern(key, value)
+        return value
+    if not isinstance(value, list) or not all(isinstance(name, str) for name in value):
+        raise NotUnderstood(f"{CONFIG} says {key} {value!r}")
+    return tuple(value)
+
+
+def _patterns(fields: Fields, key: str) -> Mapping[str, Any]:
+    value = fields.take(key) or {}
+    if not isinstance(value, dict):
+        raise NotUnderstood(f"{CONFIG} says {key} {value!r}")
+    for pattern in value:
+        _check_pattern(key, pattern)
+    return value
+
+
+def _check_pattern(key: str, pattern: str) -> None:
+    try:
+        if len(pattern) <= _MAX_PATTERN_CHARS:
+            re.compile(rf"(.*\.)?({pattern})$")
+            return
+    except (re.error, RecursionError, OverflowError):
+        pass
+    raise NotUnderstood(f"{CONFIG} says {key} {pattern[:100]!r}, which is no pattern of names")
+
+
+def _key_of(module: str, patterns: Iterable[str]) -> str:
+    """Return the first pattern that a module's name ends with, else the name itself."""
+    return next(
+        (pattern for pattern in patterns if re.match(rf"(.*\.)?({pattern})$", module)), module
+    )
+
+
+def _is_among(module: str, names: str | tuple[str, ...]) -> bool:
+    """Say whether a name is one of some, or ends with one after a dot; a text is a pattern."""
+    if isinstance(names, str):
+        return bool(re.fullmatch(names, module))
+    return module in names or any(module.endswith(f".{name}") for name in names)
+
+
+def _listed(names: str | tuple[str, ...]) -> tuple[str, ...]:
+    return names if isinstance(names, tuple) else (names,) if names else ()

@@ -1,0 +1,290 @@
+"""Adapters from folders: their tensors, held to the modules of the model that they are for.
+
+An adapter that does not fit whole is refused, with the reason: what is missing, what is left over,
+what is of another shape, what is no number.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from engine.config import EngineConfig
+from engine.errors import ModelRefused, first_line_of
+from engine.files import find_file
+from engine.kernels.adapters import LowRank
+from engine.model.adapters.description import (
+    ALL_LINEAR,
+    CONFIG,
+    AdapterDescription,
+    read_adapter_config,
+)
+from engine.model.architecture import Architecture
+from engine.model.checkpoint import FLOATS, some
+from engine.model.description import Description
+from engine.model.layout import EMBEDDING, HEAD, weights_of
+from engine.model.weights import TEXT_OF_WHOLE
+
+TENSORS = "adapter_model.safetensors"
+PICKLES = ("adapter_model.bin", "adapter_model.pt")
+# What PEFT calls the model that it wraps, and the two halves of a product of low rank.
+WRAPPED = "base_model.model."
+_HALF = re.compile(r"(.+)\.lora_([AB])\.weight")
+# Which products of a layer are adapted; those of experts are more than one matrix.
+ROLES = ("qkv", "output", "gate_up", "down")
+
+
+@dataclass(frozen=True, slots=True)
+class Site:
+    """A module's place in the decoder: rows `start : start + height` of the weight of a role."""
+
+    role: str
+    start: int
+    height: int
+    width: int
+
+
+@dataclass(frozen=True, slots=True)
+class Module:
+    """What is added to a module's weight: `scale` · `up [O, R]` · `down [R, I]`, as stored."""
+
+    down: Tensor
+    up: Tensor
+    scale: float
+
+    def delta(self) -> Tensor:
+        """Return it in fp32, `[O, I]`."""
+        return self.scale * (self.up.float() @ self.down.float())
+
+
+@dataclass(frozen=True, slots=True)
+class Adapter:
+    """An adapter by its name, the folder of its files, and its modules by their names."""
+
+    name: str
+    folder: Path
+    modules: Mapping[str, Module]
+
+    def placed(
+        self, architecture: Architecture, dtype: torch.dtype, device: torch.device
+    ) -> dict[str, LowRank]:
+        """Return what it adds to the decoder's products by their roles: those of merged weights.
+
+        Modules of layers that `architecture` leaves out are left out.
+        """
+        by_role: dict[str, list[tuple[Site, Module]]] = {}
+        for name, site in sites_of(architecture).items():
+            if name in self.modules:
+                by_role.setdefault(site.role, []).append((site, self.modules[name]))
+        heights = {weight.role: weight.shape[0] for weight in weights_of(architecture)}
+        return {
+            role: _joined(heights[role], parts, dtype, device) for role, parts in by_role.items()
+        }
+
+
+def read_adapters(
+    settings: EngineConfig, description: Description, architecture: Architecture
+) -> tuple[Adapter, ...]:
+    """Return the adapters of the settings, in order; `ModelRefused` says which does not fit."""
+    if not settings.lora_modules:
+        return ()
+    from engine.model.vision.eager import WHOLE_ONLY
+
+    if description.kind in WHOLE_ONLY:
+        raise ModelRefused(
+            f"{settings.model}: adapters of {description.kind} cannot be proved, so they are not "
+            "served: merge the adapter into the model."
+        )
+    return tuple(
+        _read(name, path, settings, description, architecture)
+        for name, path in settings.lora_modules
+    )
+
+
+def sites_of(architecture: Architecture) -> dict[str, Site]:
+    """Return the modules that may be adapted, by the names that checkpoints have for them."""
+    sites = {}
+    for weight in weights_of(architecture):
+        if weight.role.partition(".")[2] in ROLES and len(weight.shape) == 2:  # no experts
+            start = 0
+            for part in weight.parts:
+                height, width = part.shape
+                sites[part.key.removesuffix(".weight")] = Site(weight.role, start, height, width)
+                start += height
+    return sites
+
+
+def _joined(
+    height: int, parts: Sequence[tuple[Site, Module]], dtype: torch.dtype, device: torch.device
+) -> LowRank:
+    """Return modules side by side: each reads its own rows of `down`, and fills its own of `up`."""
+    down = torch.cat([module.down.float() for _, module in parts])
+    up = torch.zeros(height, len(down))
+    column = 0
+    for site, module in parts:
+        rank = len(module.down)
+        rows = slice(site.start, site.start + site.height)
+        up[rows, column : column + rank] = module.scale * module.up.float()
+        column += rank
+    return LowRank(down.to(device, dtype), up.to(device, dtype))
+
+
+def _read(
+    name: str,
+    path: str,
+    settings: EngineConfig,
+    description: Description,
+    architecture: Architecture,
+) -> Adapter:
+    where = f"adapter {name} ({path})"
+    folder = _folder(path, where)
+    said = read_adapter_config(folder / CONFIG, where)
+    sites = sites_of(architecture)
+    tensors = _tensors(folder, where, architecture, is_part=description.is_part)
+    _check_modules(where, tensors, said, architecture, description)
+    modules = {}
+    for module, halves in tensors.items():
+        rank, site = said.rank_of(module), sites[module]
+        _check_halves(where, module, halves, rank, site)
+        modules[module] = Module(halves["A"], halves["B"], said.scale_of(module))
+    most = settings.max_lora_rank
+    highest = max(len(module.down) for module in modules.values())
+    if most is not None and highest > most:
+        raise ModelRefused(f"{where}: its rank is {highest}, above --max-lora-rank {most}.")
+    return Adapter(name, folder, modules)
+
+
+def _folder(path: str, where: str) -> Path:
+    """Return where an adapter's files are, fetched if need be; refuse what is none."""
+    try:
+        config, tensors = find_file(path, CONFIG), find_file(path, TENSORS)
+    except (OSError, ValueError) as exc:
+        raise ModelRefused(f"{where}: cannot be read: {first_line_of(exc)}") from exc
+    if config is None:
+        raise ModelRefused(f"{where}: holds no {CONFIG}: it is no adapter that PEFT has written.")
+    if tensors is None:
+        others = [file for file in PICKLES if find_file(path, file)]
+        beside = f", and {others[0]} is not read: a pickle may run any code" if others else ""
+        raise ModelRefused(
+            f"{where}: holds no {TENSORS}{beside}; PEFT's save_pretrained writes it."
+        )
+    return config.parent
+
+
+def _tensors(
+    folder: Path, where: str, architecture: Architecture, *, is_part: bool
+) -> dict[str, dict[str, Tensor]]:
+    """Return the halves A and B of each module that the file holds; refuse any other tensor."""
+    from safetensors import SafetensorError, safe_open
+
+    found: dict[str, dict[str, Tensor]] = {}
+    try:
+        with safe_open(folder / TENSORS, framework="pt") as file:
+            for key in file.keys():  # noqa: SIM118 - it is no dict
+                half = _HALF.fullmatch(key)
+                if half is None or not half[1].startswith(WRAPPED):
+                    raise ModelRefused(f"{where}: holds {key}, {_why_not(key)}.")
+                module = _text_name(half[1].removeprefix(WRAPPED), is_part=is_part)
+                kind = file.get_slice(key).get_dtype()
+                if kind not in FLOATS:
+                    raise ModelRefused(f"{where}: {key} is stored as {kind}, which is no float.")
+                found.setdefault(module, {})[half[2]] = file.get_tensor(key)
+    except (OSError, SafetensorError) as exc:
+        raise ModelRefused(
+            f"{where}: {TENSORS} is no whole safetensors file ({exc}): copy or fetch it again."
+        ) from exc
+    if not found:
+        raise ModelRefused(f"{where}: {TENSORS} holds no tensor.")
+    _check_names(where, found, architecture)
+    return found
+
+
+def _why_not(key: str) -> str:
+    if "lora_magnitude_vector" in key:
+        return "which is DoRA's: merge it into the model"
+    if "lora_embedding" in key:
+        return "an adapter of embeddings, which is not served: merge it into the model"
+    return "which is neither half of a product of low rank"
+
+
+def _text_name(module: str, *, is_part: bool) -> str:
+    """Return the name of a module in the text model, whatever the whole calls it."""
+    for pattern, instead in TEXT_OF_WHOLE.items() if is_part else ():
+        module = re.sub(pattern, instead, module)
+    return module
+
+
+def _check_names(where: str, modules: Collection[str], architecture: Architecture) -> None:
+    """Refuse modules that the model does not have, or that are not adapted here."""
+    sites = sites_of(architecture)
+    others = sorted(set(modules) - sites.keys())
+    if not others:
+        return
+    known = {part.key.removesuffix(".weight") for w in weights_of(architecture) for part in w.parts}
+    known |= {HEAD.removesuffix(".weight"), EMBEDDING.removesuffix(".weight")}
+    if strange := [name for name in others if name not in known and ".experts" not in name]:
+        raise ModelRefused(
+            f"{where}: adapts {some(strange)}, which {architecture.title} here does not have: it "
+            "was trained for another model."
+        )
+    raise ModelRefused(
+        f"{where}: adapts {some(others)}: only adapters of attention and of MLPs that are no "
+        "experts are served, none of embeddings, the head or experts; merge it into the model."
+    )
+
+
+def _check_modules(
+    where: str,
+    modules: Collection[str],
+    said: AdapterDescription,
+    architecture: Architecture,
+    description: Description,
+) -> None:
+    """Refuse tensors that are not those of the modules that the config means."""
+    meant = {
+        name
+        for name in sites_of(architecture)
+        if any(said.takes(form) for form in _forms(name, is_part=description.is_part))
+    }
+    if said.targets == ALL_LINEAR and any(block.experts for block in architecture.blocks):
+        meant = set(modules)  # what experts are is not for every version of PEFT the same
+    if lost := sorted(meant - set(modules)):
+        raise ModelRefused(
+            f"{where}: lacks the tensors of {some(lost)}, which its {CONFIG} means: a file is "
+            "another's, or was cut."
+        )
+    if others := sorted(set(modules) - meant):
+        raise ModelRefused(
+            f"{where}: holds tensors of {some(others)}, which its {CONFIG} does not mean: one of "
+            "the two files is another's."
+        )
+
+
+def _forms(name: str, *, is_part: bool) -> Iterator[str]:
+    """Yield what a module is called in the text model, and in models of more than text."""
+    yield name
+    if is_part:
+        yield f"language_model.{name}"
+        yield re.sub(r"^model\.", "model.language_model.", name)
+
+
+def _check_halves(
+    where: str, module: str, halves: Mapping[str, Tensor], rank: int, site: Site
+) -> None:
+    """Refuse halves that are not both there, of another shape, or hold what is no number."""
+    for half, shape in (("A", (rank, site.width)), ("B", (site.height, rank))):
+        name = f"{module}.lora_{half}.weight"
+        if half not in halves:
+            raise ModelRefused(f"{where}: lacks {name}.")
+        if halves[half].shape != shape:
+            raise ModelRefused(
+                f"{where}: {name} is {[*halves[half].shape]} and not {[*shape]}: it was trained "
+                f"for another model, or {CONFIG} is another's."
+            )
+        if not halves[half].isfinite().all():
+            raise ModelRefused(f"{where}: {name} holds NaN or infinity.")

@@ -1,0 +1,77 @@
+"""Rows of several adapters and of the model itself, in one step, give what merged weights give."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from engine.config import AdmissionName, EngineConfig, LoraModule
+from engine.kinds.generation import make_work
+from engine.model.loading import load_model
+from engine.model.memory import Room
+from engine.model.network import LoadedModel
+from engine.scheduling.sequence import Sampling, SequenceRequest
+from tests.engine.adapters import ALL, halves, merged, write_adapter
+from tests.engine.families import build, judge
+from tests.engine.test_parity import NEW_TOKENS, prompts
+
+# An adapter of all modules, one of some at an odd rank, one of one half of a gate.
+TARGETS = (ALL, ("q_proj", "v_proj", "qkv_proj"), ("up_proj", "down_proj"))
+RANKS = (4, 3, 8)
+ALPHA = 8
+
+
+def made(
+    family: str, folder: Path, dtype: str = "float32"
+) -> tuple[list[Any], LoadedModel, EngineConfig]:
+    """Return networks with each adapter merged, the model itself first, and the engine's."""
+    network: Any = build(family)
+    network.save_pretrained(folder / "model")
+    networks, modules = [network], []
+    for number, (targets, rank) in enumerate(zip(TARGETS, RANKS, strict=True)):
+        own = halves(network, targets, rank=rank, seed=number)
+        path = write_adapter(folder / f"adapter-{number}", own, lora_alpha=ALPHA)
+        networks.append(merged(network, own, ALPHA / rank))
+        modules.append(LoraModule(path.name, str(path)))
+    config = EngineConfig(
+        str(folder / "model"), dtype=dtype, device="cpu", lora_modules=tuple(modules)
+    )  # type: ignore[arg-type]
+    return networks, load_model(config), config
+
+
+@pytest.mark.parametrize("admission", ["arrival", "prefix"])
+@pytest.mark.parametrize("steps_ahead", [0, 1])
+@pytest.mark.parametrize("family", ["Qwen3Config", "Gemma2Config"])
+def test_greedy_tokens_are_those_of_merged_weights(
+    tmp_path: Path, family: str, steps_ahead: int, admission: AdmissionName
+) -> None:
+    """Chunked, shared and preempted, every prompt by the model itself and by each adapter."""
+    networks, model, _ = made(family, tmp_path)
+    config = EngineConfig(
+        "tiny",
+        max_num_seqs=8,
+        max_num_batched_tokens=16,
+        steps_ahead=steps_ahead,
+        admission=admission,
+    )
+    work = make_work(model, Room(21, model.max_model_len), config)
+    asked = [(prompt, number) for prompt in prompts(8) for number in range(len(networks))]
+    sampling = Sampling(temperature=0, logprobs=0)
+    sequences = [
+        work.add(SequenceRequest(prompt, NEW_TOKENS, sampling, adapter=number))
+        for prompt, number in asked
+    ]
+    while work.step() is not None:
+        pass
+    assert work.stats().preemptions > 0
+    assert work.stats().cached_tokens > 0
+    for (prompt, number), sequence in zip(asked, sequences, strict=True):
+        got = sequence.result()
+        ids, logprobs = judge(networks[number], prompt, got.token_ids)
+        assert got.token_ids == ids
+        assert got.logprobs is not None
+        assert [entry.logprob for entry in got.logprobs] == pytest.approx(logprobs, abs=1e-3)
+    texts = {tuple(sequence.result().token_ids) for sequence in sequences}
+    assert len(texts) > 3 * len(prompts(8))
