@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import resource
+import socket
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import AbstractAsyncContextManager, AbstractContextManager, contextmanager, suppress
 
 import uvicorn
 from starlette.types import ASGIApp
@@ -20,6 +21,9 @@ _logger = logging.getLogger(__name__)
 Heard = Callable[[Callable[[], object]], AbstractContextManager[None]]
 """While entered, what it is given is called at the first signal."""
 
+Beside = Callable[[], AbstractAsyncContextManager[None]]
+"""While entered, in the server's loop, something is done beside answering."""
+
 
 def serve(
     app: ASGIApp,
@@ -28,10 +32,11 @@ def serve(
     *,
     heard: Heard,
     listening: Callable[[str], None],
+    beside: Beside,
 ) -> None:
     """Serve until a signal is heard, then let those inside finish; raises OSError for no socket.
 
-    `listening` is called with the address once there is one.
+    `listening` is called with the address once there is one; `beside` is entered for as long.
     """
     _allow_many_files()
     config = uvicorn.Config(
@@ -52,7 +57,9 @@ def serve(
         timeout_graceful_shutdown=1,
         backlog=2048,
     )
-    server = _Server(config, gate, settings.drain_seconds, heard, listening)
+    server = _Server(
+        config, gate, settings.drain_seconds, heard=heard, listening=listening, beside=beside
+    )
     server.run()
 
 
@@ -64,14 +71,22 @@ class _Server(uvicorn.Server):
         config: uvicorn.Config,
         gate: Gate,
         drain_seconds: float,
+        *,
         heard: Heard,
         listening: Callable[[str], None],
+        beside: Beside,
     ) -> None:
         super().__init__(config)
         self._gate = gate
         self._drain_seconds = drain_seconds
         self._heard = heard
         self._listening = listening
+        self._beside = beside
+
+    async def serve(self, sockets: list[socket.socket] | None = None) -> None:
+        """Serve, with what is done beside that."""
+        async with self._beside():
+            await super().serve(sockets)
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:

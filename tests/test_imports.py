@@ -51,6 +51,7 @@ MAY_IMPORT = {
         "engine.hosts",
         "engine.protocol",
         "handler.batch",
+        "handler.errors",
         "prometheus_client",
         "pydantic",
         "pydantic_core",

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import argparse
 import os
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
 
 from cli.errors import Refused
 from cli.serving.engine import (
@@ -22,9 +26,11 @@ from cli.serving.options import EngineOptions, add_engine_flags, engine_fields
 from cli.signals import StopSignals
 from cli.sizes import port_number, positive_int, size_in_bytes
 from cli.terminal import say
+from engine.remembered import cache_folder
 
 if TYPE_CHECKING:
     from engine.contract import Online
+    from server.local.store import Store
     from server.settings import ServerSettings
 
 _EPILOG = """\
@@ -53,6 +59,8 @@ class ServeOptions(EngineOptions):
     max_queued_requests: int | None
     max_body_bytes: int | None
     drain_timeout: int | None
+    data_dir: Path | None
+    max_file_bytes: int | None
 
 
 def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -104,6 +112,14 @@ def _add_server_flags(group: argparse._ArgumentGroup) -> None:
         metavar="S",
         help="at SIGTERM, so many seconds for requests that are being answered (default: 30)",
     )
+    add(
+        "--data-dir",
+        "--files-dir",
+        type=Path,
+        metavar="FOLDER",
+        help="where files and batches are kept (default: ~/.cache/tidemill/serve/PORT)",
+    )
+    add("--max-file-bytes", type=size_in_bytes, metavar="SIZE", help="of an upload (default: 16G)")
 
 
 def options_from(arguments: argparse.Namespace) -> ServeOptions:
@@ -120,6 +136,8 @@ def options_from(arguments: argparse.Namespace) -> ServeOptions:
         max_queued_requests=arguments.max_queued_requests,
         max_body_bytes=arguments.max_body_bytes,
         drain_timeout=arguments.drain_timeout,
+        data_dir=arguments.data_dir,
+        max_file_bytes=arguments.max_file_bytes,
         **engine_fields(arguments),
     )
 
@@ -137,6 +155,7 @@ def run_server(options: ServeOptions, *, load: Load[Online]) -> int:
     """Serve what `load` gives until a signal comes; raises CliError where that cannot be."""
     try:
         from server.app import make_app, make_means
+        from server.local.here import make_local
         from server.serving import serve
     except ModuleNotFoundError as exc:
         raise Refused(
@@ -146,18 +165,48 @@ def run_server(options: ServeOptions, *, load: Load[Online]) -> int:
     config, template = engine_config(options), chat_template(options)
     with (
         StopSignals("nothing was served") as signals,
+        _store(options) as store,
         loaded(load, config, names, template) as engine,
     ):
         means = make_means(engine, names, settings)
+        local = make_local(store, engine, names, options.max_file_bytes)
         serve(
-            make_app(means),
+            make_app(means, local.routes),
             means.gate,
             settings,
             heard=signals.heard_by,
             listening=lambda address: say(f"serving {', '.join(names)} at {address}"),
+            beside=local.at_work,
         )
     say("stopped")
     return 0
+
+
+@contextmanager
+def _store(options: ServeOptions) -> Iterator[Store]:
+    """Hold the folder of files and batches, before a model is loaded; raises Refused.
+
+    A server whose port nobody can know again has one that goes with it.
+    """
+    from server.local.folder import FolderRefused
+    from server.local.store import open_store
+
+    with ExitStack() as stack:
+        folder = options.data_dir or _usual_folder(options)
+        if folder is None:
+            folder = Path(stack.enter_context(TemporaryDirectory(prefix="tidemill-serve-")))
+            say(f"files and batches are kept in {folder} until the end; --data-dir keeps them")
+        try:
+            store = stack.enter_context(open_store(folder))
+        except FolderRefused as exc:
+            raise Refused(f"{exc} (--data-dir)") from exc
+        yield store
+
+
+def _usual_folder(options: ServeOptions) -> Path | None:
+    name = quote(options.uds, safe="") if options.uds else str(options.port)
+    cache = cache_folder()
+    return None if cache is None or name == "0" else cache / "serve" / name
 
 
 def _settings(options: ServeOptions) -> ServerSettings:

@@ -1,0 +1,168 @@
+"""`multipart/form-data` as it comes: fields kept as text, the bytes of one of them handed on."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Final
+
+from python_multipart.exceptions import FormParserError
+from python_multipart.multipart import MultipartParser, parse_options_header
+
+from engine.protocol.errors import RequestError
+
+if TYPE_CHECKING:
+    from python_multipart.multipart import MultipartCallbacks
+
+# Under these a part is sent as it is; no client of today uses another.
+_PLAIN_ENCODINGS: Final = frozenset({b"", b"7bit", b"8bit", b"binary"})
+_MAX_PARTS: Final = 100
+_MAX_HEAD_BYTES: Final = 16_384
+_MAX_TEXT_BYTES: Final = 65_536
+
+
+@dataclass(slots=True)
+class _Part:
+    """The part that is being read: its headers by lower-case names, and its text."""
+
+    headers: dict[bytes, bytes] = field(default_factory=dict)
+    head_bytes: int = 0
+    name: str = ""
+    text: bytearray = field(default_factory=bytearray)
+
+
+class FormReader:
+    """Reads one form, of which the field `file_field` may be of any size.
+
+    It makes no difference in which order fields come, nor whether a part has a filename. Whatever
+    is no whole form raises `RequestError`, and so does a field that comes twice.
+    """
+
+    def __init__(self, content_type: str, file_field: str) -> None:
+        self._parser = MultipartParser(_boundary_of(content_type), self._callbacks())
+        self._file_field = file_field
+        self._part = _Part()
+        self._header_name = self._header_value = b""
+        self._names: set[str] = set()
+        self._arrived: list[bytes] = []
+        self._is_whole = False
+        self.fields: dict[str, str] = {}
+        self.filename: str | None = None
+
+    @property
+    def has_file(self) -> bool:
+        """Say whether the large field has come, or begun to."""
+        return self._file_field in self._names
+
+    def read(self, chunk: bytes) -> bytes:
+        """Take the next bytes of the body; return those of the large field that are among them."""
+        try:
+            self._parser.write(chunk)
+        except FormParserError as exc:
+            raise _refused(f"it cannot be read: {str(exc)[:200]}") from exc
+        arrived = b"".join(self._arrived)
+        self._arrived.clear()
+        return arrived
+
+    def end(self) -> None:
+        """Raise `RequestError` unless the body was a whole form."""
+        try:
+            self._parser.finalize()
+        except FormParserError as exc:
+            raise _refused(f"it cannot be read: {str(exc)[:200]}") from exc
+        if not self._is_whole:
+            raise _refused("it ends before its last boundary")
+
+    def _callbacks(self) -> MultipartCallbacks:
+        return {
+            "on_part_begin": self._begin_part,
+            "on_part_data": self._add_data,
+            "on_part_end": self._end_part,
+            "on_header_field": self._add_name,
+            "on_header_value": self._add_value,
+            "on_header_end": self._end_header,
+            "on_headers_finished": self._end_headers,
+            "on_end": self._end,
+        }
+
+    def _begin_part(self) -> None:
+        if len(self._names) == _MAX_PARTS:
+            raise _refused(f"it has more than {_MAX_PARTS} fields")
+        self._part = _Part()
+
+    def _add_name(self, data: bytes, start: int, end: int) -> None:
+        self._count_head(end - start)
+        self._header_name += data[start:end]
+
+    def _add_value(self, data: bytes, start: int, end: int) -> None:
+        self._count_head(end - start)
+        self._header_value += data[start:end]
+
+    def _count_head(self, num_bytes: int) -> None:
+        self._part.head_bytes += num_bytes
+        if self._part.head_bytes > _MAX_HEAD_BYTES:
+            raise _refused("the headers of a part are too long")
+
+    def _end_header(self) -> None:
+        headers, name = self._part.headers, self._header_name.lower()
+        if name in headers:
+            raise _refused("a part has one header twice")
+        headers[name] = self._header_value.strip(b" \t")
+        self._header_name = self._header_value = b""
+
+    def _end_headers(self) -> None:
+        part = self._part
+        kind, options = parse_options_header(part.headers.get(b"content-disposition", b""))
+        if kind != b"form-data" or b"name" not in options:
+            raise _refused("a part has no name")
+        part.name = _shown(options[b"name"])
+        if part.name in self._names:
+            raise RequestError(
+                f"`{part.name}` comes more than once.", param=part.name, code="duplicate_field"
+            )
+        self._names.add(part.name)
+        if part.headers.get(b"content-transfer-encoding", b"").lower() not in _PLAIN_ENCODINGS:
+            raise _refused(f"`{part.name}` has a Content-Transfer-Encoding: send it as it is")
+        if part.name == self._file_field and b"filename" in options:
+            self.filename = _shown(options[b"filename"])
+
+    def _add_data(self, data: bytes, start: int, end: int) -> None:
+        if self._part.name == self._file_field:
+            self._arrived.append(data[start:end])
+            return
+        self._part.text += data[start:end]
+        if len(self._part.text) > _MAX_TEXT_BYTES:
+            raise _refused(f"`{self._part.name}` is longer than {_MAX_TEXT_BYTES:,} bytes")
+
+    def _end_part(self) -> None:
+        if self._part.name == self._file_field:
+            return
+        try:
+            self.fields[self._part.name] = self._part.text.decode()
+        except UnicodeDecodeError as exc:
+            raise _refused(f"`{self._part.name}` is no UTF-8") from exc
+
+    def _end(self) -> None:
+        self._is_whole = True
+
+
+def _boundary_of(content_type: str) -> bytes:
+    kind, options = parse_options_header(content_type.encode("latin-1"))
+    if kind != b"multipart/form-data":
+        raise RequestError("The body must be multipart/form-data.", code="unsupported_content_type")
+    boundary = options.get(b"boundary", b"")
+    # RFC 2046; the parser itself would take more.
+    if not 0 < len(boundary) <= 70 or boundary.endswith(b" "):
+        raise _refused("its Content-Type names no boundary")
+    return boundary
+
+
+def _shown(name: bytes) -> str:
+    """Names are UTF-8 as browsers and httpx send them, or whatever older clients have."""
+    try:
+        return name.decode()
+    except UnicodeDecodeError:
+        return name.decode("latin-1")
+
+
+def _refused(words: str) -> RequestError:
+    return RequestError(f"The body is no whole form: {words}.", code="invalid_multipart")

@@ -1,0 +1,116 @@
+"""The lines of one batch, answered: those without a row go to the engine, rows become durable."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from itertools import islice
+from pathlib import Path
+
+from engine.batchfile.answer import run_line
+from engine.batchfile.forms import HEAD_BYTES, form_of, open_lines
+from engine.batchfile.lines import RawLine, read_lines
+from engine.batchfile.pace import Pace
+from engine.contract import Responder, Usage
+from handler.batch.parts import FinishedRow
+from server.local.rows import Rows
+from server.local.window import Window
+
+FLUSH_SECONDS = 2.0
+_FLUSH_BYTES = 4 * 2**20
+_READ_LINES = 32
+
+
+class Answering:
+    """One batch's run through the engine. Every reply carries `created`."""
+
+    def __init__(
+        self, path: Path, rows: Rows, engine: Responder, window: Window, created: int
+    ) -> None:
+        self._path = path
+        self._rows = rows
+        self._engine = engine
+        self._window = window
+        self._created = created
+        self._unflushed: list[FinishedRow] = []
+        self._unflushed_bytes = 0
+        self._has_many = asyncio.Event()
+        self._one_at_a_time = asyncio.Lock()
+        self.pace = Pace(time.monotonic)
+
+    async def run(self) -> None:
+        """Answer every line that has no row; cancelled, it leaves nothing on its way.
+
+        What is answered by then `flush` makes durable. Raises EngineError, FormError, OSError.
+        """
+        try:
+            async with asyncio.TaskGroup() as group:
+                lines = unanswered(self._path, self._rows)
+                while some := await asyncio.to_thread(list, islice(lines, _READ_LINES)):
+                    for raw in some:
+                        await self._window.enter(len(raw.data))
+                        group.create_task(self._answer(raw))
+        except ExceptionGroup as exc:
+            raise exc.exceptions[0] from None
+
+    async def due(self) -> None:
+        """Wait until rows should become durable: a few seconds, less where there are many."""
+        self._has_many.clear()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(FLUSH_SECONDS):
+                await self._has_many.wait()
+
+    async def flush(self) -> None:
+        """Make durable what is answered; what it raises has changed nothing.
+
+        Whoever stops waiting for it does not stop it.
+        """
+        await asyncio.shield(asyncio.ensure_future(self._flushed()))
+
+    async def _flushed(self) -> None:
+        async with self._one_at_a_time:
+            rows = self._unflushed[:]
+            if not rows:
+                return
+            await asyncio.to_thread(self._rows.append, rows)
+            del self._unflushed[: len(rows)]
+            self._drop_bytes(sum(len(row.row) for row in rows))
+            self.pace.add(len(rows), sum((row.usage for row in rows), start=Usage()))
+
+    def forget(self) -> None:
+        """Give up what is answered and not durable."""
+        self._unflushed.clear()
+        self._drop_bytes(self._unflushed_bytes)
+
+    def _drop_bytes(self, num_bytes: int) -> None:
+        self._unflushed_bytes -= num_bytes
+        self._window.release(num_bytes)
+
+    async def _answer(self, raw: RawLine) -> None:
+        held = len(raw.data)
+        try:
+            answer = await run_line(raw, self._engine, created=self._created)
+            row = FinishedRow(raw.number, answer.row, answer.is_success, answer.usage or Usage())
+            held -= len(row.row)
+            self._unflushed.append(row)
+            self._unflushed_bytes += len(row.row)
+        finally:
+            self._window.leave()
+            self._window.release(held)
+        if self._unflushed_bytes >= _FLUSH_BYTES:
+            self._has_many.set()
+
+
+def unanswered(path: Path, rows: Rows) -> Iterator[RawLine]:
+    """Yield the lines of a file that have no row; memory stays flat."""
+    answered = rows.lines()
+    next_answered = next(answered, None)
+    with path.open("rb") as file:
+        form = form_of(file.read(HEAD_BYTES))
+        for raw in read_lines(open_lines(form, file)):
+            if raw.number == next_answered:
+                next_answered = next(answered, None)
+            else:
+                yield raw

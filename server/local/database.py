@@ -1,0 +1,60 @@
+"""One SQLite file with all tables: a write is durable when it returns."""
+
+from __future__ import annotations
+
+import sqlite3
+import threading
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from server.local.folder import FolderRefused
+
+_VERSION = 1
+
+
+class Database:
+    """Methods may be called from any thread; one at a time is at work."""
+
+    def __init__(self, path: Path, schemas: Iterable[str]) -> None:
+        """Open the file and make the tables that are not there; raises FolderRefused."""
+        self._lock = threading.RLock()
+        try:
+            self._connection = sqlite3.connect(path, check_same_thread=False, isolation_level=None)
+            self._connection.execute("PRAGMA journal_mode = WAL")
+            self._connection.execute("PRAGMA synchronous = FULL")
+            self._check_version(path)
+            for schema in schemas:
+                self._connection.execute(schema)
+            self._connection.execute(f"PRAGMA user_version = {_VERSION}")
+        except sqlite3.Error as exc:
+            raise FolderRefused(f"{path} cannot be used: {exc}") from exc
+
+    def _check_version(self, path: Path) -> None:
+        [(version,)] = self._connection.execute("PRAGMA user_version").fetchall()
+        if version not in (0, _VERSION):
+            raise FolderRefused(f"{path} was made by a newer version of this server")
+
+    @contextmanager
+    def writing(self) -> Iterator[sqlite3.Connection]:
+        """Write all that is written inside, or nothing of it."""
+        with self._lock:
+            self._connection.execute("BEGIN IMMEDIATE")
+            try:
+                yield self._connection
+                self._connection.execute("COMMIT")
+            except BaseException:
+                if self._connection.in_transaction:  # which some errors have ended already
+                    self._connection.execute("ROLLBACK")
+                raise
+
+    def read(self, query: str, *values: object) -> list[Any]:
+        """Return all rows that a query finds."""
+        with self._lock:
+            return self._connection.execute(query, values).fetchall()
+
+    def close(self) -> None:
+        """Close the file; called once, last."""
+        with self._lock:
+            self._connection.close()

@@ -1,0 +1,100 @@
+"""The table of files: what clients have uploaded, and the results of batches."""
+
+from __future__ import annotations
+
+import sqlite3
+import time
+from collections.abc import Sequence
+from typing import Literal
+
+from pydantic import TypeAdapter
+
+from handler.batch.model import File
+from server.local.database import Database
+from server.local.folder import Folder
+
+SCHEMA = """
+CREATE TABLE IF NOT EXISTS files (
+    place INTEGER PRIMARY KEY AUTOINCREMENT,
+    id TEXT NOT NULL UNIQUE,
+    purpose TEXT NOT NULL,
+    expires INTEGER,
+    document TEXT NOT NULL
+)
+"""
+_FILE = TypeAdapter(File)
+_LISTS = {
+    "desc": "SELECT document FROM files WHERE (expires IS NULL OR expires > ?1)"
+    " AND (?2 IS NULL OR purpose = ?2)"
+    " AND (?3 IS NULL OR place < (SELECT place FROM files WHERE id = ?3))"
+    " ORDER BY place DESC LIMIT ?4",
+    "asc": "SELECT document FROM files WHERE (expires IS NULL OR expires > ?1)"
+    " AND (?2 IS NULL OR purpose = ?2)"
+    " AND (?3 IS NULL OR place > (SELECT place FROM files WHERE id = ?3))"
+    " ORDER BY place LIMIT ?4",
+}
+
+
+class FileTable:
+    """Files by id and in the order in which they came; one that has expired is not there."""
+
+    def __init__(self, database: Database, folder: Folder) -> None:
+        self._database = database
+        self._folder = folder
+
+    def put(self, file: File) -> None:
+        """Record a file whose bytes are there."""
+        with self._database.writing() as connection:
+            self.put_by(connection, file)
+
+    def put_by(self, connection: sqlite3.Connection, file: File) -> None:
+        """Record a file among other writes; one of the same id is replaced."""
+        connection.execute(
+            "INSERT INTO files (id, purpose, expires, document) VALUES (?, ?, ?, ?)"
+            " ON CONFLICT (id) DO UPDATE SET expires = excluded.expires,"
+            " document = excluded.document",
+            (file.id, file.purpose, file.expires, _FILE.dump_json(file).decode()),
+        )
+
+    def get(self, file_id: str) -> File | None:
+        """Return a file, None where there is none."""
+        query = "SELECT document FROM files WHERE id = ? AND (expires IS NULL OR expires > ?)"
+        found = self._database.read(query, file_id, time.time())
+        return _FILE.validate_json(found[0][0]) if found else None
+
+    def list(
+        self,
+        *,
+        limit: int,
+        after: str | None = None,
+        order: Literal["asc", "desc"] = "desc",
+        purpose: str | None = None,
+    ) -> tuple[Sequence[File], bool]:
+        """Return some files behind `after`, and whether there are more.
+
+        Raises KeyError for a file to begin behind that is not there.
+        """
+        if after is not None and self.get(after) is None:
+            raise KeyError(after)
+        found = self._database.read(_LISTS[order], time.time(), purpose, after, limit + 1)
+        return [_FILE.validate_json(text) for (text,) in found[:limit]], len(found) > limit
+
+    def delete(self, file_id: str) -> bool:
+        """Drop the bytes of a file and forget it; False where there is none."""
+        # Bytes first: on a disk that is full there is else no room to write that it is gone.
+        self._folder.file(file_id).unlink(missing_ok=True)
+        with self._database.writing() as connection:
+            deleted = connection.execute("DELETE FROM files WHERE id = ?", (file_id,)).rowcount
+        return bool(deleted)
+
+    def drop_expired(self) -> None:
+        """Drop what nobody may fetch any more."""
+        query = "SELECT id FROM files WHERE expires <= ?"
+        for (file_id,) in self._database.read(query, time.time()):
+            self.delete(file_id)
+
+    def drop_strays(self) -> None:
+        """Drop bytes that are no file's; only while none is being made."""
+        for path in self._folder.files.iterdir():
+            if not self._database.read("SELECT 1 FROM files WHERE id = ?", path.name):
+                path.unlink()

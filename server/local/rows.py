@@ -1,0 +1,142 @@
+"""The table of finished rows: the bytes in a file of each batch, and here where each of them lies.
+
+Rows come in any order. They are durable, and count, once the table tells of them; what the file
+has behind those is of a write that never ended, and goes.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict
+from pathlib import Path
+
+from engine.contract import Usage
+from handler.batch.model import Progress
+from handler.batch.parts import FinishedRow
+from server.local.batches import BatchTable
+from server.local.database import Database
+
+SCHEMA = """
+CREATE TABLE IF NOT EXISTS rows (
+    batch INTEGER NOT NULL,
+    line INTEGER NOT NULL,
+    start INTEGER NOT NULL,
+    size INTEGER NOT NULL,
+    is_success INTEGER NOT NULL,
+    PRIMARY KEY (batch, line)
+) WITHOUT ROWID
+"""
+_PAGE = 4096
+_COPIED_BYTES = 2**22
+
+
+class RowsGone(Exception):
+    """Finished rows are no longer where they were written to."""
+
+
+class Rows:
+    """The finished rows of one batch; one at a time writes to it."""
+
+    def __init__(self, database: Database, batches: BatchTable, batch_id: str, path: Path) -> None:
+        kept = batches.get(batch_id)
+        assert kept is not None, batch_id
+        self._database = database
+        self._batches = batches
+        self._batch_id = batch_id
+        self._place = kept.place
+        self._end = kept.rows_end
+        self._path = path
+
+    def open(self) -> None:
+        """Drop what was written and never recorded; raises RowsGone."""
+        size = self._path.stat().st_size if self._path.exists() else 0
+        if size < self._end:
+            raise RowsGone(
+                f"The file of the batch's finished rows had {self._end:,} bytes and has {size:,}: "
+                "somebody has changed the server's folder."
+            )
+        if size > self._end:
+            os.truncate(self._path, self._end)
+
+    def append(self, rows: Sequence[FinishedRow], gained: Progress | None = None) -> None:
+        """Make rows durable; `gained` is what they count as, by default what they are.
+
+        What it raises has changed nothing.
+        """
+        self.open()
+        with self._path.open("ab") as file:
+            for row in rows:
+                file.write(row.row)
+            file.flush()
+            os.fdatasync(file.fileno())
+        start, places = self._end, []
+        for row in rows:
+            places.append((self._place, row.line, start, len(row.row), row.is_success))
+            start += len(row.row)
+        with self._database.writing() as connection:
+            connection.executemany("INSERT INTO rows VALUES (?, ?, ?, ?, ?)", places)
+            told = gained_by(rows) if gained is None else gained
+            self._batches.add_progress(connection, self._batch_id, told, start)
+        self._end = start
+
+    def lines(self) -> Iterator[int]:
+        """Yield the numbers of the lines that have a row, in order."""
+        last = 0
+        query = "SELECT line FROM rows WHERE batch = ? AND line > ? ORDER BY line LIMIT ?"
+        while found := self._database.read(query, self._place, last, _PAGE):
+            for (last,) in found:
+                yield last
+
+    def copy(self, to: Path, *, successes: bool) -> int:
+        """Write those of one kind to a file, in the order of lines; return how many bytes.
+
+        Raises RowsGone.
+        """
+        self.open()
+        with to.open("wb") as copy:
+            if self._end:
+                with self._path.open("rb", buffering=0) as file:
+                    for start, size in self._runs(successes=successes):
+                        copy.write(_read(file.fileno(), start, size))
+            copy.flush()
+            os.fsync(copy.fileno())
+            return copy.tell()
+
+    def _runs(self, *, successes: bool) -> Iterator[tuple[int, int]]:
+        """Yield where bytes lie, neighbours together."""
+        last, run = 0, (0, 0)
+        query = (
+            "SELECT line, start, size FROM rows WHERE batch = ? AND line > ? AND is_success = ?"
+            " ORDER BY line LIMIT ?"
+        )
+        while found := self._database.read(query, self._place, last, successes, _PAGE):
+            last = found[-1][0]
+            for _, start, size in found:
+                if start == sum(run) and run[1] + size <= _COPIED_BYTES:
+                    run = (run[0], run[1] + size)
+                    continue
+                if run[1]:
+                    yield run
+                run = (start, size)
+        if run[1]:
+            yield run
+
+    def forget(self) -> None:
+        """Drop what the table tells of them, once they are elsewhere."""
+        with self._database.writing() as connection:
+            connection.execute("DELETE FROM rows WHERE batch = ?", (self._place,))
+
+
+def gained_by(rows: Sequence[FinishedRow]) -> Progress:
+    """Return what rows come to."""
+    completed = sum(row.is_success for row in rows)
+    usage = sum((row.usage for row in rows), start=Usage())
+    return Progress(completed, len(rows) - completed, **asdict(usage))
+
+
+def _read(descriptor: int, start: int, size: int) -> bytes:
+    data = os.pread(descriptor, size, start)
+    if len(data) != size:
+        raise RowsGone("The file of the batch's finished rows ends before its last row.")
+    return data

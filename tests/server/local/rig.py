@@ -1,0 +1,170 @@
+"""A server without a cloud in one loop: a folder, an engine that does what bodies say, a client."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from engine.contract import EngineInfo, EngineStats, Reply, StreamedReply, Usage
+from engine.errors import EngineError
+from server.app import make_app, make_means
+from server.local.batch_routes import BatchRoutes
+from server.local.file_routes import FileRoutes
+from server.local.runner import Runner
+from server.local.store import Store, open_store
+from server.settings import ServerSettings
+
+MODEL = "scripted"
+ENDED = frozenset({"completed", "failed", "expired", "cancelled"})
+SECONDS = 20
+CHAT = "/v1/chat/completions"
+
+
+class ScriptedEngine:
+    """Answers at once, but where a body says `wait`: then when `go` is set."""
+
+    def __init__(self, max_num_seqs: int = 4) -> None:
+        self.max_num_seqs = max_num_seqs
+        self.asked: list[str] = []
+        self.go = asyncio.Event()
+        self.running = 0
+        self.most_running = 0
+
+    async def respond(self, url: str, body: dict[str, Any], request_id: str, created: int) -> Reply:
+        """Follow the script in the body."""
+        del url, request_id
+        self.asked.append(body["say"])
+        self.running += 1
+        self.most_running = max(self.most_running, self.running)
+        try:
+            if body.get("wait"):
+                await self.go.wait()
+        finally:
+            self.running -= 1
+        if "die" in body:
+            raise EngineError("no engine")
+        if (status := body.get("status", 200)) != 200:
+            error = {"message": "No.", "type": "t", "param": None, "code": "c"}
+            return Reply(status, {"error": error}, Usage(1, 0, 0))
+        return Reply(200, {"say": body["say"], "created": created}, Usage(10, 4, 3, 0.0, 2))
+
+    async def answer(
+        self, url: str, body: dict[str, Any], request_id: str, created: int
+    ) -> Reply | StreamedReply:
+        """Answer whole, whatever is asked."""
+        return await self.respond(url, body, request_id, created)
+
+    def info(self) -> EngineInfo:
+        """A model without weights."""
+        return EngineInfo(MODEL, None, "test", "cpu", 0, self.max_num_seqs)
+
+    def stats(self) -> EngineStats:
+        """Nothing to tell."""
+        return EngineStats()
+
+    def close(self) -> None:
+        """Nothing to stop."""
+
+
+@dataclass
+class Local:
+    """One server that is up: its store, its engine, and a client of it."""
+
+    store: Store
+    runner: Runner
+    engine: ScriptedEngine
+    client: httpx.AsyncClient
+    seen: list[dict[str, Any]] = field(default_factory=list)
+
+    async def upload(self, data: bytes, **fields: str) -> httpx.Response:
+        """Upload a file for batches."""
+        return await self.client.post(
+            "/v1/files", files={"file": ("in.jsonl", data)}, data={"purpose": "batch", **fields}
+        )
+
+    async def submit(self, data: bytes, **options: Any) -> dict[str, Any]:
+        """Upload a file and make a batch of it."""
+        uploaded = await self.upload(data)
+        assert uploaded.status_code == 200, uploaded.text
+        created = await self.client.post(
+            "/v1/batches",
+            json={"input_file_id": uploaded.json()["id"], "endpoint": CHAT, **options},
+        )
+        assert created.status_code == 200, created.text
+        return dict(created.json())
+
+    async def batch(self, batch_id: str) -> dict[str, Any]:
+        """Return a batch as it is now."""
+        found = await self.client.get(f"/v1/batches/{batch_id}")
+        assert found.status_code == 200, found.text
+        self.seen.append(found.json())
+        return dict(found.json())
+
+    async def until(self, batch_id: str, holds: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
+        """Return a batch as soon as something holds for it."""
+        async with asyncio.timeout(SECONDS):
+            batch = await self.batch(batch_id)
+            while not holds(batch):
+                await asyncio.sleep(0.005)
+                batch = await self.batch(batch_id)
+        return batch
+
+    async def ended(self, batch_id: str) -> dict[str, Any]:
+        """Return a batch once it has ended."""
+        return await self.until(
+            batch_id,
+            lambda batch: batch["status"] in {"completed", "failed", "expired", "cancelled"},
+        )
+
+    async def rows(self, file_id: str | None) -> list[dict[str, Any]]:
+        """Return the rows of a result, none where there is no file."""
+        if file_id is None:
+            return []
+        found = await self.client.get(f"/v1/files/{file_id}/content")
+        assert found.status_code == 200, found.text
+        return [json.loads(line) for line in found.content.splitlines()]
+
+
+@asynccontextmanager
+async def serving(
+    root: Path, engine: ScriptedEngine | None = None, **settings: Any
+) -> AsyncIterator[Local]:
+    """Serve a folder; whatever was begun in it goes on."""
+    engine = engine or ScriptedEngine()
+    max_file_bytes = settings.pop("max_file_bytes", 2**30)
+    with open_store(root) as store:
+        runner = Runner(store, engine, {MODEL: MODEL}, retry_seconds=0.01, **settings)
+        routes = [
+            *FileRoutes(store, max_file_bytes).routes(),
+            *BatchRoutes(store, runner).routes(),
+        ]
+        app = make_app(make_means(engine, (MODEL,), ServerSettings()), routes)
+        transport = httpx.ASGITransport(app, raise_app_exceptions=False)
+        async with (
+            runner.at_work(),
+            httpx.AsyncClient(transport=transport, base_url="http://server") as client,
+        ):
+            yield Local(store, runner, engine, client)
+
+
+def lines_of(bodies: Sequence[dict[str, Any]]) -> bytes:
+    """Return a file of requests, of which number i has the custom id `ci` and says `si`."""
+    return b"".join(
+        json.dumps(
+            {
+                "custom_id": f"c{number}",
+                "method": "POST",
+                "url": CHAT,
+                "body": {"model": MODEL, "say": f"s{number}", **body},
+            }
+        ).encode()
+        + b"\n"
+        for number, body in enumerate(bodies)
+    )

@@ -1,0 +1,429 @@
+"""Batches on a server's own port: from a file to its rows, whatever comes between."""
+
+from __future__ import annotations
+
+import asyncio
+import gzip
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from openai.types import Batch, FileObject
+
+from tests.server.local.rig import MODEL, ScriptedEngine, lines_of, serving
+
+
+async def test_a_file_becomes_rows_in_its_own_order(tmp_path: Path) -> None:
+    """Successes and failures apart, counted and summed as the cloud does."""
+    async with serving(tmp_path) as local:
+        batch = await local.submit(lines_of([{}, {"status": 400}, {}]), metadata={"k": "v"})
+        batch = await local.ended(batch["id"])
+        rows = await local.rows(batch["output_file_id"])
+        failed = await local.rows(batch["error_file_id"])
+    assert batch["status"] == "completed"
+    assert [row["custom_id"] for row in rows] == ["c0", "c2"]
+    assert [row["response"]["status_code"] for row in failed] == [400]
+    assert batch["request_counts"] == {"total": 3, "completed": 2, "failed": 1}
+    assert batch["usage"]["input_tokens"] == 21
+    assert batch["usage"]["output_tokens_details"] == {"reasoning_tokens": 4}
+    assert batch["model"] == MODEL
+    assert batch["metadata"] == {"k": "v"}
+    Batch.model_validate(batch, strict=True)
+
+
+async def test_rows_that_come_in_any_order_are_published_in_that_of_the_lines(
+    tmp_path: Path,
+) -> None:
+    """Of many more lines than are on their way at once."""
+    engine = ScriptedEngine()
+    async with serving(tmp_path, engine) as local:
+        bodies = [{"wait": number % 7 == 0} for number in range(200)]
+        batch = await local.submit(lines_of(bodies))
+        await local.until(batch["id"], lambda _: engine.running == 16)
+        engine.go.set()
+        batch = await local.ended(batch["id"])
+        rows = await local.rows(batch["output_file_id"])
+    assert [row["custom_id"] for row in rows] == [f"c{number}" for number in range(200)]
+    assert engine.most_running == 16
+    assert len(engine.asked) == 200
+
+
+async def test_a_batch_without_a_success_has_no_output(tmp_path: Path) -> None:
+    """It is completed all the same, as the cloud has it."""
+    async with serving(tmp_path) as local:
+        batch = await local.submit(lines_of([{"status": 500}]))
+        batch = await local.ended(batch["id"])
+    assert batch["status"] == "completed"
+    assert batch["output_file_id"] is None
+    assert batch["error_file_id"] is not None
+
+
+@pytest.mark.parametrize("form", ["gzip", "array"])
+async def test_other_forms_of_files_are_taken(tmp_path: Path, form: str) -> None:
+    """What intake takes, this takes."""
+    data = lines_of([{}, {}])
+    packed = gzip.compress(data)
+    array = b"[" + b",".join(data.splitlines()) + b"]"
+    async with serving(tmp_path) as local:
+        batch = await local.submit(packed if form == "gzip" else array)
+        batch = await local.ended(batch["id"])
+        rows = await local.rows(batch["output_file_id"])
+    assert [row["custom_id"] for row in rows] == ["c0", "c1"]
+
+
+async def test_a_wrong_file_fails_with_each_of_its_errors(tmp_path: Path) -> None:
+    """Nothing of it is run."""
+    data = lines_of([{}, {"stream": True}, {"model": "other"}]) + b"no json\n"
+    async with serving(tmp_path) as local:
+        batch = await local.submit(data + lines_of([{}]))
+        batch = await local.ended(batch["id"])
+        asked = local.engine.asked
+    assert batch["status"] == "failed"
+    assert [(error["code"], error["line"]) for error in batch["errors"]["data"]] == [
+        ("stream_not_supported", 2),
+        ("model_not_found", 3),
+        ("invalid_json_line", 4),
+        ("duplicate_custom_id", 5),
+    ]
+    assert asked == []
+    assert batch["output_file_id"] is None
+
+
+async def test_wrong_lines_get_a_row_where_that_is_asked_for(tmp_path: Path) -> None:
+    """The others run."""
+    async with serving(tmp_path) as local:
+        batch = await local.submit(b"no json\n" + lines_of([{}]), on_invalid_line="skip")
+        batch = await local.ended(batch["id"])
+        failed = await local.rows(batch["error_file_id"])
+    assert batch["request_counts"] == {"total": 2, "completed": 1, "failed": 1}
+    assert failed[0]["error"]["code"] == "invalid_json_line"
+
+
+async def test_finished_rows_of_a_cancelled_batch_are_kept(tmp_path: Path) -> None:
+    """What was on its way is dropped and counts as nothing; a second cancel changes nothing."""
+    engine = ScriptedEngine()
+    async with serving(tmp_path, engine) as local:
+        batch = await local.submit(lines_of([{"wait": number > 4} for number in range(100)]))
+        await local.until(batch["id"], lambda _: engine.running == 16)
+        cancelled = await local.client.post(f"/v1/batches/{batch['id']}/cancel")
+        batch = await local.ended(batch["id"])
+        again = await local.client.post(f"/v1/batches/{batch['id']}/cancel")
+        rows = await local.rows(batch["output_file_id"])
+    assert cancelled.json()["status"] in {"cancelling", "cancelled"}
+    assert batch["status"] == "cancelled"
+    assert [row["custom_id"] for row in rows] == [f"c{number}" for number in range(5)]
+    assert batch["request_counts"] == {"total": 100, "completed": 5, "failed": 0}
+    assert batch["error_file_id"] is None
+    assert engine.running == 0
+    assert again.json()["status"] == "cancelled"
+
+
+async def test_a_batch_that_has_ended_cannot_be_cancelled(tmp_path: Path) -> None:
+    """It says how it has ended."""
+    async with serving(tmp_path) as local:
+        batch = await local.submit(lines_of([{}]))
+        await local.ended(batch["id"])
+        refused = await local.client.post(f"/v1/batches/{batch['id']}/cancel")
+    assert refused.status_code == 400
+    assert refused.json()["error"]["code"] == "not_cancellable"
+    assert "completed" in refused.json()["error"]["message"]
+
+
+async def test_a_batch_whose_time_is_over_tells_of_the_lines_that_were_not_run(
+    tmp_path: Path,
+) -> None:
+    """Finished rows are kept; the others are no failures."""
+    late = asyncio.Event()
+
+    def clock() -> float:
+        return time.time() + 10**6 * late.is_set()
+
+    engine = ScriptedEngine()
+    async with serving(tmp_path, engine, clock=clock) as local:
+        batch = await local.submit(lines_of([{"wait": number > 1} for number in range(40)]))
+        await local.until(batch["id"], lambda _: engine.running == 16)
+    late.set()
+    async with serving(tmp_path, engine, clock=clock) as local:
+        batch = await local.ended(batch["id"])
+        rows = await local.rows(batch["output_file_id"])
+        failed = await local.rows(batch["error_file_id"])
+    assert batch["status"] == "expired"
+    assert [row["custom_id"] for row in rows] == ["c0", "c1"]
+    assert [row["custom_id"] for row in failed] == [f"c{number}" for number in range(2, 40)]
+    assert {row["error"]["code"] for row in failed} == {"batch_expired"}
+    assert batch["request_counts"] == {"total": 40, "completed": 2, "failed": 0}
+
+
+async def test_a_server_that_comes_back_goes_on_where_it_was(tmp_path: Path) -> None:
+    """No line is run twice that had a row, and none is left out."""
+    bodies = [{"wait": 10 <= number < 20} for number in range(60)]
+    first = ScriptedEngine()
+    async with serving(tmp_path, first) as local:
+        batch = await local.submit(lines_of(bodies))
+        await local.until(batch["id"], lambda _: first.running == 10 and len(first.asked) == 60)
+    second = ScriptedEngine()
+    second.go.set()
+    async with serving(tmp_path, second) as local:
+        ended = await local.ended(batch["id"])
+        rows = await local.rows(ended["output_file_id"])
+    assert sorted(second.asked) == [f"s{number}" for number in range(10, 20)]
+    assert [row["custom_id"] for row in rows] == [f"c{number}" for number in range(60)]
+    assert {row["response"]["body"]["created"] for row in rows} == {batch["created_at"]}
+
+
+async def test_counts_only_grow(tmp_path: Path) -> None:
+    """However often a batch is asked for, also across a restart."""
+    engine = ScriptedEngine()
+    async with serving(tmp_path, engine) as local:
+        batch = await local.submit(lines_of([{"wait": number > 30} for number in range(60)]))
+        await local.until(batch["id"], lambda _: engine.running == 16)
+        seen = local.seen
+    engine = ScriptedEngine()
+    engine.go.set()
+    async with serving(tmp_path, engine) as local:
+        await local.ended(batch["id"])
+        seen += local.seen
+    counts = [one["request_counts"]["completed"] for one in seen]
+    assert counts == sorted(counts)
+    assert counts[-1] == 60
+
+
+async def test_batches_that_run_at_once_take_turns(tmp_path: Path) -> None:
+    """A small one does not wait for the end of a large one."""
+    engine = ScriptedEngine()
+    engine.go.set()
+    async with serving(tmp_path, engine) as local:
+        large = await local.submit(lines_of([{}] * 3000))
+        small = await local.submit(lines_of([{}] * 3))
+        await local.ended(small["id"])
+        state = await local.batch(large["id"])
+        await local.ended(large["id"])
+    assert state["status"] in {"validating", "in_progress"}
+
+
+async def test_a_file_may_be_deleted_while_a_batch_reads_it(tmp_path: Path) -> None:
+    """The batch goes on, as it does in the cloud."""
+    engine = ScriptedEngine()
+    async with serving(tmp_path, engine) as local:
+        batch = await local.submit(lines_of([{"wait": True}] * 40))
+        await local.until(batch["id"], lambda _: engine.running == 16)
+        deleted = await local.client.delete(f"/v1/files/{batch['input_file_id']}")
+        engine.go.set()
+        ended = await local.ended(batch["id"])
+        gone = await local.client.get(f"/v1/files/{batch['input_file_id']}")
+    assert deleted.json() == {"id": batch["input_file_id"], "object": "file", "deleted": True}
+    assert ended["request_counts"]["completed"] == 40
+    assert gone.status_code == 404
+
+
+async def test_an_input_that_somebody_removes_fails_its_batch_with_a_word(tmp_path: Path) -> None:
+    """Rows that were finished are kept."""
+    engine = ScriptedEngine()
+    async with serving(tmp_path, engine) as local:
+        batch = await local.submit(lines_of([{"wait": number > 2} for number in range(40)]))
+        await local.until(batch["id"], lambda _: engine.running == 16)
+    (tmp_path / "work" / batch["id"] / "input").unlink()
+    async with serving(tmp_path, engine) as local:
+        ended = await local.ended(batch["id"])
+        rows = await local.rows(ended["output_file_id"])
+    assert ended["status"] == "failed"
+    assert [error["code"] for error in ended["errors"]["data"]] == ["input_gone"]
+    assert len(rows) == 3
+
+
+async def test_rows_that_somebody_removes_fail_their_batch_with_a_word(tmp_path: Path) -> None:
+    """Nothing is made up in their place."""
+    engine = ScriptedEngine()
+    async with serving(tmp_path, engine) as local:
+        batch = await local.submit(lines_of([{"wait": number > 2} for number in range(40)]))
+        await local.until(batch["id"], lambda _: engine.running == 16)
+    (tmp_path / "work" / batch["id"] / "rows").write_bytes(b"")
+    async with serving(tmp_path, engine) as local:
+        ended = await local.ended(batch["id"])
+    assert ended["status"] == "failed"
+    assert [error["code"] for error in ended["errors"]["data"]] == ["rows_gone"]
+
+
+async def test_a_torn_tail_is_dropped_and_its_lines_are_run_again(tmp_path: Path) -> None:
+    """Bytes behind the last row that was recorded are of a write that never ended."""
+    engine = ScriptedEngine()
+    async with serving(tmp_path, engine) as local:
+        batch = await local.submit(lines_of([{"wait": number > 2} for number in range(20)]))
+        await local.until(batch["id"], lambda _: engine.running == 16)
+    with (tmp_path / "work" / batch["id"] / "rows").open("ab") as file:
+        file.write(b'{"id":"batch_req_torn","custom_id":"c')
+    engine.go.set()
+    async with serving(tmp_path, engine) as local:
+        ended = await local.ended(batch["id"])
+        rows = await local.rows(ended["output_file_id"])
+    assert [row["custom_id"] for row in rows] == [f"c{number}" for number in range(20)]
+
+
+async def test_an_engine_that_dies_leaves_batches_for_the_next_server(tmp_path: Path) -> None:
+    """What holds the batch up stands in it."""
+    async with serving(tmp_path) as local:
+        batch = await local.submit(lines_of([{}, {"die": True}]))
+        held = await local.until(batch["id"], lambda batch: batch["errors"] is not None)
+    assert held["status"] == "in_progress"
+    assert [error["code"] for error in held["errors"]["data"]] == ["engine_error"]
+
+
+async def test_a_list_goes_through_all_batches_newest_first(tmp_path: Path) -> None:
+    """Page by page, the last of which says that it is."""
+    async with serving(tmp_path) as local:
+        made = [(await local.submit(lines_of([{}])))["id"] for _ in range(5)]
+        first = (await local.client.get("/v1/batches", params={"limit": 3})).json()
+        second = (
+            await local.client.get("/v1/batches", params={"limit": 3, "after": first["last_id"]})
+        ).json()
+        third = (await local.client.get("/v1/batches", params={"after": second["last_id"]})).json()
+    assert [batch["id"] for batch in first["data"] + second["data"]] == made[::-1]
+    assert (first["has_more"], second["has_more"], third["has_more"]) == (True, False, False)
+    assert third["data"] == []
+
+
+@pytest.mark.parametrize(
+    ("body", "param"),
+    [
+        ({"input_file_id": "file-0"}, "input_file_id"),
+        ({"input_file_id": "s3://b/k"}, "input_file_id"),
+        ({"endpoint": "/v1/nonsense"}, "endpoint"),
+        ({"completion_window": "1s"}, "completion_window"),
+        ({"metadata": {"k": 1}}, "metadata.k"),
+        ({"output_url": "https://example.com/x"}, "output_url"),
+        ({"webhook_url": "https://example.com/x"}, "webhook_url"),
+        ({"input_file_id": None}, "input_file_id"),
+    ],
+    ids=["no file", "bucket", "endpoint", "window", "metadata", "output url", "webhook", "null"],
+)
+async def test_a_wrong_parameter_is_refused_at_once(
+    tmp_path: Path, body: dict[str, Any], param: str
+) -> None:
+    """By its name, and no batch is made."""
+    async with serving(tmp_path) as local:
+        uploaded = (await local.upload(lines_of([{}]))).json()
+        asked = {"input_file_id": uploaded["id"], "endpoint": "/v1/chat/completions"} | body
+        refused = await local.client.post("/v1/batches", json=asked)
+        listed = (await local.client.get("/v1/batches")).json()
+    assert refused.status_code == 400
+    assert refused.json()["error"]["param"] == param
+    assert listed["data"] == []
+
+
+async def test_a_request_that_is_repeated_with_its_key_makes_one_batch(tmp_path: Path) -> None:
+    """The same key for something else is refused."""
+    async with serving(tmp_path) as local:
+        uploaded = (await local.upload(lines_of([{}]))).json()
+        asked = {"input_file_id": uploaded["id"], "endpoint": "/v1/chat/completions"}
+        header = {"Idempotency-Key": "mine"}
+        first = await local.client.post("/v1/batches", json=asked, headers=header)
+        second = await local.client.post("/v1/batches", json=asked, headers=header)
+        other = await local.client.post(
+            "/v1/batches", json=asked | {"metadata": {"k": "v"}}, headers=header
+        )
+    assert first.json()["id"] == second.json()["id"]
+    assert other.status_code == 400
+    assert other.json()["error"]["code"] == "idempotency_key_reused"
+
+
+async def test_what_a_killed_server_left_behind_is_cleared_away(tmp_path: Path) -> None:
+    """Work of batches that have ended, half an upload, bytes that are no file's; no more."""
+    async with serving(tmp_path) as local:
+        batch = await local.submit(lines_of([{}]))
+        batch = await local.ended(batch["id"])
+    strays = ["work/batch_of_nobody", f"work/{batch['id']}", "incoming/half", "files/stray"]
+    for stray in strays:
+        (tmp_path / stray).mkdir() if "work" in stray else (tmp_path / stray).touch()
+    async with serving(tmp_path) as local:
+        rows = await local.rows(batch["output_file_id"])
+        left = local.store.database.read("SELECT count(*) FROM rows")
+    assert [stray for stray in strays if (tmp_path / stray).exists()] == []
+    assert len(rows) == 1
+    assert left == [(0,)]
+
+
+async def test_files_are_as_openai_has_them(tmp_path: Path) -> None:
+    """Made, listed by purpose, told of, fetched byte by byte, deleted."""
+    data = lines_of([{}])
+    async with serving(tmp_path) as local:
+        uploaded = await local.upload(data)
+        batch = await local.submit(data)
+        batch = await local.ended(batch["id"])
+        inputs = (await local.client.get("/v1/files", params={"purpose": "batch"})).json()
+        oldest = (await local.client.get("/v1/files", params={"order": "asc", "limit": 1})).json()
+        content = await local.client.get(f"/v1/files/{uploaded.json()['id']}/content")
+        output = (await local.client.get(f"/v1/files/{batch['output_file_id']}")).json()
+    FileObject.model_validate(uploaded.json(), strict=True)
+    assert uploaded.json()["bytes"] == len(data)
+    assert len(inputs["data"]) == 2
+    assert oldest["data"][0]["id"] == uploaded.json()["id"]
+    assert oldest["has_more"]
+    assert content.content == data
+    assert output["purpose"] == "batch_output"
+    assert output["filename"] == f"{batch['id']}.jsonl"
+
+
+@pytest.mark.parametrize("order", [["purpose", "file"], ["file", "purpose"]], ids=" ".join)
+async def test_fields_of_an_upload_come_in_any_order(tmp_path: Path, order: list[str]) -> None:
+    """A form says nothing of their order."""
+    parts = {
+        "file": b'Content-Disposition: form-data; name="file"; filename="upload"\r\n\r\n'
+        + lines_of([{}]),
+        "purpose": b'Content-Disposition: form-data; name="purpose"\r\n\r\nbatch',
+    }
+    body = b"".join(b"--b\r\n" + parts[name] + b"\r\n" for name in order) + b"--b--\r\n"
+    async with serving(tmp_path) as local:
+        made = await local.client.post(
+            "/v1/files", content=body, headers={"Content-Type": "multipart/form-data; boundary=b"}
+        )
+    assert made.status_code == 200
+    assert made.json()["bytes"] == len(lines_of([{}]))
+    assert made.json()["filename"] == "upload"
+
+
+async def test_a_file_above_the_bound_is_refused_and_leaves_nothing(tmp_path: Path) -> None:
+    """Also where its length is not told beforehand."""
+    body = (
+        b'--b\r\nContent-Disposition: form-data; name="file"\r\n\r\n'
+        + b"x" * 5000
+        + b"\r\n--b--\r\n"
+    )
+
+    async def pieces() -> Any:
+        for start in range(0, len(body), 100):
+            yield body[start : start + 100]
+
+    async with serving(tmp_path, max_file_bytes=1000) as local:
+        refused = await local.client.post(
+            "/v1/files",
+            content=pieces(),
+            headers={"Content-Type": "multipart/form-data; boundary=b"},
+        )
+    assert refused.status_code == 413
+    assert list((tmp_path / "incoming").iterdir()) == []
+    assert list((tmp_path / "files").iterdir()) == []
+
+
+async def test_a_file_whose_bytes_are_gone_says_so(tmp_path: Path) -> None:
+    """Somebody has removed them from the folder."""
+    async with serving(tmp_path) as local:
+        uploaded = (await local.upload(b"x")).json()
+        (tmp_path / "files" / uploaded["id"]).unlink()
+        gone = await local.client.get(f"/v1/files/{uploaded['id']}/content")
+        made = await local.client.post(
+            "/v1/batches",
+            json={"input_file_id": uploaded["id"], "endpoint": "/v1/chat/completions"},
+        )
+    assert gone.status_code == 410
+    assert gone.json()["error"]["code"] == "content_gone"
+    assert made.status_code == 400
+    assert made.json()["error"]["param"] == "input_file_id"
+
+
+async def test_what_a_batch_object_says_is_json_of_openai(tmp_path: Path) -> None:
+    """Every key is there from the first answer on."""
+    async with serving(tmp_path) as local:
+        batch = await local.submit(lines_of([{}]))
+    Batch.model_validate(json.loads(json.dumps(batch)), strict=True)
