@@ -8,6 +8,7 @@ from hashlib import blake2b
 from typing import TypeVar
 
 from engine.endpoints.endpoint import Heading
+from engine.grammar.named_tokens import AllOf, AllowedTokens, BadWords
 from engine.protocol.errors import RequestError
 from engine.protocol.fields import GenerationRequest, Side
 from engine.scheduling.repetition import Repetition
@@ -95,7 +96,7 @@ class TextSequences:
             kept = slice(-limit, None) if _side(request) == "left" else slice(limit)
             prompts = [ids[kept] for ids in prompts]
         self._check_tokens(prompts, request, terms)
-        sampling = self._sampling(request, terms)
+        sampling, constraint = self._sampling(request, terms), self._constraint(request, terms)
         return [
             self._sequence(
                 ids,
@@ -104,6 +105,7 @@ class TextSequences:
                 terms if choice == 0 else replace(terms, prompt_logprobs=None),
                 sampling=replace(sampling, seed=seed),
                 adapter=heading.adapter,
+                constraint=constraint,
             )
             for number, ids in enumerate(prompts)
             for choice, seed in enumerate(self._seeds(request, number, heading.request_id))
@@ -151,6 +153,7 @@ class TextSequences:
         *,
         sampling: Sampling,
         adapter: int,
+        constraint: Constraint | None,
     ) -> SequenceRequest:
         max_tokens = self._max_tokens(len(ids), terms)
         min_tokens = request.min_tokens or 0
@@ -173,9 +176,36 @@ class TextSequences:
             repetition=_repetition(request),
             prompt_logprobs=terms.prompt_logprobs,
             cache_salt=request.cache_salt or "",
-            constraint=terms.constraint,
             adapter=adapter,
+            constraint=constraint,
         )
+
+    def _constraint(self, request: GenerationRequest, terms: Terms) -> Constraint | None:
+        """Return all that an output is held to: its form first, then the tokens that are named."""
+        held = [] if terms.constraint is None else [terms.constraint]
+        if request.allowed_token_ids:
+            held.append(AllowedTokens(frozenset(request.allowed_token_ids)))
+        words = [tokens for word in request.bad_words or () for tokens in self._spellings(word)]
+        if words:
+            held.append(BadWords(frozenset(words)))
+        return AllOf(tuple(held)) if len(held) > 1 else next(iter(held), None)
+
+    def _spellings(self, word: str) -> list[tuple[int, ...]]:
+        """Return the tokens of a word at the beginning of a text and behind another word.
+
+        As in vLLM: the latter only where it is as many tokens, and begins with another.
+        """
+        bare = word.lstrip()
+        first, second = (
+            tuple(self._model.tokenizer.encode(text, add_special_tokens=False))
+            for text in (bare, f" {bare}")
+        )
+        if not first:
+            raise RequestError(
+                f"`bad_words` names {word[:80]!r}, which is no token.", param="bad_words"
+            )
+        differs = len(second) == len(first) and second[0] != first[0]
+        return [first, second] if differs else [first]
 
     def _cut_to(self, request: GenerationRequest, terms: Terms) -> int | None:
         """Return how many tokens of a prompt are read; None for all."""
@@ -252,6 +282,7 @@ class TextSequences:
         self._check_ids(request.logit_bias or (), "logit_bias")
         self._check_ids(request.stop_token_ids or (), "stop_token_ids")
         self._check_ids(request.logprob_token_ids or (), "logprob_token_ids")
+        self._check_ids(request.allowed_token_ids or (), "allowed_token_ids")
 
     def _check_ids(self, ids: Sequence[int] | dict[int, float], param: str) -> None:
         size = self._model.vocab_size

@@ -28,6 +28,7 @@ _MAX_STOP_PATTERNS = 16
 _MAX_STOP_CHARS = 1_000
 _MAX_STOP_TOKENS = 1_000
 _MAX_TOKEN_DIGITS = 10
+_MAX_BAD_WORDS = 1_000
 _MAX_NAMED_TOKENS = 128
 _MAX_PATTERN = 1_000
 _LEAST_REPEATS = 2
@@ -140,6 +141,10 @@ class GenerationRequest(BaseModel):
     max_tokens: Count | None = None
     min_tokens: Count | None = None
     ignore_eos: bool | None = None
+    allowed_token_ids: Annotated[list[Count], Field(fail_fast=True)] | None = None
+    bad_words: (
+        Annotated[list[StopString], Field(fail_fast=True, max_length=_MAX_BAD_WORDS)] | None
+    ) = None
     stop: StopStrings | None = None
     stop_token_ids: (
         Annotated[list[Count], Field(fail_fast=True, max_length=_MAX_STOP_TOKENS)] | None

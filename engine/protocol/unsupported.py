@@ -29,8 +29,6 @@ _DECODING: dict[str, tuple[object, ...]] = {
     "length_penalty": (1,),
     "early_stopping": (False,),
     "suffix": ("",),
-    "bad_words": ([],),
-    "allowed_token_ids": ([],),
     "logits_processors": ([],),
     "custom_logit_processor": (),
     "thinking_token_budget": (-1,),

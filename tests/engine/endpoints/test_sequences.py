@@ -7,6 +7,8 @@ from typing import Any
 import pytest
 
 from engine.endpoints.sequences import seed_of_choice
+from engine.grammar.constraint import TextConstraint
+from engine.grammar.named_tokens import AllOf, AllowedTokens, BadWords
 from engine.scheduling.repetition import Repetition
 from tests.engine.scripted_model import (
     MAX_MODEL_LEN,
@@ -178,3 +180,46 @@ def test_tokens_that_cannot_be_scored_are_refused(ids: list[int]) -> None:
     fault = scene.completion_fault(logprobs=0 if asks else None, logprob_token_ids=ids)
     assert (chat_fault.param or "").startswith("logprob_token_ids")
     assert (fault.param or "").startswith("logprob_token_ids")
+
+
+def test_tokens_and_words_that_are_named_hold_an_output() -> None:
+    """Each by itself, and both together as one constraint; nothing named holds nothing."""
+    scene = Scene()
+    [paris] = [scene.tokenizer.encode(" Paris", add_special_tokens=False)]
+    bare = scene.tokenizer.encode("Paris", add_special_tokens=False)
+    scene.chat(allowed_token_ids=[5, 9, 5])
+    assert scene.last().constraint == AllowedTokens(frozenset({5, 9}))
+    scene.complete(bad_words=["Paris"])
+    words = BadWords(frozenset({tuple(bare), *([tuple(paris)] if len(paris) == len(bare) else [])}))
+    assert scene.last().constraint == words
+    scene.chat(allowed_token_ids=[5, 9], bad_words=["Paris"], n=2)
+    assert scene.last().constraint == AllOf((AllowedTokens(frozenset({5, 9})), words))
+    for nothing in (None, []):
+        scene.chat(allowed_token_ids=nothing, bad_words=nothing)
+        assert scene.last().constraint is None
+
+
+def test_a_form_goes_before_the_tokens_that_are_named() -> None:
+    """Where both leave no token, the answer still has its form."""
+    scene = Scene()
+    scene.chat(regex="[ab]+", bad_words=["a"])
+    held = scene.last().constraint
+    assert isinstance(held, AllOf)
+    assert isinstance(held.constraints[0], TextConstraint)
+    assert isinstance(held.constraints[1], BadWords)
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"allowed_token_ids": [10**6]}, "allowed_token_ids"),
+        ({"allowed_token_ids": [-1]}, "allowed_token_ids.0"),
+        ({"allowed_token_ids": "a"}, "allowed_token_ids"),
+        ({"bad_words": [""]}, "bad_words.0"),
+        ({"bad_words": ["  "]}, "bad_words"),
+        ({"bad_words": ["a"] * 1_001}, "bad_words"),
+    ],
+)
+def test_what_cannot_be_held_is_named(fields: dict[str, Any], param: str) -> None:
+    """Tokens that there are not, and words that are none."""
+    assert Scene().chat_fault(**fields).param == param

@@ -159,3 +159,22 @@ def test_what_is_whole_ends_whatever_else_was_asked(served: ServedEngine) -> Non
     assert texts(reply) == ["Oslo"]
     (reply,) = ask(served, {"guided_regex": "a+", "ignore_eos": True, "temperature": 1.0, "n": 3})
     assert all(re.fullmatch("a+", text) for text in texts(reply))
+
+
+def test_tokens_and_words_that_are_named_hold_beside_others(served: ServedEngine) -> None:
+    """Nothing but allowed tokens comes, no bad word, and neighbours are as they would be alone."""
+    greedy: dict[str, Any] = {"temperature": 0, "max_tokens": 12, "return_token_ids": True}
+    [free] = ask(served, greedy)
+    assert "Paris" in texts(free)[0]
+    allowed = [5, 6, 7]
+    held, spared, shaped, again = ask(
+        served,
+        {**greedy, "allowed_token_ids": allowed},
+        {**greedy, "bad_words": ["Paris"]},
+        {**greedy, "regex": "[A-Z][a-z]{3,8}", "bad_words": ["Paris"]},
+        greedy,
+    )
+    assert set(held.body["choices"][0]["token_ids"]) <= set(allowed)
+    assert "Paris" not in texts(spared)[0]
+    assert re.fullmatch("[A-Z][a-z]{3,8}", texts(shaped)[0])
+    assert again.body["choices"] == free.body["choices"]

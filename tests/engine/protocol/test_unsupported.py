@@ -37,8 +37,6 @@ TOOL = {"type": "function", "function": {"name": "f"}}
         ("use_beam_search", True),
         ("length_penalty", 1.2),
         ("suffix", "end"),
-        ("bad_words", ["a"]),
-        ("allowed_token_ids", [1]),
         ("logits_processors", ["x"]),
         ("modalities", ["text", "audio"]),
         ("audio", {"voice": "x"}),

@@ -1,0 +1,127 @@
+"""Constraints that name tokens: those that alone may come, words that must not, and several as one.
+
+A word is the tokens that the tokenizer makes of it: its last one is kept from coming behind the
+others, as in vLLM. The same letters may still come in other tokens.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict, deque
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from engine.scheduling.sequence import Constraint, ConstraintWatch
+
+_ALL = np.uint32(0xFFFFFFFF)
+_BITS = 32
+
+
+@dataclass(frozen=True, slots=True)
+class AllowedTokens:
+    """A `Constraint`, and its own watch: only these tokens may come, at any place."""
+
+    token_ids: frozenset[int]
+
+    def begin(self) -> AllowedTokens:
+        """Hold one sequence to it; there is nothing to remember of it."""
+        return self
+
+    def fill(self, mask: NDArray[np.uint32]) -> bool:
+        """Write the tokens into `mask [words]`."""
+        mask[:] = 0
+        words, bits = _places(self.token_ids)
+        np.bitwise_or.at(mask, words, bits)
+        return True
+
+    def push(self, _: int) -> bool:
+        """Append a token, behind which any of them may come."""
+        return False
+
+
+@dataclass(frozen=True, slots=True)
+class BadWords:
+    """A `Constraint`: none of these words, each a list of at least one token, comes to its end."""
+
+    words: frozenset[tuple[int, ...]]
+
+    def begin(self) -> BadWordsWatch:
+        """Begin to hold one sequence to it."""
+        return BadWordsWatch(self)
+
+
+class BadWordsWatch:
+    """Holds one sequence to its `BadWords`."""
+
+    __slots__ = ("_last_after", "_lengths", "_tail")
+
+    def __init__(self, wanted: BadWords) -> None:
+        self._last_after: dict[tuple[int, ...], set[int]] = defaultdict(set)
+        for *begun, last in wanted.words:
+            self._last_after[tuple(begun)].add(last)
+        self._lengths = sorted({len(begun) for begun in self._last_after})
+        self._tail: deque[int] = deque(maxlen=self._lengths[-1])
+
+    def fill(self, mask: NDArray[np.uint32]) -> bool:
+        """Write all tokens but those that would end a word; False where none would."""
+        tail = tuple(self._tail)
+        bad: set[int] = set()
+        for length in self._lengths:
+            if length <= len(tail):
+                bad |= self._last_after.get(tail[len(tail) - length :], set())
+        if not bad:
+            return False
+        mask[:] = _ALL
+        words, bits = _places(bad)
+        np.bitwise_and.at(mask, words, ~bits)
+        return True
+
+    def push(self, token_id: int) -> bool:
+        """Append one generated token, behind which something always may come."""
+        self._tail.append(token_id)
+        return False
+
+
+@dataclass(frozen=True, slots=True)
+class AllOf:
+    """A `Constraint`: all of these, the first before the next where together they leave nothing."""
+
+    constraints: tuple[Constraint, ...]
+
+    def begin(self) -> AllOfWatch:
+        """Begin to hold one sequence to each."""
+        return AllOfWatch([constraint.begin() for constraint in self.constraints])
+
+
+class AllOfWatch:
+    """Holds one sequence to several constraints."""
+
+    __slots__ = ("_watches",)
+
+    def __init__(self, watches: list[ConstraintWatch]) -> None:
+        self._watches = watches
+
+    def fill(self, mask: NDArray[np.uint32]) -> bool:
+        """Write what all of them allow."""
+        is_held = False
+        for watch in self._watches:
+            if not is_held:
+                is_held = watch.fill(mask)
+                continue
+            other = np.empty_like(mask)
+            if watch.fill(other) and (mask & other).any():
+                mask &= other
+        return is_held
+
+    def push(self, token_id: int) -> bool:
+        """Append one generated token, and say whether one of them lets nothing follow."""
+        are_whole = [watch.push(token_id) for watch in self._watches]
+        return any(are_whole)
+
+
+def _places(token_ids: Iterable[int]) -> tuple[NDArray[np.int64], NDArray[np.uint32]]:
+    """Return in which words of a mask tokens lie, and their bits there."""
+    ids = np.fromiter(token_ids, np.int64)
+    return ids // _BITS, np.uint32(1) << (ids % _BITS).astype(np.uint32)
