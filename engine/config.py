@@ -54,9 +54,10 @@ class EngineConfig:
     next: who came first, or, where nobody waits for one answer, those that begin alike together.
     `runner` says whether a model generates or gives vectors and scores, `convert` which of the two;
     `hf_overrides` stand in for what its config.json says, `pooler_config` for what is said of
-    pooling, in vLLM's words. `fetching` bounds what lines name by url, `max_audio_seconds` how long
-    a recording may be. `lora_modules` are adapters of the model: `max_loras` of them at most, each
-    of a rank of at most `max_lora_rank`.
+    pooling, in vLLM's words. `tool_call_parser` and `reasoning_parser` name the forms that a model
+    writes calls and thoughts in; None goes by its template. `fetching` bounds what lines name by
+    url, `max_audio_seconds` how long a recording may be. `lora_modules` are adapters of the model:
+    `max_loras` of them at most, each of a rank of at most `max_lora_rank`.
     """
 
     model: str
@@ -73,6 +74,8 @@ class EngineConfig:
     convert: ConvertName = "auto"
     hf_overrides: Mapping[str, Any] = field(default_factory=dict, hash=False)
     pooler_config: Mapping[str, Any] = field(default_factory=dict, hash=False)
+    tool_call_parser: str | None = None
+    reasoning_parser: str | None = None
     fetching: FetchLimits = field(default_factory=FetchLimits)
     max_audio_seconds: float = MAX_AUDIO_SECONDS
     lora_modules: tuple[LoraModule, ...] = ()

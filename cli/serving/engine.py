@@ -159,6 +159,8 @@ def engine_config(options: EngineOptions) -> EngineConfig:
             convert=options.convert,
             hf_overrides=json.loads(options.hf_overrides or "{}"),
             pooler_config=json.loads(options.pooler_config or "{}"),
+            tool_call_parser=options.tool_call_parser,
+            reasoning_parser=options.reasoning_parser,
             admission="prefix",  # all commands run files
             fetching=_fetch_limits(options),
             lora_modules=lora_modules(options, served_names(options)),

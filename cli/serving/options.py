@@ -40,6 +40,8 @@ class EngineOptions:
     convert: Literal["auto", "none", "embed", "classify"] = "auto"
     hf_overrides: str | None = None
     pooler_config: str | None = None
+    tool_call_parser: str | None = None
+    reasoning_parser: str | None = None
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     device: Literal["auto", "cpu", "cuda"] = "auto"
     max_model_len: int | None = None
@@ -110,6 +112,16 @@ def add_engine_flags(parser: argparse.ArgumentParser) -> None:
         type=_json_object,
         metavar="JSON",
         help="pooling_type (CLS, LAST, MEAN) and use_activation, above what the model's files say",
+    )
+    add(
+        "--tool-call-parser",
+        metavar="NAME",
+        help="how the model writes calls, by vLLM's name, or none (default: by its template)",
+    )
+    add(
+        "--reasoning-parser",
+        metavar="NAME",
+        help="how the model writes thoughts, by vLLM's name, or none (default: by its template)",
     )
     add("--dtype", choices=tuple(_DTYPES), default="auto", help="of the weights (default: auto)")
     add("--device", choices=("auto", "cpu", "cuda"), default="auto", help="(default: auto)")

@@ -29,7 +29,7 @@ _PASSED_OVER = frozenset(
     optimization-level otlp-traces-endpoint preemption-mode prefix-caching-hash-algo
     response-role safetensors-load-strategy scheduling-policy show-hidden-metrics-for-version
     speculative-config stream-interval structured-outputs-config swap-space tokenizer-pool-size
-    tool-call-parser trust-remote-code use-v2-block-manager
+    trust-remote-code use-v2-block-manager
     """.split()
 )
 
@@ -52,7 +52,6 @@ _NEUTRAL_VALUES = MappingProxyType(
 )
 
 _ONE_GPU = "a model runs on one GPU here; leave it out"
-_ALL_TEXT = "rows hold all of the text; leave it out"
 _AS_STORED = "weights run as they are stored: name an unquantised model by --model"
 _IN_FOLDER = "what lies in the model's folder is used: change it there, and name it by --model"
 _BY_RUNNER = "--runner pooling with --convert embed or classify says what a model gives"
@@ -77,7 +76,6 @@ _INSTEAD = MappingProxyType(
         "override-pooler-config": "here it is --pooler-config",
         "pipeline-parallel-size": _ONE_GPU,
         "quantization": _AS_STORED,
-        "reasoning-parser": _ALL_TEXT,
         "revision": "load the revision into a folder, and name that by --model",
         "skip-tokenizer-init": "rows hold text, which needs the tokenizer",
         "task": _BY_RUNNER,

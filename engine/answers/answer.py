@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 
@@ -45,6 +45,10 @@ class Reader(Protocol):
     def end(self) -> Sequence[Piece]:
         """Return the rest, once the text has ended."""
 
+    @property
+    def thinking(self) -> Sequence[tuple[int, int]]:
+        """Return from which to which character of the text so far the model was thinking."""
+
 
 @dataclass(frozen=True, slots=True)
 class Call:
@@ -57,12 +61,13 @@ class Call:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """All that one choice says."""
+    """All that one choice says. `thinking` has the stretches of its text that are reasoning."""
 
     reasoning: str
     content: str
     calls: tuple[Call, ...] = ()
     warnings: tuple[str, ...] = ()
+    thinking: tuple[tuple[int, int], ...] = ()
 
 
 class Reading(Protocol):
@@ -75,13 +80,18 @@ class Reading(Protocol):
     def markers(self) -> frozenset[int]:
         """Return their ids."""
 
+    @property
+    def thinks(self) -> bool:
+        """Say whether some of an answer may be thinking, to be counted and shown apart."""
+
     def reader(self, choice: int) -> Reader:
         """Begin to read the choice of that number."""
 
 
 def read(reader: Reader, text: str) -> Answer:
     """Return what a whole text says."""
-    return put_together([*reader.push(text), *reader.end()])
+    answer = put_together([*reader.push(text), *reader.end()])
+    return replace(answer, thinking=tuple(reader.thinking))
 
 
 def put_together(pieces: Iterable[Piece]) -> Answer:

@@ -17,6 +17,11 @@ class PlainReading:
         """Return none."""
         return frozenset()
 
+    @property
+    def thinks(self) -> bool:
+        """Say that all is answer."""
+        return False
+
     def reader(self, choice: int) -> PlainReading:
         """Return itself: nothing has to be remembered."""
         del choice
@@ -29,3 +34,8 @@ class PlainReading:
     def end(self) -> Sequence[Piece]:
         """Return nothing: all was certain at once."""
         return []
+
+    @property
+    def thinking(self) -> Sequence[tuple[int, int]]:
+        """Return none."""
+        return ()

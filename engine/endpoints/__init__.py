@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from engine.answers.forms import AnswerForms
 from engine.endpoints.chat import ChatCompletions
 from engine.endpoints.completions import Completions
 from engine.endpoints.embeddings import Embeddings
@@ -18,6 +19,8 @@ from engine.scheduling.sequence import SequenceRequest, SequenceResult
 from engine.scheduling.speech import SpeechRequest, SpeechResult
 from engine.text.text_model import TextModel
 
+_NO_FORMS = AnswerForms()
+
 __all__ = [
     "Endpoint",
     "SpeechModel",
@@ -28,10 +31,13 @@ __all__ = [
 
 
 def text_endpoints(
-    model: TextModel, *, seed: int
+    model: TextModel, *, seed: int, forms: AnswerForms = _NO_FORMS
 ) -> tuple[Endpoint[SequenceRequest, SequenceResult, Any], ...]:
-    """Return the endpoints of a model that generates text; `seed` keys requests that name none."""
-    return (ChatCompletions(model, seed=seed), Completions(model, seed=seed))
+    """Return the endpoints of a model that generates text and answers in these forms.
+
+    `seed` keys requests that name none.
+    """
+    return (ChatCompletions(model, seed=seed, forms=forms), Completions(model, seed=seed))
 
 
 def encoder_endpoints(

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
+from engine.answers.forms import AnswerForms
 from engine.contract import Reply
 from engine.endpoints.choices import choices_of, usage_of
 from engine.endpoints.conversations import Conversation, Conversations
@@ -12,7 +14,7 @@ from engine.endpoints.deltas import ChatUnfolding
 from engine.endpoints.endpoint import Heading, Prepared, Unfolding
 from engine.endpoints.growing import Chunks, GrowingChoices
 from engine.endpoints.logprobs import prompt_logprobs
-from engine.endpoints.messages import shown_choice
+from engine.endpoints.messages import answer_of, shown_choice, thinking_tokens
 from engine.endpoints.sequences import Terms, TextSequences
 from engine.protocol.bodies import completion_body, response_id, usage_body
 from engine.protocol.chat import ChatCompletionRequest
@@ -26,19 +28,19 @@ _Prepared = Prepared[SequenceRequest, Conversation]
 
 
 class ChatCompletions:
-    """The endpoint of a chat model; `seed` keys requests that name none."""
+    """The endpoint of a chat model that answers in `forms`; `seed` keys requests that name none."""
 
     route = CHAT_COMPLETIONS
 
-    def __init__(self, model: TextModel, *, seed: int) -> None:
+    def __init__(self, model: TextModel, *, seed: int, forms: AnswerForms) -> None:
         self._tokenizer = model.tokenizer
-        self._conversations = Conversations(model)
+        self._conversations = Conversations(model, forms)
         self._sequences = TextSequences(model, seed=seed)
 
     def prepare(self, body: dict[str, Any], heading: Heading) -> _Prepared:
         """Return a sequence for each choice of the conversation's next message."""
         request = read_body(ChatCompletionRequest, body)
-        conversation = self._conversations.of(request, created=heading.created)
+        conversation = self._conversations.of(request, heading)
         terms = _terms(conversation)
         # Templates write the tokens that open a text themselves, so none are added by default.
         prompt_ids = self._sequences.tokenized(
@@ -57,17 +59,21 @@ class ChatCompletions:
         [choices] = choices_of(
             prepared.requests, results, request, self._tokenizer, markers=markers
         )
-        usage = usage_of([choices])
+        answers = [answer_of(i, choice, conversation) for i, choice in enumerate(choices)]
+        thought = thinking_tokens(choices, answers, conversation, self._tokenizer)
+        usage = replace(usage_of([choices]), reasoning_tokens=thought or 0)
         answer = completion_body(
             "chat.completion",
             response_id("chatcmpl", heading.request_id),
             created=heading.created,
             model=heading.model,
             choices=[
-                shown_choice(i, choice, conversation, self._tokenizer)
-                for i, choice in enumerate(choices)
+                shown_choice(i, choice, answer, request, self._tokenizer)
+                for i, (choice, answer) in enumerate(zip(choices, answers, strict=True))
             ],
-            usage=usage_body(usage.prompt_tokens, usage.completion_tokens),
+            usage=usage_body(
+                usage.prompt_tokens, usage.completion_tokens, reasoning_tokens=thought
+            ),
         )
         if request.return_token_ids:
             answer["prompt_token_ids"] = choices[0].prompt_ids

@@ -10,7 +10,7 @@ from engine.endpoints.conversations import Conversation
 from engine.endpoints.endpoint import Told
 from engine.endpoints.growing import Chunks, GrowingChoices, Growth
 from engine.endpoints.logprobs import chat_logprobs, prompt_logprobs
-from engine.endpoints.messages import echoed
+from engine.endpoints.messages import echoed, finish_reason, num_thinking_tokens
 from engine.protocol.chat import chat_delta
 from engine.scheduling.sequence import SequenceResult
 from engine.text.tokenizer import Tokenizer
@@ -34,6 +34,8 @@ class ChatUnfolding:
         self._tokenizer = tokenizer
         num_choices = conversation.request.n or 1
         self._readers = [conversation.reading.reader(place) for place in range(num_choices)]
+        self._has_calls = [False] * num_choices
+        self._num_thinking_tokens = 0
         self._is_told = False
 
     def add(self, place: int, told: Told, result: SequenceResult | None) -> list[dict[str, Any]]:
@@ -47,7 +49,8 @@ class ChatUnfolding:
 
     def end(self) -> list[dict[str, Any]]:
         """Return the usage, where it was asked for."""
-        return self._chunks.last(self._choices.usage)
+        thought = self._num_thinking_tokens if self._conversation.reading.thinks else None
+        return self._chunks.last(self._choices.usage, reasoning_tokens=thought)
 
     def _of_prompt(self, growth: Growth) -> dict[str, Any]:
         """Return what the first chunk says of the prompt, where it was asked for."""
@@ -70,7 +73,11 @@ class ChatUnfolding:
         pieces = [*reader.push(growth.text)]
         if ended is not None:
             pieces += reader.end()
-        delta = _delta_of(pieces)
+            self._num_thinking_tokens += num_thinking_tokens(
+                ended.result.token_ids, reader.thinking, self._conversation, self._tokenizer
+            )
+        delta = _delta_of(pieces, with_reasoning=request.include_reasoning is not False)
+        self._has_calls[growth.place] |= "tool_calls" in delta
         if growth.is_first:
             content = echoed(request) + delta.get("content", "")
             delta = {"role": "assistant", **delta, "content": content}
@@ -78,8 +85,11 @@ class ChatUnfolding:
             growth.place,
             delta,
             logprobs=self._logprobs(growth),
-            finish_reason=None if ended is None else ended.result.finish_reason,
+            finish_reason=None
+            if ended is None
+            else finish_reason(ended.result.finish_reason, has_calls=self._has_calls[growth.place]),
             stop_reason=None if ended is None else ended.stop_reason,
+            warnings=[piece.warning for piece in pieces if piece.warning is not None],
         )
         if request.return_token_ids:
             shown["token_ids"] = growth.token_ids
@@ -96,16 +106,21 @@ class ChatUnfolding:
 def _says(choice: dict[str, Any]) -> bool:
     """Say whether there is anything to tell: some tokens bring no text, or none yet."""
     return bool(
-        choice["delta"] or choice["finish_reason"] or choice["logprobs"] or choice.get("token_ids")
+        choice["delta"]
+        or choice["finish_reason"]
+        or choice["logprobs"]
+        or choice.get("token_ids")
+        or choice.get("warnings")
     )
 
 
-def _delta_of(pieces: Iterable[Piece]) -> dict[str, Any]:
+def _delta_of(pieces: Iterable[Piece], *, with_reasoning: bool) -> dict[str, Any]:
     """Return the pieces that came at once as one delta, without what none of them has."""
     delta: dict[str, Any] = {}
     calls: dict[int, dict[str, Any]] = {}
     for piece in pieces:
-        for name, text in (("reasoning_content", piece.reasoning), ("content", piece.content)):
+        reasoning = piece.reasoning if with_reasoning else ""
+        for name, text in (("reasoning_content", reasoning), ("content", piece.content)):
             if text:
                 delta[name] = delta.get(name, "") + text
         for more in piece.calls:

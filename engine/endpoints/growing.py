@@ -162,12 +162,18 @@ class Chunks:
             chunk["usage"] = None
         return chunk
 
-    def last(self, usage: Usage) -> list[dict[str, Any]]:
-        """Return what follows the choices: all that it cost, where that was asked for."""
+    def last(self, usage: Usage, *, reasoning_tokens: int | None = None) -> list[dict[str, Any]]:
+        """Return what follows the choices: all that it cost, where that was asked for.
+
+        `reasoning_tokens` None is for a model that does not think.
+        """
         if not self._options.include_usage:
             return []
-        return [self._frame | {"choices": [], "usage": _shown(usage)}]
+        shown = usage_body(
+            usage.prompt_tokens, usage.completion_tokens, reasoning_tokens=reasoning_tokens
+        )
+        return [self._frame | {"choices": [], "usage": shown}]
 
 
-def _shown(usage: Usage) -> dict[str, int]:
+def _shown(usage: Usage) -> dict[str, Any]:
     return usage_body(usage.prompt_tokens, usage.completion_tokens)

@@ -116,12 +116,20 @@ class TextOffsets:
     """Where in a text each token begins, counted in characters from `start`.
 
     A token inside a character begins where the character does; markup takes no room when the text
-    is without it.
+    is without it, as it is but for `markers`.
     """
 
-    def __init__(self, tokenizer: Tokenizer, *, start: int = 0, skip_special_tokens: bool) -> None:
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        *,
+        start: int = 0,
+        skip_special_tokens: bool,
+        markers: frozenset[int] = frozenset(),
+    ) -> None:
         self._tokenizer = tokenizer
         self._skip_special_tokens = skip_special_tokens
+        self._markers = markers
         self._position = start
         self._pending = b""
 
@@ -130,7 +138,8 @@ class TextOffsets:
         offsets = []
         for token_id in token_ids:
             offsets.append(self._position)
-            if self._skip_special_tokens and self._tokenizer.is_special(token_id):
+            is_skipped = self._skip_special_tokens and self._tokenizer.is_special(token_id)
+            if is_skipped and token_id not in self._markers:
                 continue
             data = self._pending + self._tokenizer.piece(token_id)
             self._pending = _unfinished_character(data)

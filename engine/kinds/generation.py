@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from engine.answers.forms import check_names, forms_of
 from engine.config import AdmissionName, EngineConfig
 from engine.endpoints import text_endpoints
 from engine.errors import EngineError
@@ -51,6 +52,7 @@ class Generation:
                 f"{config.model} writes text, and what its files say can be told otherwise only of "
                 "models of vectors or scores: change what lies in its folder"
             )
+        check_names(calls=config.tool_call_parser, thinking=config.reasoning_parser)
         template = None if chat_template is None else read_chat_template(chat_template)
         # transformers reads it too, and says less clearly what is wrong.
         generation = read_generation_config(config.model)
@@ -69,7 +71,12 @@ class Generation:
                 model=model,
                 max_model_len=room.max_model_len,
             )
-        endpoints = text_endpoints(text, seed=config.seed)
+        forms = forms_of(
+            None if text.chat_template is None else text.chat_template.source_text,
+            calls=config.tool_call_parser,
+            thinking=config.reasoning_parser,
+        )
+        endpoints = text_endpoints(text, seed=config.seed, forms=forms)
         return Loaded(engine, endpoints, model.device, _notes(model, room))
 
 

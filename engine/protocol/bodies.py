@@ -12,17 +12,22 @@ def response_id(prefix: str, request_id: str) -> str:
     return f"{prefix}-{request_id.removeprefix('req_')}"
 
 
-def usage_body(prompt_tokens: int, completion_tokens: int) -> dict[str, int]:
-    """Return the usage object of a row.
+def usage_body(
+    prompt_tokens: int, completion_tokens: int, *, reasoning_tokens: int | None = None
+) -> dict[str, Any]:
+    """Return the usage object of a row; `reasoning_tokens` None is for a model that does not think.
 
     Tokens found in the KV cache are not counted apart: they depend on what else ran, and a row
     must not.
     """
-    return {
+    usage: dict[str, Any] = {
         "prompt_tokens": prompt_tokens,
         "completion_tokens": completion_tokens,
         "total_tokens": prompt_tokens + completion_tokens,
     }
+    if reasoning_tokens is not None:
+        usage["completion_tokens_details"] = {"reasoning_tokens": reasoning_tokens}
+    return usage
 
 
 def completion_body(
@@ -32,7 +37,7 @@ def completion_body(
     created: int,
     model: str,
     choices: list[dict[str, Any]],
-    usage: dict[str, int],
+    usage: dict[str, Any],
 ) -> dict[str, Any]:
     """Return a response body of either endpoint; `created` is in seconds since the epoch."""
     return {

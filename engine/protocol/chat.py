@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, Field, model_validator
@@ -10,6 +11,7 @@ from engine.protocol.constraints import ConstrainedRequest
 from engine.protocol.errors import RequestError
 from engine.protocol.fields import MAX_TOP_LOGPROBS, Count, Whole
 from engine.protocol.messages import Message
+from engine.protocol.tools import ToolFields
 
 ReasoningEffort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 
@@ -29,7 +31,7 @@ def free_names(kwargs: dict[str, Any]) -> dict[str, Any]:
     return kwargs
 
 
-class ChatCompletionRequest(ConstrainedRequest):
+class ChatCompletionRequest(ToolFields, ConstrainedRequest):
     """The body of a request to `/v1/chat/completions`."""
 
     messages: Annotated[list[Message], Field(fail_fast=True, min_length=1)]
@@ -44,6 +46,8 @@ class ChatCompletionRequest(ConstrainedRequest):
     chat_template_kwargs: Annotated[dict[str, Any], AfterValidator(free_names)] | None = None
     documents: list[dict[str, Any]] | None = None
     reasoning_effort: ReasoningEffort | None = None
+    include_reasoning: bool | None = None
+    separate_reasoning: bool | None = None
 
     @model_validator(mode="after")
     def _agree(self) -> Self:
@@ -60,6 +64,11 @@ class ChatCompletionRequest(ConstrainedRequest):
                 " on with the last message, the other opens a new one.",
                 param="continue_final_message",
             )
+        if self.continue_final_message and self.messages[-1].content is None:
+            raise RequestError(
+                "`continue_final_message` needs a last message with content.",
+                param="continue_final_message",
+            )
         asked = {self.max_tokens, self.max_completion_tokens} - {None}
         if len(asked) > 1:
             raise RequestError(
@@ -74,22 +83,47 @@ class ChatCompletionRequest(ConstrainedRequest):
         return (self.top_logprobs or 0) if self.logprobs else None
 
 
+def message_body(
+    content: str, *, reasoning: str, calls: Sequence[tuple[str, str, str]]
+) -> dict[str, Any]:
+    """Return an assistant's message; `calls` are ids, names and arguments.
+
+    Content is null where there are only calls or thoughts.
+    """
+    is_silent = not content and bool(calls or reasoning)
+    message: dict[str, Any] = {
+        "role": "assistant",
+        "content": None if is_silent else content,
+        "refusal": None,
+    }
+    if reasoning:
+        message["reasoning_content"] = reasoning
+    if calls:
+        message["tool_calls"] = [
+            {"id": call_id, "type": "function", "function": {"name": name, "arguments": arguments}}
+            for call_id, name, arguments in calls
+        ]
+    return message
+
+
 def chat_choice(
     index: int,
-    content: str,
+    message: dict[str, Any],
     *,
     logprobs: dict[str, Any] | None,
     finish_reason: str,
     stop_reason: int | str | None,
+    warnings: Sequence[str] = (),
 ) -> dict[str, Any]:
-    """Return one choice of a chat completion."""
-    return {
+    """Return one choice of a chat completion; `warnings` is an extension of ours."""
+    choice = {
         "index": index,
-        "message": {"role": "assistant", "content": content, "refusal": None},
+        "message": message,
         "logprobs": logprobs,
         "finish_reason": finish_reason,
         "stop_reason": stop_reason,
     }
+    return {**choice, "warnings": list(warnings)} if warnings else choice
 
 
 def chat_delta(
@@ -99,12 +133,14 @@ def chat_delta(
     logprobs: dict[str, Any] | None,
     finish_reason: str | None,
     stop_reason: int | str | None,
+    warnings: Sequence[str] = (),
 ) -> dict[str, Any]:
-    """Return one choice of a chunk of a chat completion."""
-    return {
+    """Return one choice of a chunk of a chat completion; `warnings` is an extension of ours."""
+    choice = {
         "index": index,
         "delta": delta,
         "logprobs": logprobs,
         "finish_reason": finish_reason,
         "stop_reason": stop_reason,
     }
+    return {**choice, "warnings": list(warnings)} if warnings else choice

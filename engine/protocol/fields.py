@@ -49,7 +49,7 @@ def encodable(text: str) -> str:
     return text
 
 
-def fault(places: tuple[int, ...], message: str, value: object) -> ValidationError:
+def fault(places: tuple[int | str, ...], message: str, value: object) -> ValidationError:
     """Return the fault of one item, which pydantic names by its place in the whole body."""
     kind = PydanticCustomError("value_error", message)
     details = InitErrorDetails(type=kind, loc=places, input=value)

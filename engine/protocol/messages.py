@@ -1,17 +1,26 @@
-"""The turns of a conversation on the wire: roles, texts, and parts of content."""
+"""The turns of a conversation on the wire: roles, texts, parts of content, calls of tools."""
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Self
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Discriminator, Field, Tag
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Discriminator,
+    Field,
+    Tag,
+    model_validator,
+)
 
-from engine.protocol.fields import Text
+from engine.protocol.fields import Text, fault
+from engine.protocol.tools import ToolCall
 
 
 def _served_role(role: str) -> str:
-    if role in {"tool", "function"}:
-        raise ValueError("must not be of a tool: tools are not supported")
+    if role == "function":
+        raise ValueError("must be 'tool' where it answers a call: 'function' is the older form")
     return role
 
 
@@ -54,18 +63,36 @@ Content = Annotated[
 
 
 class Message(BaseModel):
-    """One turn of a conversation; fields that we do not know reach the template as they are."""
+    """One turn of a conversation; fields that we do not know reach the template as they are.
+
+    A turn of role `tool` says what came of the call of that `tool_call_id`. An assistant's turn
+    that calls tools may be without content.
+    """
 
     model_config = ConfigDict(extra="allow", strict=True)
 
     role: Annotated[Text, Field(min_length=1), AfterValidator(_served_role)]
-    content: Content
-    tool_calls: Annotated[Any, AfterValidator(_absent)] = None
+    content: Content | None = None
+    tool_calls: Annotated[list[ToolCall], Field(fail_fast=True)] | None = None
+    tool_call_id: Annotated[Text, Field(min_length=1)] | None = None
     function_call: Annotated[Any, AfterValidator(_absent)] = None
     audio: Annotated[Any, AfterValidator(_absent)] = None
 
+    @model_validator(mode="after")
+    def _is_whole(self) -> Self:
+        """Refuse a turn without what its role needs."""
+        if self.tool_calls and self.role != "assistant":
+            raise fault(("tool_calls",), "must be an assistant's", self.tool_calls)
+        if self.role == "tool" and self.tool_call_id is None:
+            raise fault(("tool_call_id",), "must name the call that is answered", None)
+        if self.content is None and not self.tool_calls:
+            raise fault(("content",), "is required", None)
+        return self
+
     def texts(self) -> list[str]:
         """Return the texts of the parts; content that is a string is one part."""
+        if self.content is None:
+            return []
         if isinstance(self.content, str):
             return [self.content]
         return [part.text for part in self.content]

@@ -29,6 +29,7 @@ from engine.protocol.routes import (
 from engine.protocol.scoring import RerankRequest, ScoreRequest
 from engine.protocol.stream import refuse_stream
 from engine.protocol.unsupported import (
+    CHAT,
     GENERATION,
     SCORES,
     TRANSCRIPTION,
@@ -53,6 +54,7 @@ _REQUESTS: Mapping[str, type[BaseModel]] = MappingProxyType(
 )
 _NEUTRAL_VALUES: Mapping[type[BaseModel], NeutralValues] = MappingProxyType(
     {
+        ChatCompletionRequest: CHAT,
         EmbeddingRequest: VECTORS,
         ScoreRequest: SCORES,
         RerankRequest: SCORES,

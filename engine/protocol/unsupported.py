@@ -82,6 +82,9 @@ _SCORES: dict[str, tuple[object, ...]] = {
 }
 
 GENERATION: NeutralValues = MappingProxyType(_TOOLS | _DECODING | _INPUT | _OUTPUT)
+CHAT: NeutralValues = MappingProxyType(
+    {name: GENERATION[name] for name in GENERATION if name not in {"tools", "tool_choice"}}
+)
 _POOLING = _INPUT | _VECTORS
 VECTORS: NeutralValues = MappingProxyType(_POOLING)
 SCORES: NeutralValues = MappingProxyType(_POOLING | _SCORES)
@@ -128,15 +131,12 @@ TRANSLATION: NeutralValues = MappingProxyType(
 def refuse_unsupported(body: Mapping[str, Any], neutral: NeutralValues = GENERATION) -> None:
     """Raise a `RequestError` that names a parameter of the body that is not served yet, if any.
 
-    `neutral` has the values of each that change nothing: they pass, and so does null. `tools` pass
-    with `tool_choice: "none"`: the model is then shown none of them. `best_of` passes when it
-    equals `n`.
+    `neutral` has the values of each that change nothing: they pass, and so does null. `best_of`
+    passes when it equals `n`.
     """
     for name in sorted(body.keys() & neutral.keys()):
         value = body[name]
         if value is None or value in neutral[name]:
-            continue
-        if name == "tools" and body.get("tool_choice") == "none":
             continue
         allowed = " or ".join(json.dumps(item) for item in (None, *neutral[name]))
         raise _unsupported(name, value, allowed)

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import Sequence
+from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +14,7 @@ from jinja2 import TemplateSyntaxError
 from engine.errors import EngineError
 from engine.protocol.errors import RequestError
 from engine.protocol.messages import Message
+from engine.protocol.tools import ToolCall
 from engine.protocol.validation import printable, shown
 from engine.text.sandbox import Sandbox, TemplateEndless, dated
 from engine.text.vocabulary import Vocabulary
@@ -19,6 +23,11 @@ _PROBE = "tidemill probe of a template"
 _PART_SEPARATOR = "\n"
 _MAX_REASON_CHARS = 300
 _OPEN_END = "TIDEMILL OPEN END "
+# A call by which it is found out how a template takes arguments, and what a wrong way shows.
+_PROBE_KEY = "tidemill_probe"
+_AS_PYTHON_SHOWS = f"{{'{_PROBE_KEY}'"
+_SHORT_ID_CHARS = 9
+_WANTS_SHORT_IDS = re.compile(rf"\bid\b\s*\|\s*length\s*!=\s*{_SHORT_ID_CHARS}\b")
 # Under these names a message carries what its model thought; templates read the first two.
 _REASONING_FIELDS = ("reasoning_content", "thinking", "reasoning")
 
@@ -42,12 +51,15 @@ class ChatTemplate:
 
     `source` replaces the vocabulary's own template. Raises `EngineError` when there is none, when
     it is no Jinja, and when one short message is enough to keep it from coming to an end. One that
-    `leaves_messages_out` makes one prompt of all messages.
+    `leaves_messages_out` makes one prompt of all messages; one that `knows_tools` shows them.
     """
 
     def __init__(self, vocabulary: Vocabulary, *, source: str | None = None) -> None:
         template = _own_template(vocabulary.chat_template) if source is None else source
+        self.source_text = template
+        self.knows_tools = re.search(r"\btools\b", template) is not None
         self._knows_developer = "developer" in template
+        self._wants_short_ids = _WANTS_SHORT_IDS.search(template) is not None
         self._special_tokens = vocabulary.special_tokens
         try:
             self._compiled = Sandbox().compiled(template)
@@ -60,6 +72,7 @@ class ChatTemplate:
                 f"the chat template cannot be compiled: {type(exc).__name__}: {exc}"
             ) from exc
         self._takes_parts, self.leaves_messages_out = self._tried_out()
+        self._takes_argument_texts = self.knows_tools and self._tried_arguments()
 
     def render(
         self,
@@ -69,6 +82,7 @@ class ChatTemplate:
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
         documents: list[dict[str, Any]] | None = None,
+        tools: list[dict[str, Any]] | None = None,
         variables: dict[str, Any] | None = None,
     ) -> str:
         """Return the prompt's text; raises `RequestError` when the template refuses the messages.
@@ -85,6 +99,7 @@ class ChatTemplate:
             created,
             add_generation_prompt=add_generation_prompt,
             documents=documents,
+            tools=tools,
             **(variables or {}),
         )
         return _up_to_open_end(text) if continue_final_message else text
@@ -113,7 +128,44 @@ class ChatTemplate:
         thought = next((others[name] for name in _REASONING_FIELDS if name in others), None)
         if thought is not None:
             others = {"thinking": thought, **others, "reasoning_content": thought}
+        if message.tool_calls:
+            others["tool_calls"] = [self._as_call(call) for call in message.tool_calls]
+        if message.tool_call_id is not None:
+            others["tool_call_id"] = self._call_id(message.tool_call_id)
         return {**others, "role": role, "content": content}
+
+    def _as_call(self, call: ToolCall) -> dict[str, Any]:
+        said = call.function
+        arguments: object = said.arguments
+        if self._takes_argument_texts:
+            arguments = json.dumps(said.arguments, ensure_ascii=False)
+        read = {"type": call.type, "function": {"name": said.name, "arguments": arguments}}
+        return read if call.id is None else {"id": self._call_id(call.id), **read}
+
+    def _call_id(self, call_id: str) -> str:
+        """Return an id as the template takes it: some want nine letters and digits, and no more."""
+        is_short = len(call_id) == _SHORT_ID_CHARS and call_id.isascii() and call_id.isalnum()
+        if is_short or not self._wants_short_ids:
+            return call_id
+        return blake2b(call_id.encode(), digest_size=8).hexdigest()[:_SHORT_ID_CHARS]
+
+    def _tried_arguments(self) -> bool:
+        """Find out whether the template takes the arguments of a call as a text, not an object."""
+        arguments = {_PROBE_KEY: 1}
+        for value, is_text in ((arguments, False), (json.dumps(arguments), True)):
+            function = {"name": "probe", "arguments": value}
+            call = {"id": "probe0000", "type": "function", "function": function}
+            messages: list[dict[str, Any]] = [
+                {"role": "user", "content": _PROBE},
+                {"role": "assistant", "content": "", "tool_calls": [call]},
+            ]
+            try:
+                text = self._rendered(messages, 0, add_generation_prompt=False)
+            except RequestError:
+                continue
+            if _PROBE_KEY in text and _AS_PYTHON_SHOWS not in text:
+                return is_text
+        return False
 
     def _tried_out(self) -> tuple[bool, bool]:
         """Find out whether the template reads content as parts only, and whether it reads any."""

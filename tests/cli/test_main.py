@@ -124,8 +124,6 @@ def test_sizes_have_binary_units(text: str, size: int) -> None:
         ["--on-invalid-line", "ignore"],
         ["--tensor-parallel-size", "2"],
         ["--enable-auto-tool-choice"],
-        ["--tool-call-parser", "x"],
-        ["--reasoning-parser", "x"],
         ["--resum"],
     ],
 )

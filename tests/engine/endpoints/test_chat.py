@@ -285,7 +285,6 @@ def test_reasoning_effort_and_template_variables_reach_the_template() -> None:
         ({"logit_bias": {"300": 1}}, "logit_bias", "invalid_request"),
         ({"stop_token_ids": [300]}, "stop_token_ids", "invalid_request"),
         ({"chat_template_kwargs": {"messages": 1}}, "chat_template_kwargs", "invalid_request"),
-        ({"tools": [{"type": "function"}]}, "tools", "unsupported_parameter"),
     ],
 )
 def test_what_the_model_cannot_do_is_refused_by_name(

@@ -11,6 +11,20 @@ from engine.protocol.errors import RequestError
 from engine.protocol.validation import parse
 
 MESSAGES = [{"role": "user", "content": "Hi"}]
+CALLS = "messages.1.tool_calls"
+
+
+def call(arguments: object) -> dict[str, Any]:
+    """Return a call that an assistant has made."""
+    return {"id": "c", "type": "function", "function": {"name": "f", "arguments": arguments}}
+
+
+def tool(name: str = "f", **fields: object) -> dict[str, Any]:
+    """Return a tool of this name."""
+    return {"type": "function", "function": {"name": name, **fields}}
+
+
+CALL = call("{}")
 
 
 def chat(**fields: Any) -> ChatCompletionRequest:
@@ -121,7 +135,8 @@ def test_what_is_too_long_is_told_in_its_own_unit() -> None:
         ("Hi", "messages.1"),
         ({"content": "Hi"}, "messages.1.role"),
         ({"role": "", "content": "Hi"}, "messages.1.role"),
-        ({"role": "tool", "content": "5", "tool_call_id": "c"}, "messages.1.role"),
+        ({"role": "tool", "content": "5"}, "messages.1.tool_call_id"),
+        ({"role": "tool", "tool_call_id": "c"}, "messages.1.content"),
         ({"role": "function", "content": "5"}, "messages.1.role"),
         ({"role": "user"}, "messages.1.content"),
         ({"role": "assistant", "content": None}, "messages.1.content"),
@@ -134,7 +149,15 @@ def test_what_is_too_long_is_told_in_its_own_unit() -> None:
             {"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]},
             "messages.1.content.0.type",
         ),
-        ({"role": "assistant", "content": "", "tool_calls": [{}]}, "messages.1.tool_calls"),
+        ({"role": "assistant", "tool_calls": [{}]}, "messages.1.tool_calls.0.function"),
+        ({"role": "assistant", "tool_calls": []}, "messages.1.content"),
+        ({"role": "user", "content": "", "tool_calls": [CALL]}, "messages.1.tool_calls"),
+        ({"role": "assistant", "tool_calls": [CALL, call("{")]}, f"{CALLS}.1.function.arguments"),
+        ({"role": "assistant", "tool_calls": [call("[1]")]}, f"{CALLS}.0.function.arguments"),
+        ({"role": "assistant", "tool_calls": [call(5)]}, f"{CALLS}.0.function.arguments"),
+        ({"role": "assistant", "tool_calls": [call("[" * 9**6)]}, f"{CALLS}.0.function.arguments"),
+        ({"role": "assistant", "tool_calls": [{**CALL, "type": "web"}]}, f"{CALLS}.0.type"),
+        ({"role": "assistant", "tool_calls": [{**CALL, "id": ""}]}, f"{CALLS}.0.id"),
         (
             {"role": "assistant", "content": "", "function_call": {"a": 1}},
             "messages.1.function_call",
@@ -205,3 +228,79 @@ def test_parameters_that_contradict_each_other_are_refused(
 ) -> None:
     """Neither of the two is silently ignored."""
     assert param_of_fault(**fields) == param
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"tools": "f"}, "tools"),
+        ({"tools": ["f"]}, "tools.0"),
+        ({"tools": [{"type": "function"}]}, "tools.0.function"),
+        ({"tools": [{**tool(), "type": "web_search"}]}, "tools.0.type"),
+        ({"tools": [tool("")]}, "tools.0.function.name"),
+        ({"tools": [tool("a b")]}, "tools.0.function.name"),
+        ({"tools": [tool("x" * 129)]}, "tools.0.function.name"),
+        ({"tools": [tool(parameters=[])]}, "tools.0.function.parameters"),
+        ({"tools": [tool(strict="yes")]}, "tools.0.function.strict"),
+        ({"tools": [tool("a"), tool("b"), tool("a")]}, "tools.2.function.name"),
+        ({"tools": [tool()], "tool_choice": "always"}, "tool_choice"),
+        ({"tools": [tool()], "tool_choice": ["f"]}, "tool_choice"),
+        ({"tools": [tool()], "tool_choice": {"type": "tool"}}, "tool_choice.type"),
+        ({"tools": [tool()], "tool_choice": {"type": "function"}}, "tool_choice.function"),
+        ({"tools": [tool()], "tool_choice": tool("g")}, "tool_choice.function.name"),
+        ({"tool_choice": "required"}, "tool_choice"),
+        ({"tool_choice": tool()}, "tool_choice"),
+        ({"tools": [], "tool_choice": "required"}, "tool_choice"),
+        ({"tools": [tool()], "parallel_tool_calls": "no"}, "parallel_tool_calls"),
+        (
+            {"messages": [*MESSAGES, {"role": "assistant", "tool_calls": [CALL]}]}
+            | {"continue_final_message": True},
+            "continue_final_message",
+        ),
+    ],
+)
+def test_what_is_wrong_with_tools_is_found(fields: dict[str, Any], param: str) -> None:
+    """The error names the tool and the field in it, or the choice that cannot be."""
+    assert param_of_fault(**fields) == param
+
+
+def test_an_unknown_choice_is_told_with_those_that_there_are() -> None:
+    """The words are those that a person needs."""
+    with pytest.raises(RequestError) as caught:
+        chat(tools=[tool()], tool_choice="any")
+    assert caught.value.message == (
+        "`tool_choice` must be 'none', 'auto', 'required' or"
+        ' {"type": "function", "function": {"name": …}}; got \'any\'.'
+    )
+
+
+def test_a_choice_says_which_tools_are_shown_and_which_may_be_called() -> None:
+    """`none` shows none; a named one is alone, though all are shown."""
+    tools = [tool("a"), tool("b")]
+    for choice, shown, callable_names, needs in (
+        (None, "ab", "ab", False),
+        ("auto", "ab", "ab", False),
+        ("none", "", "", False),
+        ("required", "ab", "ab", True),
+        (tool("b"), "ab", "b", True),
+    ):
+        request = chat(tools=tools, tool_choice=choice)
+        assert "".join(item.function.name for item in request.offered_tools) == shown
+        assert "".join(item.function.name for item in request.callable_tools) == callable_names
+        assert request.needs_call is needs
+
+
+def test_a_tool_reaches_the_template_as_it_was_sent() -> None:
+    """Fields that we do not know come along; none is added."""
+    sent = {**tool(parameters={"type": "object", "x": [1]}, returns="text"), "more": 1}
+    [parsed] = chat(tools=[sent]).tools or []
+    assert parsed.as_template_reads() == sent
+
+
+def test_arguments_of_calls_are_objects_however_they_were_sent() -> None:
+    """Clients send back the text that they got; an empty one is of a call without arguments."""
+    calls = [call('{"a": 1}'), call({"a": 1}), call(" "), {"function": CALL["function"]}]
+    [_, turn] = chat(messages=[*MESSAGES, {"role": "assistant", "tool_calls": calls}]).messages
+    arguments = [made.function.arguments for made in turn.tool_calls or []]
+    assert arguments == [{"a": 1}, {"a": 1}, {}, {}]
+    assert turn.texts() == []

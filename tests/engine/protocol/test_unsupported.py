@@ -14,6 +14,7 @@ from engine.protocol.errors import RequestError
 from engine.protocol.requests import read_body
 from engine.protocol.scoring import RerankRequest, ScoreRequest
 from engine.protocol.unsupported import (
+    CHAT,
     GENERATION,
     SCORES,
     VECTORS,
@@ -27,9 +28,6 @@ TOOL = {"type": "function", "function": {"name": "f"}}
 @pytest.mark.parametrize(
     ("name", "value"),
     [
-        ("tools", [TOOL]),
-        ("tool_choice", "required"),
-        ("tool_choice", {"type": "function", "function": {"name": "f"}}),
         ("functions", [{"name": "f"}]),
         ("function_call", {"name": "f"}),
         ("structural_tag", "{}"),
@@ -64,7 +62,6 @@ def test_a_parameter_that_changes_the_result_is_named(name: str, value: object) 
     [
         dict.fromkeys(GENERATION),
         {name: values[0] for name, values in GENERATION.items() if values},
-        {"tool_choice": "none", "tools": [TOOL]},
         {"tool_choice": "auto", "tools": []},
         {"use_beam_search": False, "length_penalty": 1.0, "suffix": ""},
         {"modalities": ["text"]},
@@ -100,6 +97,14 @@ def test_what_others_take_for_vectors_and_scores_is_named(
     assert (caught.value.param, caught.value.code) == (name, "unsupported_parameter")
 
 
+@pytest.mark.parametrize(("name", "value"), [("tools", [TOOL]), ("tool_choice", "required")])
+def test_tools_are_of_chats_alone(name: str, value: object) -> None:
+    """A completion calls none, and says so."""
+    with pytest.raises(RequestError) as caught:
+        read_body(CompletionRequest, {"prompt": "a", name: value})
+    assert (caught.value.param, caught.value.code) == (name, "unsupported_parameter")
+
+
 def test_what_is_of_generation_alone_is_no_matter_of_vectors() -> None:
     """A body may carry along what other endpoints read."""
     body = {"input": "a", "tools": [TOOL], "padding": "do_not_pad"}
@@ -109,7 +114,8 @@ def test_what_is_of_generation_alone_is_no_matter_of_vectors() -> None:
 @pytest.mark.parametrize(
     ("kinds", "neutral"),
     [
-        ((ChatCompletionRequest, CompletionRequest), GENERATION),
+        ((ChatCompletionRequest,), CHAT),
+        ((CompletionRequest,), GENERATION),
         ((EmbeddingRequest,), VECTORS),
         ((ScoreRequest, RerankRequest), SCORES),
     ],

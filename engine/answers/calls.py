@@ -1,0 +1,155 @@
+"""Calls of tools as JSON between marks: what hermes, mistral and granite write."""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
+
+from engine.answers.flow import Flow, Waiting
+from engine.answers.json_text import items, members, skip_value
+from engine.answers.tagged_arguments import read_function
+
+UNREAD = "A call of a tool could not be read; it is left in the content."
+
+
+class Said(NamedTuple):
+    """A call as it was read; an id where the model wrote one itself."""
+
+    name: str
+    arguments: str
+    call_id: str | None = None
+
+
+Calls = Generator[None, None, Sequence[Said] | None]
+"""Reads what follows a mark; None, somewhere in it, where that is no call."""
+
+
+class CallForm(Protocol):
+    """How a model writes calls. `marks` are what its special tokens are written like."""
+
+    @property
+    def marks(self) -> tuple[str, ...]:
+        """Return them."""
+
+    def read(self, flow: Flow) -> Waiting:
+        """Read an answer to its end, and the calls in it."""
+
+
+class Following(Protocol):
+    """Reads the calls that follow a mark."""
+
+    def __call__(self, flow: Flow) -> Calls:
+        """Return them, or None."""
+
+
+@dataclass(frozen=True, slots=True)
+class MarkedCalls:
+    """Calls that begin with one of the marks `opens`, anywhere in an answer; a `CallForm`."""
+
+    opens: tuple[str, ...]
+    follows: Following
+    other_marks: tuple[str, ...] = ()
+
+    @property
+    def marks(self) -> tuple[str, ...]:
+        """Return what special tokens are written like."""
+        return self.opens + self.other_marks
+
+    def read(self, flow: Flow) -> Waiting:
+        """Read an answer; what cannot be read of it stays what it says, mark and all."""
+        while (mark := (yield from flow.pass_on(self.opens, flow.say))) is not None:
+            said = yield from self.follows(flow)
+            if said is None:
+                flow.at = 0  # `pass_on` has dropped all before
+                flow.warn(UNREAD)
+                flow.say(mark)
+                continue
+            for call in said:
+                flow.call(*call)
+            flow.drop()
+
+
+def json_calls(text: str) -> list[Said]:
+    """Return the calls of a JSON text, an object or an array of them; ValueError for any other."""
+    if text.lstrip().startswith("["):
+        return [call for item in items(text) for call in json_calls(item)]
+    said = members(text)
+    if "function" in said and isinstance(said["function"][0], dict):
+        return json_calls(said["function"][1])
+    name, _ = said.get("name") or said.get("function") or (None, "")
+    if not isinstance(name, str) or not name:
+        raise ValueError("it names nothing to call")
+    value, arguments = said.get("arguments") or said.get("parameters") or ({}, "{}")
+    if isinstance(value, str):  # a text of JSON inside JSON
+        members(value)
+        return [Said(name, value)]
+    if value is None:
+        return [Said(name, "{}")]
+    if not isinstance(value, dict):
+        raise ValueError("arguments are an object")  # noqa: TRY004 - a value of the text, not ours
+    return [Said(name, arguments)]
+
+
+def following_json(flow: Flow) -> Generator[None, None, list[Said] | None]:
+    """Read one JSON value that is a call, or an array of calls."""
+    start = flow.at
+    if not (yield from skip_value(flow)):
+        return None
+    try:
+        return json_calls(flow.text[start : flow.at]) or None
+    except ValueError:
+        return None
+
+
+def _hermes(flow: Flow) -> Calls:
+    yield from flow.skip_space()
+    if (yield from flow.takes("<function=")):
+        found = yield from read_function(flow)
+        said = None if found is None else [Said(*found)]
+    else:
+        said = yield from following_json(flow)
+    if said:
+        after = flow.at
+        yield from flow.skip_space()
+        if not (yield from flow.takes("</tool_call>")):
+            flow.at = after
+    return said
+
+
+def _granite(flow: Flow) -> Calls:
+    return (yield from following_json(flow))
+
+
+def _mistral(flow: Flow) -> Calls:
+    yield from flow.skip_space()
+    if (yield from flow.peek(1)) in ("[", "{"):
+        return (yield from following_json(flow))
+    name = yield from flow.word()
+    call_id = None
+    if (yield from flow.takes("[CALL_ID]")):
+        call_id = (yield from flow.word()) or None
+    yield from flow.takes("[ARGS]")
+    yield from flow.skip_space()
+    arguments = yield from following_object(flow)
+    if not name or arguments is None:
+        return None
+    return [Said(name, arguments, call_id)]
+
+
+def following_object(flow: Flow) -> Generator[None, None, str | None]:
+    """Read the text of one JSON object."""
+    start = flow.at
+    if not (yield from skip_value(flow)):
+        return None
+    text = flow.text[start : flow.at]
+    try:
+        members(text)
+    except ValueError:
+        return None
+    return text
+
+
+HERMES = MarkedCalls(("<tool_call>",), _hermes, ("</tool_call>",))
+GRANITE = MarkedCalls(("<|tool_call|>",), _granite)
+MISTRAL = MarkedCalls(("[TOOL_CALLS]",), _mistral, ("[ARGS]", "[CALL_ID]"))

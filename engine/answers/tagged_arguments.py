@@ -1,0 +1,53 @@
+"""Calls whose arguments stand between tags, as Qwen3-Coder writes them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Generator, Mapping
+from typing import Any
+
+from engine.answers.flow import Flow
+from engine.answers.json_text import loaded
+
+_NEXT = ("</parameter>", "<parameter=", "</function>", "</tool_call>")
+
+
+def read_function(flow: Flow) -> Generator[None, None, tuple[str, str] | None]:
+    """Read what follows `<function=`: the name, and the arguments as a JSON text.
+
+    A value is a text unless the function's schema says otherwise, and it reads as such.
+    """
+    name = yield from flow.word()
+    if not name or not (yield from flow.takes(">")):
+        return None
+    schema = flow.tools.get(name, {})
+    arguments: dict[str, Any] = {}
+    while True:
+        yield from flow.skip_space()
+        if not (yield from flow.takes("<parameter=")):
+            break
+        key = yield from flow.word()
+        if not (yield from flow.takes(">")):
+            return None
+        value, mark = yield from flow.until(_NEXT)
+        if mark is None:
+            return None
+        if mark != "</parameter>":  # left out: what follows begins anew
+            flow.at -= len(mark)
+        arguments[key] = _value_of(value.removeprefix("\n").removesuffix("\n"), key, schema)
+    if not (yield from flow.takes("</function>")):
+        return None
+    return name, json.dumps(arguments, ensure_ascii=False)
+
+
+def _value_of(text: str, key: str, schema: Mapping[str, Any]) -> Any:
+    properties = schema.get("properties")
+    said = properties.get(key) if isinstance(properties, dict) else None
+    kinds = said.get("type") if isinstance(said, dict) else None
+    kinds = [kinds] if isinstance(kinds, str) else kinds
+    if "string" in (kinds or ["string"]) and not (text == "null" and "null" in (kinds or [])):
+        return text
+    try:
+        return loaded(text)
+    except ValueError:
+        return {"True": True, "False": False, "None": None}.get(text, text)

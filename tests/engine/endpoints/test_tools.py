@@ -1,0 +1,268 @@
+"""Tools and thinking from body to body: templates of each family, a generator with a script."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from openai.types.chat import ChatCompletion
+
+from engine.answers.calls import UNREAD
+from engine.contract import Reply, StreamedReply
+from tests.engine.endpoints.tool_models import (
+    DEEPSEEK,
+    GPT_OSS,
+    HERMES,
+    MISTRAL,
+    QWEN3,
+    R1,
+    TEMPLATES,
+    WEATHER,
+    ToolScene,
+)
+from tests.engine.scripted_model import TEMPLATE, Scene
+
+PARIS = '{"city": "Paris"}'
+CALL = f'<tool_call>\n{{"name": "weather", "arguments": {PARIS}}}\n</tool_call>'
+CALLS = {
+    "hermes": CALL,
+    "llama3_json": f'{{"name": "weather", "parameters": {PARIS}}}',
+    "mistral": f"[TOOL_CALLS]weather[ARGS]{PARIS}",
+    "deepseek_v3": (
+        "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>weather\n"
+        f"```json\n{PARIS}\n```<｜tool▁call▁end｜>"
+    ),
+    "pythonic": "[weather(city='Paris')]",
+    "openai": f"<|channel|>commentary to=functions.weather<|message|>{PARIS}<|call|>",
+}
+HARMONY = f"<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant{CALLS['openai']}"
+USER = {"role": "user", "content": "Weather?"}
+CHATS = "/v1/chat/completions"
+
+
+@pytest.mark.parametrize("family", sorted(TEMPLATES))
+def test_a_call_is_a_message_of_openais_form(family: str) -> None:
+    """The model's own form is known by its template; its marks are special tokens, yet seen."""
+    scene = ToolScene(CALLS[family], TEMPLATES[family])
+    body = scene.chat(tools=[WEATHER])
+    [choice] = ChatCompletion.model_validate(body).choices
+    assert choice.finish_reason == "tool_calls"
+    assert choice.message.content is None
+    [call] = choice.message.tool_calls or []
+    assert call.type == "function"
+    assert (call.function.name, json.loads(call.function.arguments)) == (
+        "weather",
+        {"city": "Paris"},
+    )
+    assert "warnings" not in body["choices"][0]
+
+
+@pytest.mark.parametrize("family", sorted(TEMPLATES))
+def test_turns_of_tools_reach_the_template(family: str) -> None:
+    """The calls of a reply are sent back as they came, with their results, and rendered."""
+    scene = ToolScene(CALLS[family], TEMPLATES[family])
+    message = scene.choice()["message"]
+    [call] = message["tool_calls"]
+    result = {"role": "tool", "tool_call_id": call["id"], "content": "Sunny."}
+    prompt = scene.prompt(messages=[USER, message, result], tools=[WEATHER])
+    assert 'TOOL {"type": "function", "function": {"name": "weather", "description"' in prompt
+    assert '{"city": "Paris"}' in prompt
+    assert "Sunny." in prompt
+
+
+def test_ids_of_others_become_short_where_a_template_wants_them() -> None:
+    """A call and its result keep naming each other."""
+    scene = ToolScene("x", MISTRAL)
+    call = {"id": "call_abcdef", "type": "function"}
+    call["function"] = {"name": "weather", "arguments": PARIS}
+    turns = [
+        {"role": "assistant", "content": "", "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "call_abcdef", "content": "Sunny."},
+    ]
+    prompt = scene.prompt(messages=[USER, *turns], tools=[WEATHER])
+    short = prompt.split('"id": "')[1].split('"')[0]
+    assert len(short) == 9
+    assert f"[{short}]Sunny." in prompt
+    call["id"] = turns[1]["tool_call_id"] = "abc123XYZ"
+    assert "[abc123XYZ]Sunny." in scene.prompt(messages=[USER, *turns], tools=[WEATHER])
+
+
+def test_tools_are_shown_only_where_they_may_be_called() -> None:
+    """With `none` the prompt is that of a request without tools, and calls are text."""
+    scene = ToolScene(CALL)
+    without = scene.prompt(messages=[USER])
+    assert scene.prompt(messages=[USER], tools=[WEATHER], tool_choice="none") == without
+    assert scene.prompt(messages=[USER], tools=[WEATHER]) != without
+    choice = scene.choice(tool_choice="none", skip_special_tokens=False)
+    assert choice["message"]["content"] == CALL
+    assert choice["finish_reason"] == "stop"
+
+
+def test_a_call_that_is_cut_off_stays_content() -> None:
+    """The row says so beside the length that ended it."""
+    scene = ToolScene(CALL)
+    num_tokens = len(scene.generator.token_ids)
+    choice = scene.choice(max_tokens=num_tokens - 20)
+    assert choice["finish_reason"] == "length"
+    assert choice["message"]["content"].startswith('<tool_call>\n{"name": "weather"')
+    assert "tool_calls" not in choice["message"]
+    assert choice["warnings"] == [UNREAD]
+
+
+def test_each_choice_has_calls_of_its_own() -> None:
+    """Ids differ from choice to choice, and are the same in every run of the line."""
+    scene = ToolScene(CALL)
+    first, again = (scene.chat(tools=[WEATHER], n=2) for _ in range(2))
+    assert first == again
+    ids = [choice["message"]["tool_calls"][0]["id"] for choice in first["choices"]]
+    assert len(set(ids)) == 2
+
+
+@pytest.mark.parametrize(
+    ("template", "answer", "fields", "reasoning"),
+    [
+        (QWEN3, "<think>\nHm.\n</think>\n\nYes.", {}, "Hm."),
+        (QWEN3, "Yes.", {"chat_template_kwargs": {"enable_thinking": False}}, None),
+        (QWEN3, "Yes.", {"reasoning_effort": "none"}, None),
+        (R1, "Hm.\n</think>\n\nYes.", {}, "Hm."),
+        (R1, "<think>\nHm.\n</think>\n\nYes.", {}, "Hm."),
+        (
+            GPT_OSS,
+            ("<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant<|channel|>final<|message|>"
+            "Yes.<|return|>"),
+            {},
+            "Hm.",
+        ),
+    ],
+)  # fmt: skip
+def test_thinking_is_shown_apart_and_counted(
+    template: str, answer: str, fields: dict[str, Any], reasoning: str | None
+) -> None:
+    """`reasoning_content` holds it, and usage how many tokens it was, marks among them."""
+    scene = ToolScene(answer, template)
+    reply = scene.reply(scene.chats, {"messages": [USER], **fields})
+    [choice] = reply.body["choices"]
+    assert choice["message"]["content"] == "Yes."
+    assert choice["message"].get("reasoning_content") == reasoning
+    counted = reply.body["usage"]["completion_tokens_details"]["reasoning_tokens"]
+    assert counted == reply.usage.reasoning_tokens
+    after = scene.tokenizer.encode(answer.partition("</think>")[2], add_special_tokens=False)
+    if "</think>" in answer:
+        assert counted == len(scene.generator.token_ids) - len(after) - 1
+    else:
+        assert (counted > 0) == (reasoning is not None)
+
+
+def test_thinking_that_is_not_ended_is_no_answer() -> None:
+    """All tokens are counted as thinking, and content is null."""
+    scene = ToolScene("Hm, let me see", R1)
+    body = scene.chat(max_tokens=5)
+    [choice] = body["choices"]
+    assert choice["message"]["content"] is None
+    assert choice["message"]["reasoning_content"]
+    assert choice["finish_reason"] == "length"
+    assert body["usage"]["completion_tokens_details"] == {"reasoning_tokens": 5}
+
+
+def test_thinking_may_be_left_out_or_left_in() -> None:
+    """`include_reasoning` false drops it; SGLang's `separate_reasoning` false leaves it there."""
+    scene = ToolScene("Hm.</think>Yes.", R1)
+    dropped = scene.choice(include_reasoning=False)["message"]
+    assert (dropped["content"], "reasoning_content" in dropped) == ("Yes.", False)
+    whole = scene.choice(separate_reasoning=False)["message"]
+    assert (whole["content"], "reasoning_content" in whole) == ("Hm.</think>Yes.", False)
+
+
+def test_an_answer_that_goes_on_inside_its_thinking_is_read_so() -> None:
+    """The last message says whether it has ended, whatever the template would open."""
+    turn = {"role": "assistant", "content": "<think>So far"}
+    scene = ToolScene(" so good.</think>Yes.", HERMES, thinking="qwen3")
+    fields = {"messages": [USER, turn], "continue_final_message": True}
+    body = scene.reply(scene.chats, fields).body
+    assert body["choices"][0]["message"]["reasoning_content"] == "so good."
+    turn["content"] = "<think>Hm.</think>So far"
+    body = scene.reply(scene.chats, fields).body
+    assert "reasoning_content" not in body["choices"][0]["message"]
+
+
+def test_a_call_follows_the_thinking() -> None:
+    """Both are told apart from what is said between them."""
+    message = ToolScene(f"Hm.</think>\n\nI look.\n{CALL}", R1).choice()["message"]
+    assert message["reasoning_content"] == "Hm."
+    assert message["content"] == "I look."
+    assert [call["function"]["name"] for call in message["tool_calls"]] == ["weather"]
+
+
+def test_a_form_that_is_named_stands_above_the_template() -> None:
+    """`none` reads nothing; another form reads by its own marks."""
+    assert ToolScene(CALL, calls="none", thinking="none").choice(tools=[])["message"] == {
+        "role": "assistant",
+        "content": CALL.replace("<tool_call>", "").replace("</tool_call>", ""),
+        "refusal": None,
+    }
+    message = ToolScene(CALLS["pythonic"], calls="pythonic").choice()["message"]
+    assert message["tool_calls"][0]["function"]["arguments"] == PARIS
+
+
+def test_a_stop_string_inside_a_call_ends_it_there() -> None:
+    """Stop strings are looked for in all that is written, marks among it."""
+    choice = ToolScene(CALL).choice(stop="Paris")
+    assert choice["finish_reason"] == "stop"
+    assert choice["stop_reason"] == "Paris"
+    assert choice["warnings"] == [UNREAD]
+    choice = ToolScene(CALL).choice(stop="</tool_call>")
+    assert choice["finish_reason"] == "tool_calls"
+
+
+def test_tools_that_the_model_is_not_shown_are_refused() -> None:
+    """A template without tools would leave them out, and nobody would know."""
+    fault = Scene().chat_fault(tools=[WEATHER])
+    assert (fault.param, fault.code) == ("tools", "tools_not_supported")
+    assert "--chat-template" in fault.message
+    fault = ToolScene("x", TEMPLATE + "{{ tools }}").chat_fault(tools=[WEATHER])
+    assert (fault.param, fault.code) == ("tools", "tools_not_supported")
+    assert "--tool-call-parser" in fault.message
+
+
+def test_arguments_are_a_text_where_a_template_joins_them() -> None:
+    """DeepSeek's own template does; one that prints an object would show Python's quotes."""
+    call = {"id": "c", "type": "function", "function": {"name": "weather", "arguments": PARIS}}
+    turns = [USER, {"role": "assistant", "content": "", "tool_calls": [call]}]
+    prompt = ToolScene("x", DEEPSEEK).prompt(messages=turns, tools=[WEATHER])
+    assert f"weather\n```json\n{PARIS}\n```" in prompt
+
+
+@pytest.mark.parametrize(
+    ("template", "answer"),
+    [
+        (R1, f"Hm.\n</think>\n\nI look.\n{CALL}"),
+        (R1, "Hm.</think><tool_call>{"),
+        (GPT_OSS, HARMONY),
+    ],
+)
+async def test_a_stream_says_what_the_answer_at_once_says(template: str, answer: str) -> None:
+    """Thinking, content, calls, warnings, the reason of the end, and tokens of thinking."""
+    scene = ToolScene(answer, template)
+    body = {"messages": [USER], "tools": [WEATHER], "n": 2}
+    whole = await scene.served.answer(CHATS, body, "req_1", 0)
+    stream = {"stream": True, "stream_options": {"include_usage": True}}
+    streamed = await scene.served.answer(CHATS, body | stream, "req_1", 0)
+    assert isinstance(whole, Reply)
+    assert isinstance(streamed, StreamedReply)
+    chunks = [chunk async for chunk in streamed.chunks]
+    assert chunks[-1]["usage"] == whole.body["usage"]
+    for choice in whole.body["choices"]:
+        own = [c for chunk in chunks for c in chunk["choices"] if c["index"] == choice["index"]]
+        deltas = [one["delta"] for one in own]
+        message = choice["message"]
+        assert "".join(d.get("content", "") for d in deltas) == (message["content"] or "")
+        thought = "".join(d.get("reasoning_content", "") for d in deltas)
+        assert thought == message.get("reasoning_content", "")
+        calls = [call for d in deltas for call in d.get("tool_calls", [])]
+        for place, call in enumerate(calls):
+            assert call.pop("index") == place
+        assert calls == message.get("tool_calls", [])
+        assert own[-1]["finish_reason"] == choice["finish_reason"]
+        warnings = [words for one in own for words in one.get("warnings", [])]
+        assert warnings == choice.get("warnings", [])

@@ -1,0 +1,155 @@
+"""Text models whose templates show tools in the style of each family, with scripted answers."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import cache
+from typing import Any
+
+from tokenizers import AddedToken
+from tokenizers import Tokenizer as Backend
+from transformers import PreTrainedTokenizerFast
+
+from engine.answers.forms import forms_of
+from engine.endpoints import text_endpoints
+from engine.endpoints.served import ServedEngine
+from engine.text.text_model import TextModel
+from tests.engine.scripted_model import (
+    INFO,
+    TURN_END,
+    Scene,
+    ScriptedGenerator,
+    byte_level_backend,
+    text_model_of,
+)
+
+_TURNS = (
+    "{%- for message in messages -%}<|im_start|>{{ message.role }}\n"
+    "{%- if message.content %}{{ message.content }}{% endif -%}"
+    "{%- for call in message.tool_calls or [] -%}CALL{%- endfor -%}<|im_end|>\n{%- endfor -%}"
+    "{%- if add_generation_prompt -%}<|im_start|>assistant\n{%- endif -%}"
+)
+_SHOWN_TOOLS = "{%- for tool in tools or [] -%}TOOL {{ tool | tojson }}\n{%- endfor -%}"
+
+HERMES = _SHOWN_TOOLS + _TURNS.replace(
+    "CALL",
+    '<tool_call>\n{"name": "{{ call.function.name }}", "arguments": '
+    "{{ call.function.arguments | tojson }}}\n</tool_call>",
+)
+# As Qwen3 has it: the model opens its thinking itself, unless the prompt has closed it.
+QWEN3 = HERMES.replace(
+    "assistant\n{%- endif -%}",
+    "assistant\n{%- if enable_thinking is defined and enable_thinking is false -%}"
+    "<think>\n\n</think>\n\n{%- endif -%}{%- endif -%}",
+)
+R1 = HERMES.replace("assistant\n{%- endif -%}", "assistant\n{{ '<think>\n' }}{%- endif -%}") + (
+    "{#- </think> -#}"
+)
+LLAMA = _SHOWN_TOOLS + _TURNS.replace(
+    "CALL",
+    '<|python_tag|>{"name": "{{ call.function.name }}", "parameters": '
+    "{{ call.function.arguments | tojson }}}",
+)
+MISTRAL = _SHOWN_TOOLS + _TURNS.replace(
+    "CALL",
+    "{%- if call.id is not defined or call.id | length != 9 -%}"
+    '{{ raise_exception("ids have nine characters") }}{%- endif -%}'
+    '[TOOL_CALLS][{"name": "{{ call.function.name }}", "arguments": '
+    '{{ call.function.arguments | tojson }}, "id": "{{ call.id }}"}]',
+).replace(
+    "{%- if message.content %}",
+    "{%- if message.tool_call_id is defined %}[{{ message.tool_call_id }}]{% endif -%}"
+    "{%- if message.content %}",
+)
+# Its own template joins arguments to a text.
+DEEPSEEK = _SHOWN_TOOLS + _TURNS.replace(
+    "CALL",
+    "{{ '<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>' + call.function.name"
+    " + '\n```json\n' + call.function.arguments + '\n```<｜tool▁call▁end｜>' }}",
+)
+PYTHONIC = (
+    _SHOWN_TOOLS
+    + "{#- [func_name1(params_name1=1)] -#}"
+    + _TURNS.replace("CALL", "[{{ call.function.name }}({{ call.function.arguments | tojson }})]")
+)
+GPT_OSS = _SHOWN_TOOLS + (
+    "{%- for message in messages -%}<|start|>{{ message.role }}"
+    "{%- for call in message.tool_calls or [] -%} to=functions.{{ call.function.name }}<|channel|>"
+    "commentary json<|message|>{{ call.function.arguments | tojson }}<|call|>{%- endfor -%}"
+    "{%- if message.content -%}<|message|>{{ message.content }}<|end|>{%- endif -%}{%- endfor -%}"
+    "{%- if add_generation_prompt -%}<|start|>assistant{%- endif -%}"
+)
+TEMPLATES = {
+    "hermes": HERMES,
+    "llama3_json": LLAMA,
+    "mistral": MISTRAL,
+    "deepseek_v3": DEEPSEEK,
+    "pythonic": PYTHONIC,
+    "openai": GPT_OSS,
+}
+_SPECIAL = (
+    *("[TOOL_CALLS]", "[ARGS]", "[CALL_ID]", "<|python_tag|>", "<|start|>", "<|channel|>"),
+    *("<|message|>", "<|end|>", "<|call|>", "<|return|>", "<|constrain|>"),
+    *("<｜tool▁calls▁begin｜>", "<｜tool▁call▁begin｜>", "<｜tool▁sep｜>", "<｜tool▁call▁end｜>"),
+    *("<think>", "</think>", "<tool_call>", "</tool_call>"),
+)
+# As Qwen has them: a token of their own, and yet text.
+_PLAIN = ("<|fim_pad|>",)
+_CONTEXT = 4_096
+
+
+@cache
+def _backend() -> Backend:
+    backend = Backend.from_str(byte_level_backend().to_str())
+    backend.add_special_tokens([AddedToken(mark, special=True) for mark in _SPECIAL])
+    backend.add_tokens([AddedToken(mark, special=False) for mark in _PLAIN])
+    return backend
+
+
+def tool_model(template: str) -> TextModel:
+    """Return the text side of a model with this template, to which all marks are special tokens."""
+    pretrained = PreTrainedTokenizerFast(
+        tokenizer_object=_backend(), eos_token=TURN_END, chat_template=template
+    )
+    return replace(text_model_of(pretrained), max_model_len=_CONTEXT)
+
+
+class ToolScene(Scene):
+    """A scene of a model with this template, read as its template shows or as it is told."""
+
+    def __init__(self, answer: str, template: str = HERMES, **forms: str | None) -> None:
+        super().__init__(answer, model=tool_model(template))
+        source = None if self.model.chat_template is None else self.model.chat_template.source_text
+        endpoints = text_endpoints(self.model, seed=7, forms=forms_of(source, **forms))
+        self.chats, self.completions = endpoints
+        self.served = ServedEngine(endpoints, self.generator, INFO, model_names=("tiny",))
+
+    def choice(self, *, tools: Any = None, **fields: Any) -> dict[str, Any]:
+        """Return the one choice that answers a user's message."""
+        [choice] = self.chat(tools=[WEATHER] if tools is None else tools, **fields)["choices"]
+        return dict(choice)
+
+    def prompt(self, **body: Any) -> str:
+        """Return the prompt that a body comes to."""
+        self.reply(self.chats, body)
+        return self.tokenizer.text(self.last().prompt_ids, skip_special_tokens=False)
+
+
+def say(scene: Scene, generator: ScriptedGenerator, text: str) -> None:
+    """Let a generator say this from now on."""
+    ids = scene.tokenizer.encode(text, add_special_tokens=False)
+    generator.token_ids = [*ids, *scene.model.eos_token_ids]
+
+
+WEATHER = {
+    "type": "function",
+    "function": {
+        "name": "weather",
+        "description": "What the weather is like.",
+        "parameters": {
+            "type": "object",
+            "properties": {"city": {"type": "string"}},
+            "required": ["city"],
+        },
+    },
+}
