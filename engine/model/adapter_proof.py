@@ -37,16 +37,20 @@ def check_adapters(
 ) -> None:
     """Refuse an adapter of a loaded model that computes something else, or no numbers."""
     proofs = _Proofs(checkpoint, description, architecture, loaded, adapters)
+    _, tokens = own.compared(architecture, loaded.device)
     for index, adapter in enumerate(adapters):
-        where = f"adapter {adapter.name} ({adapter.folder})"
-        _, tokens = own.compared(architecture, loaded.device)
-        refuse_infinite(where, answers(loaded, tokens, adapter=index + 1))
+        refuse_infinite(_called(adapter), answers(loaded, tokens, adapter=index + 1))
+    for index, adapter in enumerate(adapters):
         proof = prove_once(_fact(checkpoint, loaded, adapter), partial(proofs.of, index))
         if not proof.holds:
             raise ModelRefused(
-                f"{where}: it gives other logits here than merged into its model (relative "
-                f"distance {proof.distance:.2g})."
+                f"{_called(adapter)}: it gives other logits here than merged into its model "
+                f"(relative distance {proof.distance:.2g})."
             )
+
+
+def _called(adapter: Adapter) -> str:
+    return f"adapter {adapter.name} ({adapter.folder})"
 
 
 @dataclass(frozen=True)

@@ -1,10 +1,10 @@
 """A model without tensors: it checks that the cache holds what is read, and knows what to say.
 
 `PageMemory` stands in for the KV cache. Each slot of a page holds the whole beginning that was
-computed into it and its salt, so that reading a page which another sequence wrote, or nobody, fails
-at once. `PagedModel` is a runner over it whose logits are a function of the tokens so far. It is a
-device that the host waits for: where the id of a sampled token will lie the table holds nonsense
-until its step is collected, and a failure may show only then.
+computed into it, its salt and adapter, so that reading a page which another sequence wrote, or
+nobody, fails at once. `PagedModel` is a runner over it whose logits are a function of the tokens so
+far. It is a device that the host waits for: where the id of a sampled token will lie the table
+holds nonsense until its step is collected, and a failure may show only then.
 """
 
 from __future__ import annotations
@@ -47,17 +47,21 @@ class PageMemory:
         size = self._table.page_size
         for slot, start, stop in spans_of(plan):
             tokens = self.tokens_of(slot, stop)
-            salt = self._table.sequence(slot).request.cache_salt
+            salt = self._salt(slot)
             for position in range(start, stop):
                 page = int(self._table.pages[slot, position // size])
                 self._slots[page, position % size] = salt, tokens[: position + 1]
         for slot, _, stop in spans_of(plan):
             tokens = self.tokens_of(slot, stop)
-            salt = self._table.sequence(slot).request.cache_salt
+            salt = self._salt(slot)
             for position in range(stop):
                 assert position // size < self._table.num_pages[slot]
                 page = int(self._table.pages[slot, position // size])
                 assert self._slots[page, position % size] == (salt, tokens[: position + 1])
+
+    def _salt(self, slot: int) -> str:
+        request = self._table.sequence(slot).request
+        return f"{request.adapter} {request.cache_salt}"
 
     def scramble(self, plan: StepPlan) -> None:
         """Write nonsense where a plan's tokens go: the step failed half way."""

@@ -239,6 +239,7 @@ class Scene:
         *,
         model: TextModel | None = None,
         model_names: Sequence[str] = ("tiny", "tiny-alias"),
+        adapters: Sequence[str] = (),
     ) -> None:
         self.model = model or text_model()
         self.tokenizer = self.model.tokenizer
@@ -246,7 +247,9 @@ class Scene:
         self.generator = ScriptedGenerator([*ids, *self.model.eos_token_ids])
         endpoints = text_endpoints(self.model, seed=7)
         self.chats, self.completions = endpoints
-        self.served = ServedEngine(endpoints, self.generator, INFO, model_names=model_names)
+        self.served = ServedEngine(
+            endpoints, self.generator, INFO, model_names=model_names, adapters=adapters
+        )
 
     def chat(self, content: object = "Hi", **fields: object) -> dict[str, Any]:
         """Return the body that answers one user message."""

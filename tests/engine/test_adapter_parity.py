@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from engine.config import AdmissionName, EngineConfig, LoraModule
 from engine.kinds.generation import make_work
@@ -15,7 +17,7 @@ from engine.model.network import LoadedModel
 from engine.scheduling.sequence import Sampling, SequenceRequest
 from tests.engine.adapters import ALL, halves, merged, write_adapter
 from tests.engine.families import build, judge
-from tests.engine.test_parity import NEW_TOKENS, prompts
+from tests.engine.test_parity import NEW_TOKENS, prompts, scores
 
 # An adapter of all modules, one of some at an odd rank, one of one half of a gate.
 TARGETS = (ALL, ("q_proj", "v_proj", "qkv_proj"), ("up_proj", "down_proj"))
@@ -75,3 +77,30 @@ def test_greedy_tokens_are_those_of_merged_weights(
         assert [entry.logprob for entry in got.logprobs] == pytest.approx(logprobs, abs=1e-3)
     texts = {tuple(sequence.result().token_ids) for sequence in sequences}
     assert len(texts) > 3 * len(prompts(8))
+
+
+@torch.inference_mode()
+def test_in_bf16_scores_are_as_near_to_fp32_as_those_of_merged_weights(tmp_path: Path) -> None:
+    """Both round; the base and every adapter run side by side."""
+    networks, model, _ = made("Qwen3Config", tmp_path, "bfloat16")
+    asked = [prompt for prompt in prompts(8) if len(prompt) > 10]
+    config = EngineConfig("tiny", max_num_seqs=8, max_num_batched_tokens=64)
+    work = make_work(model, Room(400, model.max_model_len), config)
+    sampling = Sampling(temperature=0)
+    sequences = [
+        [
+            work.add(SequenceRequest(ids, 0, sampling, prompt_logprobs=0, adapter=number))
+            for ids in asked
+        ]
+        for number in range(len(networks))
+    ]
+    while work.step() is not None:
+        pass
+    for network, own in zip(networks, sequences, strict=True):
+        results = [sequence.result().prompt_logprobs or [] for sequence in own]
+        got = torch.tensor([entry.logprob for entries in results for entry in entries if entry])
+        rounded = deepcopy(network).bfloat16()
+        truth, near = (
+            torch.cat([scores(judge_, ids) for ids in asked]) for judge_ in (network, rounded)
+        )
+        assert (got - truth).norm() <= 1.2 * (near - truth).norm()

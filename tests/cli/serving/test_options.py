@@ -60,6 +60,9 @@ def test_nothing_said_leaves_all_to_the_engine() -> None:
             "max_audio_clip_filesize_mb": NUMBERS,
             "max_audio_decode_duration_s": NUMBERS,
             "audio_fetch_timeout": NUMBERS,
+            "lora_modules": st.lists(WORDS, min_size=1, max_size=3).map(tuple),
+            "max_loras": NUMBERS,
+            "max_lora_rank": NUMBERS,
         },
     )
 )

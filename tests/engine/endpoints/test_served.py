@@ -120,6 +120,28 @@ async def test_under_a_star_a_model_must_still_be_a_name() -> None:
     assert (reply.status_code, reply.body["error"]["param"]) == (400, "model")
 
 
+@pytest.mark.parametrize(
+    ("asked", "adapter"),
+    [("loud", 1), ("terse", 2), ("tiny", 0), (None, 0), ("whatever", 0)],
+)
+async def test_an_adapter_is_asked_for_by_its_name(asked: str | None, adapter: int) -> None:
+    """Every other name, where any will do, is the model's own; the row shows it."""
+    scene = Scene(model_names=["tiny", "*"], adapters=["loud", "terse"])
+    body = {"model": asked, "messages": MESSAGES, "prompt": "Hi", "n": 2}
+    for url in (CHAT, "/v1/completions"):
+        reply = await scene.served.respond(url, body, "req_1", 0)
+        assert (reply.status_code, reply.body["model"]) == (200, asked or "tiny")
+        assert [request.adapter for request in scene.generator.requests[-2:]] == [adapter] * 2
+
+
+async def test_a_name_that_is_neither_the_models_nor_an_adapters_is_refused() -> None:
+    """With all that there are."""
+    scene = Scene(adapters=["loud"])
+    reply = await scene.served.respond(CHAT, {"model": "x", "messages": MESSAGES}, "req_1", 0)
+    assert reply.status_code == 404
+    assert "Served: tiny, tiny-alias, loud." in reply.body["error"]["message"]
+
+
 def test_a_star_alone_names_no_model() -> None:
     """A reply must show a name where its line has none."""
     with pytest.raises(ValueError, match="needs the name"):

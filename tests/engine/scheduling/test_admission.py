@@ -49,6 +49,14 @@ def test_salts_are_kept_apart() -> None:
     assert started(order) == [0, 2, 1, 3]
 
 
+def test_adapters_are_kept_apart() -> None:
+    """They share no page either, and a step of few of them costs less."""
+    order = PrefixOrder()
+    for arrival, adapter in enumerate([1, 0, 1, 0]):
+        order.add(Sequence(SequenceRequest([8 - arrival], 1, adapter=adapter), arrival))
+    assert started(order) == [3, 1, 2, 0]
+
+
 def test_of_equal_prompts_the_longest_answer_starts_first() -> None:
     """And of equal requests the one that came first."""
     order = PrefixOrder()

@@ -58,6 +58,7 @@ def cases(draw: st.DrawFn) -> Case:
         st.integers(0, 14),
         prompt_logprobs=st.sampled_from([None, None, 0]),
         cache_salt=st.sampled_from(["", "", "one", "two"]),
+        adapter=st.sampled_from([0, 0, 1, 2]),
     )
     requests = draw(st.lists(st.tuples(st.integers(0, 12), request), min_size=1, max_size=12))
     max_num_seqs = draw(st.integers(1, 6))
@@ -229,6 +230,33 @@ def test_pages_are_shared_only_among_requests_of_one_salt() -> None:
         second = yard.add(prompt, cache_salt=salt)
         yard.run_all()
         assert (first.num_cached_tokens, second.num_cached_tokens) == (0, 2 * PAGE)
+
+
+def test_pages_are_shared_only_within_one_adapter() -> None:
+    """Its keys and values are its own; salts divide it further."""
+    prompt = long(3 * PAGE)
+    yard = Yard()
+    for adapter, salt in [(0, ""), (1, ""), (2, ""), (1, "a"), (2, "a")]:
+        first = yard.add(prompt, adapter=adapter, cache_salt=salt)
+        second = yard.add(prompt, adapter=adapter, cache_salt=salt)
+        yard.run_all()
+        assert (first.num_cached_tokens, second.num_cached_tokens) == (0, 2 * PAGE)
+
+
+def test_spans_of_one_adapter_are_neighbours_in_a_step() -> None:
+    """Among the decodes, and among what is longer; of one adapter the oldest comes first."""
+    yard = Yard(max_num_seqs=8)
+    for adapter in (1, 0, 2, 1):
+        yard.add(long(3), 2, adapter=adapter)
+    yard.step()
+    for adapter in (2, 0, 1, 2):
+        yard.add(long(3), adapter=adapter)
+    plan = yard.plan()
+    adapters = yard.scheduler.table.adapter[plan.slots].tolist()
+    assert plan.num_decodes == 4
+    assert adapters == [0, 1, 1, 2, 0, 1, 2, 2]
+    seniority = yard.scheduler.table.seniority[plan.slots].tolist()
+    assert seniority == [1, 0, 3, 2, 5, 6, 4, 7]
 
 
 def test_a_scored_prompt_is_computed_whole_in_small_chunks() -> None:

@@ -55,6 +55,7 @@ def test_a_repeat_costs_no_step_and_comes_to_the_same(sampling: Sampling) -> Non
         request(stop_text=Watch(2)),
         request(prompt_logprobs=0),
         request(cache_salt="mine"),
+        request(adapter=1),
         request(is_streamed=True),
         request(sampling=SCORED),
         request(sampling=replace(GREEDY, repetition_penalty=1.1)),

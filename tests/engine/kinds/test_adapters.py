@@ -1,0 +1,58 @@
+"""Adapters beside a model that writes text; and what is refused before anything is loaded."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from transformers import AutoModelForCausalLM
+
+import demo
+from engine.config import EngineConfig, LoraModule
+from engine.errors import EngineError, ModelRefused
+from engine.load import load_served
+from engine.process.frames import Ready
+from tests.engine.adapters import halves, write_adapter
+from tests.engine.scripted_encoder import minilm
+
+LOUD = (LoraModule("loud", "nowhere"),)
+
+
+async def test_a_line_asks_for_an_adapter_by_its_name(tmp_path: Path) -> None:
+    """One adapter whose B is zero says what the model says; another does not."""
+    network = AutoModelForCausalLM.from_pretrained(demo.MODEL_PATH)
+    modules = halves(network, size=0.4)
+    still = {name: (down, 0 * up) for name, (down, up) in modules.items()}
+    paths = [write_adapter(tmp_path / "loud", modules), write_adapter(tmp_path / "still", still)]
+    adapters = tuple(LoraModule(path.name, str(path)) for path in paths)
+    config = EngineConfig(str(demo.MODEL_PATH), device="cpu", lora_modules=adapters)
+    served = load_served(config, served_names=("tiny",))
+    try:
+        assert served.info().adapters == ("loud", "still")
+        assert Ready.unpack(Ready(served.info()).pack()).info == served.info()
+        said = {}
+        for name in ("tiny", "loud", "still"):
+            body = {"model": name, "prompt": "The capital of France is", "temperature": 0}
+            reply = await served.respond("/v1/completions", body, "req", 0)
+            assert (reply.status_code, reply.body["model"]) == (200, name)
+            said[name] = reply.body["choices"][0]["text"]
+        assert said["still"] == said["tiny"] != said["loud"]
+    finally:
+        served.close()
+
+
+def test_only_models_that_write_text_have_adapters() -> None:
+    """Others say so by the adapter's name, before they are loaded."""
+    for model, words in ((minilm(), "gives vectors or scores"), (demo.SPEECH_PATH, "gives what")):
+        with pytest.raises(ModelRefused, match=rf"{words}.*adapters \(loud\)"):
+            load_served(EngineConfig(str(model), lora_modules=LOUD))
+
+
+def test_settings_that_name_an_adapter_twice_or_too_many_are_refused() -> None:
+    """A name must mean one thing."""
+    with pytest.raises(EngineError, match="an adapter and its model are both called loud"):
+        load_served(EngineConfig("nowhere", lora_modules=LOUD), served_names=("loud",))
+    with pytest.raises(EngineError, match="two adapters are called loud"):
+        EngineConfig("nowhere", lora_modules=LOUD * 2)
+    with pytest.raises(EngineError, match="max_loras is 1, but there are 2 adapters"):
+        EngineConfig("nowhere", lora_modules=(*LOUD, LoraModule("b", "x")), max_loras=1)

@@ -1,0 +1,277 @@
+"""Adapters that fit have their ranks and scales; what does not fit is refused by name."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from engine.config import EngineConfig, LoraModule
+from engine.errors import ModelRefused
+from engine.model.adapters.loading import Adapter, read_adapters
+from engine.model.description import read_description
+from engine.model.families import architecture_of
+from engine.model.loading import load_model
+from tests.engine.adapters import ALL, halves, write_adapter
+from tests.engine.families import build
+
+Modules = dict[str, tuple[Tensor, Tensor]]
+TENSORS = "adapter_model.safetensors"
+
+
+@pytest.fixture(name="model", scope="module")
+def fixture_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return the folder of a tiny Qwen3."""
+    folder = tmp_path_factory.mktemp("model")
+    build("Qwen3Config").save_pretrained(folder)  # type: ignore[operator]
+    return folder
+
+
+def modules_of(*targets: str, rank: int = 4) -> Modules:
+    """Return the halves of an adapter of the tiny Qwen3."""
+    return halves(build("Qwen3Config"), targets or ALL, rank=rank)
+
+
+def read(model: Path, folder: Path, **settings: Any) -> Adapter:
+    """Read one adapter of a model."""
+    config = EngineConfig(str(model), lora_modules=(LoraModule("own", str(folder)),), **settings)
+    description = read_description(str(model))
+    (adapter,) = read_adapters(config, description, architecture_of(description))
+    return adapter
+
+
+def changed(folder: Path, change: Callable[[dict[str, Tensor]], object]) -> Path:
+    """Write an adapter's tensors anew, changed."""
+    tensors = load_file(folder / TENSORS)
+    change(tensors)
+    save_file(tensors, folder / TENSORS)
+    return folder
+
+
+def test_ranks_and_scales_are_those_of_each_module(model: Path, tmp_path: Path) -> None:
+    """A pattern is the end of a name; what none of them is has the adapter's own."""
+    modules = modules_of("q_proj", "down_proj", rank=4) | modules_of("v_proj", rank=2)
+    folder = write_adapter(
+        tmp_path,
+        modules,
+        r=4,
+        lora_alpha=8,
+        rank_pattern={"v_proj": 2},
+        alpha_pattern={r"layers\.1\..*\.q_proj": 3, "mlp.down_proj": 1},
+    )
+    found = read(model, folder).modules
+    scales = {name.removeprefix("model.layers."): module.scale for name, module in found.items()}
+    assert scales["0.self_attn.q_proj"] == 2
+    assert scales["0.self_attn.v_proj"] == 4
+    assert scales["1.self_attn.q_proj"] == 0.75
+    assert scales["3.mlp.down_proj"] == 0.25
+    assert {len(module.down) for module in found.values()} == {2, 4}
+
+
+def test_a_scale_may_go_by_the_root_of_the_rank(model: Path, tmp_path: Path) -> None:
+    """As rsLoRA has it."""
+    folder = write_adapter(tmp_path, modules_of("q_proj"), lora_alpha=6, use_rslora=True)
+    assert {module.scale for module in read(model, folder).modules.values()} == {3}
+
+
+@pytest.mark.parametrize(
+    ("targets", "said"),
+    [
+        (ALL, {"target_modules": "all-linear"}),
+        (("q_proj", "k_proj"), {"target_modules": r".*self_attn\.[qk]_proj"}),
+        (("q_proj", "v_proj"), {"target_modules": ["self_attn.q_proj", "v_proj"]}),
+        (ALL[:4], {"target_modules": "all-linear", "exclude_modules": r".*\.mlp\..*"}),
+        (("q_proj",), {"target_modules": list(ALL), "exclude_modules": list(ALL[1:])}),
+    ],
+)
+def test_modules_are_meant_by_ends_of_names_or_by_a_pattern(
+    model: Path, tmp_path: Path, targets: tuple[str, ...], said: dict[str, Any]
+) -> None:
+    """As PEFT reads each form."""
+    modules = modules_of(*targets)
+    assert read(model, write_adapter(tmp_path, modules, **said)).modules.keys() == modules.keys()
+
+
+@pytest.mark.parametrize(
+    ("layers", "said"),
+    [
+        ({1}, {"layers_to_transform": 1}),
+        ({0, 3}, {"layers_to_transform": [0, 3], "layers_pattern": "layers"}),
+        ({2}, {"layers_to_transform": [2], "layers_pattern": ["blocks", "layers"]}),
+    ],
+)
+def test_modules_may_be_those_of_some_layers(
+    model: Path, tmp_path: Path, layers: set[int], said: dict[str, Any]
+) -> None:
+    """Others are adapted nowhere."""
+    modules = {
+        name: pair
+        for name, pair in modules_of("q_proj").items()
+        if int(name.split(".")[2]) in layers
+    }
+    assert read(model, write_adapter(tmp_path, modules, **said)).modules.keys() == modules.keys()
+
+
+@pytest.mark.parametrize(
+    ("said", "words"),
+    [
+        ({"peft_type": "IA3"}, "says peft_type 'IA3': only LoRA is served"),
+        ({"use_dora": True}, "says use_dora: DoRA changes the length of weights"),
+        ({"bias": "lora_only"}, "says bias 'lora_only': biases are not adapted"),
+        ({"lora_bias": True}, "says lora_bias: biases are not adapted"),
+        ({"modules_to_save": ["lm_head"]}, "says modules_to_save: it replaces whole modules"),
+        ({"trainable_token_indices": [5]}, "says trainable_token_indices: it changes embeddings"),
+        ({"target_parameters": ["mlp.experts.down_proj"]}, "says target_parameters"),
+        ({"layer_replication": [[0, 4]]}, "says layer_replication"),
+        ({"init_lora_weights": "pissa"}, "says init_lora_weights 'pissa': it began by changing"),
+        ({"task_type": "SEQ_CLS"}, "it is not for a model that writes text"),
+        ({"alora_invocation_tokens": [1]}, "it begins in mid-prompt"),
+        ({"brand_new_trick": 7}, "says brand_new_trick"),
+        ({"r": 0}, "says r 0"),
+        ({"r": 1024}, "says r 1024; ranks are 1 to 512"),
+        ({"r": None}, "leaves out r"),
+        ({"rank_pattern": {"q_proj": "2"}}, "rank_pattern of 'q_proj' '2'"),
+        ({"rank_pattern": {"(": 2}}, r"rank_pattern '\(', which is no pattern"),
+        ({"alpha_pattern": [1]}, r"alpha_pattern \[1\]"),
+        ({"alpha_pattern": {"q_proj": None}}, "alpha_pattern"),
+        ({"lora_alpha": "8"}, "says lora_alpha '8'"),
+        ({"lora_alpha": float("inf")}, "says lora_alpha inf"),
+        ({"target_modules": 7}, "says target_modules 7"),
+        ({"target_modules": "["}, r"target_modules '\[', which is no pattern"),
+        ({"layers_to_transform": "1"}, "says layers_to_transform '1'"),
+        ({"target_modules": ["q_proj", "v_proj"]}, "lacks the tensors of model.layers.0.self_a"),
+        ({"target_modules": ["k_proj"]}, "lacks the tensors"),
+        ({"layers_to_transform": [0]}, "holds tensors of model.layers.1.self_attn.q_proj"),
+        ({"r": 8}, r"lora_A.weight is \[4, 64\] and not \[8, 64\]"),
+    ],
+)
+def test_a_config_that_would_compute_something_else_is_refused(
+    model: Path, tmp_path: Path, said: dict[str, Any], words: str
+) -> None:
+    """With the field, the adapter's name and its path."""
+    folder = write_adapter(tmp_path, modules_of("q_proj"), **said)
+    with pytest.raises(ModelRefused, match=words) as refused:
+        read(model, folder)
+    assert str(refused.value).startswith(f"adapter own ({folder}): ")
+
+
+FIRST = "base_model.model.model.layers.0.self_attn.q_proj"
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda t: t.pop(f"{FIRST}.lora_B.weight"), "lacks model.layers.0.self_attn.q_proj.lora_B"),
+        (lambda t: t.clear(), "holds no tensor"),
+        (
+            lambda t: t.update({f"{FIRST}.lora_magnitude_vector": torch.ones(64)}),
+            "which is DoRA's",
+        ),
+        (
+            lambda t: t.update(
+                {
+                    "base_model.model.model.embed_tokens.lora_embedding_A": t[
+                        f"{FIRST}.lora_A.weight"
+                    ].clone()
+                }
+            ),
+            "an adapter of embeddings",
+        ),
+        (lambda t: t.update({"base_model.model.lm_head.weight": torch.ones(2, 2)}), "neither half"),
+        (lambda t: t.update({"q_proj.lora_A.weight": torch.ones(2, 2)}), "neither half"),
+        (
+            lambda t: t.update({"base_model.model.lm_head.lora_A.weight": torch.ones(4, 64)}),
+            "adapts lm_head: only adapters of attention",
+        ),
+        (
+            lambda t: t.update(
+                {
+                    "base_model.model.model.layers.9.self_attn.q_proj.lora_A.weight": torch.ones(
+                        4, 64
+                    )
+                }
+            ),
+            r"adapts model\.layers\.9\.self_attn\.q_proj, which Qwen3ForCausalLM .* another model",
+        ),
+        (
+            lambda t: t.update({f"{FIRST}.lora_A.weight": torch.ones(4, 32)}),
+            r"is \[4, 32\] and not \[4, 64\]: it was trained for another model",
+        ),
+        (
+            lambda t: t.update({f"{FIRST}.lora_A.weight": torch.full((4, 64), torch.nan)}),
+            "lora_A.weight holds NaN",
+        ),
+        (
+            lambda t: t.update({f"{FIRST}.lora_A.weight": torch.ones(4, 64, dtype=torch.int8)}),
+            "is stored as I8",
+        ),
+    ],
+    ids=range(11),
+)
+def test_tensors_that_do_not_fit_are_refused(
+    model: Path, tmp_path: Path, change: Callable[[dict[str, Tensor]], object], words: str
+) -> None:
+    """Missing, left over, of another shape or kind, or no numbers."""
+    folder = changed(write_adapter(tmp_path, modules_of("q_proj")), change)
+    with pytest.raises(ModelRefused, match=words):
+        read(model, folder)
+
+
+def test_a_folder_without_an_adapter_says_what_is_missing(model: Path, tmp_path: Path) -> None:
+    """A pickle is not read."""
+    with pytest.raises(ModelRefused, match=r"holds no adapter_config\.json"):
+        read(model, tmp_path)
+    folder = write_adapter(tmp_path, modules_of("q_proj"))
+    (folder / TENSORS).rename(folder / "adapter_model.bin")
+    with pytest.raises(ModelRefused, match="a pickle may run any code"):
+        read(model, folder)
+    (folder / TENSORS).write_bytes(b"torn")
+    with pytest.raises(ModelRefused, match="is no whole safetensors file"):
+        read(model, folder)
+    (folder / "adapter_config.json").write_text("[")
+    with pytest.raises(ModelRefused, match="is no JSON"):
+        read(model, folder)
+    (folder / "adapter_config.json").write_text("[]")
+    with pytest.raises(ModelRefused, match="holds no JSON object"):
+        read(model, folder)
+
+
+def test_a_rank_may_be_bounded(model: Path, tmp_path: Path) -> None:
+    """By the flag that the refusal names."""
+    folder = write_adapter(tmp_path, modules_of("q_proj"))
+    assert read(model, folder, max_lora_rank=4).name == "own"
+    with pytest.raises(ModelRefused, match="its rank is 4, above --max-lora-rank 3"):
+        read(model, folder, max_lora_rank=3)
+
+
+def test_experts_are_not_adapted(tmp_path: Path) -> None:
+    """Attention beside them is."""
+    network = build("Qwen3MoeConfig")
+    network.save_pretrained(tmp_path / "model")  # type: ignore[operator]
+    folder = write_adapter(tmp_path / "own", halves(network, ALL[:4]))
+    assert len(read(tmp_path / "model", folder).modules) == 16
+
+    def adapt_experts(tensors: dict[str, Tensor]) -> None:
+        name = "base_model.model.model.layers.0.mlp.experts.0.up_proj.lora_A.weight"
+        tensors[name] = torch.ones(4, 64)
+
+    changed(folder, adapt_experts)
+    with pytest.raises(ModelRefused, match=r"mlp\.experts\.0\.up_proj: only adapters of attention"):
+        read(tmp_path / "model", folder)
+
+
+def test_a_model_that_transformers_runs_has_no_adapters(model: Path, tmp_path: Path) -> None:
+    """The refusal says why it runs it."""
+    folder = write_adapter(tmp_path / "own", modules_of("q_proj"))
+    said = json.loads((model / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(said | {"new_trick": 7}))
+    (tmp_path / "model.safetensors").symlink_to(model / "model.safetensors")
+    config = EngineConfig(str(tmp_path), lora_modules=(LoraModule("own", str(folder)),))
+    with pytest.raises(ModelRefused, match=r"transformers runs this model \(.*new_trick.*adapters"):
+        load_model(config)
