@@ -15,6 +15,16 @@ AdmissionName = Literal["arrival", "prefix"]
 RunnerName = Literal["auto", "generate", "pooling"]
 ConvertName = Literal["auto", "none", "embed", "classify"]
 
+
+@dataclass(frozen=True, slots=True)
+class ImageLimits:
+    """What images of a request may be: bytes and pixels of one, and how many there are."""
+
+    max_bytes: int = 20 * 2**20
+    max_pixels: int = 50_000_000
+    max_per_prompt: int = 16
+
+
 MAX_AUDIO_SECONDS = 7_200.0
 """Two hours are 460 MB of samples; 25 MB of a telephone's codec are ten times as long."""
 
@@ -56,8 +66,9 @@ class EngineConfig:
     `hf_overrides` stand in for what its config.json says, `pooler_config` for what is said of
     pooling, in vLLM's words. `tool_call_parser` and `reasoning_parser` name the forms that a model
     writes calls and thoughts in; None goes by its template. `fetching` bounds what lines name by
-    url, `max_audio_seconds` how long a recording may be. `lora_modules` are adapters of the model:
-    `max_loras` of them at most, each of a rank of at most `max_lora_rank`.
+    url, `max_audio_seconds` how long a recording may be, `images` what images may be.
+    `lora_modules` are adapters of the model: `max_loras` of them at most, each of a rank of at most
+    `max_lora_rank`.
     """
 
     model: str
@@ -81,6 +92,7 @@ class EngineConfig:
     lora_modules: tuple[LoraModule, ...] = ()
     max_loras: int | None = None
     max_lora_rank: int | None = None
+    images: ImageLimits = field(default_factory=ImageLimits)
 
     def __post_init__(self) -> None:
         """Refuse settings that no engine could run with, naming the setting."""

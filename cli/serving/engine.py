@@ -20,7 +20,7 @@ from cli.signals import interruptible
 from cli.terminal import say
 
 if TYPE_CHECKING:
-    from engine.config import EngineConfig
+    from engine.config import EngineConfig, ImageLimits
     from engine.contract import Online, Served
     from engine.hosts.fetching import FetchLimits
 
@@ -164,6 +164,7 @@ def engine_config(options: EngineOptions) -> EngineConfig:
             admission="prefix",  # all commands run files
             fetching=_fetch_limits(options),
             lora_modules=lora_modules(options, served_names(options)),
+            images=_image_limits(options),
             **given,
         )
     except EngineError as exc:
@@ -182,6 +183,16 @@ def _fetch_limits(options: EngineOptions) -> FetchLimits:
     if options.audio_fetch_timeout is not None:
         given["whole_seconds"] = float(options.audio_fetch_timeout)
     return FetchLimits(**given)
+
+
+def _image_limits(options: EngineOptions) -> ImageLimits:
+    from engine.config import ImageLimits
+
+    given = {"max_per_prompt": json.loads(options.limit_mm_per_prompt or "{}").get("image")}
+    given["max_pixels"] = options.max_image_pixels
+    if options.max_image_mb is not None:
+        given["max_bytes"] = options.max_image_mb * 2**20
+    return ImageLimits(**{name: value for name, value in given.items() if value is not None})
 
 
 def check_model(model: str) -> None:

@@ -56,6 +56,9 @@ class EngineOptions:
     lora_modules: tuple[str, ...] = ()
     max_loras: int | None = None
     max_lora_rank: int | None = None
+    limit_mm_per_prompt: str | None = None
+    max_image_mb: int | None = None
+    max_image_pixels: int | None = None
 
 
 def add_engine_flags(parser: argparse.ArgumentParser) -> None:
@@ -144,9 +147,8 @@ def _add_adapter_flags(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument_group("adapters, which lines choose by name").add_argument
     add(
         "--lora-modules",
-        action="extend",
         nargs="+",
-        default=[],
+        default=(),
         metavar="NAME=PATH",
         help="folders that PEFT wrote, hub ids or s3://bucket/prefix, or vLLM's JSON objects",
     )
@@ -157,8 +159,8 @@ def _add_adapter_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_media_flags(parser: argparse.ArgumentParser) -> None:
-    """Add what bounds recordings; vLLM reads the same from the environment, by these names."""
-    add = parser.add_argument_group("recordings that lines name by url").add_argument
+    """Add what bounds recordings and images; vLLM reads some of it from the environment."""
+    add = parser.add_argument_group("recordings and images that lines name by url").add_argument
     add(
         "--allowed-media-domains",
         nargs="+",
@@ -168,9 +170,9 @@ def _add_media_flags(parser: argparse.ArgumentParser) -> None:
         help="the only hosts that they may lie on (default: any that is public)",
     )
     for name, unit, what in (
-        ("max-audio-clip-filesize-mb", "MIB", "how large one may be, in MiB (default: 25)"),
+        ("max-audio-clip-filesize-mb", "MIB", "how large a recording may be (default: 25 MiB)"),
         ("max-audio-decode-duration-s", "S", "how long one may be, in seconds (default: 7200)"),
-        ("audio-fetch-timeout", "S", "how long one try to fetch it may take (default: 60)"),
+        ("audio-fetch-timeout", "S", "how long one try to fetch either may take (default: 60)"),
     ):
         add(
             f"--{name}",
@@ -179,6 +181,37 @@ def _add_media_flags(parser: argparse.ArgumentParser) -> None:
             metavar=unit,
             help=what,
         )
+
+    add(
+        "--limit-mm-per-prompt",
+        type=_limits,
+        metavar="JSON",
+        help="""how many images a request may have, such as '{"image": 4}' (default: 16)""",
+    )
+    for name, unit, what in (
+        ("max-image-mb", "MIB", "how large an image may be (default: 20 MiB)"),
+        ("max-image-pixels", "N", "how many pixels one may have (default: 50,000,000)"),
+    ):
+        add(f"--{name}", type=positive_int, metavar=unit, help=what)
+
+
+def _limits(text: str) -> str:
+    """Return vLLM's limits in one form, of images alone: nothing else is read by any model here."""
+    try:
+        said = json.loads(text) if text.lstrip().startswith("{") else _pairs(text)
+        limit = said.get("image")
+        count = limit.get("count") if isinstance(limit, dict) else limit
+    except (ValueError, AttributeError, RecursionError):
+        said, count = {}, -1
+    if count is not None and (type(count) is not int or count < 0):
+        raise argparse.ArgumentTypeError(f"{text!r} says no limit: write '{{\"image\": 4}}'")
+    return json.dumps({} if count is None else {"image": count})
+
+
+def _pairs(text: str) -> dict[str, int]:
+    """Read what older versions of vLLM take: `image=4,video=0`."""
+    pairs = (pair.split("=") for pair in text.split(","))
+    return {name.strip(): int(count) for name, count in pairs}
 
 
 def _host_name(text: str) -> str:

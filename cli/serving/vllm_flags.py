@@ -21,7 +21,7 @@ _PASSED_OVER = frozenset(
     enable-prefix-caching enable-prompt-tokens-details enable-sleep-mode enforce-eager
     fully-sharded-loras gpu-memory-utilization
     guided-decoding-backend guided-decoding-disable-any-whitespace kv-cache-metrics
-    limit-mm-per-prompt long-prefill-token-threshold lora-extra-vocab-size max-cpu-loras
+    long-prefill-token-threshold lora-extra-vocab-size max-cpu-loras
     max-cudagraph-capture-size max-log-len
     max-logprobs max-long-partial-prefills max-num-partial-prefills max-parallel-loading-workers
     max-seq-len-to-capture media-io-kwargs mm-encoder-only mm-processor-cache-gb

@@ -5,12 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 from engine.answers.forms import AnswerForms
+from engine.endpoints.bringing import Bringing, Fetch
 from engine.endpoints.chat import ChatCompletions
 from engine.endpoints.completions import Completions
 from engine.endpoints.embeddings import Embeddings
 from engine.endpoints.encodings import EncoderModel
 from engine.endpoints.endpoint import Endpoint
-from engine.endpoints.recordings import Fetch, FileUrls
+from engine.endpoints.images import Eyes
+from engine.endpoints.recordings import FileUrls
 from engine.endpoints.rerank import Rerank
 from engine.endpoints.score import Score
 from engine.endpoints.transcriptions import Recordings, SpeechModel
@@ -31,13 +33,14 @@ __all__ = [
 
 
 def text_endpoints(
-    model: TextModel, *, seed: int, forms: AnswerForms = _NO_FORMS
+    model: TextModel, *, seed: int, forms: AnswerForms = _NO_FORMS, eyes: Eyes | None = None
 ) -> tuple[Endpoint[SequenceRequest, SequenceResult, Any], ...]:
     """Return the endpoints of a model that generates text and answers in these forms.
 
-    `seed` keys requests that name none.
+    `seed` keys requests that name none. One that sees has `eyes`.
     """
-    return (ChatCompletions(model, seed=seed, forms=forms), Completions(model, seed=seed))
+    chat = ChatCompletions(model, seed=seed, forms=forms, eyes=eyes)
+    return (chat, Completions(model, seed=seed))
 
 
 def encoder_endpoints(
@@ -52,5 +55,5 @@ def speech_endpoints(
     model: SpeechModel, fetch: Fetch
 ) -> tuple[Endpoint[SpeechRequest, SpeechResult, Any], ...]:
     """Return the endpoints of a model that hears, for the tasks that it has."""
-    urls = FileUrls(fetch)
+    urls = FileUrls(Bringing(fetch))
     return tuple(Recordings(model, task, urls.after) for task in model.hearing.tasks)

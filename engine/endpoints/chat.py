@@ -13,6 +13,7 @@ from engine.endpoints.conversations import Conversation, Conversations
 from engine.endpoints.deltas import ChatUnfolding
 from engine.endpoints.endpoint import Heading, Prepared, Unfolding
 from engine.endpoints.growing import Chunks, GrowingChoices
+from engine.endpoints.images import Eyes, Images
 from engine.endpoints.logprobs import prompt_logprobs
 from engine.endpoints.messages import answer_of, shown_choice, thinking_tokens
 from engine.endpoints.sequences import Terms, TextSequences
@@ -32,8 +33,12 @@ class ChatCompletions:
 
     route = CHAT_COMPLETIONS
 
-    def __init__(self, model: TextModel, *, seed: int, forms: AnswerForms) -> None:
+    def __init__(
+        self, model: TextModel, *, seed: int, forms: AnswerForms, eyes: Eyes | None = None
+    ) -> None:
         self._tokenizer = model.tokenizer
+        self._images = Images(model.tokenizer, eyes)
+        self.fetched = self._images.fetched
         self._conversations = Conversations(model, forms)
         self._sequences = TextSequences(model, seed=seed)
 
@@ -42,15 +47,20 @@ class ChatCompletions:
         request = read_body(ChatCompletionRequest, body)
         conversation = self._conversations.of(request, heading)
         terms = _terms(conversation)
+        images = self._images.seen(request, body)
         # Templates write the tokens that open a text themselves, so none are added by default.
         prompt_ids = self._sequences.tokenized(
-            conversation.prompt,
+            self._images.spelled(conversation.prompt, images),
             request,
             terms,
             add_special_tokens=bool(request.add_special_tokens),
         )
+        prompt_ids, pictures = self._images.shown(prompt_ids, images)
         sequences = self._sequences.of([prompt_ids], request, terms, heading=heading)
-        return Prepared(sequences, conversation, heading)
+        if pictures:
+            sequences = [replace(sequence, pictures=pictures) for sequence in sequences]
+        num_bytes = sum(picture.pixels.nbytes for picture in pictures)
+        return Prepared(sequences, conversation, heading, num_bytes)
 
     def finish(self, prepared: _Prepared, results: Sequence[SequenceResult]) -> Reply:
         """Return the chat completion with one message for each choice."""

@@ -54,8 +54,11 @@ class Prepared(Generic[RequestT, ContextT]):
     num_bytes: int = 0
 
 
-Fetched = Callable[[dict[str, Any]], AbstractAsyncContextManager[dict[str, Any]]]
-"""While entered, a body with what its urls name brought in; raises `RequestError`."""
+Fetched = Callable[[dict[str, Any]], AbstractAsyncContextManager[dict[str, Any]] | None]
+"""While entered, a body with what its urls name brought in; raises `RequestError`.
+
+None for a body that has nothing to be brought, nor to be unfolded.
+"""
 
 Check = Callable[[dict[str, Any]], object]
 """Raises `RequestError` for what is wrong with a body, whatever its urls bring."""

@@ -213,11 +213,12 @@ class ServedEngine:
         held: AsyncExitStack,
     ) -> Prepared[Any, Any]:
         """Return a body prepared; what it holds beside text has room until `held` is left."""
-        if not isinstance(endpoint, Fetches):
+        fetched = endpoint.fetched(body) if isinstance(endpoint, Fetches) else None
+        if fetched is None:
             size = size_of_body(body)
             return await self._preparing.run(size, endpoint.prepare, body, heading)
         # What is fetched, and what is unfolded of it, waits here for room: few of either at a time.
-        async with endpoint.fetched(body) as whole, self._unfolding:
+        async with fetched as whole, self._unfolding:
             size = size_of_body(whole)
             prepared = await self._preparing_fetched.run(size, endpoint.prepare, whole, heading)
             await held.enter_async_context(self._room.held(prepared.num_bytes))

@@ -22,7 +22,7 @@ from engine.protocol.audio import (
     FILE_URL,
     TranscriptionRequest,
     TranslationRequest,
-    inline_bytes,
+    inline_recording,
     too_large,
 )
 from engine.protocol.errors import RequestError
@@ -99,7 +99,7 @@ class Recordings:
         is_fetched = isinstance(data, bytes)  # which no JSON holds
         asked = self._asked({k: v for k, v in body.items() if k != FILE} if is_fetched else body)
         if not is_fetched:
-            data = inline_bytes(asked.file_url)
+            data = inline_recording(asked.file_url)
         if data is None:
             raise RequestError(f"`{FILE_URL}` was not fetched.", param=FILE_URL)
         if len(data) > self._model.max_file_bytes:

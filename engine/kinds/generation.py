@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from engine.answers.forms import check_names, forms_of
 from engine.config import AdmissionName, EngineConfig
 from engine.endpoints import text_endpoints
+from engine.endpoints.bringing import Bringing
+from engine.endpoints.images import Eyes
 from engine.errors import EngineError
 from engine.grammar.grammars import Grammars
+from engine.hosts.fetching import Fetcher
 from engine.kernels.backends import spare_torch_its_threads
 from engine.kinds.beginning import begun
 from engine.kinds.kind import Loaded
@@ -76,8 +80,24 @@ class Generation:
             calls=config.tool_call_parser,
             thinking=config.reasoning_parser,
         )
-        endpoints = text_endpoints(text, seed=config.seed, forms=forms)
-        return Loaded(engine, endpoints, model.device, _notes(model, room))
+        eyes, blind = _eyes(model, vocabulary, config)
+        endpoints = text_endpoints(text, seed=config.seed, forms=forms, eyes=eyes)
+        return Loaded(engine, endpoints, model.device, (*_notes(model, room), *blind))
+
+
+def _eyes(
+    model: LoadedModel, vocabulary: Vocabulary, config: EngineConfig
+) -> tuple[Eyes | None, tuple[str, ...]]:
+    """Return how a model's conversations show it images, or a note of why they cannot."""
+    if model.eye is None:
+        return None, ()
+    sight, limits = model.eye.sight, config.images
+    marks = {one for one in (sight.mark, *sight.spelling) if not isinstance(one, str)}
+    if unknown := marks - vocabulary.added.keys():
+        note = f"this model is served without images: its vocabulary has no mark {min(unknown)}"
+        return None, (note,)
+    fetcher = Fetcher(replace(config.fetching, max_bytes=limits.max_bytes))
+    return Eyes(sight, limits, Bringing(fetcher.fetch)), ()
 
 
 def make_work(model: LoadedModel, room: Room, config: EngineConfig) -> GenerationWork:

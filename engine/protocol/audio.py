@@ -5,9 +5,6 @@ A line cannot carry a file: `file_url` names one that is fetched, or holds it as
 
 from __future__ import annotations
 
-import re
-from binascii import Error as NotBase64
-from binascii import a2b_base64
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import (
@@ -19,67 +16,41 @@ from pydantic import (
     model_validator,
 )
 
-from engine.hosts.addresses import UrlRefused, read_url
-from engine.hosts.public import is_inside
+from engine.protocol import urls
 from engine.protocol.errors import RequestError
 from engine.protocol.fields import Seed, Share, Text
 from engine.protocol.languages import code_of
+from engine.protocol.urls import checked_url, inline_bytes
 
 FILE_URL = "file_url"
 FILE = "file"
 """Where the bytes of a recording stand once they are fetched; no line may have it."""
 
-MAX_INLINE_BYTES = 25 * 2**20
-"""So large may a recording be that lies in its line; one that is fetched may have another bound."""
-
 _MAX_PROMPT_CHARS = 20_000
-_DATA = "data:"
-_DATA_URL = re.compile(r"data:[^,]*;base64,", re.IGNORECASE)
-_DATA_FORM = "must be `data:<type>;base64,<data>`, if it is a data URL"
-_FORMS = "must be an http:// or https:// url, or a base64 data URL"
+_RECORDING = "a recording"
 
 ResponseFormat = Literal["json", "text", "srt", "verbose_json", "vtt"]
 Granularity = Literal["segment", "word"]
 
 
-def inline_bytes(url: str) -> bytes | None:
-    """Return what a data URL holds, or None for any other url.
-
-    Raises `RequestError` when it cannot be read, or holds more than `MAX_INLINE_BYTES`.
-    """
-    if url[: len(_DATA)].lower() != _DATA:
-        return None
-    head = _DATA_URL.match(url)
-    if head is None:
-        raise _refused(_DATA_FORM)
-    # Four characters stand for three bytes.
-    if (len(url) - head.end()) * 3 // 4 > MAX_INLINE_BYTES + 2:
-        raise too_large(MAX_INLINE_BYTES)
-    text = "".join(url[head.end() :].split())
+def inline_recording(url: str) -> bytes | None:
+    """Return what a data URL holds, or None for any other url; raises `RequestError`."""
     try:
-        return a2b_base64(text, strict_mode=True)
-    except (NotBase64, ValueError):
-        raise _refused("holds no base64 behind its `base64,`") from None
+        return inline_bytes(url, _RECORDING)
+    except ValueError as exc:
+        raise _refused(str(exc)) from None
 
 
 def too_large(max_bytes: int) -> RequestError:
     """Return the error of a recording that is larger than it may be."""
-    return _refused(f"names a recording that is larger than {max_bytes:,} bytes")
+    return _refused(urls.too_large(_RECORDING, max_bytes))
 
 
-def _checked_url(url: str) -> str:
-    """Return the url, or raise what no fetching could change; the words do not hold it."""
-    if inline_bytes(url) is not None:
-        return url
-    if not url.lower().startswith(("http://", "https://")):
-        raise _refused(_FORMS)
+def _checked(url: str) -> str:
     try:
-        host = read_url(url, ("https", "http")).host
-    except UrlRefused as exc:
-        raise _refused(f"cannot be fetched: {exc}") from exc
-    if is_inside(host):
-        raise _refused(f"cannot be fetched: {host} is not a public host")
-    return url
+        return checked_url(url, _RECORDING)
+    except ValueError as exc:
+        raise _refused(str(exc)) from None
 
 
 def _refused(why: str) -> RequestError:
@@ -99,7 +70,7 @@ class _SpeechRequest(BaseModel):
     model_config = ConfigDict(extra="ignore", strict=True)
 
     model: str | None = None
-    file_url: Annotated[str, AfterValidator(_checked_url)]
+    file_url: Annotated[str, AfterValidator(_checked)]
     language: Annotated[str, AfterValidator(_language)] | None = None
     prompt: Annotated[Text, Field(max_length=_MAX_PROMPT_CHARS)] | None = None
     response_format: ResponseFormat | None = None

@@ -1,20 +1,13 @@
-"""The turns of a conversation on the wire: roles, texts, parts of content, calls of tools."""
+"""The turns of a conversation on the wire: roles, what fields a turn has, calls of tools."""
 
 from __future__ import annotations
 
 from typing import Annotated, Any, Self
 
-from pydantic import (
-    AfterValidator,
-    BaseModel,
-    ConfigDict,
-    Discriminator,
-    Field,
-    Tag,
-    model_validator,
-)
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
 from engine.protocol.fields import Text, fault
+from engine.protocol.parts import Content, ImagePart, TextPart
 from engine.protocol.tools import ToolCall
 
 
@@ -24,42 +17,10 @@ def _served_role(role: str) -> str:
     return role
 
 
-def _text_type(part_type: str) -> str:
-    if part_type != "text":
-        raise ValueError("must be 'text': parts of other types are not supported")
-    return part_type
-
-
 def _absent(value: object) -> object:
     if value not in (None, [], {}):
         raise ValueError("is not supported: leave it out")
     return value
-
-
-def _form_of_content(value: object) -> str | None:
-    if isinstance(value, str):
-        return "<text>"
-    return "<parts>" if isinstance(value, list) else None
-
-
-class TextPart(BaseModel):
-    """One part of a message's content; only text is served."""
-
-    model_config = ConfigDict(extra="ignore", strict=True)
-
-    type: Annotated[str, AfterValidator(_text_type)]
-    text: Text
-
-
-Content = Annotated[
-    Annotated[Text, Tag("<text>")]
-    | Annotated[list[TextPart], Field(fail_fast=True, min_length=1), Tag("<parts>")],
-    Discriminator(
-        _form_of_content,
-        custom_error_type="content_form",
-        custom_error_message="Input should be a string or a list of text parts",
-    ),
-]
 
 
 class Message(BaseModel):
@@ -95,7 +56,12 @@ class Message(BaseModel):
             return []
         if isinstance(self.content, str):
             return [self.content]
-        return [part.text for part in self.content]
+        return [part.text for part in self.content if isinstance(part, TextPart)]
+
+    def images(self) -> list[tuple[int, ImagePart]]:
+        """Return the parts that are images, each with its place among all parts."""
+        parts = self.content if isinstance(self.content, list) else ()
+        return [(i, part) for i, part in enumerate(parts) if isinstance(part, ImagePart)]
 
     def other_fields(self) -> dict[str, Any]:
         """Return what the message holds beside role and content (`name`, `reasoning_content`)."""

@@ -14,6 +14,7 @@ from jinja2 import TemplateSyntaxError
 from engine.errors import EngineError
 from engine.protocol.errors import RequestError
 from engine.protocol.messages import Message
+from engine.protocol.parts import TextPart
 from engine.protocol.tools import ToolCall
 from engine.protocol.validation import printable, shown
 from engine.text.sandbox import Sandbox, TemplateEndless, dated
@@ -87,7 +88,8 @@ class ChatTemplate:
     ) -> str:
         """Return the prompt's text; raises `RequestError` when the template refuses the messages.
 
-        Text parts are joined by a newline unless the template can read only parts. `developer` is
+        Text parts are joined by a newline unless the template can read only parts, or an image is
+        among them, of which it is told the place alone. `developer` is
         called `system` for a template that does not know it. A template that asks for today's date
         gets that of `created` (seconds since the epoch, UTC): a line must render alike on any day.
         """
@@ -119,6 +121,13 @@ class ChatTemplate:
         content: object = _PART_SEPARATOR.join(texts)
         if self._takes_parts:
             content = [{"type": "text", "text": text} for text in texts]
+        if isinstance(message.content, list) and message.images():
+            content = [
+                {"type": "text", "text": part.text}
+                if isinstance(part, TextPart)
+                else {"type": "image"}
+                for part in message.content
+            ]
         role = message.role
         if role == "developer" and not self._knows_developer:
             role = "system"
@@ -218,6 +227,8 @@ def _with_open_end(content: Any) -> Any:
     if isinstance(content, str):
         return content + _OPEN_END
     *before, last = content
+    if "text" not in last:
+        raise _refusal("`continue_final_message` goes on with a text, and the last part is none")
     return [*before, {**last, "text": last["text"] + _OPEN_END}]
 
 

@@ -20,6 +20,7 @@ from engine.model.vision.description import describe
 from engine.scheduling.pictures import Picture, Sight
 from engine.scheduling.sequence import Sampling, SequenceRequest
 from tests.engine.families import COMMON
+from tests.engine.scripted_model import pretrained_tokenizer
 
 IMAGE, BEGIN, END = 300, 301, 302
 SIDE = 56
@@ -93,6 +94,37 @@ def save(network: Any, folder: Path) -> None:
     network.save_pretrained(folder)
     said = PREPARED[network.config.model_type]
     (folder / "preprocessor_config.json").write_text(json.dumps(said))
+
+
+MARKS = {
+    "gemma3": ("<image_soft_token>", "<start_of_image>", "<end_of_image>"),
+    "qwen2_5_vl": ("<|image_pad|>", "<|vision_start|>", "<|vision_end|>"),
+}
+# Both write an image as their families' templates do.
+_PART = {
+    "gemma3": "<start_of_image>",
+    "qwen2_5_vl": "<|vision_start|><|image_pad|><|vision_end|>",
+}
+_TEMPLATE = (
+    "{% for message in messages %}<|im_start|>{{ message.role }}\n"
+    "{% if message.content is string %}{{ message.content }}{% else %}"
+    "{% for part in message.content %}{% if part.type == 'image' %}IMAGE"
+    "{% else %}{{ part.text }}{% endif %}{% endfor %}{% endif %}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+
+
+def save_with_vocabulary(network: Any, folder: Path) -> Any:
+    """Write a model that conversations can be had with; return transformers' tokenizer of it."""
+    kind = network.config.model_type
+    template = _TEMPLATE.replace("IMAGE", _PART[kind])
+    tokenizer = pretrained_tokenizer(template)
+    tokenizer.add_tokens([f"<|none {i}|>" for i in range(IMAGE - len(tokenizer))])
+    tokenizer.add_special_tokens({"additional_special_tokens": list(MARKS[kind])})
+    assert tokenizer.convert_tokens_to_ids(list(MARKS[kind])) == [IMAGE, BEGIN, END]
+    save(network, folder)
+    tokenizer.save_pretrained(folder)
+    return tokenizer
 
 
 def load(folder: Path, dtype: torch.dtype) -> LoadedModel:

@@ -291,11 +291,9 @@ def test_only_the_gateway_calls_the_api(any_deployment: Deployment) -> None:
 
 
 def test_weights_are_read_from_their_prefix(synth: Synth) -> None:
-    """A worker sees those of its model and adapters, and nothing else of their buckets."""
+    """A worker with weights of its own sees them, and nothing else of their bucket."""
     weights = "s3://weights/large/v2"
-    adapters = [{"name": "sql", "weights": "s3://tuned/sql/"}]
-    model = {"name": "large", "gpu": "l4", "weights": weights, "adapters": adapters}
-    found = Deployment(synth({"models": [model]}))
+    found = Deployment(synth({"models": [{"name": "large", "gpu": "l4", "weights": weights}]}))
     foreign = {
         (grant.action, grant.resource, grant.condition)
         for grant in found.grants("WorkerlargeRole")
@@ -308,8 +306,6 @@ def test_weights_are_read_from_their_prefix(synth: Synth) -> None:
             '{"StringLike": {"s3:prefix": ["large/v2/*"]}}',
         ),
         ("s3:GetObject", "arn:aws:s3:::weights/large/v2/*", ""),
-        ("s3:ListBucket", "arn:aws:s3:::tuned", '{"StringLike": {"s3:prefix": ["sql/*"]}}'),
-        ("s3:GetObject", "arn:aws:s3:::tuned/sql/*", ""),
     }
 
 

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from cli.serving.engine import engine_config, served_names
 from cli.serving.options import EngineOptions, add_engine_flags, engine_arguments, engine_fields
 from demo import NAME
+from engine.config import ImageLimits
 from engine.hosts.fetching import FetchLimits
 
 NUMBERS = st.integers(1, 2**40)
@@ -63,6 +64,9 @@ def test_nothing_said_leaves_all_to_the_engine() -> None:
             "lora_modules": st.lists(WORDS, min_size=1, max_size=3).map(tuple),
             "max_loras": NUMBERS,
             "max_lora_rank": NUMBERS,
+            "limit_mm_per_prompt": NUMBERS.map(lambda count: json.dumps({"image": count})),
+            "max_image_mb": NUMBERS,
+            "max_image_pixels": NUMBERS,
         },
     )
 )
@@ -135,6 +139,33 @@ def test_bounds_of_recordings_reach_the_engine(
         whole_seconds=9,
         allowed_hosts=frozenset({"files.example.com", "cdn.example.com"}),
     )
+
+
+def test_bounds_of_images_reach_the_engine(tmp_path: Path) -> None:
+    """By the flag that vLLM has, in all of its forms, and by two of our own."""
+    model = ["--model", str(tmp_path)]
+    assert engine_config(parsed(model)).images == ImageLimits()
+    for said, count in (
+        ('{"image": 4, "video": 0}', 4),
+        ('{"image": {"count": 0, "width": 512}}', 0),
+        ("image=3,video=2", 3),
+        ('{"video": 1}', ImageLimits().max_per_prompt),
+    ):
+        config = engine_config(parsed([*model, "--limit-mm-per-prompt", said]))
+        assert config.images == ImageLimits(max_per_prompt=count)
+    typed = "--max-image-mb 3 --max-image-pixels 1000"
+    config = engine_config(parsed([*model, *typed.split()]))
+    assert config.images == ImageLimits(max_bytes=3 * 2**20, max_pixels=1000)
+
+
+@pytest.mark.parametrize("typed", ['{"image": -1}', '{"image": "4"}', "{", "4", "image=x", ""])
+def test_what_is_no_limit_of_images_is_refused(
+    typed: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """With the form that is one."""
+    with pytest.raises(SystemExit):
+        parsed([f"--limit-mm-per-prompt={typed}"])
+    assert f"{typed!r} says no limit" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from engine.batchfile.lines import LineError, RawLine, parse_line, read_lines
 from engine.process.frames import Run, decode_frame
-from engine.protocol.audio import MAX_INLINE_BYTES
+from engine.protocol.urls import MAX_INLINE_BYTES
 
 ROOT = Path(__file__).parents[3]
 GOOD = b'{"custom_id":"a","method":"POST","url":"/v1/completions","body":{"prompt":"x"}}'

@@ -13,11 +13,11 @@ import pytest
 from engine.contract import EngineStats, Reply
 from engine.endpoints import served as serving
 from engine.endpoints import speech_endpoints
-from engine.endpoints.recordings import MAX_FETCHED
+from engine.endpoints.bringing import MAX_FETCHED
 from engine.endpoints.served import ServedEngine
 from engine.hosts.fetching import Fetcher, FetchFailed, FetchLimits
-from engine.protocol.audio import MAX_INLINE_BYTES
 from engine.protocol.requests import check_request
+from engine.protocol.urls import MAX_INLINE_BYTES
 from engine.scheduling.speech import SpeechRequest, SpeechResult
 from tests.engine.audio.clips import RATE, encoded, tone, video, wav
 from tests.engine.endpoints.test_transcriptions import MODEL, RESULT, inline

@@ -7,10 +7,11 @@ from typing import Any
 
 import pytest
 
-from engine.protocol.audio import MAX_INLINE_BYTES, TranscriptionRequest, inline_bytes
+from engine.protocol.audio import TranscriptionRequest, inline_recording
 from engine.protocol.errors import RequestError
 from engine.protocol.languages import LANGUAGES, code_of
 from engine.protocol.requests import check_request, read_body
+from engine.protocol.urls import MAX_INLINE_BYTES
 from tests.engine.hosts.test_public import INSIDE
 
 TRANSCRIPTIONS, TRANSLATIONS = "/v1/audio/transcriptions", "/v1/audio/translations"
@@ -121,10 +122,10 @@ def test_a_recording_of_100_mb_in_its_line_is_told() -> None:
     error = refusal(file_url="data:audio/wav;base64," + "A" * (100 * 2**20))
     assert "26,214,400 bytes" in error.message
     largest = b64encode(bytes(MAX_INLINE_BYTES)).decode()
-    data = inline_bytes(f"data:audio/wav;base64,{largest}")
+    data = inline_recording(f"data:audio/wav;base64,{largest}")
     assert data is not None
     assert len(data) == MAX_INLINE_BYTES
-    assert inline_bytes(CLIP) is None
+    assert inline_recording(CLIP) is None
 
 
 @pytest.mark.parametrize(

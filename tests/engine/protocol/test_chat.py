@@ -147,7 +147,7 @@ def test_what_is_too_long_is_told_in_its_own_unit() -> None:
         ({"role": "user", "content": [{"type": "text"}]}, "messages.1.content.0.text"),
         (
             {"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]},
-            "messages.1.content.0.type",
+            "messages.1.content.0.image_url.url",
         ),
         ({"role": "assistant", "tool_calls": [{}]}, "messages.1.tool_calls.0.function"),
         ({"role": "assistant", "tool_calls": []}, "messages.1.content"),

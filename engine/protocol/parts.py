@@ -1,0 +1,98 @@
+"""Parts of a message's content on the wire: texts, and images by url."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Discriminator,
+    Field,
+    Tag,
+)
+
+from engine.protocol.fields import Text
+from engine.protocol.urls import checked_url
+
+IMAGE_URL = "image_url"
+IMAGE = "an image"
+
+
+def _text_type(part_type: str) -> str:
+    if part_type != "text":
+        raise ValueError("must be 'text' or 'image_url': parts of other types are not supported")
+    return part_type
+
+
+def _image_url(url: str) -> str:
+    return checked_url(url, IMAGE)
+
+
+def _as_object(value: object) -> object:
+    return {"url": value} if isinstance(value, str) else value
+
+
+def _form_of_content(value: object) -> str | None:
+    if isinstance(value, str):
+        return "<text>"
+    return "<parts>" if isinstance(value, list) else None
+
+
+def _form_of_part(value: object) -> str:
+    is_image = isinstance(value, dict) and value.get("type") == IMAGE_URL
+    return "<image>" if is_image else "<text>"
+
+
+class TextPart(BaseModel):
+    """A part that is text."""
+
+    model_config = ConfigDict(extra="ignore", strict=True)
+
+    type: Annotated[str, AfterValidator(_text_type)]
+    text: Text
+
+
+class ImageUrl(BaseModel):
+    """Where an image is; `detail` changes nothing, since a model sees in one way."""
+
+    model_config = ConfigDict(extra="ignore", strict=True)
+
+    url: Annotated[str, AfterValidator(_image_url)]
+    detail: Literal["auto", "low", "high"] | None = None
+
+
+class ImagePart(BaseModel):
+    """A part that is an image; its url may stand there by itself."""
+
+    model_config = ConfigDict(extra="ignore", strict=True)
+
+    type: Literal["image_url"]
+    image_url: Annotated[ImageUrl, BeforeValidator(_as_object)]
+
+
+Part = Annotated[
+    Annotated[TextPart, Tag("<text>")] | Annotated[ImagePart, Tag("<image>")],
+    Discriminator(_form_of_part),
+]
+Content = Annotated[
+    Annotated[Text, Tag("<text>")]
+    | Annotated[list[Part], Field(fail_fast=True, min_length=1), Tag("<parts>")],
+    Discriminator(
+        _form_of_content,
+        custom_error_type="content_form",
+        custom_error_message="Input should be a string or a list of parts",
+    ),
+]
+
+
+def has_images(body: dict[str, Any]) -> bool:
+    """Say whether a body that may not be valid has a part that would be an image."""
+    messages = body.get("messages")
+    for message in messages if isinstance(messages, list) else ():
+        content = message.get("content") if isinstance(message, dict) else None
+        if isinstance(content, list) and any(_form_of_part(part) == "<image>" for part in content):
+            return True
+    return False

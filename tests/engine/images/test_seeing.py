@@ -1,0 +1,82 @@
+"""Images as models see them: transformers' own pixels, and digests that tell them apart."""
+
+from __future__ import annotations
+
+from io import BytesIO
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from engine.images.seeing import see
+from engine.model.description import read_description
+from engine.model.vision.description import Vision, describe
+from tests.engine.vision_models import PREPARED, config_of
+
+KINDS = ["gemma3", "qwen2_5_vl"]
+
+
+def vision_of(kind: str, folder: Path) -> Vision:
+    """Return what the tiny model of a kind says of images."""
+    import json
+
+    config_of(kind).save_pretrained(folder)
+    (folder / "preprocessor_config.json").write_text(json.dumps(PREPARED[kind]))
+    vision = describe(read_description(str(folder)))
+    assert vision is not None
+    return vision
+
+
+def png(width: int, height: int, seed: int = 1) -> bytes:
+    """Return an image of noise."""
+    levels = np.random.default_rng(seed).integers(0, 256, (height, width, 3), dtype=np.uint8)
+    buffer = BytesIO()
+    Image.fromarray(levels).save(buffer, "PNG")
+    return buffer.getvalue()
+
+
+@pytest.mark.parametrize("size", [(1, 1), (56, 56), (57, 200), (301, 40), (640, 480)], ids=str)
+@pytest.mark.parametrize("kind", KINDS)
+def test_pixels_are_those_of_transformers_processor(
+    kind: str, size: tuple[int, int], tmp_path: Path
+) -> None:
+    """To the bit, once levels are what the tower takes them for."""
+    from transformers import AutoImageProcessor
+
+    vision = vision_of(kind, tmp_path)
+    data = png(*size)
+    seen = see(data, vision.sight, max_pixels=10**6)
+    processor = AutoImageProcessor.from_pretrained(tmp_path, use_fast=False)
+    expected = processor(Image.open(BytesIO(data)), return_tensors="np")
+    channels = np.moveaxis(seen.pixels, -1, 0)
+    shades = np.stack([vision.shades[i][channels[i]] for i in range(3)])
+    if kind == "gemma3":
+        assert np.array_equal(shades, np.asarray(expected["pixel_values"])[0])
+        return
+    grid = expected["image_grid_thw"][0].tolist()
+    assert [1, 2 * seen.rows, 2 * seen.columns] == grid
+    patches = shades.reshape(3, seen.rows, 2, 14, seen.columns, 2, 14).transpose(
+        1, 4, 2, 5, 0, 3, 6
+    )
+    patches = np.repeat(patches[:, :, :, :, :, None], 2, axis=5).reshape(
+        len(expected["pixel_values"]), -1
+    )
+    assert np.array_equal(patches, np.asarray(expected["pixel_values"]))
+
+
+def test_a_digest_is_of_what_is_seen(tmp_path: Path) -> None:
+    """The same pixels in another file are the same image; another shape is another."""
+    sight = vision_of("qwen2_5_vl", tmp_path).sight
+    one, other = (see(png(60, 60, seed), sight, max_pixels=10**6) for seed in (1, 2))
+    buffer = BytesIO()
+    Image.open(BytesIO(png(60, 60))).save(buffer, "BMP")
+    again = see(buffer.getvalue(), sight, max_pixels=10**6)
+    assert one.digest == again.digest != other.digest
+    flat = [Image.new("RGB", size, (9, 9, 9)) for size in ((56, 112), (112, 56))]
+    digests = set()
+    for image in flat:
+        buffer = BytesIO()
+        image.save(buffer, "PNG")
+        digests.add(see(buffer.getvalue(), sight, max_pixels=10**6).digest)
+    assert len(digests) == 2
