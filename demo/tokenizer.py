@@ -18,11 +18,28 @@ TURN_START = "<|im_start|>"
 TURN_END = "<|im_end|>"
 
 CHAT_TEMPLATE = """\
+{%- if tools -%}
+    {{- "<|im_start|>system\\n" -}}
+    {%- if messages[0].role == "system" -%}
+        {{- messages[0].content ~ "\\n" -}}
+    {%- endif -%}
+    {%- for tool in tools -%}
+        {{- (tool.function | tojson) ~ "\\n" -}}
+    {%- endfor -%}
+    {{- "Call with <tool_call>{name, arguments}</tool_call>.<|im_end|>\\n" -}}
+{%- endif -%}
 {%- for message in messages -%}
-    {%- if message.role not in ["system", "user", "assistant"] -%}
+    {%- if message.role not in ["system", "user", "assistant", "tool"] -%}
         {{- raise_exception("The demo model knows no role " ~ message.role) -}}
     {%- endif -%}
-    {{- "<|im_start|>" ~ message.role ~ "\\n" ~ message.content ~ "<|im_end|>\\n" -}}
+    {%- if not (tools and loop.first and message.role == "system") -%}
+        {{- "<|im_start|>" ~ message.role ~ "\\n" ~ (message.content or "") -}}
+        {%- for call in message.tool_calls or [] -%}
+            {{- '<tool_call>{"name": "' ~ call.function.name ~ '", "arguments": ' -}}
+            {{- (call.function.arguments | tojson) ~ "}</tool_call>" -}}
+        {%- endfor -%}
+        {{- "<|im_end|>\\n" -}}
+    {%- endif -%}
 {%- endfor -%}
 {%- if add_generation_prompt -%}
     {{- "<|im_start|>assistant\\n" -}}

@@ -38,8 +38,12 @@ class Deployment:
         self.bucket = Bucket(settings.bucket)
         self.control = Queue(settings.control_queue)
         self.work = {model: Queue(url) for model, url in settings.work_queues.items()}
-        # What lines may say, and the model that each means.
-        self.models = {**settings.model_aliases, **{model: model for model in self.work}}
+        # What lines may say, and the model whose workers run each.
+        self.models = {
+            **settings.model_aliases,
+            **settings.model_adapters,
+            **{model: model for model in self.work},
+        }
         self.services = {model: WorkerService(path) for model, path in settings.services.items()}
         self.events = EventBus(settings.event_bus)
 

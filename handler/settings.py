@@ -43,7 +43,8 @@ class Settings(BaseModel):
     """The names of a deployment's resources, and its limits.
 
     `work_queues` maps the name of each served model to the url of its queue, `model_aliases` other
-    names that lines may use to those (`*` stands for all others), `services` to the ECS service of
+    names that lines may use to those (`*` stands for all others), `model_adapters` the names of
+    their adapters, `services` to the ECS service of
     its workers, as `cluster/service`, where they shall be woken; `gpu_hour_prices` to the price of
     a GPU-hour, where the report shall tell prices. `default_window` is the completion window of an
     upload that names none. The table forgets a batch `keep_days` after that window. `limits` are
@@ -59,6 +60,7 @@ class Settings(BaseModel):
     control_queue: str
     work_queues: Json[dict[str, str]] = Field(default_factory=dict)
     model_aliases: Json[dict[str, str]] = Field(default_factory=dict)
+    model_adapters: Json[dict[str, str]] = Field(default_factory=dict)
     services: Json[dict[str, _ServicePath]] = Field(default_factory=dict)
     event_bus: str = "default"
     auth: Literal["keys", "iam"] = "keys"

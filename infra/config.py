@@ -23,6 +23,8 @@ Count = Annotated[int, Field(ge=0, le=10**15)]
 # CloudWatch Logs keeps logs for one of these numbers of days only.
 LogDays = Literal[1, 3, 5, 7, 14, 30, 60, 90, 120, 150, 180, 365, 400, 545, 731]
 Zone = Annotated[str, StringConstraints(pattern=r"^[a-z]{2}-[a-z0-9-]+-[0-9]+[a-z]$")]
+Name = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._/:-]{0,127}$")]
+_PREFIX = r"s3://[a-z0-9.-]{3,63}/[^*?$]+"
 Alias = Annotated[str, StringConstraints(pattern=r"^(\*|[A-Za-z0-9][A-Za-z0-9._/:-]{0,127})$")]
 # In ECR, which is all that workers reach; by its tag or its digest.
 _IMAGE = (
@@ -99,17 +101,25 @@ class Network(_Table):
         return zones
 
 
+class Adapter(_Table):
+    """An adapter of a model: a name that requests may ask for, and where its folder lies."""
+
+    name: Name
+    weights: Annotated[str, StringConstraints(pattern=rf"^{_PREFIX}$")]
+
+
 class Model(_Table):
     """A served model and the workers that run it."""
 
-    name: Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._/:-]{0,127}$")]
-    weights: Annotated[str, StringConstraints(pattern=r"^(s3://[a-z0-9.-]{3,63}/[^*?$]+)?$")] = ""
+    name: Name
+    weights: Annotated[str, StringConstraints(pattern=rf"^({_PREFIX})?$")] = ""
     gpu: str
     gpus_per_worker: Annotated[int, Field(ge=1, le=8)] = 1
     max_workers: Annotated[int, Field(ge=1, le=1000)] = 1
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     gpu_hour_price: Annotated[float, Field(ge=0, le=1000, allow_inf_nan=False)] = 0.0
     aliases: Annotated[tuple[Alias, ...], Field(strict=False)] = ()
+    adapters: Annotated[tuple[Adapter, ...], Field(strict=False)] = ()
     args: tuple[str, ...] = Field(default=(), strict=False)
 
     @field_check("gpu")
@@ -168,11 +178,15 @@ class Config(_Table):
     def _check_models(cls, models: tuple[Model, ...]) -> tuple[Model, ...]:
         own = {model.name for model in models}
         aliases = [alias for model in models for alias in model.aliases]
+        adapters = [adapter.name for model in models for adapter in model.adapters]
         if taken := own & set(aliases):
             raise ValueError(f"has the alias {min(taken)}, which is the name of a model")
+        if taken := {*own, *aliases} & set(adapters):
+            raise ValueError(f"has the adapter {min(taken)}, as a model or an alias is called")
         for words, names in (
             ("has twice the name", [model.name for model in models]),
             ("has twice the alias", aliases),
+            ("has twice the adapter", adapters),
             ("has names that are the same in AWS:", [model.slug for model in models]),
         ):
             twice = {name for name in names if names.count(name) > 1}
@@ -246,6 +260,8 @@ _WORDS = {
 _LOOKS = {
     "alarm_email": "an e-mail address",
     "image": "an image in ECR: 111122223333.dkr.ecr.eu-west-1.amazonaws.com/tidemill:1",
+    "models.adapters.name": "a name, such as sql",
+    "models.adapters.weights": "s3://bucket/prefix",
     "models.aliases": "a model's name, or * for any",
     "models.name": "a model's name, such as Qwen/Qwen3-0.6B",
     "models.weights": "s3://bucket/prefix",

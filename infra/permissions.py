@@ -146,7 +146,8 @@ def worker(data: DataStack, model: Model) -> list[iam.PolicyStatement]:
         read_objects(data, "input/", "files/", "work/"),
         write_objects(data, "work/"),
     ]
-    return [*statements, *_read_weights(data, model.weights)]
+    weights = [model.weights, *(adapter.weights for adapter in model.adapters)]
+    return [*statements, *(right for url in weights for right in _read_weights(data, url))]
 
 
 def _read_weights(data: DataStack, url: str) -> list[iam.PolicyStatement]:

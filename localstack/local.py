@@ -18,6 +18,7 @@ from handler.aws.sync import Aws
 from handler.batch.keys import DROP_TENANT
 from handler.tenants.keys import KeyStore
 from infra.client import ENDED, Api, ApiFailed
+from infra.compute.worker import adapter_flags
 from infra.config import Config, read_config, with_aliases
 from infra.drops import Drops
 from infra.outputs import Outputs
@@ -46,14 +47,15 @@ class LocalOptions:
     """What a person may ask of a local cloud.
 
     `workers` is how many each model has, `engine_flags` go to all of them, `aliases` are further
-    names of the only model. What the emulator holds
-    is gone at the end unless `state` names a folder for it.
+    names of the only model, `adapters` those of adapters that the flags give it. What the emulator
+    holds is gone at the end unless `state` names a folder for it.
     """
 
     config: Path
     workers: int = 1
     engine_flags: Sequence[str] = ()
     aliases: Sequence[str] = ()
+    adapters: Sequence[str] = ()
     port: int | None = None
     state: Path | None = None
 
@@ -159,7 +161,7 @@ def running_cloud(options: LocalOptions, say: Callable[[str], None]) -> Iterator
                 folder,
                 config=options.config,
                 name=config.name,
-                aliases=options.aliases,
+                aliases=(*options.aliases, *options.adapters),
             )
             key = new_key(clients, outputs, name="local")
         # A worker that looks at its queue for a second only is stopped as quickly.
@@ -196,7 +198,7 @@ def start_workers(processes: Processes, config: Config, options: LocalOptions) -
     """
     for model in config.models:
         names = ("--served-model-name", model.name, *model.aliases)
-        flags = (*names, *model.args, *options.engine_flags)
+        flags = (*names, *adapter_flags(model), *model.args, *options.engine_flags)
         for number in range(1, options.workers + 1):
             name = f"worker-{model.slug}-{number}"
             processes.start(name, sys.executable, "-m", "cli", "worker", *flags)

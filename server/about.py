@@ -51,13 +51,16 @@ def routes(means: Means) -> list[Route]:
 
 
 def _names(means: Means) -> tuple[str, ...]:
-    return own_names(means.names)
+    return (*own_names(means.names), *means.engine.info().adapters)
 
 
 def _model(means: Means, name: str) -> dict[str, object]:
+    """Return OpenAI's object; the parent of an adapter is the model that it is of."""
+    is_adapter = name in means.engine.info().adapters
     return {
         "id": name,
         "object": "model",
         "created": means.started,
         "owned_by": "tidemill",
+        "parent": own_names(means.names)[0] if is_adapter else None,
     }

@@ -21,9 +21,6 @@ if TYPE_CHECKING:
     from prometheus_client import Metric
 
 # Their time of creation is of no use to anybody, and as long as the figures themselves.
-disable_created_metrics()
-
-# Their time of creation is of no use to anybody, and as long as the figures themselves.
 disable_created_metrics()  # type: ignore[no-untyped-call]
 
 _SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0)

@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from cli.errors import BadInput, CliError, Refused
-from cli.serving.engine import check_model
+from cli.serving.adapters import lora_modules
+from cli.serving.engine import check_model, served_names
 from cli.serving.options import EngineOptions, add_engine_flags, engine_arguments, engine_fields
 from cli.signals import StopSignals
 from cli.sizes import positive_int
@@ -137,7 +138,11 @@ def _seen_from_anywhere(engine: EngineOptions) -> EngineOptions:
         if (given := getattr(engine, name)) is not None
         and (name == "weights_cache" or _is_there(given))
     }
-    return replace(engine, **paths)
+    modules = [
+        f"{name}={Path(path).resolve() if _is_there(path) else path}"
+        for name, path in lora_modules(engine, served_names(engine))
+    ]
+    return replace(engine, **paths, lora_modules=tuple(modules))
 
 
 def _is_there(name: str) -> bool:
@@ -163,11 +168,13 @@ def _running(arguments: argparse.Namespace) -> Iterator[LocalCloud]:
         ) from exc
     engine = _seen_from_anywhere(EngineOptions(**engine_fields(arguments)))
     any_model = ("*",) if engine.any_model else ()
+    modules = lora_modules(engine, served_names(engine))
     options = LocalOptions(
         config=arguments.config or DEFAULT_PATH,
         workers=arguments.workers,
         engine_flags=engine_arguments(replace(engine, served_model_names=(), any_model=False)),
         aliases=(*engine.served_model_names, *any_model),
+        adapters=[module.name for module in modules],
         port=arguments.port,
         state=arguments.state,
     )

@@ -147,8 +147,9 @@ def _add_adapter_flags(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument_group("adapters, which lines choose by name").add_argument
     add(
         "--lora-modules",
+        action="extend",
         nargs="+",
-        default=(),
+        default=[],
         metavar="NAME=PATH",
         help="folders that PEFT wrote, hub ids or s3://bucket/prefix, or vLLM's JSON objects",
     )

@@ -11,6 +11,7 @@ from typing import Any, Protocol
 
 from engine.answers.calls import UNREAD, Calls, Said, following_json, json_calls
 from engine.answers.flow import Flow, Waiting
+from engine.answers.written import LISTED, NAME, Written
 
 _MAX_DEPTH = 64
 _PYTHON_PLAIN = re.compile(r"[^\[\](){}\"']*")
@@ -35,13 +36,19 @@ class BareCalls:
     begins: str
     looks_like: re.Pattern[str]
     follows: _Follows
-    opens: tuple[str, ...]
+    writes: Written
+    opens: tuple[str, ...] = ()
     closes: str | None = None
 
     @property
     def marks(self) -> tuple[str, ...]:
         """Return what special tokens are written like."""
         return self.opens if self.closes is None else (*self.opens, self.closes)
+
+    def written(self, template: str) -> Written:
+        """Return how they are written, whatever the template."""
+        del template
+        return self.writes
 
     def read(self, flow: Flow) -> Waiting:
         """Read an answer."""
@@ -183,12 +190,20 @@ def _value_of(node: ast.expr) -> Any:
 
 
 LLAMA_JSON = BareCalls(
-    "{", re.compile(r'\s*\{\s*"(name|type|function)"'), _objects, ("<|python_tag|>",)
+    "{",
+    re.compile(r'\s*\{\s*"(name|type|function)"'),
+    _objects,
+    Written(head=f'{{"name": "{NAME}", "parameters": ', tail="}", between="; "),
+    ("<|python_tag|>",),
 )
+# Python that follows a schema is more than a grammar says: calls that must come are JSON.
 PYTHONIC = BareCalls(
     "[",
     re.compile(r"\s*\[\s*[A-Za-z_][\w.]*\("),
     _python,
+    LISTED,
     ("<|python_start|>",),
     "<|python_end|>",
 )
+LISTED_CALLS = BareCalls("[", re.compile(r'\s*\[\s*\{\s*"name"'), following_json, LISTED)
+"""Of models whose own form is not known: what they are held to when they must call."""

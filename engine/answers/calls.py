@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Generator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple, Protocol
 
 from engine.answers.flow import Flow, Waiting
 from engine.answers.json_text import items, members, skip_value
 from engine.answers.tagged_arguments import read_function
+from engine.answers.written import LISTED, NAME, Written
 
 UNREAD = "A call of a tool could not be read; it is left in the content."
 
@@ -32,6 +33,9 @@ class CallForm(Protocol):
     def marks(self) -> tuple[str, ...]:
         """Return them."""
 
+    def written(self, template: str) -> Written:
+        """Return how calls are written by a model with this template."""
+
     def read(self, flow: Flow) -> Waiting:
         """Read an answer to its end, and the calls in it."""
 
@@ -45,16 +49,28 @@ class Following(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class MarkedCalls:
-    """Calls that begin with one of the marks `opens`, anywhere in an answer; a `CallForm`."""
+    """Calls that begin with one of the marks `opens`, anywhere in an answer; a `CallForm`.
+
+    Models whose template has the `sign` write them otherwise.
+    """
 
     opens: tuple[str, ...]
     follows: Following
+    writes: Written
     other_marks: tuple[str, ...] = ()
+    sign: str = ""
+    writes_with_sign: Written | None = None
 
     @property
     def marks(self) -> tuple[str, ...]:
         """Return what special tokens are written like."""
         return self.opens + self.other_marks
+
+    def written(self, template: str) -> Written:
+        """Return how they are written by a model with this template."""
+        if self.writes_with_sign is not None and self.sign in template:
+            return self.writes_with_sign
+        return self.writes
 
     def read(self, flow: Flow) -> Waiting:
         """Read an answer; what cannot be read of it stays what it says, mark and all."""
@@ -150,6 +166,24 @@ def following_object(flow: Flow) -> Generator[None, None, str | None]:
     return text
 
 
-HERMES = MarkedCalls(("<tool_call>",), _hermes, ("</tool_call>",))
-GRANITE = MarkedCalls(("<|tool_call|>",), _granite)
-MISTRAL = MarkedCalls(("[TOOL_CALLS]",), _mistral, ("[ARGS]", "[CALL_ID]"))
+HERMES = MarkedCalls(
+    ("<tool_call>",),
+    _hermes,
+    Written(
+        head=f'<tool_call>\n{{"name": "{NAME}", "arguments": ',
+        tail="}\n</tool_call>",
+        between="\n",
+    ),
+    ("</tool_call>",),
+)
+GRANITE = MarkedCalls(
+    ("<|tool_call|>",), _granite, replace(LISTED, prefix=f"<|tool_call|>{LISTED.prefix}")
+)
+MISTRAL = MarkedCalls(
+    ("[TOOL_CALLS]",),
+    _mistral,
+    replace(LISTED, prefix=f"[TOOL_CALLS]{LISTED.prefix}"),
+    ("[ARGS]", "[CALL_ID]"),
+    sign="[ARGS]",
+    writes_with_sign=Written(head=f"[TOOL_CALLS]{NAME}[ARGS]"),
+)

@@ -6,6 +6,7 @@ from collections.abc import Generator
 
 from engine.answers.calls import Calls, MarkedCalls, Said, following_object
 from engine.answers.flow import Flow
+from engine.answers.written import NAME, Written
 
 
 def _deepseek(flow: Flow) -> Calls:
@@ -52,5 +53,19 @@ def _deepseek_call(flow: Flow) -> Generator[None, None, Said | None]:
 DEEPSEEK = MarkedCalls(
     ("<｜tool▁calls▁begin｜>",),
     _deepseek,
+    Written(
+        prefix="<｜tool▁calls▁begin｜>",
+        head=f"<｜tool▁call▁begin｜>{NAME}<｜tool▁sep｜>",
+        tail="<｜tool▁call▁end｜>",
+        suffix="<｜tool▁calls▁end｜>",
+    ),
     ("<｜tool▁call▁begin｜>", "<｜tool▁sep｜>", "<｜tool▁call▁end｜>", "<｜tool▁calls▁end｜>"),
+    sign="```json",
+    writes_with_sign=Written(
+        prefix="<｜tool▁calls▁begin｜>",
+        head=f"<｜tool▁call▁begin｜>function<｜tool▁sep｜>{NAME}\n```json\n",
+        tail="\n```<｜tool▁call▁end｜>",
+        between="\n",
+        suffix="<｜tool▁calls▁end｜>",
+    ),
 )

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import TypeVar
 
-from engine.answers.bare import LLAMA_JSON, PYTHONIC
+from engine.answers.bare import LISTED_CALLS, LLAMA_JSON, PYTHONIC
 from engine.answers.calls import GRANITE, HERMES, MISTRAL, CallForm
 from engine.answers.deepseek import DEEPSEEK
 from engine.answers.harmony import HARMONY
@@ -84,6 +84,7 @@ class AnswerForms:
 
     calls: CallForm | None = None
     thinking: ThinkingForm | None = None
+    template: str = field(default="", compare=False, repr=False)
 
     @property
     def has_channels(self) -> bool:
@@ -100,12 +101,17 @@ class AnswerForms:
     @property
     def without_calls(self) -> AnswerForms:
         """Return how answers are read where there are no tools; channels are read in any case."""
-        return self if self.has_channels else AnswerForms(thinking=self.thinking)
+        return self if self.has_channels else replace(self, calls=None)
 
     @property
     def without_thinking(self) -> AnswerForms:
         """Return how answers are read whose thinking stays where it is."""
-        return AnswerForms(calls=self.calls)
+        return replace(self, thinking=None)
+
+    @property
+    def that_must_call(self) -> AnswerForms:
+        """Return how answers are read that are held to calls: in a list where no form is known."""
+        return self if self.calls is not None else replace(self, calls=LISTED_CALLS)
 
     @property
     def thinks(self) -> bool:
@@ -128,7 +134,7 @@ def forms_of(
     if _plain(thinking) in _CHANNELS:
         call_form, thinking = HARMONY, _NONE
     thinking_form = _named(THINKING_FORMS, thinking, "--reasoning-parser")
-    return AnswerForms(call_form, None if call_form is HARMONY else thinking_form)
+    return AnswerForms(call_form, None if call_form is HARMONY else thinking_form, template or "")
 
 
 def check_names(*, calls: str | None, thinking: str | None) -> None:

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from engine.answers.calls import UNREAD
 from engine.answers.flow import Flow, Waiting
 from engine.answers.json_text import members
+from engine.answers.written import NAME, TEXT, Written
 
 _START, _CHANNEL, _MESSAGE = "<|start|>", "<|channel|>", "<|message|>"
 _CONSTRAIN = "<|constrain|>"
@@ -26,6 +27,19 @@ class Harmony:
 
     marks = (_START, _CHANNEL, _MESSAGE, _CONSTRAIN, *_ENDS)
     final = f"{_CHANNEL}final{_MESSAGE}"
+
+    def written(self, template: str) -> Written:
+        """Return how calls are written, whatever the template: one, after thoughts and words."""
+        del template
+        begins = f"{_ENDS[0]}{_START}assistant"
+        return Written(
+            head=f"{_CHANNEL}commentary to=functions.{NAME} {_CONSTRAIN}json{_MESSAGE}",
+            between=None,
+            introduces=tuple(
+                f"{_CHANNEL}{name}{_MESSAGE}{TEXT}{begins}" for name in ("analysis", "commentary")
+            ),
+            says=f"{self.final}{TEXT}",
+        )
 
     def read(self, flow: Flow) -> Waiting:
         """Read one message after the other; what has no head is said."""

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 from engine.answers.flow import Flow, Waiting
+
+Begins = Literal["open", "closed", "before"]
+"""Where an answer begins: inside the thinking, behind it, or where the model may open it itself."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,22 +23,20 @@ class ThinkingForm:
     closes: tuple[str, ...]
     always_opens: bool = False
 
-    def is_open_after(self, prompt: str) -> bool:
-        """Say whether an answer to this prompt begins inside the thinking."""
+    def begins_after(self, prompt: str) -> Begins:
+        """Return where an answer to this prompt begins."""
         end = prompt.rstrip()
-        if any(end.endswith(mark) for mark in self.opens):
-            return True
-        return self.always_opens and not self.is_closed_after(prompt)
+        if end.endswith(self.opens):
+            return "open"
+        if end.endswith(self.closes):
+            return "closed"
+        return "open" if self.always_opens else "before"
 
-    def is_open_in(self, begun: str) -> bool:
-        """Say whether an answer that has begun so goes on inside the thinking."""
+    def goes_on(self, begun: str) -> Begins:
+        """Return where an answer goes on that has begun so."""
         last_opened = max(begun.rfind(mark) for mark in self.opens)
-        return last_opened > max(begun.rfind(mark) for mark in self.closes)
-
-    def is_closed_after(self, prompt: str) -> bool:
-        """Say whether the prompt has ended the thinking, so that none comes."""
-        end = prompt.rstrip()
-        return any(end.endswith(mark) for mark in self.closes)
+        is_open = last_opened > max(begun.rfind(mark) for mark in self.closes)
+        return "open" if is_open else "closed"
 
     def read(self, flow: Flow, *, is_open: bool) -> Waiting:
         """Read the thinking, if there is any, and stop before the answer."""

@@ -9,7 +9,9 @@ from engine.answers.answer import Reading
 from engine.answers.forms import AnswerForms
 from engine.answers.plain import PlainReading
 from engine.answers.reading import FormedReading
+from engine.answers.thinking import Begins
 from engine.endpoints.endpoint import Heading
+from engine.endpoints.holds import Holds
 from engine.protocol.chat import ChatCompletionRequest
 from engine.protocol.errors import RequestError
 from engine.scheduling.sequence import Constraint
@@ -37,17 +39,22 @@ class Conversations:
 
     def __init__(self, model: TextModel, forms: AnswerForms) -> None:
         self._template = model.chat_template
-        self._grammars = model.grammars
         self._forms = forms
         ids = {mark: model.tokenizer.special_id(mark) for mark in forms.marks}
-        self._marker_ids = {mark: token for mark, token in ids.items() if token is not None}
+        self._mark_ids = {mark: token for mark, token in ids.items() if token is not None}
+        self._holds = Holds(model.grammars, self._mark_ids)
 
     def of(self, request: ChatCompletionRequest, heading: Heading) -> Conversation:
         """Return a request as its model reads it; raises `RequestError` where that cannot be."""
-        asked = request.asked
-        constraint = None if asked is None else self._grammars.constraint(asked)
         prompt = self._prompt_text(request, heading.created)
-        return Conversation(request, prompt, self._reading(request, prompt, heading), constraint)
+        forms = self._forms_for(request)
+        begins = _begins(forms, request, prompt)
+        return Conversation(
+            request,
+            prompt,
+            self._reading(request, forms, heading, begins),
+            self._holds.constraint(request, forms, begins),
+        )
 
     def _prompt_text(self, request: ChatCompletionRequest, created: int) -> str:
         if self._template is None:
@@ -77,31 +84,31 @@ class Conversations:
             variables=_variables(request),
         )
 
-    def _reading(self, request: ChatCompletionRequest, prompt: str, heading: Heading) -> Reading:
-        has_tools = bool(request.offered_tools)
-        if request.needs_call or any(tool.function.strict for tool in request.offered_tools):
-            raise RequestError(
-                "A call that must come, or that must follow its schema, is not served yet.",
-                param="tool_choice" if request.needs_call else "tools",
-                code="unsupported_parameter",
-            )
-        if has_tools and self._forms.calls is None:
+    def _forms_for(self, request: ChatCompletionRequest) -> AnswerForms:
+        """Return how the model answers a request, by whether there are tools."""
+        if not request.offered_tools:
+            return self._forms.without_calls
+        if request.needs_call:
+            return self._forms.that_must_call
+        if self._forms.calls is None:
             raise RequestError(
                 "It is not known how this model writes calls of tools: name the form with"
                 " --tool-call-parser.",
                 param="tools",
                 code="tools_not_supported",
             )
-        forms = self._forms if has_tools else self._forms.without_calls
-        if not forms.marks:
+        return self._forms
+
+    def _reading(
+        self, request: ChatCompletionRequest, forms: AnswerForms, heading: Heading, begins: Begins
+    ) -> Reading:
+        if forms.calls is None and forms.thinking is None:
             return PlainReading()
-        ids = [token for mark, token in self._marker_ids.items() if mark in forms.marks]
-        if request.separate_reasoning is False:
-            forms = forms.without_thinking
+        ids = [token for mark, token in self._mark_ids.items() if mark in forms.marks]
         return FormedReading(
-            forms,
+            forms.without_thinking if request.separate_reasoning is False else forms,
             heading.request_id,
-            is_open=_is_open(forms, request, prompt),
+            is_open=begins == "open",
             tools={
                 tool.function.name: tool.function.parameters or {} for tool in request.offered_tools
             },
@@ -119,10 +126,10 @@ def _variables(request: ChatCompletionRequest) -> dict[str, Any]:
     return variables
 
 
-def _is_open(forms: AnswerForms, request: ChatCompletionRequest, prompt: str) -> bool:
-    """Say whether the answer begins inside the thinking: the prompt may have opened it."""
+def _begins(forms: AnswerForms, request: ChatCompletionRequest, prompt: str) -> Begins:
+    """Return where an answer begins: the prompt may have opened or closed the thinking."""
     if forms.thinking is None:
-        return False
-    if not request.continue_final_message:
-        return forms.thinking.is_open_after(prompt)
-    return forms.thinking.is_open_in("".join(request.messages[-1].texts()))
+        return "closed"
+    if request.continue_final_message:
+        return forms.thinking.goes_on("".join(request.messages[-1].texts()))
+    return forms.thinking.begins_after(prompt)

@@ -30,13 +30,15 @@ class MakesMatchers(Protocol):
 class TextConstraint:
     """An output is a text of a `grammar`, from behind a beginning on where there is one.
 
-    The field `param` asked for it. A `Constraint`.
+    A sequence may begin with the token `opener`, and only then has a beginning; without one, all
+    have. The field `param` asked for it. A `Constraint`.
     """
 
     grammar: str
     beginning: Beginning | None
     made_by: MakesMatchers
     param: str = field(compare=False)
+    opener: int | None = None
 
     def begin(self) -> TextWatch:
         """Begin to hold one sequence to it, before its first token."""
@@ -46,13 +48,15 @@ class TextConstraint:
 class TextWatch:
     """Holds one sequence to its grammar; what goes through that is made when first asked."""
 
-    __slots__ = ("_asked", "_matcher", "_tail", "_token_ids")
+    __slots__ = ("_asked", "_matcher", "_may_open", "_tail", "_token_ids")
 
     def __init__(self, asked: TextConstraint) -> None:
         self._asked = asked
         self._matcher: LLMatcher | None = None
         self._token_ids: list[int] = []  # of the grammar
-        self._tail = None if asked.beginning is None else b""  # None behind the beginning
+        self._may_open = asked.opener is not None
+        is_behind = asked.beginning is None or self._may_open
+        self._tail = None if is_behind else b""  # None behind the beginning
 
     def fill(self, mask: NDArray[np.uint32]) -> bool:
         """Write which tokens may come next."""
@@ -71,10 +75,16 @@ class TextWatch:
             error = _filled(self._matcher, mask)
         if error:
             raise self._stuck(error)
+        if self._may_open:
+            assert self._asked.opener is not None
+            mask[self._asked.opener // 32] |= np.uint32(1 << self._asked.opener % 32)
         return True
 
     def push(self, token_id: int) -> bool:
         """Append one generated token and say whether the text is whole."""
+        if self._may_open and token_id == self._asked.opener:
+            self._tail = b""
+        self._may_open = False
         if self._tail is not None:
             self._note_before(token_id)
             return False

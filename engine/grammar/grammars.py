@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import OrderedDict
+from collections.abc import Sequence
 from threading import Lock
 
 import numpy as np
@@ -38,15 +39,23 @@ class Grammars:
         self._beginnings: dict[str, Beginning] = {}
         self._made: KnownTokens | None = None
 
-    def constraint(self, asked: Asked, *, begins_after: str | None = None) -> TextConstraint:
+    def constraint(
+        self, asked: Asked, *, begins_after: str | None = None, opened_by: str | None = None
+    ) -> TextConstraint:
         """Return what holds an output to what was asked for, from `begins_after` in it on.
 
+        With `opened_by`, one that does not begin with that token is held to it at once.
         Raises `RequestError` for what cannot be held to.
         """
         grammar = _grammar_of(asked)
         self.matcher(grammar, asked.param)
-        before = None if begins_after is None else self._beginning(begins_after)
-        return TextConstraint(grammar, before, self, asked.param)
+        openers: Sequence[int | None] = [None]
+        if opened_by is not None:
+            openers = self._tokenizer.encode(opened_by, add_special_tokens=False)
+        if begins_after is None or len(openers) != 1:
+            return TextConstraint(grammar, None, self, asked.param)
+        before = self._beginning(begins_after)
+        return TextConstraint(grammar, before, self, asked.param, openers[0])
 
     def matcher(self, grammar: str, param: str) -> LLMatcher:
         """Return what goes through a grammar from its beginning."""

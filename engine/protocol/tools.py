@@ -19,6 +19,7 @@ from pydantic import (
 
 from engine.protocol.errors import RequestError
 from engine.protocol.fields import Text
+from engine.protocol.schemas import SchemaRules, served_schema
 
 _MAX_NAME_CHARS = 128
 _MAX_TOOLS = 1_024
@@ -57,6 +58,19 @@ class Tool(BaseModel):
 
     type: _FunctionType
     function: Function
+
+    def arguments_schema(self) -> dict[str, Any]:
+        """Return what is held to of the schema of its arguments: all of it where it is `strict`.
+
+        Else any object stands in for a schema that cannot be held to.
+        """
+        said = self.function.parameters or {}
+        rules = SchemaRules(is_strict=bool(self.function.strict))
+        try:
+            schema = served_schema(said, "tools", rules)
+        except RequestError:
+            schema = {}
+        return {"type": "object", **schema}
 
     def as_template_reads(self) -> dict[str, Any]:
         """Return what the request says of it, as plain JSON."""
@@ -109,6 +123,13 @@ class ToolFields(BaseModel):
     def _tools_agree(self) -> Self:
         """Refuse tools of one name, and a choice of what is not there."""
         names = [tool.function.name for tool in self.tools or ()]
+        for place, tool in enumerate(self.tools or ()):
+            if tool.function.strict:
+                served_schema(
+                    tool.function.parameters or {},
+                    f"tools.{place}.function.parameters",
+                    SchemaRules(is_strict=True),
+                )
         for place, name in enumerate(names):
             if name in names[:place]:
                 raise RequestError(

@@ -43,9 +43,12 @@ class SamplingDefaults:
 class MakesConstraints(Protocol):
     """Makes constraints of one model's tokens; safe to use from threads."""
 
-    def constraint(self, asked: Asked, *, begins_after: str | None = None) -> Constraint:
+    def constraint(
+        self, asked: Asked, *, begins_after: str | None = None, opened_by: str | None = None
+    ) -> Constraint:
         """Return what holds an output to what was asked for, from `begins_after` in it on.
 
+        With `opened_by`, one that does not begin with that token is held to it at once.
         Raises `RequestError` for what cannot be held to.
         """
 

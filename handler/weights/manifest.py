@@ -17,6 +17,8 @@ from handler.errors import AwsError, HandlerError
 SCHEME = "s3://"
 
 _CONFIG = "config.json"
+_ADAPTER_CONFIG = "adapter_config.json"
+_ADAPTER = "adapter_model.safetensors"
 _WHOLE = "model.safetensors"
 _INDEX = "model.safetensors.index.json"
 # Configurations, tokenizers and chat templates of any family; nothing that holds code or pickles.
@@ -80,12 +82,12 @@ class Manifest:
 
 
 def find_weights(location: Location) -> Operation[Manifest]:
-    """Return the objects that the model at a location needs; raises WeightsRefused."""
+    """Return the objects that the model or adapter at a location needs; raises WeightsRefused."""
     try:
         found = yield from _list(location)
         if not found:
             raise WeightsRefused(f"there is nothing under {location}")
-        if _CONFIG not in found:
+        if not found.keys() & {_CONFIG, _ADAPTER_CONFIG}:
             raise WeightsRefused(f"{location} holds no {_CONFIG}: it is no model")
         tensors = yield from _tensor_names(location, found)
     except AwsError as exc:
@@ -129,8 +131,15 @@ def _list(location: Location) -> Operation[dict[str, WeightFile]]:
 def _tensor_names(location: Location, found: Mapping[str, WeightFile]) -> Operation[Iterable[str]]:
     """Return the objects that hold the tensors, and the index of them if there are many.
 
-    They are chosen as transformers chooses: many repositories hold a second copy beside these.
+    They are chosen as transformers chooses: many repositories hold a second copy beside these. An
+    adapter may lie beside a tokenizer and a config.json of its own.
     """
+    if _ADAPTER_CONFIG in found:
+        if _ADAPTER not in found:
+            raise WeightsRefused(
+                f"{location} holds no {_ADAPTER}, which its {_ADAPTER_CONFIG} needs"
+            )
+        return [_ADAPTER]
     if _WHOLE in found:
         return [_WHOLE]
     if _INDEX not in found:

@@ -155,4 +155,11 @@ def worker_flags(model: Model) -> list[str]:
     ]
     if model.weights:
         flags += ["--model", model.weights]
+    flags += adapter_flags(model)
     return [*flags, *model.args]
+
+
+def adapter_flags(model: Model) -> list[str]:
+    """Return the flags of `tidemill worker` that serve a model's adapters."""
+    named = [f"{adapter.name}={adapter.weights}" for adapter in model.adapters]
+    return ["--lora-modules", *named] if named else []

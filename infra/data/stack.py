@@ -57,6 +57,9 @@ class DataStack(Stack):
             "TIDEMILL_MODEL_ALIASES": json.dumps(
                 {alias: model.name for model in config.models for alias in model.aliases}
             ),
+            "TIDEMILL_MODEL_ADAPTERS": json.dumps(
+                {own.name: model.name for model in config.models for own in model.adapters}
+            ),
             "TIDEMILL_EVENT_BUS": self.bus.event_bus_name,
             "TIDEMILL_AUTH": config.auth,
             "TIDEMILL_STRICT_ENDPOINT": str(int(config.strict_endpoint)),

@@ -32,6 +32,6 @@ def make_local(
     A file may hold `max_file_bytes`.
     """
     model = own_names(names)[0]
-    runner = Runner(store, engine, dict.fromkeys(names, model))
+    runner = Runner(store, engine, dict.fromkeys((*names, *engine.info().adapters), model))
     files = FileRoutes(store, MAX_FILE_BYTES if max_file_bytes is None else max_file_bytes)
     return Local([*files.routes(), *BatchRoutes(store, runner).routes()], runner.at_work)

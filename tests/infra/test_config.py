@@ -14,6 +14,7 @@ from infra.config import DEFAULT_PATH, Config, ConfigRefused, make_config, read_
 
 ROOT = DEFAULT_PATH.parents[1]
 MODEL: dict[str, Any] = {"name": "small", "gpu": "l4"}
+ADAPTER: dict[str, Any] = {"name": "sql", "weights": "s3://tuned/sql"}
 LOG_DAYS = "1, 3, 5, 7, 14, 30, 60, 90, 120, 150, 180, 365, 400, 545 or 731"
 GPU_NAMES = "t4, a10g, l4, l40s, a100, h100, h200"
 A_MODEL_NAME = "a model's name, such as Qwen/Qwen3-0.6B"
@@ -93,6 +94,18 @@ WRONG: list[tuple[dict[str, Any], str]] = [
         "models has twice the alias *.",
     ),
     (
+        {"models": [MODEL, MODEL | {"name": "b", "adapters": [ADAPTER | {"name": "small"}]}]},
+        "models has the adapter small, as a model or an alias is called.",
+    ),
+    (
+        {"models": [MODEL | {"adapters": [ADAPTER], "aliases": ["sql"]}]},
+        "models has the adapter sql, as a model or an alias is called.",
+    ),
+    (
+        {"models": [MODEL | {"adapters": [ADAPTER, ADAPTER]}]},
+        "models has twice the adapter sql.",
+    ),
+    (
         {"models": [MODEL, MODEL | {"name": "b", "aliases": ["small"]}]},
         "models has the alias small, which is the name of a model.",
     ),
@@ -138,6 +151,16 @@ WRONG_MODELS: list[tuple[dict[str, Any], str]] = [
     (
         {"aliases": ["gpt*"]},
         'models[2].aliases[1] is "gpt*", which does not look like a model\'s name, or * for any.',
+    ),
+    ({"adapters": ["sql"]}, "models[2].adapters[1] must be a table."),
+    ({"adapters": [{"name": "sql"}]}, "models[2].adapters[1].weights must be given."),
+    (
+        {"adapters": [{"name": "*", "weights": "s3://tuned/sql"}]},
+        'models[2].adapters[1].name is "*", which does not look like a name, such as sql.',
+    ),
+    (
+        {"adapters": [{"name": "sql", "weights": ""}]},
+        'models[2].adapters[1].weights is "", which does not look like s3://bucket/prefix.',
     ),
     ({"args": "--quiet"}, "models[2].args must be a list in square brackets."),
     ({"args": [1]}, "models[2].args[1] must be a text in quotes."),

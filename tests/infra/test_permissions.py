@@ -291,9 +291,11 @@ def test_only_the_gateway_calls_the_api(any_deployment: Deployment) -> None:
 
 
 def test_weights_are_read_from_their_prefix(synth: Synth) -> None:
-    """A worker with weights of its own sees them, and nothing else of their bucket."""
+    """A worker sees those of its model and adapters, and nothing else of their buckets."""
     weights = "s3://weights/large/v2"
-    found = Deployment(synth({"models": [{"name": "large", "gpu": "l4", "weights": weights}]}))
+    adapters = [{"name": "sql", "weights": "s3://tuned/sql/"}]
+    model = {"name": "large", "gpu": "l4", "weights": weights, "adapters": adapters}
+    found = Deployment(synth({"models": [model]}))
     foreign = {
         (grant.action, grant.resource, grant.condition)
         for grant in found.grants("WorkerlargeRole")
@@ -306,6 +308,8 @@ def test_weights_are_read_from_their_prefix(synth: Synth) -> None:
             '{"StringLike": {"s3:prefix": ["large/v2/*"]}}',
         ),
         ("s3:GetObject", "arn:aws:s3:::weights/large/v2/*", ""),
+        ("s3:ListBucket", "arn:aws:s3:::tuned", '{"StringLike": {"s3:prefix": ["sql/*"]}}'),
+        ("s3:GetObject", "arn:aws:s3:::tuned/sql/*", ""),
     }
 
 

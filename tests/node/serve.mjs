@@ -4,7 +4,9 @@
 
 import assert from "node:assert/strict";
 import { test } from "node:test";
-import OpenAI from "openai";
+import OpenAI, { toFile } from "openai";
+import { zodResponseFormat } from "openai/helpers/zod";
+import { z } from "zod";
 
 const model = process.env.TIDEMILL_MODEL;
 const client = new OpenAI({
@@ -14,6 +16,7 @@ const client = new OpenAI({
 });
 const messages = [{ role: "user", content: "What is 7 plus 5?" }];
 const asked = { model, messages, max_tokens: 24, temperature: 0 };
+const Weather = z.object({ unit: z.enum(["celsius", "fahrenheit"]), is_wet: z.boolean() });
 
 test("a chat is answered", async () => {
   const answer = await client.chat.completions.create(asked);
@@ -51,6 +54,15 @@ test("a stream that is left behind leaves nothing", async () => {
   assert.ok(stream.controller.signal.aborted);
 });
 
+test("an answer is parsed by its schema", async () => {
+  const answer = await client.chat.completions.parse({
+    ...asked,
+    max_tokens: 120,
+    response_format: zodResponseFormat(Weather, "weather"),
+  });
+  assert.ok(Weather.safeParse(answer.choices[0].message.parsed).success);
+});
+
 test("text completions are answered, whole and streamed", async () => {
   const body = { model, prompt: ["The tide", "The mill"], max_tokens: 8, temperature: 0 };
   const whole = await client.completions.create(body);
@@ -81,4 +93,29 @@ test("models are listed", async () => {
   const names = [];
   for await (const one of client.models.list()) names.push(one.id);
   assert.ok(names.includes(model));
+});
+
+test("a batch is uploaded, run and read", async () => {
+  const lines = [1, 2, 3].map((number) =>
+    JSON.stringify({ custom_id: `line-${number}`, method: "POST", url: "/v1/chat/completions", body: asked }),
+  );
+  const file = await client.files.create({
+    file: await toFile(Buffer.from(lines.join("\n")), "in.jsonl"),
+    purpose: "batch",
+  });
+  let batch = await client.batches.create({
+    input_file_id: file.id,
+    endpoint: "/v1/chat/completions",
+    completion_window: "24h",
+  });
+  while (!["completed", "failed", "expired", "cancelled"].includes(batch.status)) {
+    await new Promise((resolve) => setTimeout(resolve, 50));
+    batch = await client.batches.retrieve(batch.id);
+  }
+  assert.equal(batch.status, "completed");
+  assert.equal(batch.request_counts.completed, 3);
+  const text = await (await client.files.content(batch.output_file_id)).text();
+  const rows = text.trim().split("\n").map((row) => JSON.parse(row));
+  assert.deepEqual(rows.map((row) => row.custom_id), ["line-1", "line-2", "line-3"]);
+  assert.ok((await client.files.delete(file.id)).deleted);
 });

@@ -16,13 +16,17 @@ router = APIGatewayHttpRouter()  # type: ignore[no-untyped-call]
 
 
 class ModelObject(BaseModel):
-    """OpenAI's Model; nobody knows when one was made. `root` is what runs for this name."""
+    """OpenAI's Model; nobody knows when one was made. `root` is what runs for this name.
+
+    The `parent` of an adapter is the model that it is of.
+    """
 
     id: str
     object: Literal["model"] = "model"
     created: int = 0
     owned_by: Literal["tidemill"] = "tidemill"
     root: str
+    parent: str | None = None
 
 
 class ModelList(BaseModel):
@@ -40,7 +44,7 @@ class ModelList(BaseModel):
 def list_models() -> ModelList:
     """List the models that are served, those first that are no other name of one."""
     models = deployment().models
-    found = [ModelObject(id=name, root=root) for name, root in models.items() if name != ANY_MODEL]
+    found = [_shown(name, root) for name, root in models.items() if name != ANY_MODEL]
     found.sort(key=lambda model: model.id != model.root)
     return ModelList(data=found, any_model=models.get(ANY_MODEL))
 
@@ -52,4 +56,8 @@ def retrieve_model() -> ModelObject:
     root = model_of(name, deployment().models)
     if root is None:
         raise NotFound(f"There is no model {name[:100]}.", code="model_not_found")
-    return ModelObject(id=name, root=root)
+    return _shown(name, root)
+
+
+def _shown(name: str, root: str) -> ModelObject:
+    return ModelObject(id=name, root=root, parent=deployment().settings.model_adapters.get(name))

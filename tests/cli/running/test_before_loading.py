@@ -81,14 +81,14 @@ def test_a_file_that_asks_for_what_is_not_served_yet_is_refused(
     run: Any, write_input: Write, out: Path
 ) -> None:
     """Errors of one kind are one sentence, in the engine's own words."""
-    bodies = [*[{"tools": [{"type": "function"}]}] * 3, {"max_tokens": "8"}, {"stream": True}]
+    bodies = [*[{"suffix": "end"}] * 3, {"max_tokens": "8"}, {"stream": True}]
     words = refused(run, "-i", write_input(*(line("a", **body) for body in bodies)), "-o", out)
     with pytest.raises(Exception, match="`max_tokens`") as told:
         check_request(CHAT, json.loads(line("a", max_tokens="8"))["body"], ["m"])
     first, *reasons = words.splitlines()
     assert first.startswith("none of the 5 lines of ")
     assert first.endswith("in.jsonl can run; nothing was run:")
-    assert reasons[0].startswith("  3 × `tools` is not supported: leave it out or send null or [")
+    assert reasons[0].startswith("  3 × `suffix` is not supported: leave it out or send null or ")
     assert reasons[0].endswith(" (first: line 1)")
     assert reasons[1:] == [
         f"  1 × {told.value} (line 4)",

@@ -122,6 +122,15 @@ def test_lines_may_mix_the_names_of_one_model() -> None:
     assert (findings.model, findings.errors) == ("m", [])
 
 
+def test_lines_may_mix_a_model_and_its_adapters() -> None:
+    """The file is for the model, whose workers run them all; another model's adapter is not."""
+    adapters = {"sql": "m", "tone": "m", "other": "n"}
+    findings = check(*asking("sql", "m", "tone"), models=("m", "n"), aliases=adapters)
+    assert (findings.model, findings.errors) == ("m", [])
+    mixed = check(*asking("sql", "other"), models=("m", "n"), aliases=adapters)
+    assert codes(mixed) == ["model_mismatch"]
+
+
 def test_names_of_two_models_do_not_mix() -> None:
     """Even if neither line says the model's own name."""
     aliases = {"a": "m", "b": "n"}

@@ -104,6 +104,16 @@ def place(emulator: Emulator, tmp_path: Path) -> Place:
     return place
 
 
+def test_an_adapter_comes_with_its_tensors(place: Place) -> None:
+    """As PEFT writes it, without a model's config; pickles and training stay where they are."""
+    place.put_all(dict.fromkeys(["adapter_config.json", "README.md", "adapter_model.bin"], b"x"))
+    with pytest.raises(WeightsRefused, match=r"holds no adapter_model\.safetensors"):
+        place.find()
+    names = ["adapter_config.json", "adapter_model.safetensors", "tokenizer.json"]
+    place.put_all(dict.fromkeys([*names, "optimizer.pt"], b"x"))
+    assert sorted(path.name for path in place.fetch().iterdir()) == names
+
+
 @pytest.mark.parametrize(
     ("url", "bucket", "prefix"),
     [

@@ -191,6 +191,21 @@ def test_without_weights_a_worker_runs_the_demo_model(compute: dict[str, Compute
     assert (options.model, options.served_model_names) == (None, ("tidemill-demo",))
 
 
+def test_a_worker_serves_the_adapters_of_its_model(synth: Synth) -> None:
+    """By the prefix of each; a flag among `args` adds to them."""
+    adapters = [{"name": name, "weights": f"s3://tuned/{name}"} for name in ("sql", "lab/tone")]
+    more = ["--lora-modules", "more=/models/more"]
+    made = Compute(synth({"models": [SMALL | {"adapters": adapters, "args": more}]}))
+    (slug,) = (slug for slug, model in MODELS.items() if model is SMALL)
+    assert options_of(made, slug).lora_modules == (
+        "sql=s3://tuned/sql",
+        "lab/tone=s3://tuned/lab/tone",
+        "more=/models/more",
+    )
+    settings = read_settings(made.environment(slug))
+    assert settings.model_adapters == dict.fromkeys(("sql", "lab/tone"), SMALL["name"])
+
+
 def test_a_worker_finds_its_deployment_in_its_environment(made: Compute) -> None:
     """Every name is there, and the queue of its model among them."""
     for slug, model in MODELS.items():

@@ -60,3 +60,17 @@ def test_other_names_of_a_model_are_listed_with_what_runs_for_them(
     assert page.to_dict()["any_model"] == "tidemill-demo"
     for name, root in (("gpt-4o", "lab/large"), ("gpt-5", "tidemill-demo")):
         assert client.models.retrieve(name).to_dict()["root"] == root
+
+
+def test_an_adapter_is_listed_with_the_model_that_it_is_of(
+    client: OpenAI, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A model has no parent."""
+    here = deployment()
+    settings = here.settings.model_copy(update={"model_adapters": {"sql": "lab/large"}})
+    monkeypatch.setattr(here, "settings", settings)
+    monkeypatch.setattr(here, "models", {"sql": "lab/large", "lab/large": "lab/large"})
+    found = {model.id: model.to_dict() for model in client.models.list()}
+    parents = {name: (model["root"], model["parent"]) for name, model in found.items()}
+    assert parents == {"lab/large": ("lab/large", None), "sql": ("lab/large", "lab/large")}
+    assert client.models.retrieve("sql").to_dict()["parent"] == "lab/large"

@@ -1,0 +1,149 @@
+"""Structured output by OpenAI's client, in the forms of OpenAI's, vLLM's and SGLang's documents."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any, Literal
+
+import openai
+import pytest
+from pydantic import BaseModel, Field
+
+import demo
+
+ASKED: dict[str, Any] = {
+    "model": demo.NAME,
+    "messages": [{"role": "user", "content": "What is the capital of France?"}],
+    "max_tokens": 120,
+    "temperature": 0,
+}
+
+
+class Town(BaseModel):
+    """What an answer shall be."""
+
+    country: Literal["France", "Norway"]
+    inhabitants: int = Field(ge=0, le=999)
+    is_capital: bool
+
+
+SCHEMA = {
+    "type": "object",
+    "properties": {
+        "name": {"type": "string", "pattern": "^[A-Z][a-z]{1,8}$"},
+        "population": {"type": "integer", "minimum": 0, "maximum": 999},
+    },
+    "required": ["name", "population"],
+    "additionalProperties": False,
+}
+
+
+def is_town(text: str) -> bool:
+    """Say whether a text is JSON that the schema above allows."""
+    told = json.loads(text)
+    return (
+        set(told) == {"name", "population"}
+        and re.fullmatch("[A-Z][a-z]{1,8}", told["name"]) is not None
+        and 0 <= told["population"] <= 999
+    )
+
+
+JSON_SCHEMA = {"type": "json_schema", "json_schema": {"name": "town", "schema": SCHEMA}}
+FORMS: list[tuple[str, dict[str, Any], Any]] = [
+    ("a schema of OpenAI's", {"response_format": JSON_SCHEMA}, is_town),
+    ("any object", {"response_format": {"type": "json_object"}, "max_tokens": 400}, None),
+    ("SGLang's json_schema", {"json_schema": json.dumps(SCHEMA)}, is_town),
+    ("SGLang's regex", {"regex": "(Paris|London)"}, re.compile("Paris|London").fullmatch),
+    ("vLLM's json", {"structured_outputs": {"json": SCHEMA}}, is_town),
+    (
+        "vLLM's regex",
+        {"structured_outputs": {"regex": r"\w{3}\d"}},
+        re.compile(r"\w{3}\d").fullmatch,
+    ),
+    (
+        "vLLM's choice",
+        {"structured_outputs": {"choice": ["yes", "no"]}},
+        {"yes", "no"}.__contains__,
+    ),
+    ("guided_json", {"guided_json": SCHEMA}, is_town),
+    ("guided_regex", {"guided_regex": "[ab]{4}"}, re.compile("[ab]{4}").fullmatch),
+    ("guided_choice", {"guided_choice": ["x", "y"]}, {"x", "y"}.__contains__),
+]
+
+
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
+@pytest.mark.parametrize(
+    ("fields", "holds"), [form[1:] for form in FORMS], ids=[form[0] for form in FORMS]
+)
+def test_an_answer_has_the_form_that_was_asked_for(
+    client: openai.OpenAI, fields: dict[str, Any], holds: Any, *, stream: bool
+) -> None:
+    """Whole and streamed, it is of the form, and then it ends."""
+    asked = {**ASKED, "extra_body": fields}
+    if stream:
+        with client.chat.completions.stream(**asked) as events:
+            answer = events.get_final_completion()
+    else:
+        answer = client.chat.completions.create(**asked)
+    [choice] = answer.choices
+    if holds is None:
+        # Of any object a tiny model may never find the end: then it is the beginning of one.
+        assert (choice.message.content or "").lstrip().startswith("{")
+        return
+    assert choice.finish_reason == "stop"
+    assert holds(choice.message.content)
+
+
+def test_a_text_completion_has_its_form_too(client: openai.OpenAI) -> None:
+    """Each prompt's by itself."""
+    answer = client.completions.create(
+        model=demo.NAME,
+        prompt=["The tide", "The mill"],
+        max_tokens=60,
+        extra_body={"regex": "(high|low) (tide|water)"},
+    )
+    assert all(re.fullmatch("(high|low) (tide|water)", one.text) for one in answer.choices)
+
+
+def test_an_answer_is_parsed_into_a_model_of_pydantic(client: openai.OpenAI) -> None:
+    """By `parse`, under either of its names, and by `stream`."""
+    for parse in (client.chat.completions.parse, client.beta.chat.completions.parse):
+        parsed = parse(**ASKED, response_format=Town).choices[0].message.parsed
+        assert isinstance(parsed, Town)
+    with client.chat.completions.stream(**ASKED, response_format=Town) as events:
+        final = events.get_final_completion()
+    assert final.choices[0].message.parsed == parsed
+
+
+def test_an_answer_that_is_cut_off_says_so(client: openai.OpenAI) -> None:
+    """The client's own error for it is raised, and not one of JSON."""
+    with pytest.raises(openai.LengthFinishReasonError):
+        client.chat.completions.parse(**{**ASKED, "max_tokens": 2}, response_format=Town)
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        (
+            {
+                "response_format": {
+                    "type": "json_schema",
+                    "json_schema": {"name": "x", "schema": {"type": "object", "not": {}}},
+                }
+            },
+            "response_format.json_schema.schema",
+        ),
+        ({"regex": "("}, "regex"),
+        ({"regex": "a", "guided_choice": ["a"]}, "regex"),
+        ({"guided_choice": []}, "guided_choice"),
+    ],
+    ids=["a keyword", "a regex", "two of them", "no choice"],
+)
+def test_what_cannot_be_honoured_is_a_400_that_names_it(
+    client: openai.OpenAI, fields: dict[str, Any], param: str
+) -> None:
+    """The field, and the place in it."""
+    with pytest.raises(openai.BadRequestError) as caught:
+        client.chat.completions.create(**ASKED, extra_body=fields)
+    assert (caught.value.param or "").startswith(param)
