@@ -67,7 +67,9 @@ def _figures(batch: Batch) -> list[str]:
 def tokens_of(usage: Mapping[str, Any], unit: str = "") -> str:
     """Return a batch's tokens; where none are generated, none are told of."""
     tokens_in, out = f"{usage.get('input_tokens', 0):,}{unit} in", usage.get("output_tokens", 0)
-    return f"{tokens_in}, {out:,} out" if out else tokens_in
+    thought = (usage.get("output_tokens_details") or {}).get("reasoning_tokens", 0)
+    told = f"{tokens_in}, {out:,} out" if out else tokens_in
+    return f"{told} ({thought:,} reasoning)" if thought else told
 
 
 def print_json(value: Mapping[str, Any]) -> None:

@@ -127,7 +127,9 @@ def summary(tally: Tally) -> str:
     if usage.prompt_tokens and not usage.completion_tokens:
         told = [tokens_in]
     else:
-        told = [f"{tokens_in} ({usage.cached_tokens:,} cached)", f"{usage.completion_tokens:,} out"]
+        thought = f" ({usage.reasoning_tokens:,} reasoning)" if usage.reasoning_tokens else ""
+        out = f"{usage.completion_tokens:,} out{thought}"
+        told = [f"{tokens_in} ({usage.cached_tokens:,} cached)", out]
     if usage.audio_seconds:
         told.insert(0, f"{usage.audio_seconds:,.1f} s of audio")
     costs = (usage.completion_tokens, usage.prompt_tokens, usage.audio_seconds)

@@ -75,7 +75,8 @@ class Seal:
 class _Head(BaseModel):
     """A part's first line: of each row its line, bytes, 1 for a success, and the three tokens.
 
-    `audio` has line and seconds of those rows for which some was heard.
+    `audio` has line and seconds of those rows for which some was heard, `reasoning` line and tokens
+    of those for which the model thought.
     """
 
     model_config = ConfigDict(strict=True)
@@ -83,6 +84,7 @@ class _Head(BaseModel):
     format: Literal[1]
     rows: list[tuple[_Count, _Count, Literal[0, 1], _Count, _Count, _Count]]
     audio: list[tuple[_Count, Annotated[float, Field(ge=0)]]] = []
+    reasoning: list[tuple[_Count, _Count]] = []
 
 
 def encode_part(rows: Iterable[FinishedRow]) -> bytes:
@@ -92,7 +94,10 @@ def encode_part(rows: Iterable[FinishedRow]) -> bytes:
         [row.line, len(row.row), int(row.is_success), *astuple(row.usage)[:3]] for row in ordered
     ]
     heard = [[row.line, row.usage.audio_seconds] for row in ordered if row.usage.audio_seconds]
-    head = to_json({"format": 1, "rows": listed} | ({"audio": heard} if heard else {}))
+    thought = [[row.line, row.usage.reasoning_tokens] for row in ordered]
+    thought = [[line, num_tokens] for line, num_tokens in thought if num_tokens]
+    some = {name: rows for name, rows in (("audio", heard), ("reasoning", thought)) if rows}
+    head = to_json({"format": 1, "rows": listed, **some})
     return b"\n".join((head, b"".join(row.row for row in ordered)))
 
 
@@ -109,10 +114,10 @@ def decode_head(head: bytes, num_bytes: int) -> tuple[RowPlace, ...]:
     except ValidationError as exc:
         raise BadPart(f"this is no part: {exc.errors()[0]['msg']}") from exc
     position = len(head)
-    heard = dict(told.audio)
+    heard, thought = dict(told.audio), dict(told.reasoning)
     places = []
     for line, size, is_success, prompt, cached, completion in told.rows:
-        usage = Usage(prompt, cached, completion, heard.get(line, 0.0))
+        usage = Usage(prompt, cached, completion, heard.get(line, 0.0), thought.get(line, 0))
         places.append(RowPlace(line, position, position + size, bool(is_success), usage))
         position += size
     if position != num_bytes:

@@ -60,6 +60,7 @@ class Ledger(Store):
                 "prompt_tokens": done.prompt_tokens,
                 "cached_tokens": done.cached_tokens,
                 "completion_tokens": done.completion_tokens,
+                "reasoning_tokens": done.reasoning_tokens,
                 "gpu_seconds": round(done.gpu_seconds, 3),
                 "audio_seconds": round(done.audio_seconds, 3),
                 "cost": cost or 0.0,

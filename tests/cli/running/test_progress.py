@@ -99,6 +99,12 @@ def test_a_summary_of_recordings_tells_how_much_was_heard(tally: Tally) -> None:
     )
 
 
+def test_a_summary_tells_how_much_was_thinking(tally: Tally) -> None:
+    """Beside the tokens that it is a part of."""
+    tally.kept, tally.usage = 0, Usage(1_600, 0, 2_000, reasoning_tokens=1_500)
+    assert "1,600 tokens in (0 cached), 2,000 out (1,500 reasoning), 200 tokens/s" in summary(tally)
+
+
 def test_a_summary_tells_rows_tokens_and_time(tally: Tally) -> None:
     """Rows kept from before are counted apart."""
     assert summary(tally) == (

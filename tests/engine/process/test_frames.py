@@ -27,7 +27,7 @@ from engine.process.frames import (
 
 COUNTS = st.integers(0, 2**64 - 1)
 TIMES = st.integers(-(2**63), 2**63 - 1)
-USAGES = st.builds(Usage, COUNTS, COUNTS, COUNTS, st.floats(0, 10**6))
+USAGES = st.builds(Usage, COUNTS, COUNTS, COUNTS, st.floats(0, 10**6), COUNTS)
 WORDS = st.text(st.characters(), max_size=20)  # lone surrogates too: an error may quote them
 FRAMES: st.SearchStrategy[Frame] = st.one_of(
     st.builds(Run, COUNTS, COUNTS, TIMES, st.binary()),

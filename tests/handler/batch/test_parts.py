@@ -29,6 +29,7 @@ ROWS = st.builds(
         cached_tokens=st.integers(0, 9),
         completion_tokens=st.integers(0, 9),
         audio_seconds=st.floats(0, 36_000),
+        reasoning_tokens=st.integers(0, 9),
     ),
 )
 PARTS = st.lists(

@@ -17,7 +17,7 @@ from handler.errors import AwsError
 from tests.handler.aws.conftest import Run
 from tests.handler.aws.given import LEASE_SECONDS, NOW, in_progress, make_batch
 
-DONE = Progress(7, 1, 70, 20, 21, 0.1, 2.0, 6.0, 1.5, 20.0, 0.5)
+DONE = Progress(7, 1, 70, 20, 21, 0.1, 2.0, 6.0, 1.5, 20.0, 0.5, 5)
 
 
 def test_active_batches_are_those_of_the_tenant(run: Run, deployment: Deployment) -> None:
@@ -99,7 +99,7 @@ def test_totals_add_up(run: Run, deployment: Deployment) -> None:
         batch = make_batch(deployment, tenant=owner, status=status)
         run(ledger.add_total(batch, DONE, cost))
     total = run(ledger.get_total(tenant))
-    assert total.done == Progress(21, 3, 210, 60, 63, 0.3, audio_seconds=4.5)
+    assert total.done == Progress(21, 3, 210, 60, 63, 0.3, audio_seconds=4.5, reasoning_tokens=15)
     assert total.cost == 0.3
     expected: dict[Any, int] = dict.fromkeys(TERMINAL, 0)
     assert total.batches == expected | {"completed": 2, "expired": 1}

@@ -1,0 +1,26 @@
+"""How a batch's tokens are told."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from cli.batches.outcome import tokens_of
+
+
+@pytest.mark.parametrize(
+    ("usage", "words"),
+    [
+        ({"input_tokens": 1_000, "output_tokens": 0}, "1,000 in"),
+        ({"input_tokens": 1_000, "output_tokens": 20}, "1,000 in, 20 out"),
+        (
+            {"input_tokens": 5, "output_tokens": 1_000}
+            | {"output_tokens_details": {"reasoning_tokens": 900}},
+            "5 in, 1,000 out (900 reasoning)",
+        ),
+    ],
+)
+def test_tokens_are_told_as_far_as_there_are_some(usage: dict[str, Any], words: str) -> None:
+    """Those that are generated, and how many of them were thinking."""
+    assert tokens_of(usage) == words
