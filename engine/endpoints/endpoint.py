@@ -32,13 +32,14 @@ class Heading:
 
     `request_id` also keys the randomness of a request that names no seed; `created` (seconds since
     the epoch) is the time that a template may ask for. `adapter` is what the name means, 0 for the
-    model itself.
+    model itself. `priority` is 1 where somebody waits for the answer, 0 for a line of a file.
     """
 
     model: str
     request_id: str
     created: int
     adapter: int = 0
+    priority: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -32,6 +32,7 @@ from engine.protocol.validation import printable
 _logger = logging.getLogger(__name__)
 
 _MAX_NAME_CHARS = 200
+_WAITED_FOR = 1  # the priority of a request that somebody waits for; that of a line is 0
 # Recordings: so many are decoded at once, of so many bytes, and their samples wait for the engine.
 _MAX_UNFOLDING = 4
 _MAX_FETCHED_BYTES = 64 * 2**20
@@ -112,7 +113,8 @@ class ServedEngine:
             raise ValueError("an engine needs the name of its model")
         self._endpoints: list[Endpoint[Any, Any, Any]] = list(endpoints)
         self._engine: StepLoop[Any, Any] = engine
-        self._preparing, self._finishing = Turns(), Turns()
+        # By priority: who is waited for has turns of its own, behind no line of a file.
+        self._preparing, self._finishing = (Turns(), Turns()), (Turns(), Turns())
         self._preparing_fetched = Turns(_MAX_FETCHED_BYTES, short_bytes=-1)
         self._unfolding = asyncio.Semaphore(_MAX_UNFOLDING)
         self._room = Room(_MAX_HELD_BYTES)
@@ -144,7 +146,7 @@ class ServedEngine:
         self, url: str, body: dict[str, Any], request_id: str, created: int
     ) -> Reply | StreamedReply:
         endpoint, options = self._endpoint_of(url), stream_options(body)
-        heading = self._heading(body, request_id, created)
+        heading = replace(self._heading(body, request_id, created), priority=_WAITED_FOR)
         if options is None:
             return await self._answered(endpoint, body, heading)
         if not isinstance(endpoint, Unfolds):
@@ -170,7 +172,8 @@ class ServedEngine:
             prepared = await self._prepared(endpoint, body, heading, held)
             results = await self._engine.generate(prepared.requests)
             size = sum(result.num_values for result in results)
-            return await self._finishing.run(size, endpoint.finish, prepared, results)
+            finishing = self._finishing[heading.priority]
+            return await finishing.run(size, endpoint.finish, prepared, results)
 
     async def _chunks(
         self,
@@ -213,10 +216,24 @@ class ServedEngine:
         held: AsyncExitStack,
     ) -> Prepared[Any, Any]:
         """Return a body prepared; what it holds beside text has room until `held` is left."""
+        prepared = await self._prepared_alike(endpoint, body, heading, held)
+        if not heading.priority:
+            return prepared
+        requests = [replace(request, priority=heading.priority) for request in prepared.requests]
+        return replace(prepared, requests=requests)
+
+    async def _prepared_alike(
+        self,
+        endpoint: Endpoint[Any, Any, Any],
+        body: dict[str, Any],
+        heading: Heading,
+        held: AsyncExitStack,
+    ) -> Prepared[Any, Any]:
+        """Do so, whatever its priority."""
         fetched = endpoint.fetched(body) if isinstance(endpoint, Fetches) else None
         if fetched is None:
-            size = size_of_body(body)
-            return await self._preparing.run(size, endpoint.prepare, body, heading)
+            preparing = self._preparing[heading.priority]
+            return await preparing.run(size_of_body(body), endpoint.prepare, body, heading)
         # What is fetched, and what is unfolded of it, waits here for room: few of either at a time.
         async with fetched as whole, self._unfolding:
             size = size_of_body(whole)

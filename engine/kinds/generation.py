@@ -21,7 +21,7 @@ from engine.kinds.kind import Loaded
 from engine.model.loading import load_model
 from engine.model.memory import Room, find_room
 from engine.model.network import LoadedModel
-from engine.scheduling.admission import Admission, ArrivalOrder, PrefixOrder
+from engine.scheduling.admission import Admission, ArrivalOrder, PrefixOrder, UrgentFirst
 from engine.scheduling.pages import PagePool
 from engine.scheduling.scheduler import Scheduler
 from engine.scheduling.sequence import SequenceRequest, SequenceResult
@@ -107,7 +107,7 @@ def make_work(model: LoadedModel, room: Room, config: EngineConfig) -> Generatio
     attention = model.attention(room.num_pages)
     table = SequenceTable(config.max_num_seqs, room.max_model_len, attention.page_size)
     pool = PagePool(room.num_pages)
-    admission = ADMISSIONS[config.admission]()
+    admission = UrgentFirst(ADMISSIONS[config.admission]())
     scheduler = Scheduler(table, pool, admission, config.max_num_batched_tokens)
     runner = Runner(model, attention, table)
     return GenerationWork(scheduler, runner, model.vocab_size, config.steps_ahead)

@@ -12,7 +12,8 @@ from engine.scheduling.sequence import Sequence
 class Admission(Protocol):
     """A queue of waiting sequences; its length is how many wait.
 
-    Any order is safe: of those that run, the one that started first keeps its pages to its end.
+    Any order is safe: of those that run, and of lines once nothing urgent comes, the one that
+    started first keeps its pages to its end.
     """
 
     def __len__(self) -> int:
@@ -120,6 +121,49 @@ class PrefixOrder:
         self._round = [entry for entry in self._round if entry[1] not in unwanted]
         heapify(self._round)
         self._later = [entry for entry in self._later if entry[1] not in unwanted]
+
+
+class UrgentFirst:
+    """Sequences that somebody waits for, in the order of arrival; lines, by a policy, behind them.
+
+    However many such sequences come, all of them start before a line.
+    """
+
+    def __init__(self, lines: Admission) -> None:
+        self._urgent = ArrivalOrder()
+        self._lines = lines
+
+    def __len__(self) -> int:
+        """Return how many sequences wait here."""
+        return len(self._urgent) + len(self._lines)
+
+    def add(self, sequence: Sequence) -> None:
+        """Queue a sequence among its like."""
+        self._queue_of(sequence).add(sequence)
+
+    def give_back(self, sequence: Sequence) -> None:
+        """Queue a sequence again among its like."""
+        self._queue_of(sequence).give_back(sequence)
+
+    def first(self) -> Sequence | None:
+        """Return the next of those that somebody waits for, or else the next line."""
+        return self._next_queue.first()
+
+    def take(self) -> Sequence:
+        """Remove what `first` returned, and return it."""
+        return self._next_queue.take()
+
+    def remove(self, unwanted: AbstractSet[object]) -> None:
+        """Forget those of `unwanted` that wait here."""
+        self._urgent.remove(unwanted)
+        self._lines.remove(unwanted)
+
+    def _queue_of(self, sequence: Sequence) -> Admission:
+        return self._urgent if sequence.is_urgent else self._lines
+
+    @property
+    def _next_queue(self) -> Admission:
+        return self._urgent if len(self._urgent) else self._lines
 
 
 class _Beginning(NamedTuple):

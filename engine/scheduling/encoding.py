@@ -13,12 +13,14 @@ class EncodingRequest:
     """The tokens of one sequence, special ones among them, and the segment that each belongs to.
 
     `type_ids` are told where two texts are read together; None: all are of the first segment. The
-    first `num_skipped` tokens are read, but left out of what is pooled.
+    first `num_skipped` tokens are read, but left out of what is pooled. Somebody waits for one
+    whose `priority` is above 0: it comes before all others.
     """
 
     token_ids: list[int]
     type_ids: list[int] | None = None
     num_skipped: int = 0
+    priority: int = 0
 
 
 @dataclass(frozen=True, slots=True)

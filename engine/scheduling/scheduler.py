@@ -7,6 +7,9 @@ beyond its budget. When a sequence needs a page and there is none, the one that 
 all of its pages back and waits to be recomputed, so the one that started first always advances. No
 tensor is touched here.
 
+Sequences that somebody waits for come before lines of files in all of this. Lines give way to them,
+and take of a step what courtesy leaves them.
+
 A step that is launched moves the counts; what it came to is collected later, oldest step first. In
 between the next may be planned, with tokens whose ids nobody knows yet.
 """
@@ -22,8 +25,10 @@ from numpy.typing import NDArray
 
 from engine.scheduling.admission import Admission, ArrivalOrder
 from engine.scheduling.bound import StepBound
-from engine.scheduling.pages import PagePool, page_digests, root_digest
-from engine.scheduling.pictures import digest_within, whole_stop
+from engine.scheduling.courtesy import Courtesy
+from engine.scheduling.naming import PageNames
+from engine.scheduling.pages import PagePool
+from engine.scheduling.pictures import whole_stop
 from engine.scheduling.sequence import Sequence
 from engine.scheduling.table import SequenceTable
 
@@ -66,6 +71,24 @@ class StepPlan:
         return int((self.stops - self.starts).sum())
 
 
+@dataclass(slots=True)
+class _Budget:
+    """The tokens that a step may still take: of all sequences, and of lines of files among them."""
+
+    of_all: int
+    of_lines: int
+
+    def left(self, *, is_urgent: bool) -> int:
+        """Return how many a sequence may have."""
+        return self.of_all if is_urgent else min(self.of_all, self.of_lines)
+
+    def take(self, num_tokens: int, *, is_urgent: bool) -> None:
+        """Take so many."""
+        self.of_all -= num_tokens
+        if not is_urgent:
+            self.of_lines -= num_tokens
+
+
 class _Refusal(NamedTuple):
     """A waiting sequence that needs `num_free` free pages, with `num_shared` others shared."""
 
@@ -96,18 +119,22 @@ class Scheduler:
         pool: PagePool,
         admission: Admission,
         max_num_batched_tokens: int,
+        courtesy: Courtesy | None = None,
     ) -> None:
         self.table = table
         self.pool = pool
         self.num_preemptions = 0
         self.bound = StepBound(max_num_batched_tokens)
+        self.courtesy = Courtesy() if courtesy is None else courtesy
         self._admission = admission
         self._suspects = ArrivalOrder()
         self._num_started = 0
         self._num_in_flight = 0
+        self._names = PageNames(table, pool)
         self._page_size = table.page_size
         self._scored_rows_left = 0  # of the step that is being planned
         self._refusal: _Refusal | None = None  # the last, while nobody was placed since
+        self._new_slots: set[int] = set()  # of those that were taken for the step being planned
 
     def can_ever_fit(self, num_tokens: int) -> bool:
         """Say whether a sequence that grows to `num_tokens` fits the pool when it is alone."""
@@ -120,6 +147,8 @@ class Scheduler:
 
     def add(self, sequence: Sequence) -> None:
         """Queue a sequence that has just arrived."""
+        if sequence.is_urgent:
+            self.courtesy.expect()
         self._admission.add(sequence)
 
     def plan(self) -> StepPlan | None:
@@ -128,13 +157,17 @@ class Scheduler:
         if self._num_in_flight and self._must_wait(decodes):
             return None
         self._scored_rows_left = MAX_SCORED_ROWS
-        decodes = self._with_pages(decodes)
-        budget = self.bound.tokens - len(decodes)
+        self._new_slots.clear()
+        self._admit_urgent()
+        most_of_lines = self.courtesy.tokens(self.bound.tokens, is_awaited=self._is_awaited())
+        decodes = self._with_pages(self._of_lines_at_most(most_of_lines, self._decodes()))
+        budget = _Budget(self.bound.tokens, most_of_lines)
+        num_urgent = int(self.table.is_urgent[decodes].sum())
+        budget.take(num_urgent, is_urgent=True)
+        budget.take(len(decodes) - num_urgent, is_urgent=False)
         stops = self._continue_prompts(budget)
-        num_old = len(decodes) + len(stops)
-        budget -= sum(stop - int(self.table.num_computed[slot]) for slot, stop in stops.items())
         stops |= self._admit(budget)
-        return self._laid_out(decodes, stops, num_old) if len(decodes) or stops else None
+        return self._laid_out(decodes, stops) if len(decodes) or stops else None
 
     def launch(self, plan: StepPlan) -> None:
         """Move the counts of a step that was launched: each of its samples is one token more."""
@@ -172,6 +205,16 @@ class Scheduler:
         table.is_through[plan.slots] = False
         self._land(plan)
 
+    def note_seconds(self, plan: StepPlan, seconds: float) -> None:
+        """Learn from how long a step took, just after it was collected."""
+        table, slots = self.table, plan.slots
+        is_urgent = table.is_urgent[slots]
+        self.courtesy.note(
+            seconds,
+            num_line_tokens=int((plan.stops - plan.starts)[~is_urgent].sum()),
+            is_first=bool((is_urgent & (plan.starts < table.num_prompt_tokens[slots])).any()),
+        )
+
     def drop(self, unwanted: AbstractSet[object]) -> None:
         """Take sequences out for good, wherever they are."""
         for slot in self.table.running.tolist():
@@ -185,7 +228,7 @@ class Scheduler:
 
         Its slot and pages are free once no step in flight holds them.
         """
-        self._register_generated(slot)
+        self._names.register_generated(slot)
         sequence = self.table.remove(slot)
         if not self.table.num_in_flight[slot]:
             self.pool.release(self.table.free(slot))
@@ -248,44 +291,81 @@ class Scheduler:
         table.num_pages[needy] += 1
         return decodes[table.is_running[decodes]]
 
-    def _continue_prompts(self, budget: int) -> dict[int, int]:
+    def _continue_prompts(self, budget: _Budget) -> dict[int, int]:
         """Go on with prompts that are under way; return slots with where their spans stop."""
         table = self.table
         running = table.running
         pending = table.num_tokens[running] - table.num_computed[running]
         stops: dict[int, int] = {}
         for slot in running[pending > 1].tolist():
-            if budget <= 0:
+            sequence = table.sequence(slot)
+            if budget.left(is_urgent=sequence.is_urgent) <= 0:
                 break
-            if not self._has_rows_for(table.sequence(slot)):
-                continue
-            stops[slot] = self._compute(slot, budget)
-            budget -= stops[slot] - int(table.num_computed[slot])
+            if self._has_rows_for(sequence):
+                stops[slot] = self._compute(slot, budget)
         return stops
 
-    def _admit(self, budget: int) -> dict[int, int]:
+    def _admit(self, budget: _Budget) -> dict[int, int]:
         """Start waiting sequences; return their slots with where their spans stop."""
         stops: dict[int, int] = {}
-        while budget > 0 and self.table.free_slots:
+        while self.table.free_slots:
             queue = self._suspects if len(self._suspects) else self._admission
             sequence = queue.first()
-            if sequence is None or not self._may_join(sequence) or not self._has_rows_for(sequence):
+            if sequence is None or budget.left(is_urgent=sequence.is_urgent) <= 0:
+                break
+            if not self._may_join(sequence) or not self._has_rows_for(sequence):
                 break
             slot = self._try_place(sequence)
             if slot is None:
                 break
             queue.take()
             stops[slot] = self._compute(slot, budget)
-            budget -= stops[slot] - int(self.table.num_computed[slot])
         return stops
 
-    def _laid_out(
-        self, decodes: NDArray[np.int64], stops_of: dict[int, int], num_old: int
-    ) -> StepPlan:
+    def _admit_urgent(self) -> None:
+        """Start whoever is waited for, before all else; lines give way to them, the newest first.
+
+        A line that does is computed again later, but for the pages that it has filled.
+        """
+        while (sequence := self._admission.first()) is not None and sequence.is_urgent:
+            if len(self._suspects) or not self._may_join(sequence):
+                return
+            while not self.table.free_slots or self._try_place(sequence) is None:
+                if not self._send_line_away():
+                    return
+            self._admission.take()
+
+    def _send_line_away(self) -> bool:
+        """Let the newest line wait; False where there is none, or a step holds its pages still."""
+        running = self.table.running
+        if not len(running) or self.table.is_urgent[running[-1]]:
+            return False
+        newest = int(running[-1])
+        is_held = bool(self.table.num_in_flight[newest])
+        self.preempt(newest)
+        return not is_held
+
+    def _is_awaited(self) -> bool:
+        """Say whether somebody waits for a first token that may be computed now."""
+        table = self.table
+        has_none = table.num_tokens == table.num_prompt_tokens
+        return bool((table.is_running & table.is_urgent & has_none).any())
+
+    def _of_lines_at_most(self, most: int, decodes: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Leave out lines above a number, those that started last.
+
+        The line that started first advances, too, where it is still at its prompt.
+        """
+        table = self.table
+        lines = table.running[~table.is_urgent[table.running]]
+        if most and len(lines) and table.num_tokens[lines[0]] - table.num_computed[lines[0]] > 1:
+            most -= 1
+        return decodes[: int(table.is_urgent[decodes].sum()) + most]
+
+    def _laid_out(self, decodes: NDArray[np.int64], stops_of: dict[int, int]) -> StepPlan:
         """Lay a step's spans out, decodes first: `decodes`, then slots with where they stop.
 
         Of either those of one adapter are neighbours, as their rows are multiplied together.
-        All after the first `num_old` were taken for this step.
         """
         table = self.table
         slots = np.concatenate([decodes, np.array(list(stops_of), np.int64)])
@@ -305,7 +385,7 @@ class Scheduler:
             num_logits=np.where(is_scored, stops - starts, samples),
             samples=samples,
             is_scored=is_scored,
-            starts_anew=order >= num_old,
+            starts_anew=np.isin(slots, list(self._new_slots)),
         )
 
     def _may_join(self, sequence: Sequence) -> bool:
@@ -321,7 +401,7 @@ class Scheduler:
         spare = self._pages_for(self.table.num_taken)
         if self._refusal is not None and self._refusal.lasts(sequence, self.pool, spare):
             return None
-        shared = self._cached_pages(sequence)
+        shared = self._names.cached(sequence)
         needed = self._pages_for(sequence.num_tokens) - len(shared)
         num_free = needed + self.pool.num_unheld(shared)
         if not self.pool.can_allocate(num_free + spare):
@@ -335,72 +415,29 @@ class Scheduler:
             sequence.num_cached_tokens = num_cached
             sequence.seniority = self._num_started
             self._num_started += 1
-        return self.table.place(sequence, pages, num_cached)
-
-    def _cached_pages(self, sequence: Sequence) -> list[int]:
-        """Look the sequence's beginning up; its last token is always computed anew."""
-        request, size = sequence.request, self._page_size
-        num_full = sequence.num_tokens // size
-        if len(sequence.digests) < num_full:
-            tokens = np.append(sequence.prompt, np.array(sequence.generated, np.int32))
-            self._extend_digests(sequence, tokens, num_full)
-        if request.prompt_logprobs is not None:
-            return []
-        return self.pool.lookup(sequence.digests[: (sequence.num_tokens - 1) // size])
+        slot = self.table.place(sequence, pages, num_cached)
+        self._new_slots.add(slot)
+        return slot
 
     def _has_rows_for(self, sequence: Sequence) -> bool:
         """Say whether the step may compute more of a prompt: all of it, or a few scored rows."""
         return sequence.request.prompt_logprobs is None or self._scored_rows_left > 0
 
-    def _compute(self, slot: int, budget: int) -> int:
-        """Take up to `budget` tokens of a sequence into the step; return where its span stops."""
+    def _compute(self, slot: int, budget: _Budget) -> int:
+        """Take tokens of a sequence into the step; return where its span stops."""
         table = self.table
+        sequence = table.sequence(slot)
+        request, is_urgent = sequence.request, sequence.is_urgent
         start, total = int(table.num_computed[slot]), int(table.num_tokens[slot])
-        request = table.sequence(slot).request
+        most = budget.left(is_urgent=is_urgent)
         is_scored = request.prompt_logprobs is not None
-        stop = min(total, start + (min(budget, self._scored_rows_left) if is_scored else budget))
+        stop = min(total, start + (min(most, self._scored_rows_left) if is_scored else most))
         stop = whole_stop(request.pictures, start, stop)
         if is_scored:
             self._scored_rows_left -= stop - start
-        self._register(slot, start, stop)
+        budget.take(stop - start, is_urgent=is_urgent)
+        self._names.register(slot, start, stop)
         return stop
-
-    def _register(self, slot: int, start: int, stop: int) -> None:
-        """Name the pages that are full once these tokens are computed, whose ids are known.
-
-        Those of a prompt may be named when the step is planned: each layer stores before it
-        attends, so that even a sequence which starts in the same step may read them.
-        """
-        table = self.table
-        pages = slice(start // self._page_size, stop // self._page_size)
-        sequence = table.sequence(slot)
-        self._extend_digests(sequence, table.tokens[slot], pages.stop)
-        self.pool.register(table.pages[slot, pages].tolist(), sequence.digests[pages])
-
-    def _register_generated(self, slot: int) -> None:
-        """Name the pages that a sequence has filled since it started, none of which has a name yet.
-
-        Hardly anybody asks for them while it runs, and to name them all at once costs less. The
-        last page of its prompt is among them, since a step may end before its last token.
-        """
-        table = self.table
-        num_stored = min(table.num_known[slot] - 1, table.num_computed[slot])
-        num_named = max(0, len(table.sequence(slot).digests) - 1)
-        self._register(slot, num_named * self._page_size, int(num_stored))
-
-    def _extend_digests(
-        self, sequence: Sequence, tokens: NDArray[np.int32], num_pages: int
-    ) -> None:
-        """Name the first `num_pages` pages of a sequence, those that have no name yet."""
-        digests, size = sequence.digests, self._page_size
-        if len(digests) < num_pages:
-            salt, adapter = sequence.request.cache_salt, sequence.request.adapter
-            parent = digests[-1] if digests else root_digest(salt, adapter)
-            unnamed = tokens[len(digests) * size : num_pages * size]
-            pictures = sequence.request.pictures
-            pages = range(len(digests), num_pages) if pictures else ()
-            shown = [digest_within(pictures, page * size, (page + 1) * size) for page in pages]
-            digests += page_digests(parent, unnamed, size, shown)
 
     def _pages_for(self, num_tokens: int) -> int:
         return -(-num_tokens // self._page_size)

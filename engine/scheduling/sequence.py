@@ -98,9 +98,9 @@ class SequenceRequest:
     Pages of the KV cache are shared only among requests of one `cache_salt`. When it `is_streamed`
     each token is told as it comes, else all at the end. `pictures` are the images of the prompt, in
     the order of their places; each stands there in place of its tokens. Each token is one that
-    `constraint` allows, and where nothing may follow generation ends, even before `min_tokens`. Of
-    those that wait, one of a higher `priority` starts first. It runs through `adapter`,
-    0 being none.
+    `constraint` allows, and where nothing may follow generation ends, even before `min_tokens`.
+    Somebody waits for one whose `priority` is above 0: it comes before all others, which are lines
+    of files. It runs through `adapter`, 0 being none.
     """
 
     prompt_ids: list[int]
@@ -204,6 +204,11 @@ class Sequence:
         self.is_accused = False  # in one that memory was not the matter with: fails with the next
         self.num_failures = 0
         self.error: Exception | None = None
+
+    @property
+    def is_urgent(self) -> bool:
+        """Say whether somebody waits for it."""
+        return self.request.priority > 0
 
     @property
     def num_tokens(self) -> int:

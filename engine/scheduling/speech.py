@@ -47,7 +47,7 @@ class SpeechRequest:
     `language` is a code of the model's table, None where it is to be detected. `prompt_ids` are
     tokens of what was said or written before. With `wants_words` each token of a segment gets its
     time; `wants_segments` asks for times of segments, which a recording longer than one window has
-    anyway.
+    anyway. Somebody waits for one whose `priority` is above 0: it comes before all others.
     """
 
     samples: NDArray[np.float32]
@@ -58,6 +58,7 @@ class SpeechRequest:
     seed: int = 0
     wants_segments: bool = False
     wants_words: bool = False
+    priority: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -36,6 +36,7 @@ class SequenceTable:
         self.num_in_flight = np.zeros(slots, np.int64)  # steps that hold the slot
         self.is_through = np.zeros(slots, np.bool_)  # launched to its last token
         self.is_running = np.zeros(slots, np.bool_)
+        self.is_urgent = np.zeros(slots, np.bool_)
         self.temperature = np.ones(slots, np.float32)
         self.top_p = np.ones(slots, np.float32)
         self.top_k = np.zeros(slots, np.int64)
@@ -57,10 +58,11 @@ class SequenceTable:
 
     @property
     def running(self) -> NDArray[np.int64]:
-        """Slots in use, those that started first before all others."""
+        """Slots in use: those that are urgent before the others, of either who started first."""
         if self._running is None:
             slots = np.flatnonzero(self.is_running)
-            self._running = slots[np.argsort(self.seniority[slots])]
+            order = np.lexsort((self.seniority[slots], ~self.is_urgent[slots]))
+            self._running = slots[order]
         return self._running
 
     @property
@@ -90,6 +92,7 @@ class SequenceTable:
         self.max_tokens[slot] = min(prompt + request.max_tokens, self.max_model_len)
         self.seniority[slot] = sequence.seniority
         self.is_through[slot] = False
+        self.is_urgent[slot] = sequence.is_urgent
         self.temperature[slot] = sampling.temperature
         self.top_p[slot] = sampling.top_p
         self.top_k[slot] = sampling.top_k

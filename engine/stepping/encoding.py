@@ -79,6 +79,7 @@ class EncodingWork:
         self._attention = model.attention(num_pages(model, most, max_sequences))
         self._bound = StepBound(max_tokens)
         self._waiting: deque[EncodingItem] = deque()
+        self._urgent: deque[EncodingItem] = deque()  # those that wait and somebody waits for
         self._steps: deque[list[_Group]] = deque()  # what is left of the window
         self._num_running = 0
         self._num_steps = self._prompt_tokens = self._cached_tokens = 0
@@ -104,13 +105,15 @@ class EncodingWork:
                 request.num_skipped,
             )
         )
-        self._waiting.append(item)
+        (self._urgent if request.priority > 0 else self._waiting).append(item)
         return item
 
     def step(self) -> list[Event[EncodingResult]] | None:
         """Run one step and return what it brought; None when there is nothing to do."""
-        if not self._steps:
-            self._steps.extend(self._packed(self._next_window()))
+        if self._urgent:
+            self._take_in(self._urgent)
+        elif not self._steps:
+            self._take_in(self._waiting)
         if not self._steps:
             return None
         groups = self._steps.popleft()
@@ -129,6 +132,7 @@ class EncodingWork:
     def abort(self, unwanted: AbstractSet[object]) -> None:
         """Drop items wherever they are; no event comes of them any more."""
         self._waiting = deque(item for item in self._waiting if item not in unwanted)
+        self._urgent = deque(item for item in self._urgent if item not in unwanted)
         for groups in self._steps:
             for group in groups:
                 group.items = [item for item in group.items if item not in unwanted]
@@ -140,19 +144,25 @@ class EncodingWork:
         """Return what runs, waits and was done; readable from another thread."""
         return EngineStats(
             running=self._num_running,
-            waiting=len(self._waiting),
+            waiting=len(self._waiting) + len(self._urgent),
             prompt_tokens=self._prompt_tokens,
             cached_tokens=self._cached_tokens,
             steps=self._num_steps,
             layers=self._model.network.num_layers_begun,
         )
 
-    def _next_window(self) -> list[_Group]:
-        """Take the first of those that wait, so many tokens that they make some steps."""
+    def _take_in(self, waiting: deque[EncodingItem]) -> None:
+        """Have the first of some that wait run next."""
+        packed = list(self._packed(self._next_window(waiting)))
+        self._steps.extendleft(reversed(packed))
+        self._count_running()
+
+    def _next_window(self, waiting: deque[EncodingItem]) -> list[_Group]:
+        """Take the first of some that wait, so many tokens that they make some steps."""
         left = WINDOW_STEPS * self._bound.tokens
         groups: dict[Hashable, _Group] = {}
-        while self._waiting and left > 0:
-            item = self._waiting.popleft()
+        while waiting and left > 0:
+            item = waiting.popleft()
             group = groups.setdefault(item.key, _Group())
             if not group.items:
                 left -= len(item.sequence.token_ids)
@@ -162,7 +172,6 @@ class EncodingWork:
     def _packed(self, groups: list[_Group]) -> Iterable[list[_Group]]:
         lengths = np.array([group.num_tokens for group in groups], np.int64)
         steps = pack_steps(lengths, self._bound.tokens, self._max_sequences)
-        self._num_running = sum(len(group.items) for group in groups)
         return ([groups[index] for index in step] for step in steps)
 
     def _finish(
@@ -199,6 +208,7 @@ class EncodingWork:
         )
         left = [*groups, *(group for step in self._steps for group in step)]
         self._steps = deque(self._packed(left))
+        self._count_running()
         return []
 
     def _go_on_without_culprit(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections import deque
 from collections.abc import Callable, Mapping
 from collections.abc import Set as AbstractSet
@@ -52,6 +53,7 @@ class _Flight(NamedTuple):
     """
 
     plan: StepPlan
+    launched_at: float
     failed: Mapping[int, RequestError]
     scores: StepScores
     readout: Readout
@@ -79,6 +81,7 @@ class GenerationWork:
         self._flights: deque[_Flight] = deque()  # oldest first
         # True for ids that any sequence ever stops at: most steps then need no look at any set.
         self._may_stop = np.zeros(vocab_size, np.bool_)
+        self._collected_at = 0.0
         self._num_added = 0
         self._num_steps = 0
         self._prompt_tokens = self._cached_tokens = self._output_tokens = 0
@@ -148,6 +151,7 @@ class GenerationWork:
         )
 
     def _launch(self, plan: StepPlan) -> _Flight:
+        launched_at = time.monotonic()
         masks = self._masks.begin(plan.sampled)
         try:
             logits = self._runner.run(plan)  # [N, V]
@@ -161,7 +165,8 @@ class GenerationWork:
         self._runner.remember(plan.sampled, sampled.token_ids)
         scores = StepScores(plan, self._table)
         scored = scores.compute(logits, sampled.token_ids)
-        return _Flight(plan, masks.failed, scores, self._runner.read_out([*sampled, *scored]))
+        readout = self._runner.read_out([*sampled, *scored])
+        return _Flight(plan, launched_at, masks.failed, scores, readout)
 
     def _collect_oldest(self) -> list[Event[SequenceResult]]:
         arrived = _attempt(self._flights[0].readout.wait)
@@ -209,6 +214,9 @@ class GenerationWork:
             self._cached_tokens += sequence.num_cached_tokens
             events += self._ended(sequence)
         self._failures.note_success(flight.plan)
+        now = time.monotonic()
+        self._scheduler.note_seconds(flight.plan, now - max(flight.launched_at, self._collected_at))
+        self._collected_at = now
         return events
 
     def _follow_up(self, failure: _Failure, plans: list[StepPlan]) -> list[Event[SequenceResult]]:

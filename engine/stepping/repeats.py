@@ -88,6 +88,7 @@ def _key(sequence: Sequence) -> Hashable | None:
         request.repetition,
         request.prompt_logprobs,
         request.cache_salt,
+        request.priority,
         *((picture.start, picture.digest) for picture in request.pictures),
         request.adapter,
     )

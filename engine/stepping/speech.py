@@ -51,6 +51,7 @@ class SpeechWork:
         self._num_slots = num_slots
         self._free_slots = list(range(num_slots - 1, -1, -1))
         self._waiting: deque[Recording] = deque()
+        self._urgent: deque[Recording] = deque()  # those that wait and somebody waits for
         self._running: list[Window] = []
         self._suspects: deque[Window] = deque()  # of a step that failed: each runs alone
         self._num_steps = 0
@@ -61,12 +62,12 @@ class SpeechWork:
         num_frames = self._extractor.num_frames(len(request.samples))
         self._script.check(request, num_frames)
         recording = Recording(request, self._steering, num_frames)
-        self._waiting.append(recording)
+        self._queue_of(recording).append(recording)
         return recording
 
     def step(self) -> list[Event[SpeechResult]] | None:
         """Hear some windows, write a token of each that runs; None when there is nothing to do."""
-        if not (self._waiting or self._running or self._suspects):
+        if not (self._waiting or self._urgent or self._running or self._suspects):
             return None
         self._num_steps += 1
         if self._suspects:
@@ -80,6 +81,7 @@ class SpeechWork:
     def abort(self, unwanted: AbstractSet[object]) -> None:
         """Drop recordings wherever they are; no event comes of them any more."""
         self._waiting = deque(one for one in self._waiting if one not in unwanted)
+        self._urgent = deque(one for one in self._urgent if one not in unwanted)
         self._suspects = deque(one for one in self._suspects if one.recording not in unwanted)
         for window in [one for one in self._running if one.recording in unwanted]:
             self._leave(window)
@@ -89,7 +91,7 @@ class SpeechWork:
         running = len(self._running)
         return EngineStats(
             running=running,
-            waiting=len(self._waiting) + len(self._suspects),
+            waiting=len(self._waiting) + len(self._urgent) + len(self._suspects),
             kv_cache_usage=running / self._num_slots,
             prompt_tokens=self._prompt_tokens,
             output_tokens=self._output_tokens,
@@ -97,12 +99,15 @@ class SpeechWork:
             layers=self._runner.network.num_layers_begun,
         )
 
+    def _queue_of(self, recording: Recording) -> deque[Recording]:
+        return self._urgent if recording.request.priority > 0 else self._waiting
+
     def _newcomers(self) -> list[Window]:
         """Return the windows that are heard next, as many as there is room for."""
         newcomers: list[Window] = []
         room = min(self._runner.windows_at_once, len(self._free_slots))
-        while self._waiting and len(newcomers) < room:
-            window = self._script.next_window(self._waiting.popleft())
+        while (waiting := self._urgent or self._waiting) and len(newcomers) < room:
+            window = self._script.next_window(waiting.popleft())
             window.slot = self._free_slots.pop()
             newcomers.append(window)
         return newcomers
@@ -248,7 +253,7 @@ class SpeechWork:
                 self._take_in(window)
             self._leave(window)
             if recording.error is None and not recording.is_over:
-                self._waiting.appendleft(recording)
+                self._queue_of(recording).appendleft(recording)
                 continue
             self._prompt_tokens += recording.num_prompt_tokens
             self._output_tokens += recording.num_output_tokens

@@ -52,6 +52,7 @@ class Answering:
                     for raw in some:
                         await self._window.enter(len(raw.data))
                         group.create_task(self._answer(raw))
+                        await asyncio.sleep(0)  # other batches have their turn, and people theirs
         except ExceptionGroup as exc:
             raise exc.exceptions[0] from None
 

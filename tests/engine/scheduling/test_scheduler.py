@@ -10,8 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from engine.scheduling import scheduler as scheduler_module
-from engine.scheduling.admission import ArrivalOrder, PrefixOrder
+from engine.scheduling import naming
+from engine.scheduling.admission import ArrivalOrder, PrefixOrder, UrgentFirst
+from engine.scheduling.courtesy import Courtesy
 from engine.scheduling.pages import PagePool, page_digests
 from engine.scheduling.scheduler import MAX_SCORED_ROWS
 from engine.scheduling.sequence import SequenceRequest
@@ -37,6 +38,7 @@ class Case:
     extra_pages: int
     policy: type[ArrivalOrder | PrefixOrder | LongestFirst]
     steps_ahead: int
+    tokens_of_lines: int
     requests: list[tuple[int, SequenceRequest]]
 
 
@@ -59,6 +61,7 @@ def cases(draw: st.DrawFn) -> Case:
         prompt_logprobs=st.sampled_from([None, None, 0]),
         cache_salt=st.sampled_from(["", "", "one", "two"]),
         adapter=st.sampled_from([0, 0, 1, 2]),
+        priority=st.sampled_from([0, 0, 1]),
     )
     requests = draw(st.lists(st.tuples(st.integers(0, 12), request), min_size=1, max_size=12))
     max_num_seqs = draw(st.integers(1, 6))
@@ -69,6 +72,7 @@ def cases(draw: st.DrawFn) -> Case:
         draw(st.integers(0, 8)),
         draw(st.sampled_from([ArrivalOrder, PrefixOrder, LongestFirst])),
         draw(st.integers(0, 2)),
+        draw(st.integers(1, 9)),
         sorted(requests, key=lambda item: item[0]),
     )
 
@@ -87,8 +91,9 @@ def test_every_sequence_gets_what_it_would_get_alone(case: Case) -> None:
         case.max_model_len,
         case.budget,
         END,
-        case.policy(),
+        UrgentFirst(case.policy()),
         case.steps_ahead,
+        courtesy=Courtesy(tokens=case.tokens_of_lines),
     )
     assert yard.scheduler.can_ever_fit(most)
     for before, request in case.requests:
@@ -340,7 +345,7 @@ def test_what_waits_for_room_is_named_once(monkeypatch: pytest.MonkeyPatch) -> N
         named.extend(tokens.reshape(-1, page_size).tolist())
         return page_digests(parent, tokens, page_size, shown)
 
-    monkeypatch.setattr(scheduler_module, "page_digests", name)
+    monkeypatch.setattr(naming, "page_digests", name)
     yard = Yard(num_pages=6, max_num_seqs=2)
     yard.add(long(PAGE), 16)
     yard.step()

@@ -9,6 +9,7 @@ from typing import Any, cast
 import numpy as np
 
 from engine.scheduling.admission import Admission, ArrivalOrder
+from engine.scheduling.courtesy import Courtesy
 from engine.scheduling.pages import PagePool
 from engine.scheduling.scheduler import Scheduler, StepPlan
 from engine.scheduling.sequence import Sequence, SequenceRequest
@@ -50,6 +51,7 @@ class Yard:
     end: int | None = None  # the token that ends a sequence
     admission: Admission = field(default_factory=ArrivalOrder)
     steps_ahead: int = 0
+    courtesy: Courtesy | None = None
     in_flight: list[tuple[StepPlan, list[int]]] = field(default_factory=list)
     finished: list[Sequence] = field(default_factory=list)
     num_steps: int = 0
@@ -58,7 +60,9 @@ class Yard:
         """Put the parts together."""
         self.table = SequenceTable(self.max_num_seqs, self.max_model_len, PAGE)
         self.pool = PagePool(self.num_pages)
-        self.scheduler = Scheduler(self.table, self.pool, self.admission, self.budget)
+        self.scheduler = Scheduler(
+            self.table, self.pool, self.admission, self.budget, self.courtesy
+        )
         self.memory = PageMemory(self.table)
         self.num_added = 0
         self._computed: dict[Sequence, tuple[int, int]] = {}  # preemptions, tokens computed

@@ -223,3 +223,24 @@ def test_what_was_dropped_is_not_computed() -> None:
     assert set(finished(work)) == {items[3], items[4]}
     assert network.steps == [[[1, 1]], [[3], [4]]]
     assert work.stats().waiting == work.stats().running == 0
+
+
+def test_who_is_waited_for_is_encoded_before_lines_that_came_earlier() -> None:
+    """Also before those whose steps are packed already, but not before a step that runs."""
+    work, network = made(max_tokens=4)
+    added(work, [1, 1, 1], [2, 2, 2], [3, 3, 3])
+    work.step()
+    work.add(EncodingRequest([7, 7], priority=1))
+    work.add(EncodingRequest([8], priority=1))
+    assert work.stats().waiting == 2
+    finished(work)
+    assert network.steps == [[[1, 1, 1]], [[7, 7], [8]], [[2, 2, 2]], [[3, 3, 3]]]
+
+
+def test_who_is_waited_for_may_leave_before_it_runs() -> None:
+    """Nothing is left of it."""
+    work, network = made()
+    urgent = work.add(EncodingRequest([7], priority=1))
+    work.abort({urgent})
+    assert finished(work) == []
+    assert network.steps == []

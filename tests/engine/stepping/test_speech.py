@@ -212,3 +212,17 @@ def test_what_nobody_wants_any_more_leaves(tmp_path: Path) -> None:
     assert stats.running == stats.waiting == 0
     assert stats.output_tokens == sum(one.num_output_tokens for one in expected[1:4])
     assert stats.layers > stats.steps > 0
+
+
+def test_who_is_waited_for_is_heard_before_lines_that_came_earlier(tmp_path: Path) -> None:
+    """Once there is room for another window."""
+    shape = next(iter(SHAPES))
+    save(tmp_path, shape)
+    work = work_of(tmp_path, num_slots=1)
+    asked = said_of(shape)
+    lines = [work.add(SpeechRequest(clip(1.0, seed), **asked)) for seed in range(2)]
+    urgent = work.add(SpeechRequest(clip(1.0, 9), priority=1, **asked))
+    ended = []
+    while (events := work.step()) is not None:
+        ended += [event.item for event in events if event.is_finished]
+    assert ended == [urgent, *lines]

@@ -28,12 +28,13 @@ CHAT = "/v1/chat/completions"
 
 
 class ScriptedEngine:
-    """Answers at once, but where a body says `wait`: then when `go` is set."""
+    """Answers at once, but where a body says `wait`: then when `go` is set, or by a permit each."""
 
     def __init__(self, max_num_seqs: int = 4) -> None:
         self.max_num_seqs = max_num_seqs
         self.asked: list[str] = []
         self.go = asyncio.Event()
+        self.permits = asyncio.Semaphore(0)
         self.running = 0
         self.most_running = 0
 
@@ -44,7 +45,9 @@ class ScriptedEngine:
         self.running += 1
         self.most_running = max(self.most_running, self.running)
         try:
-            if body.get("wait"):
+            if body.get("wait") == "permit":
+                await self.permits.acquire()
+            elif body.get("wait"):
                 await self.go.wait()
         finally:
             self.running -= 1

@@ -1,0 +1,76 @@
+"""What lines of files may take of a step: little while somebody waits for first tokens.
+
+Such a request waits for the step that is computed when it comes, then for its own. No line has a
+share in the latter. The former are made half as long as the latter while such requests come: so a
+first token takes half as long again as it does where no lines run, at most. A line that started
+goes on all the same: of eight steps one takes lines along.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+MOST_STEPS_ALONE = 7
+"""So many steps, one after another, are taken without lines."""
+
+REMEMBERED_SECONDS = 60.0
+"""For so long after a request the next one is expected."""
+
+LEAST_TOKENS = 64
+"""Steps of fewer tokens are hardly any shorter."""
+
+_FIRST_TOKENS = 256.0
+_SHARE = 0.5  # of the time that a request's own step takes
+_FADING = 0.95  # with each such step, of the longest that is remembered
+_MOST_CHANGE = 1.25
+
+
+class Courtesy:
+    """Says how many tokens lines may have, by how long steps have taken; `clock` gives seconds.
+
+    It begins with `tokens` where requests are expected.
+    """
+
+    def __init__(
+        self, clock: Callable[[], float] = time.monotonic, tokens: float = _FIRST_TOKENS
+    ) -> None:
+        self._clock = clock
+        self._expected_until = float("-inf")
+        self._tokens = tokens
+        self._own_seconds = 0.0  # of the longest step that a first token took, which fades
+        self._num_alone = 0
+
+    @property
+    def is_expecting(self) -> bool:
+        """Say whether requests that somebody waits for have come lately."""
+        return self._clock() < self._expected_until
+
+    def expect(self) -> None:
+        """Take note of a request that somebody waits for."""
+        self._expected_until = self._clock() + REMEMBERED_SECONDS
+
+    def tokens(self, most: int, *, is_awaited: bool) -> int:
+        """Return how many tokens lines may have in the next step, which has room for `most`.
+
+        `is_awaited` says that the step brings a first token nearer that somebody waits for.
+        """
+        self._num_alone = self._num_alone + 1 if is_awaited else 0
+        if 0 < self._num_alone <= MOST_STEPS_ALONE:
+            return 0
+        self._num_alone = 0
+        return min(most, int(self._tokens)) if self.is_expecting else most
+
+    def note(self, seconds: float, *, num_line_tokens: int, is_first: bool) -> None:
+        """Learn from a step that took so long; `is_first` says that it was for a first token."""
+        if not num_line_tokens:
+            if is_first:
+                self._own_seconds = max(seconds, _FADING * self._own_seconds)
+            return
+        wanted = _SHARE * self._own_seconds
+        if not wanted or not self.is_expecting:
+            return
+        is_bounded = _MOST_CHANGE * num_line_tokens >= self._tokens
+        if is_bounded or seconds > wanted:
+            change = min(_MOST_CHANGE, max(1 / 2, wanted / max(seconds, 1e-9)))
+            self._tokens = max(LEAST_TOKENS, self._tokens * change)
