@@ -64,17 +64,12 @@ class TextWatch:
             assert self._asked.beginning is not None
             self._asked.beginning.fill(self._tail, mask)
             return True
-        made_by, grammar, param = self._asked.made_by, self._asked.grammar, self._asked.param
         if self._matcher is None:
-            self._matcher = made_by.matcher(grammar, param)
-        error = _filled(self._matcher, mask)
-        if error:
-            # Others of this grammar may have used up what it may take: a row depends on none.
-            self._matcher = made_by.fresh_matcher(grammar, param)
-            self._matcher.consume_tokens(self._token_ids)
-            error = _filled(self._matcher, mask)
-        if error:
-            raise self._stuck(error)
+            self._matcher = self._asked.made_by.matcher(self._asked.grammar, self._asked.param)
+        if not _filled(self._matcher, mask):
+            self._matcher = self._again()
+            if not _filled(self._matcher, mask):
+                raise self._stuck(self._matcher.get_error())
         if self._may_open:
             assert self._asked.opener is not None
             mask[self._asked.opener // 32] |= np.uint32(1 << self._asked.opener % 32)
@@ -91,8 +86,19 @@ class TextWatch:
         assert self._matcher is not None, "a token came before any was asked for"
         self._token_ids.append(token_id)
         if not self._matcher.consume_token(token_id):
+            self._matcher = self._again()
+        if self._matcher.is_error():
             raise self._stuck(self._matcher.get_error())
         return self._matcher.is_stopped()
+
+    def _again(self) -> LLMatcher:
+        """Go through all tokens anew.
+
+        Others of this grammar may have used up what it may take: a row depends on none of them.
+        """
+        matcher = self._asked.made_by.fresh_matcher(self._asked.grammar, self._asked.param)
+        matcher.consume_tokens(self._token_ids)
+        return matcher
 
     def _note_before(self, token_id: int) -> None:
         """Take a token of what stands before; the grammar begins behind the last one."""
@@ -116,7 +122,7 @@ def first_words(error: str) -> str:
     return error.split("\n<", 1)[0].strip()
 
 
-def _filled(matcher: LLMatcher, mask: NDArray[np.uint32]) -> str:
-    """Fill a mask and return what went wrong."""
+def _filled(matcher: LLMatcher, mask: NDArray[np.uint32]) -> bool:
+    """Fill a mask, and say whether that went well."""
     matcher.unsafe_compute_mask_ptr(mask.ctypes.data, mask.nbytes)
-    return matcher.get_error()
+    return not matcher.is_error()

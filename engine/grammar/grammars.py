@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
-import json
 from collections import OrderedDict
 from collections.abc import Sequence
 from threading import Lock
 
 import numpy as np
-from llguidance import LLMatcher, LLParserLimits
+from llguidance import LLMatcher
 
 from engine.grammar.beginning import Beginning, beginning
+from engine.grammar.compiling import compiled
 from engine.grammar.constraint import TextConstraint, first_words
+from engine.grammar.forms import grammar_of
 from engine.grammar.vocabulary import KnownTokens, known_tokens
 from engine.protocol.constraints import Asked
 from engine.protocol.errors import RequestError
 from engine.text.tokenizer import Tokenizer
 
-_LIMITS = LLParserLimits(verbose_errors=False)
 _MOST_KEPT = 512
 _MOST_KEPT_CHARS = 2**22
 
@@ -47,7 +47,10 @@ class Grammars:
         With `opened_by`, one that does not begin with that token is held to it at once.
         Raises `RequestError` for what cannot be held to.
         """
-        grammar = _grammar_of(asked)
+        try:
+            grammar = grammar_of(asked)
+        except ValueError as exc:
+            raise _refusal(asked.param, str(exc)) from exc
         self.matcher(grammar, asked.param)
         openers: Sequence[int | None] = [None]
         if opened_by is not None:
@@ -70,15 +73,12 @@ class Grammars:
 
     def fresh_matcher(self, grammar: str, param: str) -> LLMatcher:
         """Return one that shares nothing with any other; `RequestError` where there is none."""
-        matcher = LLMatcher(self._tokens().known, grammar, log_level=0, limits=_LIMITS)
+        matcher = compiled(self._tokens().known, grammar)
         if not matcher.is_error():
             mask = np.empty(-(-self._vocab_size // 32), np.uint32)
             matcher.unsafe_compute_mask_ptr(mask.ctypes.data, mask.nbytes)
         if matcher.is_error():
-            words = first_words(matcher.get_error())
-            raise RequestError(
-                f"`{param}` cannot be held to: {words}", param=param, code="invalid_constraint"
-            )
+            raise _refusal(param, first_words(matcher.get_error()))
         return matcher
 
     def piece(self, token_id: int) -> bytes:
@@ -109,19 +109,7 @@ class Grammars:
             return self._made
 
 
-def _grammar_of(asked: Asked) -> str:
-    """Return what was asked for in llguidance's own form."""
-    if asked.kind == "json_schema":
-        if not asked.whitespace:
-            return LLMatcher.grammar_from_json_schema(
-                asked.source, overrides={"whitespace_flexible": False}
-            )
-        return LLMatcher.grammar_from_json_schema(
-            asked.source, overrides={"whitespace_pattern": asked.whitespace}
-        )
-    if asked.kind == "regex":
-        return LLMatcher.grammar_from_regex(asked.source)
-    if asked.kind == "choice":
-        texts = [json.dumps(text, ensure_ascii=False) for text in json.loads(asked.source)]
-        return LLMatcher.grammar_from_lark("start: " + " | ".join(texts))
-    return LLMatcher.grammar_from_lark(asked.source)
+def _refusal(param: str, words: str) -> RequestError:
+    return RequestError(
+        f"`{param}` cannot be held to: {words}", param=param, code="invalid_constraint"
+    )

@@ -13,6 +13,7 @@ from engine.text.tokenizer import Tokenizer
 # otherwise with what follows, are left to the next time.
 _MOST_CHARS = 256
 _LAST_TOKENS = 8
+_LINE = "\n"
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,14 +52,23 @@ class _Wrapped(TokenizerWrapper):
     def __call__(self, text: str) -> list[int]:
         """Return how a text begins that must come: as the model would write it, where that is it.
 
-        Special tokens, or a space that a vocabulary adds, would make it another text.
+        Special tokens would make it another text, and so would the space that some vocabularies
+        write before the first word, if it is not one that follows a line.
         """
-        ids = self._tokenizer.encode(text[:_MOST_CHARS], add_special_tokens=False)
-        if len(text) > _MOST_CHARS:
-            ids = ids[:-_LAST_TOKENS]
-        pieces = b"".join(self.tokens[token_id] for token_id in ids)
-        is_same = ids and text.encode().startswith(pieces)
-        if is_same and not any(map(self._tokenizer.is_special, ids)):
-            return ids
+        beginning = text[:_MOST_CHARS]
+        line = self._encoded(_LINE)
+        behind_line = self._encoded(_LINE + beginning)
+        ways = [self._encoded(beginning)]
+        if behind_line[: len(line)] == line:
+            ways.append(behind_line[len(line) :])
+        for ids in ways:
+            certain = ids if len(text) == len(beginning) else ids[:-_LAST_TOKENS]
+            pieces = b"".join(self.tokens[token_id] for token_id in certain)
+            is_same = pieces and beginning.encode().startswith(pieces)
+            if is_same and not any(map(self._tokenizer.is_special, certain)):
+                return certain
         assert self.known is not None
-        return self.known.greedy_tokenize(text[:_MOST_CHARS])
+        return self.known.greedy_tokenize(beginning)
+
+    def _encoded(self, text: str) -> list[int]:
+        return self._tokenizer.encode(text, add_special_tokens=False)

@@ -16,6 +16,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, PrivateAttr, 
 from engine.protocol.errors import RequestError
 from engine.protocol.fields import GenerationRequest, Text
 from engine.protocol.schemas import SchemaRules, served_schema
+from engine.protocol.structural_tags import served_tag
 
 MAX_SOURCE_CHARS = 2**20
 MAX_CHOICES = 10_000
@@ -24,7 +25,7 @@ MAX_CHOICES = 10_000
 # that a model which writes nothing else would go on without end.
 JSON_WHITESPACE = r" |\r?\n[ \t]{0,40}"
 
-Kind = Literal["json_schema", "regex", "choice", "lark", "grammar"]
+Kind = Literal["json_schema", "regex", "choice", "lark", "grammar", "structural_tag"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,8 +34,8 @@ class Asked:
 
     The source of `json_schema` is a schema as JSON; of `choice` a JSON list of texts; of `lark` a
     grammar as llguidance's Lark; of `grammar` that, or a grammar as GBNF, which other servers call
-    EBNF. Between the tokens of a JSON text may stand what the regex `whitespace` matches, "" for
-    nothing.
+    EBNF; of `structural_tag` a tree of formats as JSON. Between the tokens of a JSON text may stand
+    what the regex `whitespace` matches, "" for nothing.
     """
 
     kind: Kind
@@ -44,8 +45,8 @@ class Asked:
 
 
 def _type_of_format(name: str) -> str:
-    if name not in ("text", "json_object", "json_schema"):
-        raise ValueError("must be 'text', 'json_object' or 'json_schema'")
+    if name not in ("text", "json_object", "json_schema", "structural_tag"):
+        raise ValueError("must be 'text', 'json_object', 'json_schema' or 'structural_tag'")
     return name
 
 
@@ -59,9 +60,12 @@ class JsonSchemaFormat(BaseModel):
 
 
 class ResponseFormat(BaseModel):
-    """OpenAI's `response_format`; a `schema` beside `json_object` is llama.cpp's."""
+    """OpenAI's `response_format`; a `schema` beside `json_object` is llama.cpp's.
 
-    model_config = ConfigDict(extra="ignore", strict=True)
+    What else it holds is that of a structural tag.
+    """
+
+    model_config = ConfigDict(extra="allow", strict=True)
 
     type: Annotated[str, AfterValidator(_type_of_format)]
     json_schema: JsonSchemaFormat | None = None
@@ -78,6 +82,7 @@ class StructuredOutputs(BaseModel):
     choice: list[Text] | None = None
     grammar: Text | None = None
     json_object: bool | None = None
+    structural_tag: Any = None
     disable_any_whitespace: bool | None = None
     disable_additional_properties: bool | None = None
     whitespace_pattern: Text | None = None
@@ -93,6 +98,7 @@ class ConstrainedRequest(GenerationRequest):
     guided_choice: list[Text] | None = None
     guided_grammar: Text | None = None
     guided_whitespace_pattern: Text | None = None
+    structural_tag: Any = None
     json_schema: Any = None
     regex: Text | None = None
     ebnf: Text | None = None
@@ -114,6 +120,7 @@ class ConstrainedRequest(GenerationRequest):
             *_of("regex", self.guided_regex, "guided_regex"),
             *_of("choice", self.guided_choice, "guided_choice"),
             *_of("grammar", self.guided_grammar, "guided_grammar"),
+            *_of("structural_tag", self.structural_tag, "structural_tag"),
             *_of("json_schema", self.json_schema, "json_schema"),
             *_of("regex", self.regex, "regex"),
             *_of("grammar", self.ebnf, "ebnf"),
@@ -139,6 +146,9 @@ def _of_format(said: ResponseFormat | None) -> Iterator[Asked]:
         param = "response_format" if said.schema_ is None else "response_format.schema"
         yield from _of("json_schema", schema, param)
         return
+    if said.type == "structural_tag":
+        yield from _of("structural_tag", said.model_extra, "response_format")
+        return
     param = "response_format.json_schema"
     if said.json_schema is None or said.json_schema.schema_ is None:
         missing = param if said.json_schema is None else f"{param}.schema"
@@ -159,6 +169,7 @@ def _of_vllm(said: StructuredOutputs | None) -> Iterator[Asked]:
         ("choice", said.choice, "choice"),
         ("grammar", said.grammar, "grammar"),
         ("json_schema", any_object, "json_object"),
+        ("structural_tag", said.structural_tag, "structural_tag"),
     ):
         for asked in _of(kind, source, f"structured_outputs.{name}", rules):  # type: ignore[arg-type]
             yield replace(asked, whitespace=whitespace)
@@ -171,7 +182,9 @@ def _of(
     if source is None:
         return
     if kind == "json_schema":
-        text = _json(served_schema(_schema(source, param), param, rules or SchemaRules()), param)
+        text = _json(served_schema(_value(source, param), param, rules or SchemaRules()), param)
+    elif kind == "structural_tag":
+        text = _json(served_tag(_value(source, param), param), param)
     elif kind == "choice":
         assert isinstance(source, list)
         text = _choices(source, param)
@@ -190,8 +203,8 @@ def _check_size(text: str, param: str) -> None:
         )
 
 
-def _schema(source: object, param: str) -> object:
-    """Return a schema, which may be told as the JSON text of one."""
+def _value(source: object, param: str) -> object:
+    """Return a schema or a tag, which may be told as the JSON text of one."""
     if not isinstance(source, str):
         return source
     _check_size(source, param)

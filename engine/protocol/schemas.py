@@ -14,6 +14,8 @@ from engine.protocol.validation import shown
 
 MAX_DEPTH = 50
 MAX_REFERENCES = 1_000
+MAX_PROPERTIES = 2_000
+MAX_PATTERN_CHARS = 5_000
 FORMATS = frozenset("date-time time date duration email hostname ipv4 ipv6 uuid uri".split())
 # Formats of strings that JSON Schema knows and that cannot be held to; any other is a remark.
 _OTHER_FORMATS = frozenset(
@@ -124,6 +126,8 @@ class _Reading:
     ) -> dict[str, dict[str, Any] | bool]:
         if not isinstance(values, dict):
             raise self._error(place, f"must be an object of schemas; got {shown(values)}")
+        if len(values) > MAX_PROPERTIES:
+            raise self._error(place, f"holds more than {MAX_PROPERTIES:,}, which is too many")
         return {
             name: self.schema(one, f"{place}/{_escaped(name)}", depth + 1)
             for name, one in values.items()
@@ -135,6 +139,8 @@ class _Reading:
             if value in _OTHER_FORMATS:
                 raise self._error(place, f"{shown(value)} is a format that cannot be held to")
             return {}
+        if keyword == "pattern" and len(value) > MAX_PATTERN_CHARS:
+            raise self._error(place, f"has more than {MAX_PATTERN_CHARS:,} characters: too many")
         if keyword == "$ref":
             self._num_references += 1
             if not value.startswith("#"):

@@ -24,7 +24,6 @@ _TOOLS: dict[str, tuple[object, ...]] = {
 }
 
 _DECODING: dict[str, tuple[object, ...]] = {
-    "structural_tag": (),
     "use_beam_search": (False,),
     "length_penalty": (1,),
     "early_stopping": (False,),

@@ -15,6 +15,7 @@ from engine.protocol.requests import read_body
 
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
 TEXT = json.dumps(SCHEMA, separators=(",", ":"))
+SCALAR = '{"type":"any_text"}'
 CHAT = {"messages": [{"role": "user", "content": "Hi"}]}
 
 
@@ -69,6 +70,24 @@ def fault(**fields: Any) -> RequestError:
             "structured_outputs.choice",
         ),
         ({"structured_outputs": {"grammar": "x"}}, "grammar", "x", "structured_outputs.grammar"),
+        (
+            {"structured_outputs": {"structural_tag": f'{{"format": {SCALAR}}}'}},
+            "structural_tag",
+            SCALAR,
+            "structured_outputs.structural_tag",
+        ),
+        (
+            {"response_format": {"type": "structural_tag", "format": {"type": "any_text"}}},
+            "structural_tag",
+            SCALAR,
+            "response_format",
+        ),
+        (
+            {"structural_tag": {"format": {"type": "any_text"}}},
+            "structural_tag",
+            SCALAR,
+            "structural_tag",
+        ),
         ({"guided_json": SCHEMA}, "json_schema", TEXT, "guided_json"),
         ({"guided_regex": "a|b"}, "regex", "a|b", "guided_regex"),
         ({"guided_choice": ["a", "b"]}, "choice", '["a","b"]', "guided_choice"),

@@ -30,7 +30,6 @@ TOOL = {"type": "function", "function": {"name": "f"}}
     [
         ("functions", [{"name": "f"}]),
         ("function_call", {"name": "f"}),
-        ("structural_tag", "{}"),
         ("best_of", 2),
         ("use_beam_search", True),
         ("length_penalty", 1.2),

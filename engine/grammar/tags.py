@@ -1,0 +1,107 @@
+"""Structural tags as llguidance's Lark: free text in which some parts are of a given form."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from llguidance import regex_to_lark
+
+from engine.grammar.compiling import check_lark, check_regex
+from engine.grammar.gbnf import is_gbnf, lark_of
+
+_ANY = "/(?s:.*)/"
+_ANY_ONE = "/(?s:.)/"
+
+
+def grammar_of_tag(tree: dict[str, Any], whitespace: str) -> str:
+    """Return a tree of formats in llguidance's form; ValueError for what that cannot hold."""
+    made = _Making(whitespace)
+    start = made.format(tree)
+    rules = "\n".join([f"start: {start}", *made.rules])
+    grammars = [{"name": "tags", "lark_grammar": rules}, *made.grammars]
+    return json.dumps({"grammars": grammars}, ensure_ascii=False)
+
+
+class _Making:
+    """One tree on its way: rules beside the first one, and grammars beside that of the tags."""
+
+    def __init__(self, whitespace: str) -> None:
+        self._json_options = (
+            {"whitespace_pattern": whitespace} if whitespace else {"whitespace_flexible": False}
+        )
+        self.rules: list[str] = []
+        self.grammars: list[dict[str, str]] = []
+
+    def format(self, node: dict[str, Any]) -> str:
+        """Return a format as the body of a rule."""
+        match node["type"]:
+            case "const_string":
+                return _text(node["value"])
+            case "json_schema":
+                schema = {**node["json_schema"], "x-guidance": self._json_options}
+                return f"%json {json.dumps(schema, ensure_ascii=False)}"
+            case "regex":
+                check_regex(node["pattern"])
+                return f"/{regex_to_lark(node['pattern'])}/"
+            case "grammar":
+                return self._grammar(node["grammar"])
+            case "any_text":
+                return f"{_ANY_ONE}*"
+            case "sequence":
+                return self._rule(" ".join(map(self.format, node["elements"])))
+            case "or":
+                return self._rule(" | ".join(map(self.format, node["elements"])))
+            case "tag":
+                return f"{_text(node['begin'])} {self._inside(node)}"
+            case "triggered_tags":
+                return self._triggered(node)
+            case _:
+                return self._separated(node)
+
+    def _inside(self, tag: dict[str, Any]) -> str:
+        """Return a tag behind its beginning; free text ends with the first end that comes."""
+        if tag["content"]["type"] == "any_text":
+            return self._up_to(tag["end"]) if tag["end"] else _ANY
+        return f"{self.format(tag['content'])} {_text(tag['end'])}"
+
+    def _triggered(self, node: dict[str, Any]) -> str:
+        ways = []
+        for trigger in node["triggers"]:
+            tags = [tag for tag in node["tags"] if tag["begin"].startswith(trigger)]
+            bodies = [f"{_text(tag['begin'][len(trigger) :])} {self._inside(tag)}" for tag in tags]
+            if bodies:
+                ways.append(f"{self._up_to(trigger)} {self._rule(' | '.join(bodies))}")
+        one = self._rule(" | ".join(ways))
+        if node["stop_after_first"]:
+            return one if node["at_least_one"] else self._rule(f"{one} | {_ANY}")
+        return f"{one}{'+' if node['at_least_one'] else '*'} {_ANY}"
+
+    def _separated(self, node: dict[str, Any]) -> str:
+        one = self._rule(" | ".join(map(self.format, node["tags"])))
+        several = one
+        if not node["stop_after_first"]:
+            several = self._rule(f"{one} ({_text(node['separator'])} {one})*")
+        return several if node["at_least_one"] else f"{several}?"
+
+    def _up_to(self, text: str) -> str:
+        """Return free text up to the first place where a text comes, with that."""
+        name = f"up_to_{len(self.rules)}"
+        self.rules.append(f"{name}[lazy]: {_ANY} {_text(text)}")
+        return name
+
+    def _rule(self, body: str) -> str:
+        name = f"part_{len(self.rules)}"
+        self.rules.append(f"{name}: {body}")
+        return name
+
+    def _grammar(self, source: str) -> str:
+        check_lark(source)
+        name = f"grammar_{len(self.grammars)}"
+        lark = lark_of(source) if is_gbnf(source) else source
+        self.grammars.append({"name": name, "lark_grammar": lark})
+        return f"@{name}"
+
+
+def _text(text: str) -> str:
+    return json.dumps(text, ensure_ascii=False)

@@ -1,0 +1,395 @@
+"""What is asked of an output, as masks of tokens: which texts go through, and how that ends."""
+
+from __future__ import annotations
+
+import json
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+import pytest
+from jsonschema import Draft202012Validator
+
+from engine.grammar.grammars import Grammars
+from engine.grammar.vocabulary import known_tokens
+from engine.protocol.constraints import Kind
+from engine.protocol.errors import RequestError
+from engine.protocol.schemas import SchemaRules, served_schema
+from engine.text.text_model import TextModel
+from tests.engine.grammar.held import (
+    GRAMMARS,
+    MODEL,
+    allowed,
+    asked,
+    grammars_of,
+    ids_of,
+    lets_through,
+)
+from tests.engine.scripted_model import sentencepiece_tokenizer, text_model_of
+
+LIST = {"type": "array", "items": {"enum": ["a", "é\n", 3, None]}, "minItems": 1}
+
+
+@pytest.fixture(scope="module")
+def sentencepiece() -> TextModel:
+    """Return the text side of a model with a vocabulary of Llama 2's kind."""
+    return text_model_of(sentencepiece_tokenizer())
+
+
+@pytest.mark.parametrize(
+    ("kind", "source", "good", "bad"),
+    [
+        (
+            "json_schema",
+            LIST,
+            ['["a"]', '["a", 3,\n  null]'],
+            ["[]", '["a"] ', '["b"]', '["a",  3]'],
+        ),
+        ("json_schema", {}, ["1", '{"a": [true]}', '"x"'], ["", "tru", "{a: 1}"]),
+        ("regex", r"a+(b|é)\d?", ["ab", "aaé7"], ["b", "ab77", "aé "]),
+        ("regex", "", [""], ["a"]),
+        ("choice", ["Paris", "Pa", 'é"\\\n'], ["Paris", "Pa", 'é"\\\n'], ["P", "Par", "Paris "]),
+        ("lark", 'start: "a" x\nx: /[0-9]/ | "(" x ")"', ["a1", "a((2))"], ["a", "a((2)"]),
+        ("grammar", 'start: "::" ', ["::"], [":"]),
+        ("grammar", 'root ::= "a" x\nx ::= [0-9] | "(" x ")"', ["a1", "a((2))"], ["a((2)"]),
+    ],
+    ids=range(8),
+)
+def test_texts_of_the_form_go_through_and_others_do_not(
+    kind: Kind, source: Any, good: list[str], bad: list[str], sentencepiece: TextModel
+) -> None:
+    """In vocabularies of either kind."""
+    for model in (MODEL, sentencepiece):
+        wanted = asked(kind, source)
+        assert [text for text in good if not lets_through(wanted, text, model)] == []
+        assert [text for text in bad if lets_through(wanted, text, model)] == []
+
+
+def test_white_space_is_bounded_where_none_is_asked_for() -> None:
+    """And is what is asked for otherwise: none of it, or any pattern."""
+    pair = {"type": "array", "items": {"type": "integer"}}
+    for text in ("[1,2]", "[1, 2]", "[\n  1,\r\n\t2\n]"):
+        assert lets_through(asked("json_schema", pair), text)
+    for text in ("[1,  2]", "[1,\n\n2]", "[1, \n2]", " [1]", "[1] ", "[\n" + " " * 41 + "1]"):
+        assert not lets_through(asked("json_schema", pair), text)
+    assert lets_through(asked("json_schema", pair, ""), "[1,2]")
+    assert not lets_through(asked("json_schema", pair, ""), "[1, 2]")
+    assert lets_through(asked("json_schema", pair, "_{2}"), "[1,__2]")
+
+
+def test_special_tokens_are_no_text_though_they_are_written_like_it() -> None:
+    """What a text must hold that looks like one comes in other tokens."""
+    wanted = asked("choice", ["<|im_start|>"])
+    watch = GRAMMARS.constraint(wanted).begin()
+    special = MODEL.tokenizer.special_id("<|im_start|>")
+    assert special is not None
+    written = []
+    while not MODEL.eos_token_ids & set(allowed(watch)):
+        token_id = max(allowed(watch), key=lambda i: len(MODEL.tokenizer.piece(i)))
+        assert not MODEL.tokenizer.is_special(token_id)
+        written.append(token_id)
+        watch.push(token_id)
+    assert MODEL.tokenizer.text(written, skip_special_tokens=False) == "<|im_start|>"
+
+
+def test_a_text_that_must_come_comes_as_the_model_would_write_it() -> None:
+    """In the tokens of its own tokenizer, however long the text is."""
+    text = "The capital of France is Paris. " * 20 + "é"
+    watch = GRAMMARS.constraint(asked("choice", [text])).begin()
+    written: list[int] = []
+    is_whole = False
+    while not is_whole:
+        (only,) = allowed(watch)
+        written.append(only)
+        is_whole = watch.push(only)
+    assert written == ids_of(text)
+
+
+def test_what_is_whole_says_so_at_once_and_what_may_go_on_does_not() -> None:
+    """The end token ends either."""
+    (end,) = MODEL.eos_token_ids
+    (yes,) = ids_of("a")
+    assert GRAMMARS.constraint(asked("choice", ["a"])).begin().fill(np.zeros(10, np.uint32))
+    watch = GRAMMARS.constraint(asked("choice", ["a"])).begin()
+    allowed(watch)
+    assert watch.push(yes)
+    assert allowed(watch) == [end]
+    watch = GRAMMARS.constraint(asked("regex", "a+")).begin()
+    allowed(watch)
+    assert not watch.push(yes)
+    assert set(allowed(watch)) >= {yes, end}
+    assert watch.push(end)
+
+
+def test_a_model_without_an_end_token_ends_where_nothing_may_follow() -> None:
+    """A token that is no part of a text stands for it, and ends the text if it comes."""
+    grammars = Grammars(MODEL.tokenizer, MODEL.vocab_size, frozenset())
+    watch = grammars.constraint(asked("regex", "a+")).begin()
+    allowed(watch)
+    watch.push(ids_of("a")[0])
+    (stand_in,) = [i for i in allowed(watch) if set(MODEL.tokenizer.piece(i)) != {ord("a")}]
+    assert MODEL.tokenizer.is_special(stand_in)
+    assert watch.push(stand_in)
+
+
+def test_a_vocabulary_larger_than_its_tokens_never_gives_one_that_is_none() -> None:
+    """Models pad their logits."""
+    padded = Grammars(MODEL.tokenizer, MODEL.vocab_size + 70, MODEL.eos_token_ids)
+    mask = np.zeros(-(-(MODEL.vocab_size + 70) // 32), np.uint32)
+    padded.constraint(asked("regex", "(?s:.)*")).begin().fill(mask)
+    bits = np.unpackbits(mask.view(np.uint8), bitorder="little")
+    assert bits[: MODEL.vocab_size].any()
+    assert not bits[MODEL.vocab_size :].any()
+
+
+@pytest.mark.parametrize(
+    ("kind", "source", "words"),
+    [
+        ("regex", "(a", "unclosed group"),
+        ("regex", "(?=a)b", "look-around"),
+        ("regex", r"(a)\1", "backreferences"),
+        ("regex", "a" * 10_001, "10,000"),
+        ("regex", "(" * 5_000 + "a" + ")" * 5_000, ""),
+        ("regex", "[^\\s\\S]", ""),
+        ("lark", "start: nothing", "nothing"),
+        ("grammar", "start: " + "(" * 100 + '"a"' + ")" * 100, "nested"),
+        ("grammar", "x: /a/", "start"),
+        ("grammar", 'root ::= "a', "line 1, column 10"),
+        ("grammar", "root ::= root", ""),
+        (
+            "grammar",
+            "start: r0\n" + "".join(f"r{i}: r{i + 1}\n" for i in range(5_000)) + 'r5000: "a"',
+            "5,002 rules",
+        ),
+        ("grammar", "start: T\nT: " + '"a"? ' * 20_000, "100,0"),
+        ("json_schema", {"$ref": "#"}, ""),
+        ("json_schema", {"$ref": "#/$defs/a", "$defs": {"a": {"$ref": "#/$defs/a"}}}, ""),
+        ("json_schema", {"$ref": "#/$defs/b", "$defs": {"a": {}}}, "b"),
+        ("json_schema", {"oneOf": [{"type": "integer"}, {"type": "number"}]}, "oneOf"),
+        ("json_schema", {"type": "string", "minLength": 3, "maxLength": 2}, "minLength"),
+        ("json_schema", {"type": "string", "pattern": "(?!a)b"}, "look-around"),
+        ("json_schema", {"enum": []}, "empty"),
+    ],
+    ids=range(20),
+)
+def test_what_no_text_is_of_is_refused_at_once(kind: Kind, source: Any, words: str) -> None:
+    """Before anything is generated; words of the library are told, its insides are not."""
+    with pytest.raises(RequestError) as caught:
+        GRAMMARS.constraint(asked(kind, source))
+    assert (caught.value.param, caught.value.code) == ("field", "invalid_constraint")
+    assert words in caught.value.message
+    assert "<state>" not in caught.value.message
+
+
+@pytest.mark.parametrize(
+    ("kind", "source"),
+    [
+        ("regex", "(a+)+(a|aa)*(.*a.*){20}b"),
+        ("regex", "a?" * 25 + "a" * 25),
+        ("grammar", "start: r0\n" + "".join(f"r{i}: r{i + 1}\n" for i in range(900)) + 'r900: "a"'),
+        ("grammar", 'root ::= root root | "a" | root root root'),
+        (
+            "json_schema",
+            {
+                "$ref": "#/$defs/d0",
+                "$defs": {
+                    **{f"d{i}": {"items": {"$ref": f"#/$defs/d{i + 1}"}} for i in range(900)},
+                    "d900": {"type": "string"},
+                },
+            },
+        ),
+        ("choice", [f"choice number {i}" for i in range(10_000)]),
+    ],
+    ids=range(6),
+)
+def test_what_is_large_or_would_be_slow_elsewhere_goes_through(kind: Kind, source: Any) -> None:
+    """No expression goes back over a text, and a chain of rules ends no process."""
+    watch = GRAMMARS.constraint(asked(kind, source)).begin()
+    assert allowed(watch)
+    assert watch.push(allowed(watch)[0]) in (True, False)
+
+
+def test_a_schema_as_deep_as_is_served_with_as_many_references_ends_no_process() -> None:
+    """Each link of the chain lies in many lists: no usual stack would bear to look at it."""
+
+    def nested(inner: dict[str, Any], depth: int) -> dict[str, Any]:
+        for _ in range(depth):
+            inner = {"items": inner}
+        return inner
+
+    chain = {f"d{i}": nested({"$ref": f"#/$defs/d{i + 1}"}, 45) for i in range(900)}
+    schema = {"$ref": "#/$defs/d0", "$defs": {**chain, "d900": {"type": "string"}}}
+    served = served_schema(schema, "field", SchemaRules())
+    with pytest.raises(RequestError, match="too large"):
+        GRAMMARS.constraint(asked("json_schema", served))
+
+
+def test_what_cannot_be_gone_on_with_is_an_error_of_that_row() -> None:
+    """A token that was never allowed, or a grammar that takes too much at a step."""
+    endless = GRAMMARS.constraint(asked("regex", "(a{1000}){1000}")).begin()
+    (first, *_) = allowed(endless)
+    with pytest.raises(RequestError, match="too many"):
+        endless.push(first)
+    watch = GRAMMARS.constraint(asked("choice", ["abc"])).begin()
+    allowed(watch)
+    with pytest.raises(RequestError, match="allows nothing more after 1 tokens") as caught:
+        watch.push(ids_of("x")[0])
+    assert caught.value.code == "constraint_cannot_be_held"
+    with pytest.raises(RequestError, match="allows nothing more"):
+        allowed(watch)
+
+
+def test_a_row_does_not_suffer_from_what_others_have_used_up() -> None:
+    """Where the copies of a grammar fail, a fresh one takes over at the same place."""
+    constraint = GRAMMARS.constraint(asked("regex", "[ab]{3}"))
+    watch = constraint.begin()
+    first, second = ids_of("a") + ids_of("b")
+    allowed(watch)
+    watch.push(first)
+    expected = allowed(watch)
+    assert watch._matcher is not None
+    watch._matcher.consume_token(ids_of("x")[0])  # which ends it for good
+    assert watch._matcher.is_error()
+    assert allowed(watch) == expected
+    assert not watch.push(second)
+
+
+def test_equal_ones_are_equal_values_whoever_asked() -> None:
+    """So that those who ask alike are computed once."""
+    one, same = (GRAMMARS.constraint(asked("regex", "a+")) for _ in range(2))
+    assert one == same
+    assert hash(one) == hash(same)
+    other = GRAMMARS.constraint(asked("regex", "a*"))
+    later = GRAMMARS.constraint(asked("regex", "a+"), begins_after="x")
+    assert len({one, same, other, later}) == 3
+
+
+def test_thousands_of_schemas_are_kept_within_bounds() -> None:
+    """By number and by size; one that was let go is made again."""
+    grammars = Grammars(MODEL.tokenizer, MODEL.vocab_size, MODEL.eos_token_ids)
+    first = grammars.constraint(asked("regex", "a0+"))
+    for number in range(1, 600):
+        grammars.constraint(asked("regex", f"a{number}+"))
+    assert len(grammars._kept) == 512
+    assert first.grammar not in grammars._kept
+    assert allowed(first.begin()) == ids_of("a")
+    for number in range(6):
+        grammars.constraint(asked("choice", ["x" * 900_000 + str(number)]))
+    assert sum(map(len, grammars._kept)) <= 2**22
+    assert grammars._num_kept_chars == sum(map(len, grammars._kept))
+
+
+def test_threads_make_and_fill_beside_each_other() -> None:
+    """The same schemas asked for from many threads at once come to the same masks."""
+    grammars = Grammars(MODEL.tokenizer, MODEL.vocab_size, MODEL.eos_token_ids)
+    schemas = [{**LIST, "minItems": 1 + number % 5} for number in range(40)]
+
+    def first_steps(schema: dict[str, Any]) -> list[list[int]]:
+        watch = grammars.constraint(asked("json_schema", schema)).begin()
+        steps = []
+        for token_id in ids_of('["a", 3'):
+            steps.append(allowed(watch))
+            watch.push(token_id)
+        return [*steps, allowed(watch)]
+
+    with ThreadPoolExecutor(8) as threads:
+        together = list(threads.map(first_steps, schemas))
+    assert together == [first_steps(schema) for schema in schemas]
+
+
+def test_the_vocabulary_is_made_when_first_asked_for() -> None:
+    """Most files ask for no constraint."""
+    grammars = Grammars(MODEL.tokenizer, MODEL.vocab_size, MODEL.eos_token_ids)
+    assert grammars._made is None
+    grammars.constraint(asked("regex", "a"))
+    assert grammars._made is not None
+
+
+def test_texts_that_must_come_are_told_in_tokens_that_say_them(sentencepiece: TextModel) -> None:
+    """Where the tokenizer would add a space or take markup for a token, others are taken."""
+    known = known_tokens(sentencepiece.tokenizer, sentencepiece.vocab_size, frozenset())
+    wrapped: Any = sys.modules["engine.grammar.vocabulary"]._Wrapped(
+        sentencepiece.tokenizer, sentencepiece.vocab_size
+    )
+    wrapped.known = known.known
+    for text in ("ab", " ab", "</s>", "é a"):
+        pieces = [sentencepiece.tokenizer.piece(i) for i in wrapped(text)]
+        assert text.encode().startswith(b"".join(pieces))
+        assert pieces
+        assert not any(map(sentencepiece.tokenizer.is_special, wrapped(text)))
+
+
+@pytest.mark.parametrize(
+    ("before", "text", "good"),
+    [
+        ("</think>", "I think so.</think>[1]", True),
+        ("</think>", "</think>\n\n[1]", False),
+        ("</think>", "[1]", False),
+        ("</think>", "a</think>a", False),
+        ("</think>", "a</think>[1]</think>", False),
+        ("</think>", "a</thin</think>[1]", True),
+    ],
+)
+def test_a_grammar_begins_behind_what_ends_the_beginning(
+    before: str, text: str, *, good: bool
+) -> None:
+    """Before that anything may come but an end; behind it nothing but the form."""
+    wanted = asked("json_schema", {"type": "array", "items": {"type": "integer"}})
+    assert lets_through(wanted, text, begins_after=before) == good
+
+
+def test_no_token_ends_the_beginning_and_says_more_at_once(sentencepiece: TextModel) -> None:
+    """Such tokens are kept from coming just where they would; white space alone may follow."""
+    grammars = grammars_of(sentencepiece)
+    watch = grammars.constraint(asked("regex", "a"), begins_after="b ").begin()
+    pieces = {sentencepiece.tokenizer.piece(i): i for i in range(sentencepiece.vocab_size)}
+    assert pieces[b" a"] in allowed(watch, sentencepiece)
+    watch.push(pieces[b"b"])
+    now = allowed(watch, sentencepiece)
+    assert pieces[b" a"] not in now
+    assert pieces[b" ab"] not in now
+    assert {pieces[b" "], pieces[b"a"]} <= set(now)
+    watch.push(pieces[b" "])
+    assert allowed(watch, sentencepiece) == [pieces[b"a"]]
+
+
+def test_random_texts_under_a_schema_are_valid_json() -> None:
+    """Whatever is drawn of what is allowed: judged by a validator that knows no masks."""
+    schema = {
+        "type": "object",
+        "properties": {
+            "id": {"type": "integer", "minimum": -5, "exclusiveMaximum": 100},
+            "name": {"type": "string", "maxLength": 6},
+            "kind": {"enum": ["x", "y", 1.5, None]},
+            "parts": {"type": "array", "items": {"$ref": "#/$defs/part"}, "maxItems": 2},
+        },
+        "required": ["id", "kind"],
+        "additionalProperties": False,
+        "$defs": {
+            "part": {
+                "type": "object",
+                "patternProperties": {"^p[0-9]$": {"type": "null"}},
+                "additionalProperties": False,
+                "maxProperties": 2,
+            }
+        },
+    }
+    rng = np.random.default_rng(5)
+    validator = Draft202012Validator(schema)
+    constraint = GRAMMARS.constraint(asked("json_schema", schema))
+    for _ in range(30):
+        watch, written = constraint.begin(), []
+        for _ in range(400):
+            may = allowed(watch)
+            ends = MODEL.eos_token_ids & set(may)
+            if ends and (len(ends) == len(may) or rng.random() < 0.3):
+                break
+            # Numbers and strings would else go on and on.
+            closing = [i for i in may if MODEL.tokenizer.piece(i) in (b'"', b"}", b"]", b",")]
+            pick = closing if closing and rng.random() < 0.4 else sorted(set(may) - ends)
+            written.append(int(rng.choice(pick)))
+            watch.push(written[-1])
+        else:
+            continue
+        validator.validate(json.loads(MODEL.tokenizer.text(written)))
