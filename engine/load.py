@@ -46,7 +46,14 @@ def load_served(
         notes=loaded.notes,
         adapters=adapters,
     )
-    return ServedEngine(loaded.endpoints, loaded.engine, info, model_names=names, adapters=adapters)
+    return ServedEngine(
+        loaded.endpoints,
+        loaded.engine,
+        info,
+        model_names=names,
+        adapters=adapters,
+        online=loaded.online,
+    )
 
 
 def _version() -> str:

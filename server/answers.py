@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import time
 from collections.abc import AsyncGenerator
+from contextlib import aclosing
 from typing import Any
 
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
 from engine.contract import Reply, StreamedReply
-from server.bodies import read_object
 from server.clients import while_here
 from server.errors import answered
-from server.events import send_events
+from server.events import EVENTS, events, send_pieces
 from server.means import Means, new_request_id
 
 PATHS = (
@@ -25,6 +25,8 @@ PATHS = (
     "/rerank",
     "/v1/rerank",
     "/v2/rerank",
+    "/tokenize",
+    "/detokenize",
 )
 
 
@@ -37,17 +39,11 @@ class Answers:
     """Answers one request in JSON by what the engine says at its path."""
 
     def __init__(self, means: Means) -> None:
-        self._means = means
+        self.means = means
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Read the body, ask the engine, and send what it answers."""
-        settings = self._means.settings
-        body = await read_object(
-            scope,
-            receive,
-            max_bytes=settings.max_body_bytes,
-            seconds=settings.body_seconds,
-        )
+        body = await self.means.bodies.read_object(scope, receive)
         await self.answer(scope["path"], body, scope, receive, send)
 
     async def answer(
@@ -55,20 +51,22 @@ class Answers:
     ) -> None:
         """Send what the engine answers to a body at a url."""
         begun = time.monotonic()
-        with self._means.gate.entered():
-            answering = self._means.engine.answer(url, body, new_request_id(), int(time.time()))
+        with self.means.gate.entered():
+            answering = self.means.engine.answer(url, body, new_request_id(), int(time.time()))
             match await while_here(receive, answering):
                 case Reply() as reply:
                     await answered(reply)(scope, receive, send)
                 case StreamedReply(chunks):
-                    await send_events(self._timed(chunks, begun), receive, send)
+                    timed = self._timed(chunks, begun)
+                    await send_pieces(events(timed), EVENTS, receive, send)
 
     async def _timed(
         self, chunks: AsyncGenerator[dict[str, Any], None], begun: float
     ) -> AsyncGenerator[dict[str, Any], None]:
-        figures, is_first = self._means.figures, True
-        async for chunk in chunks:
-            now = time.monotonic()
-            (figures.first_chunk if is_first else figures.between_chunks).observe(now - begun)
-            begun, is_first = now, False
-            yield chunk
+        figures, is_first = self.means.figures, True
+        async with aclosing(chunks):
+            async for chunk in chunks:
+                now = time.monotonic()
+                (figures.first_chunk if is_first else figures.between_chunks).observe(now - begun)
+                begun, is_first = now, False
+                yield chunk

@@ -6,14 +6,16 @@ from collections.abc import Sequence
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
+from starlette.middleware.cors import CORSMiddleware
 from starlette.routing import BaseRoute, Route
 from starlette.types import ASGIApp
 
 from engine.contract import Online
 from engine.protocol.errors import RequestError
-from server import about, answers
+from server import about, answers, sagemaker
 from server.errors import fail, refuse, refuse_route
 from server.front import Front
+from server.bodies import Bodies
 from server.gate import Gate
 from server.means import Means
 from server.metrics import Figures
@@ -23,12 +25,13 @@ from server.settings import ServerSettings
 def make_means(engine: Online, names: tuple[str, ...], settings: ServerSettings) -> Means:
     """Return what the routes share."""
     gate = Gate(engine.info().max_num_seqs, settings.max_queued_requests)
-    return Means(engine, names, settings, gate, Figures(engine, gate))
+    bodies = Bodies(settings.max_body_bytes, settings.body_seconds)
+    return Means(engine, names, settings, gate, Figures(engine, gate), bodies)
 
 
 def make_app(means: Means, others: Sequence[BaseRoute] = ()) -> ASGIApp:
     """Return the application; `others` are routes beside those of every server."""
-    routes = [*about.routes(means), *answers.routes(means), *others]
+    routes = [*about.routes(means), *answers.routes(means), *sagemaker.routes(means), *others]
     app = Starlette(
         routes=routes,
         exception_handlers={
@@ -39,4 +42,13 @@ def make_app(means: Means, others: Sequence[BaseRoute] = ()) -> ASGIApp:
     )
     app.router.redirect_slashes = False
     paths = frozenset(route.path for route in routes if isinstance(route, Route))
-    return Front(app, means, paths)
+    front = Front(app, means, paths)
+    if not means.settings.allowed_origins:
+        return front
+    # Before the front: what a browser asks first has no key.
+    return CORSMiddleware(
+        front,
+        allow_origins=means.settings.allowed_origins,
+        allow_methods=["*"],
+        allow_headers=["*"],
+    )

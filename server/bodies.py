@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator
 from typing import Any
 
 from pydantic_core import from_json
@@ -10,48 +11,75 @@ from starlette.types import Receive, Scope
 
 from engine.protocol.errors import RequestError
 from server.clients import ClientGone
-from server.errors import Refused, too_large
+from server.errors import Refused, busy, too_large
 
+MAX_HELD_BYTES = 512 * 2**20
 _LONG_BYTES = 100_000  # more than this is parsed in a thread
 
 
-async def read_body(scope: Scope, receive: Receive, *, max_bytes: int, seconds: float) -> bytes:
-    """Return the body of a request.
+class Bodies:
+    """Reads bodies: each of up to `max_bytes` within `seconds`, and of all at once so many bytes.
 
-    Raises `Refused` for one that is too large or takes too long, `ClientGone` where it breaks off.
+    What is read counts until it is whole: a thousand slow uploads hold no more than that.
     """
-    if (length := header(scope, b"content-length")) is not None and int(length) > max_bytes:
-        raise too_large(max_bytes)
-    parts: list[bytes] = []
-    num_bytes = 0
-    try:
-        async with asyncio.timeout(seconds):
-            while True:
-                message = await receive()
-                if message["type"] == "http.disconnect":
-                    raise ClientGone
-                part = message.get("body", b"")
-                num_bytes += len(part)
-                if num_bytes > max_bytes:
-                    raise too_large(max_bytes)
-                parts.append(part)
-                if not message.get("more_body", False):
-                    return b"".join(parts)
-    except TimeoutError:
-        raise Refused(
-            f"The body did not come within {seconds:g} s.",
-            status_code=408,
-            code="body_timeout",
-            headers={"Connection": "close"},
-        ) from None
+
+    def __init__(
+        self, max_bytes: int, seconds: float, *, max_held_bytes: int = MAX_HELD_BYTES
+    ) -> None:
+        self._max_bytes = max_bytes
+        self._seconds = seconds
+        self._max_held_bytes = max(max_bytes, max_held_bytes)
+        self._held_bytes = 0
+
+    async def read(self, scope: Scope, receive: Receive) -> bytes:
+        """Return the body of a request.
+
+        Raises `Refused` for one that is too large, takes too long or comes beside too many others,
+        `ClientGone` where it breaks off.
+        """
+        if (length := header(scope, b"content-length")) and int(length) > self._max_bytes:
+            raise too_large(self._max_bytes)
+        data = bytearray()
+        try:
+            async with asyncio.timeout(self._seconds):
+                async for piece in pieces(receive):
+                    data += piece
+                    self._held_bytes += len(piece)
+                    self._check(len(data))
+        except TimeoutError:
+            raise late(self._seconds) from None
+        finally:
+            self._held_bytes -= len(data)
+        return bytes(data)
+
+    async def read_object(self, scope: Scope, receive: Receive) -> dict[str, Any]:
+        """Return the JSON object that a body is; raises as `read` does, and for what is none."""
+        check_type(scope, "application/json")
+        return await parsed(await self.read(scope, receive))
+
+    def _check(self, num_bytes: int) -> None:
+        if num_bytes > self._max_bytes:
+            raise too_large(self._max_bytes)
+        if self._held_bytes > self._max_held_bytes:
+            raise busy(1)
 
 
-async def read_object(
-    scope: Scope, receive: Receive, *, max_bytes: int, seconds: float
-) -> dict[str, Any]:
-    """Return the JSON object that a body is; raises as `read_body` does, and for what is none."""
-    check_type(scope, "application/json")
-    return await parsed(await read_body(scope, receive, max_bytes=max_bytes, seconds=seconds))
+async def pieces(receive: Receive) -> AsyncIterator[bytes]:
+    """Yield a body as it comes; raises `ClientGone` where it breaks off."""
+    is_open = True
+    while is_open:
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            raise ClientGone
+        is_open = message.get("more_body", False)
+        yield message.get("body", b"")
+
+
+def late(seconds: float) -> Refused:
+    """Return the refusal of a body that did not come in time."""
+    return Refused(
+        f"The body did not come within {seconds:g} s.", status_code=408, code="body_timeout"
+    )
 
 
 async def parsed(data: bytes) -> dict[str, Any]:

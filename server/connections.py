@@ -1,64 +1,81 @@
-"""Connections: how long one may say nothing, how long its headers may be, how long it may stall."""
+"""Connections: how long one may say nothing, how long its heads may be, how long it may stall."""
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from functools import partial
-from typing import Any
 
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from pydantic_core import to_json
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
+from engine.protocol.bodies import error_body
+from engine.protocol.errors import RequestError
 from server.settings import ServerSettings
 
 MAX_HEAD_BYTES = 64 * 2**10
+# After an answer that came before the whole request: so long what is still sent is thrown away, so
+# that the answer is read before the connection ends.
+_LINGER_SECONDS = 10.0
 
 
 class Connection(HttpToolsProtocol):
-    """One connection, closed where a request's head does not come, or its answer is not read."""
+    """One connection: ended where no head comes, one is no HTTP, or its answer is not read."""
 
-    def __init__(self, settings: ServerSettings, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
+    def __init__(self, settings: ServerSettings, *args: object, **kwargs: object) -> None:
+        super().__init__(*args, **kwargs)  # type: ignore[arg-type]
         self._settings = settings
-        self._deadline: asyncio.TimerHandle | None = None
+        self._timer: asyncio.TimerHandle | None = None  # of a head, or of what is thrown away
         self._stall: asyncio.TimerHandle | None = None
-        self._head_bytes = 0
-        self._is_in_head = True
+        self._idle_bytes = 0  # since the last byte of a body, or the last head
+        self._is_in_message = False
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Begin to wait for the first head."""
         super().connection_made(transport)
-        self._expect_head()
+        self._wait(self._settings.header_seconds)
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Wait for nothing any more."""
-        for timer in (self._deadline, self._stall):
-            if timer is not None:
-                timer.cancel()
+        self._wait(None)
+        if self._stall is not None:
+            self._stall.cancel()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        """Read on, unless a head is too long."""
-        if self._is_in_head:
-            if self._deadline is None:
-                self._expect_head()
-            self._head_bytes += len(data)
+        """Read on, unless what comes is neither a head that ends nor a body."""
+        if not self._is_in_message and self._timer is None:
+            self._wait(self._settings.header_seconds)
+        self._idle_bytes += len(data)
         super().data_received(data)
-        if self._is_in_head and self._head_bytes > MAX_HEAD_BYTES:
-            self._refuse_head()
+        if self._idle_bytes > MAX_HEAD_BYTES and not self.transport.is_closing():
+            self.send_400_response("The head of the request is too long.")
 
     def on_headers_complete(self) -> None:
-        """Begin with a request."""
-        self._is_in_head = False
-        self._head_bytes = 0
-        if self._deadline is not None:
-            self._deadline.cancel()
-            self._deadline = None
+        """Begin with a request; one that wants another protocol is refused."""
+        self._is_in_message, self._idle_bytes = True, 0
+        self._wait(None)
+        if self.parser.should_upgrade():
+            raise ValueError("this server speaks HTTP/1.1 alone")
         super().on_headers_complete()
 
+    def on_body(self, body: bytes) -> None:
+        """Take more of a body."""
+        self._idle_bytes = 0
+        super().on_body(body)
+
     def on_message_complete(self) -> None:
-        """Expect the next head behind it."""
+        """Expect the next head once there is more."""
+        self._is_in_message, self._idle_bytes = False, 0
+        self._wait(None)
         super().on_message_complete()
-        self._is_in_head = True
+
+    def on_response_complete(self) -> None:
+        """Throw the rest of a request away that was answered before it had come."""
+        super().on_response_complete()
+        if self._is_in_message and not self.pipeline:
+            self._unset_keepalive_if_required()
+            self._wait(_LINGER_SECONDS)
 
     def pause_writing(self) -> None:
         """Begin to wait for a client that does not read."""
@@ -71,13 +88,23 @@ class Connection(HttpToolsProtocol):
         if self._stall is not None:
             self._stall.cancel()
 
-    def _expect_head(self) -> None:
-        self._deadline = self.loop.call_later(self._settings.header_seconds, self.transport.abort)
+    def send_400_response(self, msg: str) -> None:
+        """Refuse what is no HTTP, in OpenAI's form, and end the connection."""
+        body = to_json(error_body(RequestError(msg, code="invalid_http")))
+        head = b"content-type: application/json\r\ncontent-length: %d\r\nconnection: close\r\n\r\n"
+        self.transport.write(STATUS_LINE[400] + head % len(body) + body)
+        self.transport.close()
 
-    def _refuse_head(self) -> None:
-        self.send_400_response("The request's head is too long.")
+    def _wait(self, seconds: float | None) -> None:
+        """End the connection unless something comes within so many seconds."""
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = None if seconds is None else self.loop.call_later(seconds, self._end)
+
+    def _end(self) -> None:
+        self.transport.abort()
 
 
-def connections_of(settings: ServerSettings) -> Any:
+def connections_of(settings: ServerSettings) -> Callable[..., asyncio.Protocol]:
     """Return what makes the connections of a server."""
     return partial(Connection, settings)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Mapping
 from typing import Any
 
@@ -16,8 +15,6 @@ from engine.errors import EngineError
 from engine.protocol.bodies import error_body
 from engine.protocol.errors import RequestError
 from engine.protocol.validation import printable
-
-_logger = logging.getLogger(__name__)
 
 
 class Refused(RequestError):
@@ -43,7 +40,6 @@ def too_large(max_bytes: int) -> Refused:
         f"The body is larger than {max_bytes:,} bytes.",
         status_code=413,
         code="body_too_large",
-        headers={"Connection": "close"},
     )
 
 
@@ -105,11 +101,10 @@ async def refuse_route(request: Request, exc: Exception) -> Response:
     return refusal(Refused(words, status_code=exc.status_code, code=code, headers=exc.headers))
 
 
-async def fail(request: Request, exc: Exception) -> Response:
-    """Answer a request that met a fault of ours; a fault of the engine is the end of it."""
+async def fail(_: Request, exc: Exception) -> Response:
+    """Answer a request that met a fault of ours; who runs the server logs it."""
     words: dict[str, Any] = {"message": "Something went wrong on our side.", "code": "internal"}
     if isinstance(exc, EngineError):
         words = {"message": "The engine cannot go on.", "code": exc.code}
-    _logger.error("%s failed", request.url.path, exc_info=exc)
     status_code = 503 if isinstance(exc, EngineError) else 500
     return refusal(RequestError(**words, status_code=status_code, type="server_error"))

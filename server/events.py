@@ -1,4 +1,4 @@
-"""Answers in pieces, as server-sent events."""
+"""Answers in pieces: each is sent as soon as it is there, until nobody reads any more."""
 
 from __future__ import annotations
 
@@ -11,29 +11,37 @@ from starlette.types import Receive, Send
 
 from server.clients import while_here
 
+EVENTS = b"text/event-stream; charset=utf-8"
 _DONE = b"data: [DONE]\n\n"
-_HEADERS = [
-    (b"content-type", b"text/event-stream; charset=utf-8"),
-    (b"cache-control", b"no-cache"),
-    # Proxies would else wait for more before they pass anything on.
-    (b"x-accel-buffering", b"no"),
-]
 
 
-async def send_events(
-    chunks: AsyncGenerator[dict[str, Any], None], receive: Receive, send: Send
+async def send_pieces(
+    pieces: AsyncGenerator[bytes, None], media_type: bytes, receive: Receive, send: Send
 ) -> None:
-    """Send each chunk as an event as soon as it is there, then that all is done.
+    """Send an answer piece by piece.
 
-    Raises `ClientGone`, with the chunks closed, once nobody reads.
+    Raises `ClientGone`, with the pieces closed, once nobody reads.
     """
+    headers = [
+        (b"content-type", media_type),
+        (b"cache-control", b"no-cache"),
+        # Proxies would else wait for more before they pass anything on.
+        (b"x-accel-buffering", b"no"),
+    ]
+
+    async def sent() -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
+        async for piece in pieces:
+            await send({"type": "http.response.body", "body": piece, "more_body": True})
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+    async with aclosing(pieces):
+        await while_here(receive, sent())
+
+
+async def events(chunks: AsyncGenerator[dict[str, Any], None]) -> AsyncGenerator[bytes, None]:
+    """Yield each chunk as a server-sent event, and in the end the one that says so."""
     async with aclosing(chunks):
-        await while_here(receive, _sent(chunks, send))
-
-
-async def _sent(chunks: AsyncGenerator[dict[str, Any], None], send: Send) -> None:
-    await send({"type": "http.response.start", "status": 200, "headers": _HEADERS})
-    async for chunk in chunks:
-        event = b"data: %b\n\n" % to_json(chunk)
-        await send({"type": "http.response.body", "body": event, "more_body": True})
-    await send({"type": "http.response.body", "body": _DONE, "more_body": False})
+        async for chunk in chunks:
+            yield b"data: %b\n\n" % to_json(chunk)
+    yield _DONE

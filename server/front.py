@@ -9,6 +9,7 @@ from collections.abc import Sequence
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from engine.errors import EngineError
 from server.about import OPEN_PATHS
 from server.bodies import header
 from server.clients import ClientGone
@@ -25,6 +26,7 @@ class Front:
     def __init__(self, app: ASGIApp, means: Means, paths: frozenset[str]) -> None:
         self._app = app
         self._figures = means.figures
+        self._gate = means.gate
         self._keys = Keys(means.settings.api_keys)
         self._paths = paths
 
@@ -48,6 +50,8 @@ class Front:
             await app(scope, receive, noting)
         except ClientGone:
             status = status or 499
+        except EngineError:  # has been answered
+            self._gate.give_up()
         finally:
             route = path if path in self._paths else _OTHER
             self._figures.requests.labels(route, str(status or 500)).inc()

@@ -23,6 +23,7 @@ class Gate:
         self.num_inside = 0
         self.num_refused = 0
         self.is_closed = False
+        self.is_lost = False  # there is nothing behind it any more
         self._empty = asyncio.Event()
         self._empty.set()
         self._left_at: float | None = None
@@ -49,6 +50,10 @@ class Gate:
     def close(self) -> None:
         """Let nobody in any more."""
         self.is_closed = True
+
+    def give_up(self) -> None:
+        """Let nobody in any more: nothing can be answered."""
+        self.is_closed = self.is_lost = True
 
     async def wait_until_empty(self) -> None:
         """Wait for all that are inside."""

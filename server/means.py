@@ -7,6 +7,7 @@ import uuid
 from dataclasses import dataclass, field
 
 from engine.contract import Online
+from server.bodies import Bodies
 from server.gate import Gate
 from server.metrics import Figures
 from server.settings import ServerSettings
@@ -21,6 +22,7 @@ class Means:
     settings: ServerSettings
     gate: Gate
     figures: Figures
+    bodies: Bodies
     started: int = field(default_factory=lambda: int(time.time()))
 
 

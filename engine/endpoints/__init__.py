@@ -15,6 +15,7 @@ from engine.endpoints.images import Eyes
 from engine.endpoints.recordings import FileUrls
 from engine.endpoints.rerank import Rerank
 from engine.endpoints.score import Score
+from engine.endpoints.tokens import Detokenize, Tokenize
 from engine.endpoints.transcriptions import Recordings, SpeechModel
 from engine.scheduling.encoding import EncodingRequest, EncodingResult
 from engine.scheduling.sequence import SequenceRequest, SequenceResult
@@ -29,6 +30,7 @@ __all__ = [
     "encoder_endpoints",
     "speech_endpoints",
     "text_endpoints",
+    "token_endpoints",
 ]
 
 
@@ -41,6 +43,13 @@ def text_endpoints(
     """
     chat = ChatCompletions(model, seed=seed, forms=forms, eyes=eyes)
     return (chat, Completions(model, seed=seed))
+
+
+def token_endpoints(
+    model: TextModel,
+) -> tuple[Endpoint[SequenceRequest, SequenceResult, Any], ...]:
+    """Return what tells people of a model's tokens."""
+    return (Tokenize(model), Detokenize(model))
 
 
 def encoder_endpoints(

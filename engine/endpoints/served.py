@@ -95,9 +95,9 @@ class StepLoop(Protocol[RequestT_contra, ResultT_co]):
 class ServedEngine:
     """Answers requests through the endpoints of one model, which `engine` runs; an `Online`.
 
-    `model_names` are the names that requests may ask for, `ANY_MODEL` among them for every name;
-    the first that is a name stands in where none is given. `adapters` are names of adapters, which
-    requests may ask for, too.
+    Only people who wait are answered by the `online` ones. `model_names` are the names that
+    requests may ask for, `ANY_MODEL` among them for every name; the first that is a name stands in
+    where none is given. `adapters` are names of adapters, which requests may ask for, too.
     """
 
     def __init__(
@@ -108,10 +108,12 @@ class ServedEngine:
         *,
         model_names: Sequence[str],
         adapters: Sequence[str] = (),
+        online: Iterable[Endpoint[RequestT, ResultT, Any]] = (),
     ) -> None:
         if not own_names(model_names):
             raise ValueError("an engine needs the name of its model")
         self._endpoints: list[Endpoint[Any, Any, Any]] = list(endpoints)
+        self._online: list[Endpoint[Any, Any, Any]] = [*self._endpoints, *online]
         self._engine: StepLoop[Any, Any] = engine
         # By priority: who is waited for has turns of its own, behind no line of a file.
         self._preparing, self._finishing = (Turns(), Turns()), (Turns(), Turns())
@@ -138,14 +140,14 @@ class ServedEngine:
         return await _answered_always(self._online(url, body, request_id, created), request_id)
 
     async def _reply(self, url: str, body: dict[str, Any], request_id: str, created: int) -> Reply:
-        endpoint = self._endpoint_of(url)
+        endpoint = _endpoint_of(url, self._endpoints)
         refuse_stream(body)
         return await self._answered(endpoint, body, self._heading(body, request_id, created))
 
     async def _online(
         self, url: str, body: dict[str, Any], request_id: str, created: int
     ) -> Reply | StreamedReply:
-        endpoint, options = self._endpoint_of(url), stream_options(body)
+        endpoint, options = _endpoint_of(url, self._online), stream_options(body)
         heading = replace(self._heading(body, request_id, created), priority=_WAITED_FOR)
         if options is None:
             return await self._answered(endpoint, body, heading)
@@ -158,12 +160,6 @@ class ServedEngine:
     def _heading(self, body: dict[str, Any], request_id: str, created: int) -> Heading:
         name = name_of_model(body, self._model_names)
         return Heading(name, request_id, created, self._adapters.get(name, 0))
-
-    def _endpoint_of(self, url: str) -> Endpoint[Any, Any, Any]:
-        for endpoint in self._endpoints:
-            if endpoint.route.matches(url):
-                return endpoint
-        raise not_served(url, [endpoint.route.name for endpoint in self._endpoints])
 
     async def _answered(
         self, endpoint: Endpoint[Any, Any, Any], body: dict[str, Any], heading: Heading
@@ -252,6 +248,13 @@ class ServedEngine:
     def close(self) -> None:
         """Stop the engine after the step now running."""
         self._engine.close()
+
+
+def _endpoint_of(url: str, endpoints: Sequence[Endpoint[Any, Any, Any]]) -> Endpoint[Any, Any, Any]:
+    for endpoint in endpoints:
+        if endpoint.route.matches(url):
+            return endpoint
+    raise not_served(url, [endpoint.route.name for endpoint in endpoints])
 
 
 async def _answered_always(answer: Awaitable[_AnswerT], request_id: str) -> _AnswerT | Reply:

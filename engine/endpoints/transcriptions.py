@@ -34,6 +34,7 @@ from engine.text.tokenizer import Tokenizer
 from engine.text.words import words_of
 
 _ROUTES = {"transcribe": TRANSCRIPTIONS, "translate": TRANSLATIONS}
+_SENT = "data:;base64,"  # stands for what is there already
 _TIMED_FORMATS = frozenset({"verbose_json", "srt", "vtt"})
 
 
@@ -96,9 +97,11 @@ class Recordings:
     def prepare(self, body: dict[str, Any], heading: Heading) -> _Prepared:
         """Return the recording as the model hears it, and what is asked of it."""
         data = body.get(FILE)
-        is_fetched = isinstance(data, bytes)  # which no JSON holds
-        asked = self._asked({k: v for k, v in body.items() if k != FILE} if is_fetched else body)
-        if not is_fetched:
+        is_there = isinstance(data, bytes)  # which no JSON holds: fetched, or sent in a form
+        if is_there:
+            body = {FILE_URL: _SENT} | {k: v for k, v in body.items() if k != FILE}
+        asked = self._asked(body)
+        if not is_there:
             data = inline_recording(asked.file_url)
         if data is None:
             raise RequestError(f"`{FILE_URL}` was not fetched.", param=FILE_URL)

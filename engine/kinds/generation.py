@@ -9,7 +9,7 @@ from typing import Any
 
 from engine.answers.forms import check_names, forms_of
 from engine.config import AdmissionName, EngineConfig
-from engine.endpoints import text_endpoints
+from engine.endpoints import text_endpoints, token_endpoints
 from engine.endpoints.bringing import Bringing
 from engine.endpoints.images import Eyes
 from engine.errors import EngineError
@@ -82,7 +82,13 @@ class Generation:
         )
         eyes, blind = _eyes(model, vocabulary, config)
         endpoints = text_endpoints(text, seed=config.seed, forms=forms, eyes=eyes)
-        return Loaded(engine, endpoints, model.device, (*_notes(model, room), *blind))
+        return Loaded(
+            engine,
+            endpoints,
+            model.device,
+            online=token_endpoints(text, forms=forms),
+            notes=(*_notes(model, room), *blind),
+        )
 
 
 def _eyes(

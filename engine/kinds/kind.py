@@ -22,12 +22,14 @@ ResultT = TypeVar("ResultT", bound=Sized)
 class Loaded(Generic[RequestT, ResultT]):
     """A model at work: `engine` runs what its `endpoints` ask for.
 
-    `notes` are sentences that whoever runs it should read.
+    Only people who wait ask for `online` ones. `notes` are sentences that whoever runs it should
+    read.
     """
 
     engine: Engine[RequestT, ResultT]
     endpoints: Sequence[Endpoint[RequestT, ResultT, Any]]
     device: torch.device
+    online: Sequence[Endpoint[RequestT, ResultT, Any]] = ()
     notes: tuple[str, ...] = ()
 
 

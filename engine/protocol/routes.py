@@ -56,6 +56,9 @@ TRANSCRIPTIONS = Route(
 )
 TRANSLATIONS = Route("/v1/audio/translations", _HEARS, exact=frozenset({"/v1/audio/translations"}))
 
+TOKENIZE = Route("/tokenize", _WRITES, exact=frozenset({"/tokenize"}))
+DETOKENIZE = Route("/detokenize", _WRITES, exact=frozenset({"/detokenize"}))
+
 ROUTES: tuple[Route, ...] = (
     CHAT_COMPLETIONS,
     COMPLETIONS,

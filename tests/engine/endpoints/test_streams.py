@@ -295,9 +295,9 @@ async def test_whoever_closes_a_stream_drops_its_work() -> None:
 async def test_what_answers_at_once_refuses_a_stream_by_name() -> None:
     """No endpoint pretends."""
     scene = Scene()
-    [chats, _] = scene.served._endpoints
+    chats, *_ = scene.served._online
     type_without = type("Plain", (), {"route": chats.route})
-    scene.served._endpoints = [type_without()]
+    scene.served._online = [type_without()]
     reply = await scene.served.answer(CHAT, {"messages": MESSAGES, "stream": True}, "req_1", 0)
     assert isinstance(reply, Reply)
     assert (reply.status_code, reply.body["error"]["param"]) == (400, "stream")
