@@ -12,10 +12,10 @@ from starlette.types import ASGIApp
 
 from engine.contract import Online
 from engine.protocol.errors import RequestError
-from server import about, answers, sagemaker
+from server import about, answers, recordings, sagemaker
+from server.bodies import Bodies
 from server.errors import fail, refuse, refuse_route
 from server.front import Front
-from server.bodies import Bodies
 from server.gate import Gate
 from server.means import Means
 from server.metrics import Figures
@@ -31,7 +31,8 @@ def make_means(engine: Online, names: tuple[str, ...], settings: ServerSettings)
 
 def make_app(means: Means, others: Sequence[BaseRoute] = ()) -> ASGIApp:
     """Return the application; `others` are routes beside those of every server."""
-    routes = [*about.routes(means), *answers.routes(means), *sagemaker.routes(means), *others]
+    rooms = (about, answers, recordings, sagemaker)
+    routes = [*(route for room in rooms for route in room.routes(means)), *others]
     app = Starlette(
         routes=routes,
         exception_handlers={

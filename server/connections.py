@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 from pydantic_core import to_json
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
@@ -105,6 +105,6 @@ class Connection(HttpToolsProtocol):
         self.transport.abort()
 
 
-def connections_of(settings: ServerSettings) -> Callable[..., asyncio.Protocol]:
+def connections_of(settings: ServerSettings) -> Any:
     """Return what makes the connections of a server."""
     return partial(Connection, settings)

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 # Under these a part is sent as it is; no client of today uses another.
 _PLAIN_ENCODINGS: Final = frozenset({b"", b"7bit", b"8bit", b"binary"})
 _MAX_PARTS: Final = 100
+_LIST: Final = "[]"
 _MAX_HEAD_BYTES: Final = 16_384
 _MAX_TEXT_BYTES: Final = 65_536
 
@@ -33,8 +34,9 @@ class _Part:
 class FormReader:
     """Reads one form, of which the field `file_field` may be of any size.
 
-    It makes no difference in which order fields come, nor whether a part has a filename. Whatever
-    is no whole form raises `RequestError`, and so does a field that comes twice.
+    It makes no difference in which order fields come, nor whether a part has a filename. A field
+    whose name ends in `[]` is a list. Whatever is no whole form raises `RequestError`, and so does
+    any other field that comes twice.
     """
 
     def __init__(self, content_type: str, file_field: str) -> None:
@@ -43,9 +45,11 @@ class FormReader:
         self._part = _Part()
         self._header_name = self._header_value = b""
         self._names: set[str] = set()
+        self._num_parts = 0
         self._arrived: list[bytes] = []
         self._is_whole = False
         self.fields: dict[str, str] = {}
+        self.lists: dict[str, list[str]] = {}
         self.filename: str | None = None
 
     @property
@@ -85,7 +89,8 @@ class FormReader:
         }
 
     def _begin_part(self) -> None:
-        if len(self._names) == _MAX_PARTS:
+        self._num_parts += 1
+        if self._num_parts > _MAX_PARTS:
             raise _refused(f"it has more than {_MAX_PARTS} fields")
         self._part = _Part()
 
@@ -115,7 +120,7 @@ class FormReader:
         if kind != b"form-data" or b"name" not in options:
             raise _refused("a part has no name")
         part.name = _shown(options[b"name"])
-        if part.name in self._names:
+        if part.name in self._names and not part.name.endswith(_LIST):
             raise RequestError(
                 f"`{part.name}` comes more than once.", param=part.name, code="duplicate_field"
             )
@@ -137,9 +142,13 @@ class FormReader:
         if self._part.name == self._file_field:
             return
         try:
-            self.fields[self._part.name] = self._part.text.decode()
+            text = self._part.text.decode()
         except UnicodeDecodeError as exc:
             raise _refused(f"`{self._part.name}` is no UTF-8") from exc
+        if self._part.name.endswith(_LIST):
+            self.lists.setdefault(self._part.name, []).append(text)
+        else:
+            self.fields[self._part.name] = text
 
     def _end(self) -> None:
         self._is_whole = True

@@ -1,4 +1,4 @@
-"""SageMaker's routes: one request, whose fields say what it is, or lines of a file and their rows."""
+"""SageMaker's routes: one request, told by its fields, or lines of a file and their rows."""
 
 from __future__ import annotations
 
@@ -87,8 +87,8 @@ def _read(body: dict[str, Any]) -> tuple[str, dict[str, Any]]:
         if field in body:
             return route.name, body
     raise RequestError(
-        f"What is asked for? Send a body with one of {', '.join(_URLS)}, or an object with `url` and"
-        " `body`.",
+        f"What is asked for? Send a body with one of {', '.join(_URLS)}, or an object with `url`"
+        " and `body`.",
         code="missing_required_parameter",
     )
 

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import resource
 import socket
 from collections.abc import Callable, Iterator
-from contextlib import AbstractAsyncContextManager, AbstractContextManager, contextmanager, suppress
+from contextlib import (
+    AbstractAsyncContextManager,
+    AbstractContextManager,
+    contextmanager,
+    nullcontext,
+    suppress,
+)
 
 import uvicorn
 from starlette.types import ASGIApp
@@ -16,8 +21,6 @@ from server.connections import connections_of
 from server.gate import Gate
 from server.settings import ServerSettings
 
-_logger = logging.getLogger(__name__)
-
 Heard = Callable[[Callable[[], object]], AbstractContextManager[None]]
 """While entered, what it is given is called at the first signal."""
 
@@ -25,20 +28,19 @@ Beside = Callable[[], AbstractAsyncContextManager[None]]
 """While entered, in the server's loop, something is done beside answering."""
 
 
-def serve(
+def make_server(
     app: ASGIApp,
     gate: Gate,
     settings: ServerSettings,
     *,
     heard: Heard,
     listening: Callable[[str], None],
-    beside: Beside,
-) -> None:
-    """Serve until a signal is heard, then let those inside finish; raises OSError for no socket.
+    beside: Beside = nullcontext,
+) -> Server:
+    """Return a server, which `serve` runs until a signal is heard and those inside have finished.
 
     `listening` is called with the address once there is one; `beside` is entered for as long.
     """
-    _allow_many_files()
     config = uvicorn.Config(
         app,
         host=settings.host,
@@ -57,13 +59,12 @@ def serve(
         timeout_graceful_shutdown=1,
         backlog=2048,
     )
-    server = _Server(
+    return Server(
         config, gate, settings.drain_seconds, heard=heard, listening=listening, beside=beside
     )
-    server.run()
 
 
-class _Server(uvicorn.Server):
+class Server(uvicorn.Server):
     """Ends in order: the gate is closed, those inside finish, then the sockets close."""
 
     def __init__(
@@ -100,6 +101,10 @@ class _Server(uvicorn.Server):
         with self._heard(lambda: loop.call_soon_threadsafe(drain)):
             yield
 
+    async def on_tick(self, counter: int) -> bool:
+        """Say whether it is time to end: told to, or with nothing behind the gate any more."""
+        return await super().on_tick(counter) or self._gate.is_lost
+
     async def _drain(self) -> None:
         self._gate.close()
         with suppress(TimeoutError):
@@ -119,7 +124,7 @@ class _Server(uvicorn.Server):
         self._listening(f"{scheme}://{shown}:{port}")
 
 
-def _allow_many_files() -> None:
+def allow_many_files() -> None:
     """Let this process have as many connections as the system allows it."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != hard:

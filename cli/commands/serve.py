@@ -13,7 +13,7 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
-from cli.errors import Refused
+from cli.errors import EngineFailed, Refused
 from cli.serving.engine import (
     Load,
     chat_template,
@@ -156,7 +156,7 @@ def run_server(options: ServeOptions, *, load: Load[Online]) -> int:
     try:
         from server.app import make_app, make_means
         from server.local.here import make_local
-        from server.serving import serve
+        from server.serving import allow_many_files, make_server
     except ModuleNotFoundError as exc:
         raise Refused(
             f"a server needs {exc.name}, which is not installed: pip install 'tidemill[serve]'"
@@ -170,14 +170,17 @@ def run_server(options: ServeOptions, *, load: Load[Online]) -> int:
     ):
         means = make_means(engine, names, settings)
         local = make_local(store, engine, names, options.max_file_bytes)
-        serve(
+        allow_many_files()
+        make_server(
             make_app(means, local.routes),
             means.gate,
             settings,
             heard=signals.heard_by,
             listening=lambda address: say(f"serving {', '.join(names)} at {address}"),
             beside=local.at_work,
-        )
+        ).run()
+    if means.gate.is_lost:
+        raise EngineFailed("the engine cannot go on: start the server again")
     say("stopped")
     return 0
 

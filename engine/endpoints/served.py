@@ -137,14 +137,16 @@ class ServedEngine:
         self, url: str, body: dict[str, Any], request_id: str, created: int
     ) -> Reply | StreamedReply:
         """Answer one request as `respond` does, piece by piece where its body asks for a stream."""
-        return await _answered_always(self._online(url, body, request_id, created), request_id)
+        return await _answered_always(
+            self._reply_or_stream(url, body, request_id, created), request_id
+        )
 
     async def _reply(self, url: str, body: dict[str, Any], request_id: str, created: int) -> Reply:
         endpoint = _endpoint_of(url, self._endpoints)
         refuse_stream(body)
         return await self._answered(endpoint, body, self._heading(body, request_id, created))
 
-    async def _online(
+    async def _reply_or_stream(
         self, url: str, body: dict[str, Any], request_id: str, created: int
     ) -> Reply | StreamedReply:
         endpoint, options = _endpoint_of(url, self._online), stream_options(body)

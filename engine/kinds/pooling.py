@@ -51,7 +51,7 @@ class PoolingModels:
         with begun(config, folder, make) as (engine, model, vocabulary):
             known = encoder_model(config.model, description, vocabulary, model, template=template)
         notes = (*_notes_of(description), *model.notes)
-        return Loaded(engine, encoder_endpoints(known), model.device, notes)
+        return Loaded(engine, encoder_endpoints(known), model.device, notes=notes)
 
 
 def read_encoder(config: EngineConfig) -> EncoderDescription:

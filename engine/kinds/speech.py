@@ -60,7 +60,7 @@ class Speech:
             seed=config.seed,
         )
         endpoints = speech_endpoints(known, Fetcher(config.fetching).fetch)
-        return Loaded(engine, endpoints, model.device, model.notes)
+        return Loaded(engine, endpoints, model.device, notes=model.notes)
 
 
 def _check_marks(model: str, vocabulary: Vocabulary, steering: Steering) -> None:

@@ -21,7 +21,7 @@ from handler.batch.request import S3, Asked, BatchRequest, bad_input, read_reque
 from handler.batch.window import window_seconds
 from handler.batch.wire import BatchObject
 from handler.errors import InvalidMove, InvalidOption, KeyReused
-from server.bodies import read_object
+from server.bodies import Bodies
 from server.errors import as_json
 from server.local.asking import not_found, number
 from server.local.batches import Kept
@@ -30,8 +30,7 @@ from server.local.receiving import no_room
 from server.local.runner import Runner
 from server.local.store import Store
 
-_MAX_BODY_BYTES: Final = 2**20
-_BODY_SECONDS: Final = 30.0
+_BODIES: Final = Bodies(2**20, 30.0)
 _URLS: Final = ("output_url", "error_url", "webhook_url")
 
 
@@ -53,9 +52,7 @@ class BatchRoutes:
 
     async def create(self, request: Request) -> Response:
         """Make a batch of a file, or return the one that the same idempotency key has made."""
-        body = await read_object(
-            request.scope, request.receive, max_bytes=_MAX_BODY_BYTES, seconds=_BODY_SECONDS
-        )
+        body = await _BODIES.read_object(request.scope, request.receive)
         try:
             asked = read_request(_fields_of(body, request.headers.get("idempotency-key")))
             batch = await asyncio.to_thread(self._create, asked)

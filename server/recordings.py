@@ -1,0 +1,85 @@
+"""Routes of recordings: a form with a file, as OpenAI's clients send it, or the body of a line."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from pydantic_core import from_json
+from starlette.responses import PlainTextResponse
+from starlette.routing import Route
+from starlette.types import Receive, Scope, Send
+
+from engine.contract import Reply
+from engine.protocol.audio import FILE, FILE_URL
+from engine.protocol.errors import RequestError
+from engine.protocol.routes import TRANSCRIPTIONS, TRANSLATIONS
+from server.answers import Answers
+from server.bodies import check_type, header, media_type, parsed
+from server.clients import while_here
+from server.errors import answered
+from server.forms import FormReader
+from server.means import Means, new_request_id
+
+_FORM, _JSON = "multipart/form-data", "application/json"
+# A form knows no numbers: what it holds is text.
+_NUMBERS = frozenset({"temperature", "seed", "stream", "top_p", "top_k", "min_p", "n"})
+_PLAIN = frozenset({"text", "srt", "vtt"})
+
+
+def routes(means: Means) -> list[Route]:
+    """Return the routes of recordings."""
+    urls = (TRANSCRIPTIONS.name, TRANSLATIONS.name)
+    return [Route(url, Recordings(means), methods=["POST"]) for url in urls]
+
+
+class Recordings(Answers):
+    """Answers one recording, in the form that was asked for: some are no JSON."""
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Read the form, ask the engine, and send what it answers."""
+        check_type(scope, _FORM, _JSON)
+        is_form = media_type(scope) == _FORM
+        # Before the body: a form without a boundary is refused at once.
+        reader = FormReader(header(scope, b"content-type") or "", FILE) if is_form else None
+        data = await self.means.bodies.read(scope, receive)
+        body = await parsed(data) if reader is None else _of_form(reader, data)
+        del data
+        with self.means.gate.entered():
+            answering = self.means.engine.answer(
+                scope["path"], body, new_request_id(), int(time.time())
+            )
+            reply = await while_here(receive, answering)
+        assert isinstance(reply, Reply), "recordings are answered at once"
+        if reply.status_code == 200 and is_form and body.get("response_format") in _PLAIN:
+            await PlainTextResponse(reply.body["text"])(scope, receive, send)
+        else:
+            await answered(_as_form(reply) if is_form else reply)(scope, receive, send)
+
+
+def _as_form(reply: Reply) -> Reply:
+    """Return a reply in the words of a form, which calls the recording `file`."""
+    error = reply.body.get("error")
+    if not error or error["param"] != FILE_URL:
+        return reply
+    message = error["message"].replace(f"`{FILE_URL}`", f"`{FILE}`")
+    return Reply(reply.status_code, {"error": error | {"message": message, "param": FILE}})
+
+
+def _of_form(reader: FormReader, data: bytes) -> dict[str, Any]:
+    """Return the body that a form stands for; raises `RequestError` for one that is none."""
+    recording = reader.read(data)
+    reader.end()
+    body: dict[str, Any] = reader.fields | reader.lists
+    for name in body.keys() & _NUMBERS:
+        body[name] = _number(body[name])
+    if reader.has_file == (FILE_URL in body):
+        raise RequestError(f"Send `{FILE}`, the recording, or a `{FILE_URL}`.", param=FILE)
+    return body | {FILE: recording} if reader.has_file else body
+
+
+def _number(text: str) -> Any:
+    try:
+        return from_json(text)
+    except ValueError:
+        return text

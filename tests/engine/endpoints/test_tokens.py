@@ -1,0 +1,106 @@
+"""`/tokenize` and `/detokenize`: what people ask before they send a prompt."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from engine.contract import Reply
+from engine.endpoints import token_endpoints
+from engine.endpoints.served import ServedEngine
+from tests.engine.scripted_model import (
+    HEADING,
+    INFO,
+    MAX_MODEL_LEN,
+    Scene,
+    ScriptedGenerator,
+    sentencepiece_tokenizer,
+    text_model_of,
+)
+
+SCENE = Scene()
+Body = dict[str, Any]
+
+
+async def asked(url: str, body: Body) -> Reply:
+    """Return what a server's engine answers."""
+    served = ServedEngine(
+        [], ScriptedGenerator([]), INFO, model_names=["tiny"], online=token_endpoints(SCENE.model)
+    )
+    reply = await served.answer(url, body, "req_1", 0)
+    assert isinstance(reply, Reply)
+    return reply
+
+
+async def test_a_text_is_told_in_tokens() -> None:
+    """In vLLM's shape; the pieces come where they are asked for."""
+    ids = SCENE.tokenizer.encode("The capital é", add_special_tokens=True)
+    answer = (await asked("/tokenize", {"prompt": "The capital é"})).body
+    assert answer == {
+        "count": len(ids),
+        "max_model_len": MAX_MODEL_LEN,
+        "tokens": ids,
+        "token_strs": None,
+    }
+    body = {"prompt": "The capital é", "return_token_strs": True}
+    assert "".join((await asked("/tokenize", body)).body["token_strs"][:2]) == "The capital"
+
+
+async def test_special_tokens_are_added_unless_they_are_not_wanted() -> None:
+    """As to a prompt of `/v1/completions`."""
+    model = text_model_of(sentencepiece_tokenizer())
+    served = ServedEngine(
+        [], ScriptedGenerator([]), INFO, model_names=["tiny"], online=token_endpoints(model)
+    )
+    counts = []
+    for fields in ({}, {"add_special_tokens": False}):
+        reply = await served.answer("/tokenize", {"prompt": "a b", **fields}, "req_1", 0)
+        assert isinstance(reply, Reply)
+        counts.append(reply.body["count"])
+    assert counts[0] == counts[1] + 1
+
+
+async def test_a_conversation_is_told_as_the_model_reads_it() -> None:
+    """By its template: what a chat would send."""
+    messages = [{"role": "user", "content": "Hi"}]
+    told = (await asked("/tokenize", {"messages": messages})).body["tokens"]
+    [sequence] = SCENE.chats.prepare({"messages": messages}, HEADING).requests
+    assert told == sequence.prompt_ids
+
+
+async def test_tokens_are_told_as_text() -> None:
+    """Marks and all: what was tokenized comes back."""
+    text = "<|im_start|>user é"
+    ids = (await asked("/tokenize", {"prompt": text})).body["tokens"]
+    assert (await asked("/detokenize", {"tokens": ids})).body == {"prompt": text}
+
+
+@pytest.mark.parametrize(
+    ("url", "body", "param"),
+    [
+        ("/tokenize", {}, "prompt"),
+        ("/tokenize", {"prompt": ["a"]}, "prompt"),
+        ("/tokenize", {"prompt": "\ud800"}, "prompt"),
+        ("/tokenize", {"messages": []}, "messages"),
+        ("/detokenize", {"tokens": [99_999]}, "tokens"),
+        ("/detokenize", {"tokens": [-1]}, "tokens.0"),
+        ("/detokenize", {"tokens": "a"}, "tokens"),
+        ("/tokenize", {"prompt": "a", "stream": True}, "stream"),
+        ("/tokenize", {"prompt": "a", "model": "x"}, "model"),
+    ],
+)
+async def test_what_is_wrong_is_told_by_name(url: str, body: Body, param: str) -> None:
+    """As in any other body."""
+    reply = await asked(url, body)
+    assert reply.status_code in (400, 404)
+    assert reply.body["error"]["param"] == param
+
+
+async def test_lines_of_files_do_not_ask_for_tokens() -> None:
+    """A row of them would be of no use."""
+    served = ServedEngine(
+        [], ScriptedGenerator([]), INFO, model_names=["tiny"], online=token_endpoints(SCENE.model)
+    )
+    reply = await served.respond("/tokenize", {"prompt": "a"}, "req_1", 0)
+    assert (reply.status_code, reply.body["error"]["param"]) == (400, "url")

@@ -1,0 +1,219 @@
+"""Requests over a port: what reaches the engine, what comes back, and what is refused before."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Any
+
+import pytest
+
+from server.bodies import Bodies
+from tests.server.rig import MODEL, SECONDS, HeldEngine, site
+
+CHAT = "/v1/chat/completions"
+
+
+async def test_a_body_reaches_the_engine_and_its_answer_the_client() -> None:
+    """As they are, with the engine's status."""
+    async with site() as place:
+        answer = await place.client.post(CHAT, json={"a": [1, "é"]})
+        assert (answer.status_code, answer.json()) == (200, {"url": CHAT, "body": {"a": [1, "é"]}})
+        answer = await place.client.post(CHAT, json={"status": 418, "reply": {"x": None}})
+        assert (answer.status_code, answer.json()) == (418, {"x": None})
+
+
+async def test_a_stream_comes_as_events() -> None:
+    """Each chunk when it is there, in UTF-8, and in the end the word that says so."""
+    async with site() as place:
+        body = {"stream": True, "wait": True}
+        async with place.client.stream("POST", CHAT, json=body) as answer:
+            lines = answer.aiter_lines()
+            assert answer.headers["content-type"] == "text/event-stream; charset=utf-8"
+            assert await anext(lines) == 'data: {"say":"é"}'
+            assert not place.engine.is_left.is_set()
+            place.engine.go.set()
+            rest = [line async for line in lines if line]
+        assert rest == ['data: {"say":"x"}', "data: [DONE]"]
+
+
+@pytest.mark.parametrize("stream", [True, False])
+async def test_a_client_that_goes_away_ends_its_request(*, stream: bool) -> None:
+    """Whether something has been told or not; nothing of it stays inside."""
+    async with site() as place:
+        reader, writer = await place.connect()
+        body = json.dumps({"stream": stream, "wait": True}).encode()
+        head = b"POST %b HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n"
+        writer.write(head % (CHAT.encode(), len(body)) + body)
+        await asyncio.wait_for(place.engine.is_asked.wait(), SECONDS)
+        if stream:
+            await reader.readuntil(b'{"say"')
+        writer.close()
+        await asyncio.wait_for(place.engine.is_left.wait(), SECONDS)
+        await asyncio.wait_for(place.means.gate.wait_until_empty(), SECONDS)
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "fields", "status", "code"),
+    [
+        ("POST", "/v1/nothing", {"json": {}}, 404, "unknown_url"),
+        ("POST", "/v1/chat/completions/", {"json": {}}, 404, "unknown_url"),
+        ("GET", CHAT, {}, 405, "method_not_allowed"),
+        ("POST", CHAT, {"content": b"{"}, 400, "invalid_json"),
+        ("POST", CHAT, {"content": b"[]"}, 400, "invalid_json"),
+        ("POST", CHAT, {"content": b""}, 400, "invalid_json"),
+        ("POST", CHAT, {"content": b"[" * 1000}, 400, "invalid_json"),
+        ("POST", CHAT, {"data": {"a": "b"}}, 415, "unsupported_media_type"),
+        ("POST", CHAT, {"content": b" " * 5_000}, 413, "body_too_large"),
+        ("GET", "/v1/models/none", {}, 404, "model_not_found"),
+        ("POST", CHAT, {"json": {"bug": 1}}, 500, "internal"),
+    ],
+)
+async def test_what_cannot_be_answered_is_told_in_openais_form(
+    method: str, path: str, fields: dict[str, Any], status: int, code: str
+) -> None:
+    """With its status, a code and a message, and nothing of what went wrong inside."""
+    async with site(max_body_bytes=4_000) as place:
+        answer = await place.client.request(method, path, **fields)
+        error = answer.json()["error"]
+        assert (answer.status_code, error["code"]) == (status, code)
+        assert error["message"]
+        assert "Zero" not in error["message"]
+        assert set(error) == {"message", "type", "param", "code"}
+
+
+async def test_a_body_in_pieces_is_measured_as_it_comes() -> None:
+    """It says no length, and would have no end."""
+    async with site(max_body_bytes=4_000) as place:
+
+        async def endless() -> Any:
+            for _ in range(20):
+                yield b" " * 1_000
+
+        answer = await place.client.post(CHAT, content=endless())
+        assert answer.status_code == 413
+
+
+async def test_a_body_that_does_not_come_is_given_up() -> None:
+    """The client is told so."""
+    async with site(body_seconds=0.05) as place:
+        head = b"POST %b HTTP/1.1\r\nhost: x\r\ncontent-length: 9\r\n\r\n{"
+        reader, writer = await place.connect()
+        writer.write(head % CHAT.encode())
+        status = await asyncio.wait_for(reader.readline(), SECONDS)
+        assert b"408" in status
+        writer.close()
+
+
+async def test_slow_uploads_hold_so_much_together_and_no_more() -> None:
+    """One that would go beyond is told to come again; what was held is free afterwards."""
+    bodies = Bodies(100, SECONDS, max_held_bytes=150)
+    scope = {"headers": []}
+    is_held, may_end = asyncio.Event(), asyncio.Event()
+
+    async def slow() -> dict[str, Any]:
+        if not is_held.is_set():
+            is_held.set()
+            return {"type": "http.request", "body": b"x" * 90, "more_body": True}
+        await may_end.wait()
+        return {"type": "http.request", "body": b""}
+
+    waiting = asyncio.create_task(bodies.read(scope, slow))
+    await is_held.wait()
+
+    async def other() -> dict[str, Any]:
+        return {"type": "http.request", "body": b"x" * 90}
+
+    with pytest.raises(Exception, match="try again"):
+        await bodies.read(scope, other)
+    may_end.set()
+    assert len(await waiting) == 90
+    assert len(await bodies.read(scope, other)) == 90
+
+
+async def test_more_than_may_wait_are_told_when_to_come_again() -> None:
+    """Two run and one waits; the next gets a 429, and is let in once there is room."""
+    async with site(max_queued_requests=1) as place:
+        body = {"wait": True}
+        inside = [asyncio.create_task(place.client.post(CHAT, json=body)) for _ in range(3)]
+        async with asyncio.timeout(SECONDS):
+            while len(place.engine.asked) < 3:
+                place.engine.is_asked.clear()
+                await place.engine.is_asked.wait()
+        refused = await place.client.post(CHAT, json=body)
+        assert refused.status_code == 429
+        assert 1 <= int(refused.headers["retry-after"]) <= 60
+        assert refused.json()["error"]["code"] == "queue_full"
+        place.engine.go.set()
+        assert [(await task).status_code for task in inside] == [200] * 3
+        assert (await place.client.post(CHAT, json=body)).status_code == 200
+
+
+async def test_keys_let_in_whoever_has_one_of_them() -> None:
+    """All but balancers must have one; which of them it is makes no difference."""
+    async with site(api_keys=("one", "two")) as place:
+        for key, status in (("one", 200), ("two", 200), ("on", 401), ("x", 401), ("öne", 401)):
+            headers = {"authorization": f"Bearer {key}".encode()}
+            answer = await place.client.post(CHAT, json={}, headers=headers)
+            assert answer.status_code == status, key
+        answer = await place.client.get("/v1/models", headers={"authorization": "Basic one"})
+        assert (answer.status_code, answer.headers["www-authenticate"]) == (401, "Bearer")
+        assert (await place.client.get("/metrics")).status_code == 401
+        assert (await place.client.get("/health")).status_code == 200
+        assert (await place.client.get("/ping")).status_code == 200
+
+
+async def test_models_and_adapters_are_listed() -> None:
+    """Under the names that requests ask for; `*` is none, and no path of this machine is shown."""
+    async with site() as place:
+        listed = (await place.client.get("/v1/models")).json()
+        assert [(one["id"], one["parent"]) for one in listed["data"]] == [
+            (MODEL, None),
+            ("fine", MODEL),
+        ]
+        assert "/a/path" not in json.dumps(listed)
+        assert (await place.client.get("/v1/models/fine")).json()["id"] == "fine"
+        assert (await place.client.get("/version")).json() == {"version": "1.2.3"}
+
+
+async def test_metrics_tell_of_requests_and_of_the_engine() -> None:
+    """Routes that are none are one line, whatever clients think of."""
+    async with site() as place:
+        await place.client.post(CHAT, json={"stream": True})
+        await place.client.get("/a")
+        await place.client.get("/b")
+        text = (await place.client.get("/metrics")).text
+        for line in (
+            f'tidemill_requests_total{{route="{CHAT}",status="200"}} 1.0',
+            'tidemill_requests_total{route="other",status="404"} 2.0',
+            "tidemill_time_to_first_token_seconds_count 1.0",
+            "tidemill_inter_token_seconds_count 1.0",
+            "tidemill_running_sequences 3.0",
+            "tidemill_waiting_sequences 2.0",
+            "tidemill_kv_cache_usage_ratio 0.5",
+            "tidemill_output_tokens_total 30.0",
+        ):
+            assert line in text.splitlines(), line
+
+
+async def test_pages_of_named_origins_may_ask() -> None:
+    """What a browser asks first has no key, and others are not let."""
+    async with site(allowed_origins=("https://a.example",), api_keys=("k",)) as place:
+        for origin, allowed in (
+            ("https://a.example", "https://a.example"),
+            ("https://b.example", None),
+        ):
+            headers = {"origin": origin, "access-control-request-method": "POST"}
+            answer = await place.client.options(CHAT, headers=headers)
+            assert answer.headers.get("access-control-allow-origin") == allowed
+
+
+async def test_an_engine_that_is_gone_takes_the_server_with_it() -> None:
+    """After an answer that says so."""
+    engine = HeldEngine()
+    async with site(engine=engine) as place:
+        engine.is_lost = True
+        answer = await place.client.post(CHAT, json={})
+        assert (answer.status_code, answer.json()["error"]["type"]) == (503, "server_error")
+        assert place.means.gate.is_lost
+        await asyncio.wait_for(asyncio.shield(place.serving), SECONDS)

@@ -1,0 +1,91 @@
+"""Connections that say nothing, too much, or do not listen; what is no HTTP is in tests/serve."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from contextlib import suppress
+
+from server.connections import MAX_HEAD_BYTES, Connection
+from tests.server.rig import SECONDS, site
+
+CHAT = b"/v1/chat/completions"
+HEAD = b"POST %b HTTP/1.1\r\nhost: x\r\n" % CHAT
+
+
+async def test_who_says_nothing_is_let_go() -> None:
+    """Before a first head, and within one."""
+    async with site(header_seconds=0.05) as place:
+        assert await place.raw() == b""
+        assert await place.raw(b"POST /v1") == b""
+
+
+async def test_whoever_waits_for_an_answer_may_be_silent() -> None:
+    """The time of a head ends with it; that of the next begins with its first byte."""
+    async with site() as place:
+        body = json.dumps({"wait": True}).encode()
+        reader, writer = await place.connect()
+        writer.write(HEAD + b"content-length: %d\r\n\r\n" % len(body) + body)
+        await asyncio.wait_for(place.engine.is_asked.wait(), SECONDS)
+        [connection] = place.server.server_state.connections
+        assert isinstance(connection, Connection)
+        assert connection._timer is None
+        place.engine.go.set()
+        assert b"200 OK" in await asyncio.wait_for(reader.readline(), SECONDS)
+        assert connection._timer is None
+        writer.close()
+
+
+async def test_a_head_without_end_is_refused() -> None:
+    """A header, many, or a url."""
+    async with site() as place:
+        long, many = b"a" * MAX_HEAD_BYTES, b"x: y\r\n" * (MAX_HEAD_BYTES // 6)
+        for sent in (HEAD + b"x: " + long, HEAD + many, b"GET /" + long):
+            answer = await place.raw(sent)
+            assert b" 400 " in answer.partition(b"\r\n")[0], sent[:60]
+            assert json.loads(answer.partition(b"\r\n\r\n")[2])["error"]["code"] == "invalid_http"
+
+
+async def test_what_stands_around_chunks_has_an_end_too() -> None:
+    """Their extensions, and trailers; whoever still sends may not read the refusal."""
+    async with site() as place:
+        head = HEAD + b"transfer-encoding: chunked\r\n\r\n"
+        for begun, more in ((head + b"2;", b"a" * 2**20), (head + b"0\r\n", b"x: y\r\n" * 2**18)):
+            with suppress(ConnectionError):
+                answer = await place.raw(begun, more)
+                assert not answer or b" 400 " in answer.partition(b"\r\n")[0]
+        assert not place.engine.asked
+
+
+async def test_another_protocol_is_refused() -> None:
+    """Its body would be read as requests."""
+    async with site() as place:
+        answer = await place.raw(
+            HEAD + b"connection: upgrade\r\nupgrade: h2c\r\ncontent-length: 2\r\n\r\n{}"
+        )
+        assert b" 400 " in answer.partition(b"\r\n")[0]
+        assert not place.engine.asked
+
+
+async def test_an_answer_before_the_end_of_a_request_is_read() -> None:
+    """What is still sent is thrown away for a while, on a connection that goes on."""
+    async with site(max_body_bytes=1_000) as place:
+        reader, writer = await place.connect()
+        writer.write(HEAD + b"content-length: 300000\r\n\r\n" + b"x" * 100_000)
+        head = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), SECONDS)
+        assert b" 413 " in head
+        writer.write(b"x" * 200_000 + b"GET /health HTTP/1.1\r\nhost: x\r\n\r\n")
+        assert b"200 OK" in await asyncio.wait_for(reader.readuntil(b"200 OK"), SECONDS)
+        writer.close()
+
+
+async def test_who_does_not_read_is_let_go_and_its_work_ended() -> None:
+    """The answer fills what lies between, and then nobody takes it."""
+    async with site(stall_seconds=0.05) as place:
+        _, writer = await place.connect()
+        body = json.dumps({"stream": True, "size": 50_000_000}).encode()
+        writer.transport.pause_reading()  # type: ignore[attr-defined]
+        writer.write(HEAD + b"content-length: %d\r\n\r\n" % len(body) + body)
+        await asyncio.wait_for(place.engine.is_left.wait(), SECONDS)
+        await asyncio.wait_for(place.means.gate.wait_until_empty(), SECONDS)
+        writer.close()
