@@ -46,10 +46,10 @@ def text_endpoints(
 
 
 def token_endpoints(
-    model: TextModel,
+    model: TextModel, *, forms: AnswerForms = _NO_FORMS
 ) -> tuple[Endpoint[SequenceRequest, SequenceResult, Any], ...]:
     """Return what tells people of a model's tokens."""
-    return (Tokenize(model), Detokenize(model))
+    return (Tokenize(model, forms=forms), Detokenize(model))
 
 
 def encoder_endpoints(

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from engine.answers.forms import AnswerForms
 from engine.contract import Reply
 from engine.endpoints.conversations import Conversations
 from engine.endpoints.endpoint import Heading, Prepared
@@ -26,16 +27,16 @@ class Tokenize:
 
     route = TOKENIZE
 
-    def __init__(self, model: TextModel) -> None:
+    def __init__(self, model: TextModel, *, forms: AnswerForms) -> None:
         self._model = model
-        self._conversations = Conversations(model)
+        self._conversations = Conversations(model, forms)
 
     def prepare(self, body: dict[str, Any], heading: Heading) -> _Prepared:
         """Return the answer, for which nothing has to run."""
         request: TokenizeTextRequest | TokenizeChatRequest
         if "messages" in body:
             request = asked = read_body(TokenizeChatRequest, body)
-            text = self._conversations.of(asked, created=heading.created).prompt
+            text = self._conversations.of(asked, heading).prompt
             adds = bool(asked.add_special_tokens)
         else:
             request = read_body(TokenizeTextRequest, body)
