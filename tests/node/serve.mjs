@@ -5,7 +5,7 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
 import OpenAI, { toFile } from "openai";
-import { zodResponseFormat } from "openai/helpers/zod";
+import { zodFunction, zodResponseFormat } from "openai/helpers/zod";
 import { z } from "zod";
 
 const model = process.env.TIDEMILL_MODEL;
@@ -61,6 +61,35 @@ test("an answer is parsed by its schema", async () => {
     response_format: zodResponseFormat(Weather, "weather"),
   });
   assert.ok(Weather.safeParse(answer.choices[0].message.parsed).success);
+});
+
+test("a tool that must be called is, and its arguments fit", async () => {
+  const answer = await client.chat.completions.parse({
+    ...asked,
+    max_tokens: 300,
+    tools: [zodFunction({ name: "weather", parameters: Weather })],
+    tool_choice: "required",
+  });
+  const [choice] = answer.choices;
+  assert.equal(choice.finish_reason, "tool_calls");
+  assert.equal(choice.message.tool_calls[0].function.name, "weather");
+  assert.ok(Weather.safeParse(choice.message.tool_calls[0].function.parsed_arguments).success);
+});
+
+test("a stream of calls comes to the same calls", async () => {
+  const body = {
+    ...asked,
+    max_tokens: 300,
+    tools: [zodFunction({ name: "weather", parameters: Weather })],
+    tool_choice: { type: "function", function: { name: "weather" } },
+  };
+  const whole = await client.chat.completions.create(body);
+  const streamed = await client.chat.completions.stream(body).finalChatCompletion();
+  const [one, other] = [whole, streamed].map((answer) => answer.choices[0].message.tool_calls);
+  assert.equal(one.length, 1);
+  assert.equal(other.length, 1);
+  assert.equal(other[0].function.name, one[0].function.name);
+  assert.deepEqual(JSON.parse(other[0].function.arguments), JSON.parse(one[0].function.arguments));
 });
 
 test("text completions are answered, whole and streamed", async () => {

@@ -1,0 +1,86 @@
+"""What README.md says of a server and of structured output, run as it stands there."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from bench.served import Place, serving
+
+ROOT = Path(__file__).parents[2]
+ADDRESS = "http://127.0.0.1:8000"
+
+
+def blocks(heading: str) -> list[tuple[str, str]]:
+    """Return the language and the text of each block below a heading, in their order."""
+    page = (ROOT / "README.md").read_text(encoding="utf-8")
+    section = page.partition(f"### {heading}\n")[2].partition("\n### ")[0]
+    return re.findall(r"^```(\w*)\n(.*?)^```", section, re.MULTILINE | re.DOTALL)
+
+
+def commands(heading: str) -> list[str]:
+    """Return what is typed below a heading."""
+    return [text for language, text in blocks(heading) if not language]
+
+
+def program(heading: str) -> str:
+    """Return the one Python program below a heading."""
+    [text] = [text for language, text in blocks(heading) if language == "python"]
+    return text
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
+    """Return a server that was started by the README's own command, at another port."""
+    typed = commands("Serve")[0].partition("#")[0].split()
+    assert typed[:2] == ["tidemill", "serve"]
+    with serving(*typed[2:], log=tmp_path_factory.mktemp("readme") / "log") as place:
+        yield place
+
+
+def said(place: Place, *command: str, folder: Path) -> str:
+    """Return what a command prints."""
+    told = subprocess.run(
+        [part.replace(ADDRESS, place.url) for part in command],
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert told.returncode == 0, told.stderr
+    return told.stdout
+
+
+def test_a_server_answers_curl(served: Place, tmp_path: Path) -> None:
+    """With the chat that is asked for."""
+    told = json.loads(said(served, "sh", "-c", commands("Serve")[1], folder=tmp_path))
+    assert told["choices"][0]["message"]["content"] == "Paris"
+
+
+def test_a_server_streams_to_the_sdk(served: Place, tmp_path: Path) -> None:
+    """The program prints the answer as it comes."""
+    assert said(served, sys.executable, "-c", program("Serve"), folder=tmp_path) == "Paris"
+
+
+def test_an_answer_is_parsed(served: Place, tmp_path: Path) -> None:
+    """The program prints the field of the answer."""
+    told = said(served, sys.executable, "-c", program("Structured output"), folder=tmp_path)
+    assert told == "Lisbon\n"
+
+
+def test_the_example_file_runs(tmp_path: Path) -> None:
+    """By the README's own command but for where its rows go; what they hold, other tests say."""
+    [command] = commands("Structured output")
+    typed = command.split()
+    assert typed[:2] == ["tidemill", "run"]
+    typed[typed.index("-o") + 1] = str(tmp_path / "rows.jsonl")
+    subprocess.run([sys.executable, "-m", "cli", *typed[1:]], cwd=ROOT, check=True)
+    rows = [json.loads(row) for row in (tmp_path / "rows.jsonl").read_text().splitlines()]
+    assert rows
+    assert {row["response"]["status_code"] for row in rows} == {200}
