@@ -55,7 +55,11 @@ class _Writing:
 
     async def end(self) -> None:
         await self._write()
-        await asyncio.to_thread(os.fsync, self.file.fileno())
+        await asyncio.to_thread(self._sync)
+
+    def _sync(self) -> None:
+        self.file.flush()
+        os.fsync(self.file.fileno())
 
     async def _write(self) -> None:
         held, self.held = self.held, bytearray()
@@ -75,7 +79,7 @@ async def received(
     reader = FormReader(request.headers.get("content-type", ""), file_field)
     path = folder.incoming / uuid4().hex
     try:
-        with path.open("wb", buffering=0) as file:
+        with path.open("wb") as file:
             writing = _Writing(file, max_bytes)
             async for chunk in _chunks(request):
                 await writing.add(reader.read(chunk))

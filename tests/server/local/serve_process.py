@@ -1,0 +1,55 @@
+"""`tidemill serve` with a scripted engine: `python tests/server/local/serve_process.py serve …`.
+
+A body's `wait` is how many seconds its answer takes. `--file-bytes N` lets no file grow longer, as
+on a full disk.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import resource
+import sys
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parents[3]))
+
+from cli.commands.serve import options_from, run_server
+from cli.main import exit_status_of, make_parser
+from engine.config import EngineConfig
+from engine.contract import Reply, Usage
+from tests.server.local.rig import ScriptedEngine
+
+
+class Timed(ScriptedEngine):
+    """Answers after as many seconds as a body says."""
+
+    async def respond(self, url: str, body: dict[str, Any], request_id: str, created: int) -> Reply:
+        """Wait, then say what was asked."""
+        del url
+        await asyncio.sleep(body.get("wait", 0))
+        message = {"role": "assistant", "content": f"{body['messages'][0]['content']}!"}
+        choice = {"index": 0, "message": message, "finish_reason": "stop"}
+        shown = {"id": request_id, "created": created, "model": body["model"], "choices": [choice]}
+        return Reply(200, shown, Usage(10, 4, 3))
+
+
+def main() -> int:
+    """Run the command line with the scripted engine."""
+    own = argparse.ArgumentParser()
+    own.add_argument("--file-bytes", type=int)
+    script, arguments = own.parse_known_args()
+    if script.file_bytes is not None:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (script.file_bytes, script.file_bytes))
+
+    def load(config: EngineConfig, **_: object) -> Timed:
+        del config
+        return Timed(max_num_seqs=16)
+
+    options = options_from(make_parser().parse_args(arguments))
+    return exit_status_of(lambda: run_server(options, load=load))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,143 @@
+"""Batches at a server's port by OpenAI's SDK: many lines, kills, two servers, a full disk."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import openai
+import pytest
+
+from tests.clients.flow import has_ended, poll, submit, write_file
+from tests.server.local.rig import MODEL
+
+SCRIPT = Path(__file__).parent / "serve_process.py"
+CHAT: dict[str, Any] = {"model": MODEL, "messages": [{"role": "user", "content": "Hello"}]}
+
+
+@contextmanager
+def served(folder: Path, *flags: str, command: tuple[str, ...] = ()) -> Iterator[Served]:
+    """Serve a folder by a process of its own, killed at the end."""
+    process = subprocess.Popen(
+        [
+            *(command or (sys.executable, str(SCRIPT))),
+            *("serve", "--port", "0", "--served-model-name", MODEL, "--data-dir", str(folder)),
+            *flags,
+        ],
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stderr is not None
+    said = []
+    try:
+        for line in process.stderr:
+            said.append(line)
+            if " at http://" in line:
+                break
+        else:
+            pytest.fail("".join(said))
+        url = f"{line.rpartition(' at ')[2].strip()}/v1"
+        with openai.OpenAI(base_url=url, api_key="any", max_retries=0) as client:
+            yield Served(process, client)
+    finally:
+        process.kill()
+        process.communicate()
+
+
+class Served:
+    """A server that is up, and a client of it."""
+
+    def __init__(self, process: subprocess.Popen[str], client: openai.OpenAI) -> None:
+        self.process = process
+        self.client = client
+
+
+def test_five_thousand_requests_are_answered(tmp_path: Path) -> None:
+    """Each has its row, in order."""
+    write_file(tmp_path / "in.jsonl", "/v1/chat/completions", [CHAT] * 5000)
+    with served(tmp_path / "served") as server:
+        batch = submit(server.client, tmp_path / "in.jsonl", "/v1/chat/completions")
+        batch = poll(server.client, batch, has_ended)
+        assert custom_ids(server.client, batch) == [f"request-{number}" for number in range(5000)]
+    assert batch.status == "completed"
+
+
+@pytest.mark.parametrize("end", [signal.SIGKILL, signal.SIGTERM], ids=["killed", "stopped"])
+def test_a_batch_goes_on_whatever_ends_the_server(tmp_path: Path, end: signal.Signals) -> None:
+    """Each line has one row in the end, and no row is lost that was told of."""
+    path, folder = tmp_path / "in.jsonl", tmp_path / "served"
+    write_file(path, "/v1/chat/completions", [{**CHAT, "wait": 0.3}] * 1200)
+    with served(folder) as server:
+        batch = submit(server.client, path, "/v1/chat/completions")
+        batch = poll(server.client, batch, lambda batch: completed(batch) > 0)
+        assert not has_ended(batch)
+        server.process.send_signal(end)
+        server.process.wait()
+    with served(folder) as server:
+        counts = [completed(batch), completed(server.client.batches.retrieve(batch.id))]
+        batch = poll(server.client, batch, has_ended)
+        assert custom_ids(server.client, batch) == [f"request-{number}" for number in range(1200)]
+    counts.append(completed(batch))
+    assert batch.status == "completed"
+    assert counts == sorted(counts)
+
+
+def test_a_folder_has_one_server_at_a_time(tmp_path: Path) -> None:
+    """Another is refused before it loads anything, with a word."""
+    with served(tmp_path) as server:
+        refused = subprocess.run(
+            [sys.executable, str(SCRIPT), "serve", "--port", "0", "--data-dir", str(tmp_path)],
+            capture_output=True,
+            check=False,
+            text=True,
+        )
+        assert server.client.files.list().data == []
+    assert refused.returncode == 2
+    assert f"held by another server (process {server.process.pid})" in refused.stderr
+    assert "loading" not in refused.stderr
+
+
+def test_a_full_disk_holds_a_batch_up_with_a_word_and_loses_nothing(tmp_path: Path) -> None:
+    """Uploads are refused; the batch goes on once there is room."""
+    bodies = [{**CHAT, "messages": [{"role": "user", "content": "x" * 1000}]}] * 600
+    write_file(tmp_path / "in.jsonl", "/v1/chat/completions", bodies)
+    folder = tmp_path / "served"
+    with served(folder) as server, (tmp_path / "in.jsonl").open("rb") as file:
+        uploaded = server.client.files.create(file=file, purpose="batch")
+    with served(folder, "--file-bytes", "200000") as server:
+        with pytest.raises(openai.APIStatusError) as refused:
+            server.client.files.create(file=b"x" * 300_000, purpose="batch")
+        batch = server.client.batches.create(
+            input_file_id=uploaded.id,
+            endpoint="/v1/chat/completions",
+            completion_window="24h",
+        )
+        held = poll(server.client, batch, lambda batch: batch.errors is not None)
+    assert refused.value.status_code == 507
+    assert refused.value.code == "disk_full"
+    assert held.status == "in_progress"
+    assert held.errors is not None
+    assert [error.code for error in held.errors.data or []] == ["disk_full"]
+    with served(folder) as server:
+        batch = poll(server.client, batch, has_ended)
+        assert batch.errors is None
+        assert custom_ids(server.client, batch) == [f"request-{number}" for number in range(600)]
+
+
+def completed(batch: openai.types.Batch) -> int:
+    """Return how many rows are told of."""
+    assert batch.request_counts is not None
+    return batch.request_counts.completed
+
+
+def custom_ids(client: openai.OpenAI, batch: openai.types.Batch) -> list[str]:
+    """Return whose rows an output has, in its order."""
+    assert batch.output_file_id is not None
+    lines = client.files.content(batch.output_file_id).text.splitlines()
+    return [json.loads(line)["custom_id"] for line in lines]
