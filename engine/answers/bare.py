@@ -194,7 +194,8 @@ LLAMA_JSON = BareCalls(
     re.compile(r'\s*\{\s*"(name|type|function)"'),
     _objects,
     Written(head=f'{{"name": "{NAME}", "parameters": ', tail="}", between="; "),
-    ("<|python_tag|>",),
+    ("<|python_tag|>", "<|python_start|>"),
+    "<|python_end|>",
 )
 # Python that follows a schema is more than a grammar says: calls that must come are JSON.
 PYTHONIC = BareCalls(

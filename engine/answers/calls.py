@@ -8,7 +8,7 @@ from typing import NamedTuple, Protocol
 
 from engine.answers.flow import Flow, Waiting
 from engine.answers.json_text import items, members, skip_value
-from engine.answers.tagged_arguments import read_function
+from engine.answers.tagged_arguments import read_function, read_pairs
 from engine.answers.written import LISTED, NAME, Written
 
 UNREAD = "A call of a tool could not be read; it is left in the content."
@@ -123,8 +123,11 @@ def _hermes(flow: Flow) -> Calls:
     if (yield from flow.takes("<function=")):
         found = yield from read_function(flow)
         said = None if found is None else [Said(*found)]
-    else:
+    elif (yield from flow.peek(1)) in ("{", "["):
         said = yield from following_json(flow)
+    else:
+        found = yield from read_pairs(flow)
+        said = None if found is None else [Said(*found)]
     if said:
         after = flow.at
         yield from flow.skip_space()

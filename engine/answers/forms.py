@@ -22,6 +22,7 @@ CALL_FORMS: Mapping[str, CallForm] = MappingProxyType(
     {
         "deepseek_v3": DEEPSEEK,
         "deepseek_v31": DEEPSEEK,
+        "glm45": HERMES,
         "granite": GRANITE,
         "hermes": HERMES,
         "llama3_json": LLAMA_JSON,
@@ -62,10 +63,10 @@ _SHOWN_CALLS = (
     ("[TOOL_CALLS]", "mistral"),
     ("<|tool_call|>", "granite"),
     ("<tool_call>", "hermes"),
-    ("<|python_start|>", "pythonic"),
-    ("func_name1(params_name1", "pythonic"),
-    ("<|python_tag|>", "llama3_json"),
     ('"parameters": dictionary of argument name', "llama3_json"),
+    ("func_name1(", "pythonic"),
+    ("<|python_start|>", "pythonic"),
+    ("<|python_tag|>", "llama3_json"),
 )
 _SHOWN_THINKING = (
     ("[THINK]", "mistral"),

@@ -1,4 +1,4 @@
-"""Calls whose arguments stand between tags, as Qwen3-Coder writes them."""
+"""Calls whose arguments stand between tags, as Qwen3-Coder and GLM write them."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Any
 from engine.answers.flow import Flow
 from engine.answers.json_text import loaded
 
+_END = "</tool_call>"
 _NEXT = ("</parameter>", "<parameter=", "</function>", "</tool_call>")
 
 
@@ -36,6 +37,30 @@ def read_function(flow: Flow) -> Generator[None, None, tuple[str, str] | None]:
             flow.at -= len(mark)
         arguments[key] = _value_of(value.removeprefix("\n").removesuffix("\n"), key, schema)
     if not (yield from flow.takes("</function>")):
+        return None
+    return name, json.dumps(arguments, ensure_ascii=False)
+
+
+def read_pairs(flow: Flow) -> Generator[None, None, tuple[str, str] | None]:
+    """Read a bare name and pairs of key and value in tags; the same comes of it."""
+    name = yield from flow.word()
+    schema = flow.tools.get(name, {})
+    arguments: dict[str, Any] = {}
+    while True:
+        yield from flow.skip_space()
+        if not (yield from flow.takes("<arg_key>")):
+            break
+        key, mark = yield from flow.until(("</arg_key>",))
+        yield from flow.skip_space()
+        if mark is None or not (yield from flow.takes("<arg_value>")):
+            return None
+        value, mark = yield from flow.until(("</arg_value>",))
+        if mark is None:
+            return None
+        arguments[key.strip()] = _value_of(value, key.strip(), schema)
+    # Without the end this would be any text that begins with a word.
+    end = yield from flow.peek(len(_END))
+    if not name or end != _END:
         return None
     return name, json.dumps(arguments, ensure_ascii=False)
 

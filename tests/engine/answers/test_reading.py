@@ -71,7 +71,15 @@ def calls_of(answer: Answer) -> list[tuple[str, str]]:
     [
         ("hermes", f'<tool_call>\n{{"name": "weather", "arguments": {PARIS}}}\n</tool_call>'),
         ("hermes", f'<tool_call>{{"arguments":{PARIS},"name":"weather"}}'),
+        (
+            "glm45",
+            "<tool_call>weather\n<arg_key>city</arg_key>\n<arg_value>Paris</arg_value>\n</tool_call>",
+        ),
         ("llama3_json", f'{{"name": "weather", "parameters": {PARIS}}}'),
+        (
+            "llama4_json",
+            f'<|python_start|>{{"name": "weather", "parameters": {PARIS}}}<|python_end|>',
+        ),
         ("llama3_json", f'\n{{"type": "function", "name": "weather", "parameters": {PARIS}}}'),
         ("llama3_json", f'<|python_tag|>{{"name": "weather", "parameters": {PARIS}}}'),
         ("mistral", f'[TOOL_CALLS] [{{"name": "weather", "arguments": {PARIS}}}]'),
@@ -158,6 +166,8 @@ def test_text_around_calls_is_content_without_the_space_between() -> None:
         ("hermes", "<tool_call>weather(Paris)</tool_call>"),
         ("hermes", "<tool_call><function=weather><parameter=city>Paris"),
         ("hermes", "<tool_call>" + "[" * 300),
+        ("glm45", "<tool_call>weather\n<arg_key>city</arg_key>\n<arg_value>Paris"),
+        ("glm45", "<tool_call>weather is what I ask for</tool_call>"),
         ("llama3_json", '{"name": "weather", "parameters": {"city": "Paris'),
         ("llama3_json", "<|python_tag|>brave_search.call(query='x')"),
         ("mistral", "[TOOL_CALLS]weather[ARGS]Paris"),
@@ -212,6 +222,15 @@ def test_what_only_looks_a_little_like_a_call_is_content(form: str, text: str) -
 def test_values_between_tags_have_the_types_of_their_schema() -> None:
     """Qwen3-Coder writes bare texts; a value that the schema does not type stays one."""
     assert calls_of(said(CODER, "qwen3_coder")) == [("add", '{"a": 2, "why": "to see\\nif"}')]
+    pairs = "".join(
+        f"<arg_key>{key}</arg_key>\n<arg_value>{value}</arg_value>"
+        for key, value in (("a", "2"), ("b", "x"), ("why", "3"))
+    )
+    text = f"<tool_call>add\n{pairs}</tool_call><tool_call>time.now</tool_call>"
+    assert calls_of(said(text, "glm45")) == [
+        ("add", '{"a": 2, "b": "x", "why": "3"}'),
+        ("time.now", "{}"),
+    ]
 
 
 def test_python_values_become_json() -> None:
@@ -336,6 +355,7 @@ TEXTS = {
 PARTS = [
     *("<think>", "</think>", "[THINK]", "\n", " ", "text", "é", "{", "}", "[", "]", '"', "\\"),
     *("'", ",", ":", ";", "(", ")", "=", '{"name": "add"}', "[add()]", "null", "-1.5e3", "\x01"),
+    *("<arg_key>a</arg_key>", "<arg_value>1</arg_value>", "<tool_call>add"),
     *("<function=add>", "<parameter=a>", "</parameter>", "</function>", "</tool_call>", "```json"),
     *{mark for form in CALL_FORMS.values() for mark in form.marks},
 ]
@@ -395,6 +415,8 @@ def test_a_piece_comes_as_soon_as_it_is_certain() -> None:
         ("{{ '<tool_call><think></think>' }}", "hermes", "qwen3"),
         ("{{ '[TOOL_CALLS]' }}", "mistral", None),
         ("{{ '<|python_tag|>' }}", "llama3_json", None),
+        ("{{ '<|python_start|>' }}", "pythonic", None),
+        ("{{ '[func_name1(param1=value1)] <|python_tag|>' }}", "pythonic", None),
         ("{{ '<｜tool▁calls▁begin｜></think>' }}", "deepseek_v3", "deepseek_v3"),
         ("{{ '<|start|>assistant<|channel|>final<|message|>' }}", "openai", None),
         ("{{ 'plain' }}", None, None),
