@@ -42,7 +42,7 @@ class Conversations:
         self._forms = forms
         ids = {mark: model.tokenizer.special_id(mark) for mark in forms.marks}
         self._mark_ids = {mark: token for mark, token in ids.items() if token is not None}
-        self._holds = Holds(model.grammars, self._mark_ids)
+        self._holds = Holds(model, self._mark_ids)
 
     def of(self, request: ChatCompletionRequest, heading: Heading) -> Conversation:
         """Return a request as its model reads it; raises `RequestError` where that cannot be."""

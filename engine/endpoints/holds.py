@@ -9,18 +9,21 @@ from engine.answers.forms import AnswerForms
 from engine.answers.harmony import HARMONY
 from engine.answers.thinking import Begins
 from engine.answers.written import Callable, grammar_of
+from engine.grammar.named_tokens import AllOf
+from engine.grammar.thinking_budget import ThinkingBudget
 from engine.protocol.chat import ChatCompletionRequest
 from engine.protocol.constraints import JSON_WHITESPACE, MAX_SOURCE_CHARS, Asked
 from engine.protocol.errors import RequestError
 from engine.scheduling.sequence import Constraint
-from engine.text.text_model import MakesConstraints
+from engine.text.text_model import TextModel
 
 
 class Holds:
     """Makes the constraints of one model's answers; `mark_ids` are those of its special tokens."""
 
-    def __init__(self, grammars: MakesConstraints, mark_ids: Mapping[str, int]) -> None:
-        self._grammars = grammars
+    def __init__(self, model: TextModel, mark_ids: Mapping[str, int]) -> None:
+        self._grammars = model.grammars
+        self._tokenizer = model.tokenizer
         self._mark_ids = mark_ids
 
     def constraint(
@@ -28,8 +31,35 @@ class Holds:
     ) -> Constraint | None:
         """Return what the answers to a request, written in these forms, are held to.
 
-        What a model thinks before is held to nothing. Raises `RequestError` for what cannot be.
+        What a model thinks before is held to a budget alone. Raises `RequestError` for what cannot
+        be.
         """
+        held = self._budget(request, forms, begins), self._of_answer(request, forms, begins)
+        given = tuple(constraint for constraint in held if constraint is not None)
+        return AllOf(given) if len(given) > 1 else next(iter(given), None)
+
+    def _budget(
+        self, request: ChatCompletionRequest, forms: AnswerForms, begins: Begins
+    ) -> ThinkingBudget | None:
+        budget = request.thinking_token_budget
+        if budget in (None, -1):
+            return None
+        if forms.thinking is None:
+            raise RequestError(
+                "`thinking_token_budget` is of models that think between marks; by its template"
+                " this one does not.",
+                param="thinking_token_budget",
+            )
+        opener = self._tokenizer.encode(forms.thinking.opens[0], add_special_tokens=False)
+        if begins == "closed" or (begins == "before" and len(opener) != 1):
+            return None
+        ends = self._tokenizer.encode(forms.thinking.closes[0], add_special_tokens=False)
+        first = opener[0] if begins == "before" else None
+        return ThinkingBudget(budget, tuple(ends), first, self._tokenizer)
+
+    def _of_answer(
+        self, request: ChatCompletionRequest, forms: AnswerForms, begins: Begins
+    ) -> Constraint | None:
         asked = request.asked
         if request.callable_tools and (
             asked is not None or request.needs_call or _is_any_strict(request)

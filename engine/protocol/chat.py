@@ -48,6 +48,7 @@ class ChatCompletionRequest(ToolFields, ConstrainedRequest):
     reasoning_effort: ReasoningEffort | None = None
     include_reasoning: bool | None = None
     separate_reasoning: bool | None = None
+    thinking_token_budget: Annotated[Whole, Field(ge=-1)] | None = None
 
     @model_validator(mode="after")
     def _agree(self) -> Self:

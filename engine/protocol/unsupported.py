@@ -81,8 +81,9 @@ _SCORES: dict[str, tuple[object, ...]] = {
 }
 
 GENERATION: NeutralValues = MappingProxyType(_TOOLS | _DECODING | _INPUT | _OUTPUT)
+_OF_CHATS = frozenset({"tools", "tool_choice", "thinking_token_budget"})
 CHAT: NeutralValues = MappingProxyType(
-    {name: GENERATION[name] for name in GENERATION if name not in {"tools", "tool_choice"}}
+    {name: GENERATION[name] for name in GENERATION if name not in _OF_CHATS}
 )
 _POOLING = _INPUT | _VECTORS
 VECTORS: NeutralValues = MappingProxyType(_POOLING)

@@ -79,8 +79,9 @@ class Held:
                 return rest
             if watch.push(token_id):
                 return tokenizer.text(ids[place + 1 :], skip_special_tokens=False)
-        watch.fill(mask)
-        return "" if any(_allows(mask, end) for end in model.eos_token_ids) else None
+        is_free = not watch.fill(mask)
+        may_end = is_free or any(_allows(mask, end) for end in model.eos_token_ids)
+        return "" if may_end else None
 
 
 def _allows(mask: Any, token_id: int) -> bool:
@@ -252,3 +253,35 @@ def test_tools_too_large_to_be_held_to_are_refused() -> None:
     fault = scene.chat_fault(tools=tools, tool_choice="required")
     assert fault.param == "tools"
     assert "1,048,576" in fault.message
+
+
+def test_thinking_ends_where_its_budget_does() -> None:
+    """Then its end mark must come; what follows is free again, or held to what was asked for."""
+    opened = Held(ToolScene("x", R1), tools=None, thinking_token_budget=3)
+    assert opened.takes("abc</think>Hi")
+    assert opened.takes("a</think>Hi, and more than three")
+    assert opened.refused("abcd</think>Hi") == "d</think>Hi"
+    assert Held(ToolScene("x", R1), tools=None, thinking_token_budget=0).refused("a") == "a"
+    left = Held(ToolScene("x", QWEN3), tools=None, thinking_token_budget=3)
+    assert left.takes("<think>abc</think>Hi")
+    assert left.refused("<think>abcd</think>Hi") == "d</think>Hi"
+    assert left.takes("Hi, and more than three")
+    both = Held(ToolScene("x", R1), tool_choice="required", thinking_token_budget=3)
+    assert both.takes(f"abc</think>{CALLS['hermes']}")
+    assert both.refused(f"abcd</think>{CALLS['hermes']}") == f"d</think>{CALLS['hermes']}"
+
+
+def test_an_end_of_several_tokens_comes_whole() -> None:
+    """A vocabulary without the mark writes it by letters."""
+    held = Held(unmarked(R1), tools=None, thinking_token_budget=2)
+    assert held.takes("ab</think>Hi")
+    assert held.refused("ab</thinx") == "x"
+
+
+def test_a_budget_is_of_models_that_think() -> None:
+    """Where thinking is switched off there is nothing to bound."""
+    fault = ToolScene("x", HERMES).chat_fault(thinking_token_budget=3)
+    assert fault.param == "thinking_token_budget"
+    assert ToolScene("x", QWEN3).chat_fault(thinking_token_budget=-2).param == fault.param
+    body = {"messages": [USER], "thinking_token_budget": 3, "reasoning_effort": "none"}
+    assert ToolScene("x", QWEN3).chats.prepare(body, HEADING).requests[0].constraint is None
