@@ -52,6 +52,8 @@ def test_people_are_answered_while_a_batch_runs(client: openai.OpenAI, tmp_path:
     assert answer.choices[0].message.content
     batch = client.batches.retrieve(batch.id)
     assert batch.status == "in_progress"
+    assert batch.request_counts is not None
+    assert batch.request_counts.completed < 1_000
     client.batches.cancel(batch.id)
     assert poll(client, batch, has_ended).status == "cancelled"
 

@@ -37,6 +37,13 @@ SCHEMA = {
     "required": ["name", "population"],
     "additionalProperties": False,
 }
+EBNF = """
+root ::= city | description
+city ::= "London" | "Paris" | "Berlin" | "Rome"
+description ::= city " is " status
+status ::= "the capital of " country
+country ::= "England" | "France" | "Germany" | "Italy"
+"""
 
 
 def is_town(text: str) -> bool:
@@ -49,12 +56,19 @@ def is_town(text: str) -> bool:
     )
 
 
+def is_sentence(text: str) -> bool:
+    """Say whether a text is of the grammar above."""
+    cities, countries = "London|Paris|Berlin|Rome", "England|France|Germany|Italy"
+    return re.fullmatch(f"({cities})( is the capital of ({countries}))?", text) is not None
+
+
 JSON_SCHEMA = {"type": "json_schema", "json_schema": {"name": "town", "schema": SCHEMA}}
 FORMS: list[tuple[str, dict[str, Any], Any]] = [
     ("a schema of OpenAI's", {"response_format": JSON_SCHEMA}, is_town),
     ("any object", {"response_format": {"type": "json_object"}, "max_tokens": 400}, None),
     ("SGLang's json_schema", {"json_schema": json.dumps(SCHEMA)}, is_town),
     ("SGLang's regex", {"regex": "(Paris|London)"}, re.compile("Paris|London").fullmatch),
+    ("SGLang's ebnf", {"ebnf": EBNF}, is_sentence),
     ("vLLM's json", {"structured_outputs": {"json": SCHEMA}}, is_town),
     (
         "vLLM's regex",
@@ -66,9 +80,11 @@ FORMS: list[tuple[str, dict[str, Any], Any]] = [
         {"structured_outputs": {"choice": ["yes", "no"]}},
         {"yes", "no"}.__contains__,
     ),
+    ("vLLM's grammar", {"structured_outputs": {"grammar": EBNF}}, is_sentence),
     ("guided_json", {"guided_json": SCHEMA}, is_town),
     ("guided_regex", {"guided_regex": "[ab]{4}"}, re.compile("[ab]{4}").fullmatch),
     ("guided_choice", {"guided_choice": ["x", "y"]}, {"x", "y"}.__contains__),
+    ("guided_grammar", {"guided_grammar": EBNF}, is_sentence),
 ]
 
 
@@ -93,6 +109,30 @@ def test_an_answer_has_the_form_that_was_asked_for(
         return
     assert choice.finish_reason == "stop"
     assert holds(choice.message.content)
+
+
+def test_structural_tags_leave_free_text_alone(client: openai.OpenAI) -> None:
+    """In SGLang's older form and in XGrammar's; what stands in a tag is of its schema."""
+    schema = {"type": "object", "properties": {"city": {"enum": ["Paris"]}}, "required": ["city"]}
+    older = {
+        "type": "structural_tag",
+        "structures": [{"begin": "<function=weather>", "schema": schema, "end": "</function>"}],
+        "triggers": ["<function="],
+    }
+    tag = {
+        "type": "tag",
+        "begin": "<function=weather>",
+        "content": {"type": "json_schema", "json_schema": schema},
+        "end": "</function>",
+    }
+    newer = {"type": "structural_tag", "format": {**tag, "begin": "<weather>", "end": "</weather>"}}
+    [free] = client.chat.completions.create(**ASKED, extra_body={"response_format": older}).choices
+    assert free.message.content == "Paris"
+    [held] = client.chat.completions.create(**ASKED, extra_body={"response_format": newer}).choices
+    text = held.message.content or ""
+    assert text.startswith("<weather>")
+    assert text.endswith("</weather>")
+    assert json.loads(text.removeprefix("<weather>").removesuffix("</weather>"))["city"] == "Paris"
 
 
 def test_a_text_completion_has_its_form_too(client: openai.OpenAI) -> None:
@@ -135,10 +175,11 @@ def test_an_answer_that_is_cut_off_says_so(client: openai.OpenAI) -> None:
             "response_format.json_schema.schema",
         ),
         ({"regex": "("}, "regex"),
-        ({"regex": "a", "guided_choice": ["a"]}, "regex"),
+        ({"ebnf": "root ::= missing"}, "ebnf"),
+        ({"regex": "a", "ebnf": EBNF}, "ebnf"),
         ({"guided_choice": []}, "guided_choice"),
     ],
-    ids=["a keyword", "a regex", "two of them", "no choice"],
+    ids=["a keyword", "a regex", "a grammar", "two of them", "no choice"],
 )
 def test_what_cannot_be_honoured_is_a_400_that_names_it(
     client: openai.OpenAI, fields: dict[str, Any], param: str
