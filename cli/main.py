@@ -77,7 +77,8 @@ def exit_status_of(command: Callable[[], int]) -> int:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run what was typed and return the exit status."""
-    parser, typed = make_parser(), sys.argv[1:] if arguments is None else arguments
+    parser = make_parser()
+    typed = serve.with_flags_of_environment(sys.argv[1:] if arguments is None else arguments)
     parsed, unknown = parser.parse_known_args(typed)
 
     def command() -> int:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import argparse
 import os
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+import shlex
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import AsyncExitStack, ExitStack, asynccontextmanager, contextmanager
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -26,10 +27,10 @@ from cli.serving.options import EngineOptions, add_engine_flags, engine_fields
 from cli.signals import StopSignals
 from cli.sizes import port_number, positive_int, size_in_bytes
 from cli.terminal import say
-from engine.remembered import cache_folder
 
 if TYPE_CHECKING:
     from engine.contract import Online
+    from server.local.here import Local
     from server.local.store import Store
     from server.settings import ServerSettings
 
@@ -40,9 +41,13 @@ examples:
   curl localhost:8000/v1/chat/completions -H 'content-type: application/json' \\
     -d '{"messages": [{"role": "user", "content": "Hello"}], "stream": true}'
 
+TIDEMILL_SERVER_HOST and TIDEMILL_SERVER_PORT are the defaults of --host and --port. Flags that
+TIDEMILL_SERVER_FLAGS holds stand before those that are typed, for containers started without any.
 SIGTERM and Ctrl-C: requests that are being answered may finish, then it ends with 0.
 """
 _KEYS = "TIDEMILL_SERVER_API_KEYS"
+_FLAGS = "TIDEMILL_SERVER_FLAGS"
+_SAGEMAKER_MODEL = Path("/opt/ml/model")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,6 +68,17 @@ class ServeOptions(EngineOptions):
     max_file_bytes: int | None
 
 
+def with_flags_of_environment(typed: Sequence[str]) -> list[str]:
+    """Return what was typed with the flags that the environment holds for `serve`, if it is that.
+
+    SageMaker starts a container with the word `serve` and nothing else.
+    """
+    name, *rest = typed or [""]
+    if name != "serve":
+        return [*typed]
+    return [name, *shlex.split(os.environ.get(_FLAGS, "")), *rest]
+
+
 def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Add `serve` to the command line."""
     parser = commands.add_parser(
@@ -80,8 +96,10 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
 
 def _add_server_flags(group: argparse._ArgumentGroup) -> None:
     add = group.add_argument
-    add("--host", default="127.0.0.1", help="(default: 127.0.0.1; 0.0.0.0 is every address)")
-    add("--port", type=port_number, default=8000, help="0 takes a free one (default: 8000)")
+    host = os.environ.get("TIDEMILL_SERVER_HOST", "127.0.0.1")
+    port = os.environ.get("TIDEMILL_SERVER_PORT", "8000")
+    add("--host", default=host, help="(default: 127.0.0.1; 0.0.0.0 is every address)")
+    add("--port", type=port_number, default=port, help="0 takes a free one (default: 8000)")
     add("--uds", metavar="PATH", help="a Unix socket instead of a port")
     add("--ssl-keyfile", type=Path, metavar="FILE", help="serve https, with this key")
     add("--ssl-certfile", type=Path, metavar="FILE", help="and this certificate")
@@ -145,6 +163,8 @@ def options_from(arguments: argparse.Namespace) -> ServeOptions:
 def command(arguments: argparse.Namespace) -> int:
     """Serve until a signal comes, and return the exit status."""
     options = options_from(arguments)
+    if options.model is None and (_SAGEMAKER_MODEL / "config.json").exists():
+        options = replace(options, model=str(_SAGEMAKER_MODEL))
     if (options.ssl_certfile is None) != (options.ssl_keyfile is None):
         raise Refused("https takes both --ssl-certfile and --ssl-keyfile")
     load = partial(load_engine, weights_cache=options.weights_cache)
@@ -177,12 +197,24 @@ def run_server(options: ServeOptions, *, load: Load[Online]) -> int:
             settings,
             heard=signals.heard_by,
             listening=lambda address: say(f"serving {', '.join(names)} at {address}"),
-            beside=local.at_work,
+            beside=partial(_beside, local),
         ).run()
     if means.gate.is_lost:
         raise EngineFailed("the engine cannot go on: start the server again")
     say("stopped")
     return 0
+
+
+@asynccontextmanager
+async def _beside(local: Local) -> AsyncIterator[None]:
+    """Run batches, and touch the file that a container's health is told by."""
+    from cli.health import VARIABLE, Pulse
+
+    file = os.environ.get(VARIABLE)
+    async with AsyncExitStack() as stack:
+        await stack.enter_async_context(Pulse(Path(file) if file else None).beating())
+        await stack.enter_async_context(local.at_work())
+        yield
 
 
 @contextmanager
@@ -207,6 +239,8 @@ def _store(options: ServeOptions) -> Iterator[Store]:
 
 
 def _usual_folder(options: ServeOptions) -> Path | None:
+    from engine.remembered import cache_folder
+
     name = quote(options.uds, safe="") if options.uds else str(options.port)
     cache = cache_folder()
     return None if cache is None or name == "0" else cache / "serve" / name

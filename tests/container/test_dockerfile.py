@@ -179,3 +179,10 @@ def test_nothing_else_of_the_repository_gets_to_a_build(tmp_path: Path) -> None:
         if path.is_file() and "__pycache__" not in path.parts
     }
     assert files == {*wanted, "container/Dockerfile", ".dockerignore"}
+
+
+def test_a_server_listens_where_others_reach_it() -> None:
+    """At every address, and at the port of SageMaker, which the image tells of."""
+    environment = only("", "ENV").pairs
+    assert environment["TIDEMILL_SERVER_HOST"] == "0.0.0.0"  # noqa: S104 - of its own network
+    assert environment["TIDEMILL_SERVER_PORT"] == only("", "EXPOSE").words == "8080"

@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 import re
 import signal
+import socket
 import subprocess
 import sys
+import time
 import tomllib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -14,6 +16,7 @@ from importlib import metadata
 from pathlib import Path
 from uuid import uuid4
 
+import httpx
 import pytest
 
 import demo
@@ -169,3 +172,41 @@ def test_without_words_it_is_a_worker(image: Image, tmp_path: Path) -> None:
     container = Container(image, {}, tmp_path / "log")
     assert container.start().wait(60) == 2
     assert "TIDEMILL_TABLE: Field required" in container.log.read_text(encoding="utf-8")
+
+
+def test_with_the_word_of_sagemaker_it_is_a_server(image: Image, tmp_path: Path) -> None:
+    """At the port that the image names, for everybody; healthy meanwhile, and ended by a signal."""
+    before = outside_volumes(image)
+    port = free_port()
+    container = Container(image, {"TIDEMILL_SERVER_PORT": str(port)}, tmp_path / "log")
+    server = container.start("serve")
+    try:
+        with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=60) as client:
+            until_listening(container.log, server)
+            assert client.get("/ping").status_code == 200
+            body = {"messages": [{"role": "user", "content": "What is the capital of France?"}]}
+            answer = client.post("/invocations", json=body).json()
+            assert answer["choices"][0]["message"]["content"] == "Paris"
+            assert container.health == (0, "alive\n")
+        server.send_signal(signal.SIGTERM)
+        assert server.wait(60) == 0
+    finally:
+        server.kill()
+        server.wait()
+        sys.stdout.write(container.log.read_text(encoding="utf-8"))  # shown if it fails
+    assert "at http://0.0.0.0:" in container.log.read_text(encoding="utf-8")
+    assert outside_volumes(image) == before
+
+
+def free_port() -> int:
+    """Return a port that nobody has now."""
+    with socket.socket() as held:
+        held.bind(("127.0.0.1", 0))
+        return int(held.getsockname()[1])
+
+
+def until_listening(log: Path, server: subprocess.Popen[bytes]) -> None:
+    """Wait until a server says where it is."""
+    while " at http://" not in log.read_text(encoding="utf-8"):
+        assert server.poll() is None, "the server has ended"
+        time.sleep(0.1)

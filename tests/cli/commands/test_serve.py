@@ -1,0 +1,71 @@
+"""`tidemill serve`: what is typed, what the environment says, what is refused at once."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from cli.commands import serve
+from cli.commands.serve import ServeOptions, options_from, with_flags_of_environment
+from cli.main import main, make_parser
+
+
+def options(*typed: str) -> ServeOptions:
+    """Return what these words ask for."""
+    return options_from(make_parser().parse_args(with_flags_of_environment(["serve", *typed])))
+
+
+def test_the_flags_are_vllms(tmp_path: Path) -> None:
+    """Where it has them."""
+    given = options(
+        *("--host", "0.0.0.0", "--port", "0", "--uds", "/tmp/s"),  # noqa: S104, S108 - not opened
+        *("--api-key", "a", "b", "--allowed-origins", "*", "--max-queued-requests", "5"),
+        *("--max-body-bytes", "1M", "--drain-timeout", "7", "--data-dir", str(tmp_path)),
+    )
+    assert (given.host, given.port, given.uds) == ("0.0.0.0", 0, "/tmp/s")  # noqa: S104, S108
+    assert (given.api_keys, given.allowed_origins) == (("a", "b"), ("*",))
+    assert (given.max_queued_requests, given.max_body_bytes) == (5, 2**20)
+    assert (given.drain_timeout, given.data_dir) == (7, tmp_path)
+
+
+def test_keys_come_from_the_environment_unless_they_are_typed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Everybody on a machine can read flags."""
+    monkeypatch.setenv("TIDEMILL_SERVER_API_KEYS", "one two")
+    assert options().api_keys == ("one", "two")
+    assert options("--api-key", "three").api_keys == ("three",)
+
+
+def test_a_container_is_told_by_its_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is typed stands above it; other commands do not read it."""
+    monkeypatch.setenv("TIDEMILL_SERVER_HOST", "1.2.3.4")
+    monkeypatch.setenv("TIDEMILL_SERVER_PORT", "8080")
+    monkeypatch.setenv("TIDEMILL_SERVER_FLAGS", "--max-model-len 99 --served-model-name 'a b'")
+    given = options()
+    assert (given.host, given.port, given.max_model_len) == ("1.2.3.4", 8080, 99)
+    assert given.served_model_names == ("a b",)
+    assert options("--port", "1", "--max-model-len", "5").max_model_len == 5
+    assert with_flags_of_environment(["run", "-i", "x"]) == ["run", "-i", "x"]
+    assert with_flags_of_environment([]) == []
+
+
+def test_a_model_that_lies_where_sagemaker_puts_it_is_served(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Unless another is named."""
+    (tmp_path / "config.json").write_text("{}")
+    monkeypatch.setattr(serve, "_SAGEMAKER_MODEL", tmp_path)
+    served = []
+    monkeypatch.setattr(serve, "run_server", lambda options, **_: served.append(options.model))
+    for typed in ([], ["--model", "other"]):
+        arguments = make_parser().parse_args(["serve", *typed])
+        serve.command(arguments)
+    assert served == [str(tmp_path), "other"]
+
+
+def test_half_of_https_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    """A key without a certificate serves nobody."""
+    assert main(["serve", "--ssl-keyfile", "k"]) == 2
+    assert "both --ssl-certfile and --ssl-keyfile" in capsys.readouterr().err
