@@ -46,6 +46,14 @@ def test_every_flag_of_run_is_explained() -> None:
     assert [flag for flag in flags if f"`{flag}" not in page] == []
 
 
+def test_every_flag_of_serve_is_explained() -> None:
+    """Its own in docs/serve.md, those of the engine where `run` has them."""
+    pages = [(DOCS / name).read_text(encoding="utf-8") for name in ("serve.md", "running.md")]
+    flags = flags_of(make_parser(), "serve")
+    assert "--max-queued-requests" in flags
+    assert [flag for flag in flags if not any(f"`{flag}" in page for page in pages)] == []
+
+
 @pytest.mark.parametrize("command", ["submit", "resume", "status", "results", "cancel", "drop"])
 def test_every_flag_of_the_commands_for_a_deployment_is_explained(command: str) -> None:
     """A new flag of theirs comes with its line in docs/commands.md."""
