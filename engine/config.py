@@ -68,7 +68,7 @@ class EngineConfig:
     writes calls and thoughts in; None goes by its template. `fetching` bounds what lines name by
     url, `max_audio_seconds` how long a recording may be, `images` what images may be.
     `lora_modules` are adapters of the model: `max_loras` of them at most, each of a rank of at most
-    `max_lora_rank`.
+    `max_lora_rank`. With `proof_rows` each answer that was held to a form comes with a judgement.
     """
 
     model: str
@@ -93,6 +93,7 @@ class EngineConfig:
     max_loras: int | None = None
     max_lora_rank: int | None = None
     images: ImageLimits = field(default_factory=ImageLimits)
+    proof_rows: bool = False
 
     def __post_init__(self) -> None:
         """Refuse settings that no engine could run with, naming the setting."""

@@ -39,9 +39,11 @@ MAY_IMPORT = {
         "engine",
         "jinja2",
         "jsonschema",
+        "lark",
         "llguidance",
         "pydantic",
         "pydantic_core",
+        "regex",
         "soxr",
     },
     "server": {

@@ -165,6 +165,7 @@ def engine_config(options: EngineOptions) -> EngineConfig:
             fetching=_fetch_limits(options),
             lora_modules=lora_modules(options, served_names(options)),
             images=_image_limits(options),
+            proof_rows=options.proof_rows,
             **given,
         )
     except EngineError as exc:

@@ -35,6 +35,7 @@ class EngineOptions:
     weights_cache: str | None = None
     served_model_names: tuple[str, ...] = ()
     any_model: bool = False
+    proof_rows: bool = False
     chat_template: str | None = None
     runner: Literal["auto", "generate", "pooling"] = "auto"
     convert: Literal["auto", "none", "embed", "classify"] = "auto"
@@ -138,6 +139,11 @@ def add_engine_flags(parser: argparse.ArgumentParser) -> None:
         help="memory for the KV cache, such as 512M or 4G (default: what is free)",
     )
     add("--seed", type=seed_number, default=0, metavar="N", help="(default: 0)")
+    add(
+        "--proof-rows",
+        action="store_true",
+        help="say in each row whether its output is of the form that was asked for",
+    )
     _add_adapter_flags(parser)
     _add_media_flags(parser)
 
@@ -254,8 +260,8 @@ def engine_arguments(options: EngineOptions) -> list[str]:
         value = getattr(options, field.name)
         if field.name in _LISTS:
             arguments += [_LISTS[field.name], *value] if value else []
-        elif field.name == "any_model":
-            arguments += ["--any-model"] if value else []
-        elif value is not None:
+        elif value is True:
+            arguments.append(f"--{field.name.replace('_', '-')}")
+        elif value is not None and value is not False:
             arguments.append(f"--{field.name.replace('_', '-')}={value}")
     return arguments

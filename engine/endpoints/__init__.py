@@ -35,14 +35,20 @@ __all__ = [
 
 
 def text_endpoints(
-    model: TextModel, *, seed: int, forms: AnswerForms = _NO_FORMS, eyes: Eyes | None = None
+    model: TextModel,
+    *,
+    seed: int,
+    forms: AnswerForms = _NO_FORMS,
+    eyes: Eyes | None = None,
+    proves: bool = False,
 ) -> tuple[Endpoint[SequenceRequest, SequenceResult, Any], ...]:
     """Return the endpoints of a model that generates text and answers in these forms.
 
-    `seed` keys requests that name none. One that sees has `eyes`.
+    `seed` keys requests that name none. One that sees has `eyes`. Where it `proves`, answers that
+    were held to a form come with a judgement of it.
     """
-    chat = ChatCompletions(model, seed=seed, forms=forms, eyes=eyes)
-    return (chat, Completions(model, seed=seed))
+    chat = ChatCompletions(model, seed=seed, forms=forms, eyes=eyes, proves=proves)
+    return (chat, Completions(model, seed=seed, proves=proves))
 
 
 def token_endpoints(

@@ -16,6 +16,7 @@ from engine.endpoints.growing import Chunks, GrowingChoices
 from engine.endpoints.images import Eyes, Images
 from engine.endpoints.logprobs import prompt_logprobs
 from engine.endpoints.messages import answer_of, shown_choice, thinking_tokens
+from engine.endpoints.proofs import proof
 from engine.endpoints.sequences import Terms, TextSequences
 from engine.protocol.bodies import completion_body, response_id, usage_body
 from engine.protocol.chat import ChatCompletionRequest
@@ -29,18 +30,28 @@ _Prepared = Prepared[SequenceRequest, Conversation]
 
 
 class ChatCompletions:
-    """The endpoint of a chat model that answers in `forms`; `seed` keys requests that name none."""
+    """The endpoint of a chat model that answers in `forms`; `seed` keys requests that name none.
+
+    It `proves` answers that were held to a form.
+    """
 
     route = CHAT_COMPLETIONS
 
     def __init__(
-        self, model: TextModel, *, seed: int, forms: AnswerForms, eyes: Eyes | None = None
+        self,
+        model: TextModel,
+        *,
+        seed: int,
+        forms: AnswerForms,
+        eyes: Eyes | None = None,
+        proves: bool = False,
     ) -> None:
         self._tokenizer = model.tokenizer
         self._images = Images(model.tokenizer, eyes)
         self.fetched = self._images.fetched
         self._conversations = Conversations(model, forms)
         self._sequences = TextSequences(model, seed=seed)
+        self._proves = proves
 
     def prepare(self, body: dict[str, Any], heading: Heading) -> _Prepared:
         """Return a sequence for each choice of the conversation's next message."""
@@ -90,6 +101,9 @@ class ChatCompletions:
         if request.prompt_logprobs is not None:
             entries = choices[0].result.prompt_logprobs or []
             answer["prompt_logprobs"] = prompt_logprobs(entries, self._tokenizer)
+        if self._proves and request.asked is not None:
+            texts = [None if said.calls else said.content for said in answers]
+            answer["tidemill"] = proof(texts, request.asked)
         return Reply(200, answer, usage)
 
     def unfold(self, prepared: _Prepared, options: StreamOptions) -> Unfolding:

@@ -12,6 +12,7 @@ from engine.endpoints.choices import choices_of, usage_of
 from engine.endpoints.endpoint import Heading, Prepared, Told, Unfolding
 from engine.endpoints.growing import Chunks, GrowingChoices, Growth, whole
 from engine.endpoints.logprobs import TextOffsets, completion_logprobs, prompt_logprobs
+from engine.endpoints.proofs import proof
 from engine.endpoints.sequences import Terms, TextSequences
 from engine.protocol.bodies import completion_body, response_id, usage_body
 from engine.protocol.completions import (
@@ -52,10 +53,11 @@ class Completions:
 
     route = COMPLETIONS
 
-    def __init__(self, model: TextModel, *, seed: int) -> None:
+    def __init__(self, model: TextModel, *, seed: int, proves: bool = False) -> None:
         self._tokenizer = model.tokenizer
         self._grammars = model.grammars
         self._sequences = TextSequences(model, seed=seed)
+        self._proves = proves
 
     def prepare(self, body: dict[str, Any], heading: Heading) -> _Prepared:
         """Return a sequence for each choice of each prompt."""
@@ -86,6 +88,9 @@ class Completions:
             choices=shown,
             usage=usage_body(usage.prompt_tokens, usage.completion_tokens),
         )
+        if self._proves and request.asked is not None:
+            texts = [choice.text for choice in chain(*by_prompt)]
+            answer["tidemill"] = proof(texts, request.asked)
         return Reply(200, answer, usage)
 
     def unfold(self, prepared: _Prepared, options: StreamOptions) -> Unfolding:

@@ -44,16 +44,20 @@ def is_gbnf(source: str) -> bool:
     return "::=" in source
 
 
-def lark_of(source: str) -> str:
-    """Return a grammar in llguidance's form; `GrammarError` says what is wrong and where."""
-    return _Translation(source).lark()
+def lark_of(source: str, *, for_lark: bool = False) -> str:
+    """Return a grammar in llguidance's form; `GrammarError` says what is wrong and where.
+
+    With `for_lark` it is in that of the Lark library, which writes repetitions otherwise.
+    """
+    return _Translation(source, for_lark=for_lark).lark()
 
 
 class _Translation:
     """One grammar on its way: its tokens, taken one by one."""
 
-    def __init__(self, source: str) -> None:
+    def __init__(self, source: str, *, for_lark: bool) -> None:
         self._source = source
+        self._for_lark = for_lark
         self._tokens = list(self._read())
         self._next = 0
         self._names: dict[str, str] = {}
@@ -109,8 +113,8 @@ class _Translation:
     def _sequence(self, depth: int) -> str:
         items = []
         while (item := self._item(depth)) is not None:
-            items.append(item + self._times())
-        return " ".join(items) or '""'
+            items.append(self._repeated(item))
+        return " ".join(items)
 
     def _item(self, depth: int) -> str | None:
         """Return the next part of a sequence; None where that ends."""
@@ -145,16 +149,23 @@ class _Translation:
         self._next += 1
         return f"({inside})"
 
-    def _times(self) -> str:
+    def _repeated(self, item: str) -> str:
+        """Return a part as often as is said behind it."""
         token = self._peek()
         is_sign = token.kind == "mark" and token.text in "*+?"
         if token.kind != "times" and not is_sign:
-            return ""
+            return item
         self._next += 1
         again = self._peek()
         if again.kind == "times" or (again.kind == "mark" and again.text in "*+?"):
             self._fail("what repeats is repeated again: put it in a group", again)
-        return re.sub(r"\s", "", token.text)
+        times = re.sub(r"\s", "", token.text)
+        if is_sign or not self._for_lark:
+            return item + times
+        least, is_range, most = times.strip("{}").partition(",")
+        if is_range and not most:
+            return f"{item}~{least} {item}*"
+        return f"{item}~{least}" + (f"..{most}" if is_range else "")
 
     def _class(self, token: _Token) -> str:
         """Return a class of characters as a regular expression, each by its number."""
@@ -169,7 +180,7 @@ class _Translation:
             low, high = ord(first[-1]), ord(last[-1])
             if low > high:
                 self._fail(f"the range ends before it begins in {token.text}", token)
-            parts += f"\\x{{{low:X}}}" + (f"-\\x{{{high:X}}}" if is_range else "")
+            parts += f"\\U{low:08X}" + (f"-\\U{high:08X}" if is_range else "")
             place += 3 if is_range else 1
         if not parts:
             self._fail("a class without characters", token)

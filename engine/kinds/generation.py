@@ -81,7 +81,9 @@ class Generation:
             thinking=config.reasoning_parser,
         )
         eyes, blind = _eyes(model, vocabulary, config)
-        endpoints = text_endpoints(text, seed=config.seed, forms=forms, eyes=eyes)
+        endpoints = text_endpoints(
+            text, seed=config.seed, forms=forms, eyes=eyes, proves=config.proof_rows
+        )
         return Loaded(
             engine,
             endpoints,

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, PrivateAttr, model_validator
@@ -35,13 +35,14 @@ class Asked:
     The source of `json_schema` is a schema as JSON; of `choice` a JSON list of texts; of `lark` a
     grammar as llguidance's Lark; of `grammar` that, or a grammar as GBNF, which other servers call
     EBNF; of `structural_tag` a tree of formats as JSON. Between the tokens of a JSON text may stand
-    what the regex `whitespace` matches, "" for nothing.
+    what the regex `whitespace` matches, "" for nothing. `sent` is a schema as it was sent.
     """
 
     kind: Kind
     source: str
     param: str
     whitespace: str = JSON_WHITESPACE
+    sent: Any = field(default=None, compare=False, repr=False)
 
 
 def _type_of_format(name: str) -> str:
@@ -192,7 +193,7 @@ def _of(
         assert isinstance(source, str)
         text = source
     _check_size(text, param)
-    yield Asked(kind, text, param)
+    yield Asked(kind, text, param, sent=source)
 
 
 def _check_size(text: str, param: str) -> None:

@@ -45,6 +45,7 @@ def test_nothing_said_leaves_all_to_the_engine() -> None:
             "weights_cache": st.text(),
             "served_model_names": st.lists(WORDS, min_size=1, max_size=3).map(tuple),
             "any_model": st.booleans(),
+            "proof_rows": st.booleans(),
             "chat_template": st.text(),
             "runner": st.sampled_from(["auto", "generate", "pooling"]),
             "convert": st.sampled_from(["auto", "none", "embed", "classify"]),

@@ -178,3 +178,33 @@ def test_tokens_and_words_that_are_named_hold_beside_others(served: ServedEngine
     assert "Paris" not in texts(spared)[0]
     assert re.fullmatch("[A-Z][a-z]{3,8}", texts(shaped)[0])
     assert again.body["choices"] == free.body["choices"]
+
+
+def test_rows_come_with_a_verdict_where_it_is_asked_for() -> None:
+    """For each choice, in a field of ours; nothing else of the body changes."""
+    config = EngineConfig(str(MODEL_PATH), dtype="float32", device="cpu", proof_rows=True)
+    engine = load_served(config, served_names=("demo",))
+    schema = {"type": "json_schema", "json_schema": {"name": "p", "schema": PERSON}}
+    try:
+        held, cut, free = ask(
+            engine,
+            {"response_format": schema, "n": 2},
+            {"response_format": schema, "max_tokens": 2},
+            {"max_tokens": 2},
+        )
+        completion = asyncio.run(
+            engine.respond(
+                "/v1/completions",
+                {"prompt": ["a", "b"], "guided_choice": ["x", "y"], "echo": True},
+                "req_1",
+                0,
+            )
+        )
+    finally:
+        engine.close()
+    good = {"holds": True, "by": "jsonschema", "why": None}
+    assert held.body["tidemill"] == {"proof": [good, good]}
+    (bad,) = cut.body["tidemill"]["proof"]
+    assert (bad["holds"], bad["why"].startswith("it is no JSON")) == (False, True)
+    assert "tidemill" not in free.body
+    assert [one["holds"] for one in completion.body["tidemill"]["proof"]] == [True, True]
