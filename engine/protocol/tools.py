@@ -37,17 +37,25 @@ def _of_function(kind: str) -> str:
 _FunctionType = Annotated[str, AfterValidator(_of_function)]
 
 
+def _of_object(schema: dict[str, Any]) -> dict[str, Any]:
+    kinds = schema.get("type", "object")
+    if kinds != "object" and not (isinstance(kinds, list) and "object" in kinds):
+        raise ValueError("must be the schema of an object: arguments have names")
+    return schema
+
+
 class Function(BaseModel):
     """A function that a model may call; other fields reach the template as they are.
 
-    `parameters` is the JSON schema of its arguments; with `strict` they always follow it.
+    `parameters` is the JSON schema of its arguments, of which there are none without one; with
+    `strict` they always follow it.
     """
 
     model_config = ConfigDict(extra="allow", strict=True)
 
     name: ToolName
     description: Text | None = None
-    parameters: dict[str, Any] | None = None
+    parameters: Annotated[dict[str, Any], AfterValidator(_of_object)] | None = None
     strict: bool | None = None
 
 
@@ -64,13 +72,15 @@ class Tool(BaseModel):
 
         Else any object stands in for a schema that cannot be held to.
         """
-        said = self.function.parameters or {}
+        said = self.function.parameters
+        if said is None:
+            return {"type": "object", "properties": {}, "additionalProperties": False}
         rules = SchemaRules(is_strict=bool(self.function.strict))
         try:
             schema = served_schema(said, "tools", rules)
         except RequestError:
             schema = {}
-        return {"type": "object", **schema}
+        return {**schema, "type": "object"}
 
     def as_template_reads(self) -> dict[str, Any]:
         """Return what the request says of it, as plain JSON."""

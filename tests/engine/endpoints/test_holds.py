@@ -117,7 +117,9 @@ def test_a_named_tool_alone_is_called(family: str) -> None:
     refused = held.refused(CALLS[family])
     assert refused is not None
     assert refused.startswith("weather")
-    assert held.takes(CALLS[family].replace("weather", "now").replace(PARIS, "{}"))
+    bare = CALLS[family].replace("weather", "now").replace(PARIS, "{}")
+    assert held.takes(bare)
+    assert held.refused(bare.replace("{}", '{"a": 1}')) is not None
 
 
 @pytest.mark.parametrize("scene", [ToolScene("x", HERMES), unmarked(HERMES)])

@@ -241,6 +241,7 @@ def test_parameters_that_contradict_each_other_are_refused(
         ({"tools": [tool("a b")]}, "tools.0.function.name"),
         ({"tools": [tool("x" * 129)]}, "tools.0.function.name"),
         ({"tools": [tool(parameters=[])]}, "tools.0.function.parameters"),
+        ({"tools": [tool(parameters={"type": "string"})]}, "tools.0.function.parameters"),
         ({"tools": [tool(strict="yes")]}, "tools.0.function.strict"),
         ({"tools": [tool("a"), tool("b"), tool("a")]}, "tools.2.function.name"),
         ({"tools": [tool()], "tool_choice": "always"}, "tool_choice"),
