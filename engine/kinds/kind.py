@@ -29,8 +29,8 @@ class Loaded(Generic[RequestT, ResultT]):
     engine: Engine[RequestT, ResultT]
     endpoints: Sequence[Endpoint[RequestT, ResultT, Any]]
     device: torch.device
-    online: Sequence[Endpoint[RequestT, ResultT, Any]] = ()
     notes: tuple[str, ...] = ()
+    online: Sequence[Endpoint[RequestT, ResultT, Any]] = ()
 
 
 def refuse_adapters(config: EngineConfig, gives: str) -> None:
