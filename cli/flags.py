@@ -9,7 +9,7 @@ from difflib import get_close_matches
 from cli.errors import Refused
 from cli.terminal import say
 
-_TAKES_VLLM_FLAGS = "tidemill run"
+_TAKE_VLLM_FLAGS = ("tidemill run", "tidemill serve")
 _LIKENESS = 0.7
 
 
@@ -20,7 +20,7 @@ def sort_out(parser: argparse.ArgumentParser, typed: Sequence[str], unknown: lis
     command = _command_of(parser, typed)
     passed_over = []
     for flag, value in _pairs(unknown, command.prog):
-        if command.prog != _TAKES_VLLM_FLAGS:
+        if command.prog not in _TAKE_VLLM_FLAGS:
             raise Refused(_nearest(flag, command))
         from cli.serving.vllm_flags import instead_of, is_passed_over
 
@@ -32,6 +32,14 @@ def sort_out(parser: argparse.ArgumentParser, typed: Sequence[str], unknown: lis
             raise Refused(_nearest(flag, command))
     if passed_over:
         say(f"warning: {', '.join(passed_over)}: vLLM's, and without effect here")
+
+
+def spelt_out(typed: Sequence[str]) -> Sequence[str]:
+    """Return what was typed with `serve MODEL`, as vLLM has it, as `serve --model MODEL`."""
+    match typed:
+        case ["serve", model, *rest] if not model.startswith("-") and "--model" not in rest:
+            return ["serve", "--model", model, *rest]
+    return typed
 
 
 def _pairs(unknown: Sequence[str], prog: str) -> Iterator[tuple[str, str | None]]:

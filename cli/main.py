@@ -22,7 +22,7 @@ from cli.commands import (
     worker,
 )
 from cli.errors import CliError, Stopped
-from cli.flags import sort_out
+from cli.flags import sort_out, spelt_out
 from cli.terminal import say
 
 
@@ -78,7 +78,8 @@ def exit_status_of(command: Callable[[], int]) -> int:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run what was typed and return the exit status."""
     parser = make_parser()
-    typed = serve.with_flags_of_environment(sys.argv[1:] if arguments is None else arguments)
+    typed = spelt_out(sys.argv[1:] if arguments is None else arguments)
+    typed = serve.with_flags_of_environment(typed)
     parsed, unknown = parser.parse_known_args(typed)
 
     def command() -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import resource
 import socket
 from collections.abc import Callable, Iterator
@@ -13,6 +14,7 @@ from contextlib import (
     nullcontext,
     suppress,
 )
+from pathlib import Path
 
 import uvicorn
 from starlette.types import ASGIApp
@@ -62,6 +64,21 @@ def make_server(
     return Server(
         config, gate, settings.drain_seconds, heard=heard, listening=listening, beside=beside
     )
+
+
+def check_address(settings: ServerSettings) -> None:
+    """Raise OSError where a server cannot listen, by taking its address and giving it back."""
+    if settings.uds is not None:
+        folder = Path(settings.uds).absolute().parent
+        if not folder.is_dir() or not os.access(folder, os.W_OK):
+            raise NotADirectoryError(f"{folder} is no folder that can be written to")
+        return
+    for family, kind, proto, _, address in socket.getaddrinfo(
+        settings.host, settings.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+    ):
+        with socket.socket(family, kind, proto) as held:
+            held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            held.bind(address)
 
 
 class Server(uvicorn.Server):

@@ -176,13 +176,18 @@ def run_server(options: ServeOptions, *, load: Load[Online]) -> int:
     try:
         from server.app import make_app, make_means
         from server.local.here import make_local
-        from server.serving import allow_many_files, make_server
+        from server.serving import allow_many_files, check_address, make_server
     except ModuleNotFoundError as exc:
         raise Refused(
             f"a server needs {exc.name}, which is not installed: pip install 'tidemill[serve]'"
         ) from exc
     names, settings = served_names(options), _settings(options)
     config, template = engine_config(options), chat_template(options)
+    where = options.uds or f"{options.host}:{options.port}"
+    try:
+        check_address(settings)
+    except OSError as exc:
+        raise Refused(f"cannot listen at {where}: {exc.strerror or exc}") from exc
     with (
         StopSignals("nothing was served") as signals,
         _store(options) as store,

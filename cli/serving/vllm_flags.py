@@ -1,6 +1,7 @@
-"""Flags of vLLM that `tidemill run` does not have: passed over where they change nothing here.
+"""Flags of vLLM that our commands do not have: passed over where they change nothing here.
 
-Off vLLM's engine arguments and batch runner. A flag that would change rows is never passed over.
+Off vLLM's engine arguments, batch runner and server. A flag that would change rows is never passed
+over.
 """
 
 from __future__ import annotations
@@ -11,16 +12,20 @@ from types import MappingProxyType
 # here one by one, with their own words.
 _PASSED_OVER = frozenset(
     """
-    allowed-local-media-path async-scheduling attention-backend block-size
+    allow-credentials allowed-headers allowed-local-media-path allowed-methods api-server-count
+    async-scheduling attention-backend block-size
     calculate-kv-scales chat-template-content-format code-revision collect-detailed-traces
     compilation-config cpu-offload-gb cuda-graph-sizes cudagraph-capture-sizes
-    disable-cascade-attn disable-chunked-mm-input disable-custom-all-reduce
+    disable-access-log-for-endpoints disable-cascade-attn disable-chunked-mm-input
+    disable-custom-all-reduce disable-fastapi-docs disable-uvicorn-access-log
     disable-frontend-multiprocessing disable-hybrid-kv-cache-manager disable-log-requests
     disable-log-stats distributed-executor-backend enable-auto-tool-choice enable-chunked-prefill
     enable-expert-parallel enable-log-outputs enable-log-requests
-    enable-prefix-caching enable-prompt-tokens-details enable-sleep-mode enforce-eager
+    enable-prefix-caching enable-prompt-tokens-details enable-request-id-headers
+    enable-server-load-tracking enable-sleep-mode enable-ssl-refresh enforce-eager
     fully-sharded-loras gpu-memory-utilization
-    guided-decoding-backend guided-decoding-disable-any-whitespace kv-cache-metrics
+    guided-decoding-backend guided-decoding-disable-any-whitespace h11-max-header-count
+    h11-max-incomplete-event-size kv-cache-metrics log-config-file
     long-prefill-token-threshold lora-extra-vocab-size max-cpu-loras
     max-cudagraph-capture-size max-log-len
     max-logprobs max-long-partial-prefills max-num-partial-prefills max-parallel-loading-workers
@@ -29,7 +34,7 @@ _PASSED_OVER = frozenset(
     optimization-level otlp-traces-endpoint preemption-mode prefix-caching-hash-algo
     response-role safetensors-load-strategy scheduling-policy show-hidden-metrics-for-version
     speculative-config stream-interval structured-outputs-config swap-space tokenizer-pool-size
-    trust-remote-code use-v2-block-manager
+    trust-remote-code use-v2-block-manager uvicorn-log-level
     """.split()
 )
 
@@ -75,9 +80,12 @@ _INSTEAD = MappingProxyType(
         "override-generation-config": "write the parameters into the lines",
         "override-pooler-config": "here it is --pooler-config",
         "pipeline-parallel-size": _ONE_GPU,
+        "middleware": "code of yours can stand before the server, as a proxy",
         "quantization": _AS_STORED,
         "revision": "load the revision into a folder, and name that by --model",
+        "root-path": "a proxy in front can take a prefix away",
         "skip-tokenizer-init": "rows hold text, which needs the tokenizer",
+        "ssl-ca-certs": "nobody is asked for a certificate; --api-key lets in who has one",
         "task": _BY_RUNNER,
         "tensor-parallel-size": _ONE_GPU,
         "tokenizer": _IN_FOLDER,

@@ -1,0 +1,59 @@
+"""`tidemill serve` as it is typed wrongly, or as vLLM has it: told before a model loads."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Iterator
+
+import pytest
+
+from cli.main import main
+
+
+@pytest.fixture
+def taken() -> Iterator[str]:
+    """Return a port at which somebody listens."""
+    with socket.socket() as held:
+        held.bind(("127.0.0.1", 0))
+        held.listen()
+        yield str(held.getsockname()[1])
+
+
+def test_a_port_that_is_taken_is_told_before_a_model_loads(
+    taken: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Nothing is loaded to find out."""
+    assert main(["serve", "--port", taken]) == 2
+    said = capsys.readouterr().err
+    assert f"tidemill: cannot listen at 127.0.0.1:{taken}: Address already in use\n" in said
+    assert "loading" not in said
+
+
+def test_a_socket_in_no_folder_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+    """By its folder."""
+    assert main(["serve", "--uds", "/no/such/folder/socket"]) == 2
+    assert "/no/such/folder is no folder that can be written to" in capsys.readouterr().err
+
+
+def test_a_model_may_stand_behind_the_command_as_in_vllm(
+    taken: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It is what `--model` names; with that, too, it belongs to no flag."""
+    assert main(["serve", "/no/such/model", "--port", taken]) == 2
+    assert "--model /no/such/model: there is no such folder" in capsys.readouterr().err
+    assert main(["serve", "one", "--model", "two"]) == 2
+    assert "'one' belongs to no flag" in capsys.readouterr().err
+
+
+def test_flags_of_vllms_server_are_taken_with_a_word(
+    taken: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Those that change nothing here; of others it is said what does."""
+    flags = "--enable-auto-tool-choice --gpu-memory-utilization 0.9 --uvicorn-log-level info"
+    assert main(["serve", "--port", taken, *flags.split()]) == 2
+    assert (
+        "--enable-auto-tool-choice, --gpu-memory-utilization, --uvicorn-log-level: vLLM's, and "
+        "without effect here"
+    ) in capsys.readouterr().err
+    assert main(["serve", "--root-path", "/llm"]) == 2
+    assert "--root-path is vLLM's, and not taken here" in capsys.readouterr().err
