@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -23,34 +24,38 @@ class LowRank:
 class Owners:
     """Which adapter each row of products goes through, 0 being none; told before they are made.
 
-    The products of one network share it. `tiles` are runs of rows of one owner, `at_most` rows each
-    at most: where each begins, where it ends, and its owner.
+    The products of one network share it.
     """
 
-    def __init__(self, at_most: int = 1) -> None:
-        self._at_most = at_most
+    def __init__(self) -> None:
         self.has_any = False
-        self.tiles: NDArray[np.int64] = np.zeros((0, 3), np.int64)
-        self._rows: list[tuple[int, Tensor]] | None = None
         self._of_rows: NDArray[np.int64] = np.zeros(0, np.int64)
+        self._rows: list[tuple[int, Tensor]] | None = None
+        self._tiles: NDArray[np.int64] | None = None
 
-    def tell(self, of_rows: NDArray[np.integer]) -> None:
+    def tell(self, of_rows: NDArray[np.integer[Any]]) -> None:
         """Take in the owners of the rows `[T]` that come next."""
         self.has_any = bool(of_rows.any())
-        self._rows = None
-        if not self.has_any:
-            return
         self._of_rows = of_rows.astype(np.int64)
-        starts = np.flatnonzero(np.diff(self._of_rows, prepend=-1))
-        lengths = np.diff(starts, append=len(of_rows))
-        counts = -(-lengths // self._at_most)
-        # Each run is cut evenly: `number` is that of a tile within its run.
-        run = np.repeat(np.arange(len(starts)), counts)
-        number = np.arange(len(run)) - np.repeat(np.cumsum(counts) - counts, counts)
-        begins, ends = (
-            starts[run] + lengths[run] * cut // counts[run] for cut in (number, number + 1)
-        )
-        self.tiles = np.stack([begins, ends, self._of_rows[starts][run]], axis=1)
+        self._rows = self._tiles = None
+
+    def tiles(self, at_most: int) -> NDArray[np.int64]:
+        """Return runs of rows of one owner, so many at most: begin, end and owner of each."""
+        if self._tiles is None:
+            starts = np.flatnonzero(np.diff(self._of_rows, prepend=-1))
+            lengths = np.diff(starts, append=len(self._of_rows))
+            counts = -(-lengths // at_most)  # in which each run is cut evenly
+            run = np.repeat(np.arange(len(starts)), counts)
+            number = np.arange(len(run)) - np.repeat(np.cumsum(counts) - counts, counts)
+            begins, ends = (
+                starts[run] + lengths[run] * cut // counts[run] for cut in (number, number + 1)
+            )
+            self._tiles = np.stack([begins, ends, self._of_rows[starts][run]], axis=1)
+        return self._tiles
+
+    def __len__(self) -> int:
+        """Return how many rows come next."""
+        return len(self._of_rows)
 
     def rows(self, device: torch.device) -> Sequence[tuple[int, Tensor]]:
         """Return the adapters that rows go through, each with its rows `[n]`."""

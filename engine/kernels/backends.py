@@ -41,9 +41,10 @@ def choose_blocks(dtype: torch.dtype, device: torch.device) -> Blocks:
 def choose_products(blocks: Blocks, device: torch.device) -> Products:
     """Return what makes products on a device: by its own kernel, else by oneDNN, else by torch."""
     if device.type == "cpu":
+        from engine.kernels.cpu.adapters import prepare_adapted
         from engine.kernels.cpu.products import prepare
 
-        return Products(blocks, [prepare, prepack])
+        return Products(blocks, [prepare, prepack], prepare_adapted)
     return Products(blocks, [])
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from functools import partial
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional
@@ -15,6 +16,8 @@ from engine.kernels.blocks import Blocks, Curve, Gate, curved
 Product = Callable[[Tensor], Tensor]
 # What becomes of a product's numbers: a gate joins its halves, a curve bends each.
 End = Gate | Curve | None
+# What makes a product through adapters of a weight, a bias and a gate; None where it cannot.
+PreparesAdapted = Callable[[Tensor, Tensor | None, Gate | None, Adapting], Product | None]
 # What makes a product of a weight, a bias and an end; None where it cannot.
 Prepares = Callable[[Tensor, Tensor | None, End], Product | None]
 
@@ -29,9 +32,12 @@ class Products:
     Each way is looked at once for each shape.
     """
 
-    def __init__(self, blocks: Blocks, ways: Sequence[Prepares]) -> None:
+    def __init__(
+        self, blocks: Blocks, ways: Sequence[Prepares], adapted: PreparesAdapted | None = None
+    ) -> None:
         self._blocks = blocks
         self._ways = ways
+        self._adapted = adapted
         self._verdicts: dict[object, bool] = {}
         self.needs_torch = not ways  # for any of them: its own function, or one of a later way
 
@@ -56,13 +62,11 @@ class Products:
         self, weight: Tensor, bias: Tensor | None, gate: Gate | None, adapting: Adapting
     ) -> Product:
         """Return what `make`, or with a gate `make_gated`, does, through each row's adapter."""
-        whole = self.make(weight, bias)
-
-        def adapted(x: Tensor) -> Tensor:
-            both = add_shares(whole(x), x, adapting)
-            return both if gate is None else self._blocks.gated(both, gate)
-
-        return adapted
+        prepared = self._prepared_adapted(weight, bias, gate, adapting)
+        if prepared is not None:
+            return prepared
+        self.needs_torch = True
+        return self._added(self.make(weight, bias), gate, adapting)
 
     def make_curved(self, weight: Tensor, bias: Tensor | None, curve: Curve) -> Product:
         """Return a curve of x · weightᵀ + bias."""
@@ -75,6 +79,33 @@ class Products:
             return prepared
         straight = self.make(weight, bias)
         return lambda x: curved(straight(x), curve)
+
+    def _added(self, whole: Product, gate: Gate | None, adapting: Adapting) -> Product:
+        """Return a product to which the shares of adapters are added."""
+
+        def added(x: Tensor) -> Tensor:
+            both = add_shares(whole(x), x, adapting)
+            return both if gate is None else self._blocks.gated(both, gate)
+
+        return added
+
+    def _prepared_adapted(
+        self, weight: Tensor, bias: Tensor | None, gate: Gate | None, adapting: Adapting
+    ) -> Product | None:
+        if self._adapted is None:
+            return None
+        ranks = tuple(None if own is None else len(own.down) for own in adapting.adapters)
+        kind = (self._adapted, weight.shape, weight.dtype, bias is None, gate, ranks)
+        if self._verdicts.get(kind) is False:
+            return None
+        product = self._adapted(weight, bias, gate, adapting)
+        if kind not in self._verdicts:
+            plain = partial(functional.linear, weight=weight, bias=bias)
+            adapting.owners.tell(np.arange(CHECKED_ROWS * (len(ranks) + 1)) % (len(ranks) + 1))
+            self._verdicts[kind] = product is not None and _agree(
+                self._added(plain, gate, adapting), product, weight, len(ranks) + 1
+            )
+        return product if self._verdicts[kind] else None
 
     def _prepared(
         self, weight: Tensor, bias: Tensor | None, end: End, plain: Product
@@ -114,10 +145,10 @@ def prepack(weight: Tensor, bias: Tensor | None, end: End) -> Product | None:
     return product
 
 
-def _agree(plain: Product, prepared: Product, weight: Tensor) -> bool:
+def _agree(plain: Product, prepared: Product, weight: Tensor, times: int = 1) -> bool:
     """Say whether both give the same for random rows, as many as no other call has."""
     generator = torch.Generator().manual_seed(0)
-    x = torch.randn(CHECKED_ROWS, weight.shape[1], generator=generator).to(weight.dtype)
+    x = torch.randn(times * CHECKED_ROWS, weight.shape[1], generator=generator).to(weight.dtype)
     try:
         expected, got = plain(x).float(), prepared(x).float()
     except RuntimeError:

@@ -18,9 +18,10 @@ import numpy as np
 import torch
 from numba import types
 
+from engine.kernels.adapters import Adapting, LowRank, Owners
 from engine.kernels.attention import AttentionShape, HeadNorms
 from engine.kernels.blocks import Gate
-from engine.kernels.cpu import blocks, products, sampling, threads
+from engine.kernels.cpu import adapters, blocks, products, sampling, threads
 from engine.kernels.cpu.attention import CpuAttention
 from engine.kernels.sampling import Rules
 from engine.kernels.step import Step
@@ -67,6 +68,12 @@ def multiply_and_norm(dtype: torch.dtype) -> None:
     """Run what a block of a decoder is made of, but for attention."""
     x, weight = torch.zeros(2, WIDTH, dtype=dtype), torch.zeros(2 * WIDTH, WIDTH, dtype=dtype)
     product = products.prepare(weight, None, Gate())
+    if product is not None:
+        product(x)
+    owners = Owners()
+    owners.tell(np.array([0, 1]))
+    own = LowRank(torch.zeros(2, WIDTH, dtype=dtype), torch.zeros(2 * WIDTH, 2, dtype=dtype))
+    product = adapters.prepare_adapted(weight, None, Gate(), Adapting([own], owners))
     if product is not None:
         product(x)
     norm = torch.ones(WIDTH)

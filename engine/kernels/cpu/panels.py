@@ -47,6 +47,10 @@ def multiply_panel(
     _panel: Any,  # address of [units, WIDTH] words
     _ahead: Any,  # address of what is read soon: of it so many bytes are asked for with each unit
     _ahead_step: Any,
+    _more: Any,  # address of the first row's further words, which lie elsewhere
+    _more_stride: Any,
+    _more_units: Any,  # none, where there are no more
+    _more_panel: Any,  # address of the panel's further words
     _bias: Any,  # address of [WIDTH] fp32
     _out: Any,  # address of the first row's first output
     _out_stride: Any,  # bytes
@@ -56,13 +60,14 @@ def multiply_panel(
     _limit: Any,
     _lift: Any,
 ) -> Any:
-    """Write x · panel + bias of a few rows, or what the gate or the curve makes of it."""
+    """Write x · panel + more · its panel + bias of a few rows, or what an end makes of it."""
     is_paired = like == types.uint16
-    numbers = [types.int64] * 12 + [types.float32] * 3
+    numbers = [types.int64] * 16 + [types.float32] * 3
     signature = types.void(like, *numbers)
 
     def generate(context: Any, builder: Any, _signature: Any, args: Any) -> Any:
-        _, x, stride, rows, units, panel, ahead, step, bias, out, out_stride, count, *gate = args
+        _, x, stride, rows, units, panel, ahead, step, *others = args
+        more, more_stride, more_units, more_panel, bias, out, out_stride, count, *gate = others
         sums = _space(builder, FLOAT, ROWS * WIDTH)
         done = builder.append_basic_block("done")
         # Any other number of rows is none.
@@ -71,9 +76,14 @@ def multiply_panel(
             block = builder.append_basic_block(f"rows{number}")
             choice.add_case(_word(number), block)
             with builder.goto_block(block):
-                places = [_place(builder, x, stride, _word(row), INT) for row in range(number)]
-                soon = (ahead, step)
-                _sum(builder, places, units, panel, soon, sums, is_paired=is_paired)
+                first, second = (
+                    ([_place(builder, *begin, _word(row), INT) for row in range(number)], *rest)
+                    for begin, *rest in (
+                        ((x, stride), units, panel, (ahead, step)),
+                        ((more, more_stride), more_units, more_panel, None),
+                    )
+                )
+                _sum(builder, (first, second), sums, is_paired=is_paired)
                 builder.branch(done)
         builder.position_at_end(done)
         target = (rows, out, out_stride, count)
@@ -101,34 +111,37 @@ def _place(builder: Any, address: Any, stride: Any, index: Any, element: Any) ->
     return builder.inttoptr(beyond, element.as_pointer())
 
 
-def _sum(
-    builder: Any, rows: list[Any], units: Any, panel: Any, soon: Any, sums: Any, *, is_paired: bool
-) -> None:
-    """Write the sums of some rows, row after row: `[rows, WIDTH]` fp32."""
-    zero = vectors.floats(0)
-    totals = [cgutils.alloca_once(builder, FLOATS) for _ in range(len(rows) * COLUMNS)]
+def _sum(builder: Any, parts: Any, sums: Any, *, is_paired: bool) -> None:
+    """Write the sums of some rows, row after row: `[rows, WIDTH]` fp32.
+
+    Each part is where its words of all rows lie, how many there are, its panel, and what is asked
+    for on the way, if anything is.
+    """
+    num_rows = len(parts[0][0])
+    totals = [cgutils.alloca_once(builder, FLOATS) for _ in range(num_rows * COLUMNS)]
     for total in totals:
-        builder.store(zero, total)
-    weights = builder.inttoptr(panel, INT.as_pointer())
-    ahead, step = soon
-    half = builder.lshr(step, _word(1))
-    with cgutils.for_range(builder, units) as loop:
-        at = builder.mul(loop.index, _word(WIDTH))
-        words = [
-            vectors.load(builder, weights, builder.add(at, _word(column * LANES)), INTS)
-            for column in range(COLUMNS)
-        ]
-        first = builder.add(ahead, builder.mul(step, loop.index))
-        for place in (first, builder.add(first, half)):
-            _ask_for(builder, place)
-        for row, place in enumerate(rows):
-            x = vectors.splat(builder, builder.load(builder.gep(place, [loop.index])), INTS)
-            for column, word in enumerate(words):
-                total = totals[row * COLUMNS + column]
-                added = vectors.multiply_add(
-                    builder, builder.load(total), x, word, is_paired=is_paired
-                )
-                builder.store(added, total)
+        builder.store(vectors.floats(0), total)
+    for rows, units, panel, soon in parts:
+        weights = builder.inttoptr(panel, INT.as_pointer())
+        with cgutils.for_range(builder, units) as loop:
+            at = builder.mul(loop.index, _word(WIDTH))
+            words = [
+                vectors.load(builder, weights, builder.add(at, _word(column * LANES)), INTS)
+                for column in range(COLUMNS)
+            ]
+            if soon is not None:
+                ahead, step = soon
+                first = builder.add(ahead, builder.mul(step, loop.index))
+                for place in (first, builder.add(first, builder.lshr(step, _word(1)))):
+                    _ask_for(builder, place)
+            for row, place in enumerate(rows):
+                x = vectors.splat(builder, builder.load(builder.gep(place, [loop.index])), INTS)
+                for column, word in enumerate(words):
+                    total = totals[row * COLUMNS + column]
+                    added = vectors.multiply_add(
+                        builder, builder.load(total), x, word, is_paired=is_paired
+                    )
+                    builder.store(added, total)
     for index, total in enumerate(totals):
         vectors.store(builder, builder.load(total), sums, _word(index * LANES))
 

@@ -6,6 +6,7 @@ rows and some panels: its rows stay in the second cache while the panels pass by
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import llvmlite.binding
@@ -35,6 +36,8 @@ ITEM_BYTES = 256 * 1024
 ITEMS_A_THREAD = 4
 # How far ahead of their use weights are asked for, where each is used once.
 AHEAD_BYTES = 4096
+# Of a row and its panel, further words.
+NO_MORE = (0, 0, 0, 0)
 HAS_VECTORS = llvmlite.binding.get_host_cpu_features().get("avx512f", False)
 
 
@@ -46,32 +49,59 @@ def serves(dtype: torch.dtype) -> bool:
     return dtype == torch.float32 and HAS_VECTORS
 
 
+@dataclass(frozen=True, slots=True)
+class Packed:
+    """A weight in panels, and what becomes of a product's sums; `shape` is as the kernels take it.
+
+    That is bytes of a number, words of a row, outputs, and outputs of a panel.
+    """
+
+    panels: Tensor
+    biases: Tensor
+    shape: tuple[int, int, int, int]
+    like: np.generic
+    ending: tuple[int, np.float32, np.float32, np.float32]
+    threads: int
+
+    def multiply(self, x: Tensor) -> Tensor:
+        """Return the product."""
+        x, out = self.begun(x)
+        places = (x.data_ptr(), self.panels.data_ptr(), self.biases.data_ptr(), out.data_ptr())
+        _multiply(team(), self.threads, self.like, len(x), places, self.shape, self.ending)
+        return out
+
+    def begun(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Return rows as the kernels read them, and room for what comes of them."""
+        x = x.contiguous()
+        return x, x.new_empty(x.shape[0], self.shape[2])
+
+
 def prepare(weight: Tensor, bias: Tensor | None, end: End) -> Product | None:
     """Return the product of `weight [O, I]`; None where the kernel does not take it.
 
     Nothing of the weight itself is kept. A row comes to the same, bit for bit, whatever other rows
     run beside it.
     """
+    packed = pack(weight, bias, end)
+    return None if packed is None else packed.multiply
+
+
+def pack(weight: Tensor, bias: Tensor | None, end: End) -> Packed | None:
+    """Return `weight [O, I]` in panels; None where the kernel does not take it."""
     outputs, inputs = weight.shape
     dtype, size = weight.dtype, weight.itemsize
     units = inputs * size // WORD_BYTES
     if not serves(dtype) or not units or units * WORD_BYTES != inputs * size:
         return None
     halves = 2 if isinstance(end, Gate) else 1
-    packed, biases = _packed(weight, halves), _packed_bias(bias, outputs, halves)
-    shape = (size, units, outputs // halves, WIDTH // halves)
-    like = np.uint16(0) if dtype == torch.bfloat16 else np.float32(0)
-    ending, threads = _ending(end), team_size()
-
-    def product(x: Tensor) -> Tensor:
-        assert x.dtype == dtype
-        x = x.contiguous()
-        out = x.new_empty(x.shape[0], outputs // halves)
-        places = (x.data_ptr(), packed.data_ptr(), biases.data_ptr(), out.data_ptr())
-        _multiply(team(), threads, like, len(x), places, shape, ending)
-        return out
-
-    return product
+    return Packed(
+        panels=in_panels(weight, halves),
+        biases=_packed_bias(bias, outputs, halves),
+        shape=(size, units, outputs // halves, WIDTH // halves),
+        like=np.uint16(0) if dtype == torch.bfloat16 else np.float32(0),
+        ending=_ending(end),
+        threads=team_size(),
+    )
 
 
 def _ending(end: End) -> tuple[int, np.float32, np.float32, np.float32]:
@@ -85,7 +115,7 @@ def _ending(end: End) -> tuple[int, np.float32, np.float32, np.float32]:
     return curve, np.float32(gate.steepness), np.float32(limit), np.float32(gate.lift)
 
 
-def _packed(weight: Tensor, halves: int) -> Tensor:
+def in_panels(weight: Tensor, halves: int) -> Tensor:
     """Return a weight's words `[panels, units, WIDTH]`: a panel has as many outputs of each half.
 
     What the last one has too many is zero.
@@ -167,6 +197,7 @@ def _multiply_item(item: Any, like: Any, cut: Any, places: Any, shape: Any, end:
                 place,
                 place + beyond + tile * step * units,
                 step,
+                *NO_MORE,
                 bias + panel * WIDTH * WORD_BYTES,
                 out + (row * width + column) * size,
                 width * size,
