@@ -30,7 +30,7 @@ INSTALLED_NODE_CLIENT := tests/node/node_modules/.installed
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
-.PHONY: help fuzz-api demo browser screenshots demo-engine bootstrap deploy destroy smoke test test-all chaos soak check format openapi demo-model demo-speech demo-reranker examples bench bench-generation bench-encoders bench-speech bench-start bench-host bench-batches bench-upload bench-mixed bench-models clean
+.PHONY: help fuzz-api demo browser screenshots demo-engine bootstrap deploy destroy smoke test test-all chaos soak check format openapi demo-model demo-speech demo-reranker examples bench bench-generation bench-encoders bench-serve bench-speech bench-start bench-host bench-batches bench-upload bench-mixed bench-models clean
 
 help:
 	@echo "make demo          install, run the whole cloud on this machine, drop the example file into it"
@@ -57,6 +57,7 @@ help:
 	@echo "make bench-generation  chats and completions; FILES=\"base a g\""
 	@echo "make bench-encoders    vectors and rankings"
 	@echo "make bench-speech      recordings"
+	@echo "make bench-serve       streams: first tokens, tokens/s, a token's way to the socket"
 	@echo "make bench-start   seconds from launch to a loaded model, the first row, the exit"
 	@echo "make bench-host    lines/s and memory of the host path at 10,000 and 1,000,000 lines"
 	@echo "make bench-batches batches through an emulator: lines/s, memory, and 1, 2, 4 workers"
@@ -249,6 +250,10 @@ bench-generation: $(OUT)/bench/46m/config.json $(if $(filter g,$(FILES)),$(OUT)/
 bench-encoders: $(INSTALLED_DEV)
 	$(BIN)/python -m bench.encode_compare mixed rerank --dtypes float32,bfloat16 \
 	  $(if $(VLLM_PYTHON),--vllm-python $(VLLM_PYTHON))
+
+bench-serve: $(OUT)/bench/46m/config.json
+	$(BIN)/python -m bench.serve $(OUT)/bench/46m $(if $(VLLM_PYTHON),--vllm-python $(VLLM_PYTHON))
+	$(BIN)/python -m bench.wire $(OUT)/bench/46m
 
 bench-speech: $(INSTALLED_DEV)
 	$(BIN)/python -m bench.speech $(OUT)/bench/speech
