@@ -67,6 +67,7 @@ class EngineConfig:
     pooling, in vLLM's words. `tool_call_parser` and `reasoning_parser` name the forms that a model
     writes calls and thoughts in; None goes by its template. `fetching` bounds what lines name by
     url, `max_audio_seconds` how long a recording may be, `images` what images may be.
+    `mm_processor_kwargs` bound the pixels that they are brought to.
     `lora_modules` are adapters of the model: `max_loras` of them at most, each of a rank of at most
     `max_lora_rank`. With `proof_rows` each answer that was held to a form comes with a judgement.
     """
@@ -94,6 +95,7 @@ class EngineConfig:
     max_lora_rank: int | None = None
     images: ImageLimits = field(default_factory=ImageLimits)
     proof_rows: bool = False
+    mm_processor_kwargs: Mapping[str, Any] = field(default_factory=dict, hash=False)
 
     def __post_init__(self) -> None:
         """Refuse settings that no engine could run with, naming the setting."""

@@ -59,6 +59,7 @@ MAY_IMPORT = {
         "pydantic_core",
         "python_multipart",
         "server",
+        "sse_starlette",
         "starlette",
         "uvicorn",
     },

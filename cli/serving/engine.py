@@ -166,6 +166,7 @@ def engine_config(options: EngineOptions) -> EngineConfig:
             lora_modules=lora_modules(options, served_names(options)),
             images=_image_limits(options),
             proof_rows=options.proof_rows,
+            mm_processor_kwargs=json.loads(options.mm_processor_kwargs or "{}"),
             **given,
         )
     except EngineError as exc:

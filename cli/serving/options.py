@@ -58,6 +58,7 @@ class EngineOptions:
     max_loras: int | None = None
     max_lora_rank: int | None = None
     limit_mm_per_prompt: str | None = None
+    mm_processor_kwargs: str | None = None
     max_image_mb: int | None = None
     max_image_pixels: int | None = None
 
@@ -194,6 +195,12 @@ def _add_media_flags(parser: argparse.ArgumentParser) -> None:
         type=_limits,
         metavar="JSON",
         help="""how many images a request may have, such as '{"image": 4}' (default: 16)""",
+    )
+    add(
+        "--mm-processor-kwargs",
+        type=_json_object,
+        metavar="JSON",
+        help="min_pixels and max_pixels that images are brought to (default: by the model's files)",
     )
     for name, unit, what in (
         ("max-image-mb", "MIB", "how large an image may be (default: 20 MiB)"),

@@ -30,7 +30,7 @@ _PASSED_OVER = frozenset(
     max-cudagraph-capture-size max-log-len
     max-logprobs max-long-partial-prefills max-num-partial-prefills max-parallel-loading-workers
     max-seq-len-to-capture media-io-kwargs mm-encoder-only mm-processor-cache-gb
-    mm-processor-kwargs num-gpu-blocks-override num-lookahead-slots num-scheduler-steps
+    num-gpu-blocks-override num-lookahead-slots num-scheduler-steps
     optimization-level otlp-traces-endpoint preemption-mode prefix-caching-hash-algo
     response-role safetensors-load-strategy scheduling-policy show-hidden-metrics-for-version
     speculative-config stream-interval structured-outputs-config swap-space tokenizer-pool-size

@@ -22,6 +22,7 @@ from engine.model.placement import choose_device, choose_dtype, context_length
 from engine.model.proof import answers, proof_tokens, refuse_infinite
 from engine.model.proved import proof_fact, prove_once
 from engine.model.vision.description import Vision, describe
+from engine.scheduling.pictures import Sight
 
 
 def load_model(settings: EngineConfig) -> LoadedModel:
@@ -68,6 +69,25 @@ def _vision(
     return vision, ()
 
 
+def _sight(settings: EngineConfig, description: Description) -> Sight:
+    """Return how a model sees, images between the bounds of pixels that the settings have.
+
+    Which its proof knows nothing of: they decide what it is shown, not what it makes of that.
+    """
+    told = settings.mm_processor_kwargs
+    others = told.keys() - {"min_pixels", "max_pixels"}
+    try:
+        vision = None if others else describe(description, told)
+    except NotUnderstood as exc:
+        raise ModelRefused(f"{settings.model}: --mm-processor-kwargs: {exc}") from exc
+    if vision is None:
+        raise ModelRefused(
+            f"{settings.model}: --mm-processor-kwargs can tell min_pixels and max_pixels otherwise,"
+            f" and not {min(others)}."
+        )
+    return vision.sight
+
+
 def _run_by_ours(settings: EngineConfig, description: Description) -> LoadedModel:
     name = settings.model
     if description.is_quantised:
@@ -94,6 +114,8 @@ def _run_by_ours(settings: EngineConfig, description: Description) -> LoadedMode
     refuse_infinite(name, answers(loaded, tokens))
     if adapters:
         check_adapters(checkpoint, description, architecture, loaded, adapters)
+    if loaded.eye is not None:
+        loaded = replace(loaded, eye=loaded.eye._replace(sight=_sight(settings, description)))
     notes = [*blind]
     if proof.num_layers is not None:
         notes.append(

@@ -21,10 +21,9 @@ IMAGE_URL = "image_url"
 IMAGE = "an image"
 
 
-def _text_type(part_type: str) -> str:
-    if part_type != "text":
-        raise ValueError("must be 'text' or 'image_url': parts of other types are not supported")
-    return part_type
+def _unserved_type(part_type: str) -> str:
+    del part_type
+    raise ValueError("must be 'text' or 'image_url': parts of other types are not supported")
 
 
 def _image_url(url: str) -> str:
@@ -42,8 +41,10 @@ def _form_of_content(value: object) -> str | None:
 
 
 def _form_of_part(value: object) -> str:
-    is_image = isinstance(value, dict) and value.get("type") == IMAGE_URL
-    return "<image>" if is_image else "<text>"
+    said = value.get("type") if isinstance(value, dict) else None
+    if said == IMAGE_URL:
+        return "<image>"
+    return "<other>" if isinstance(said, str) and said != "text" else "<text>"
 
 
 class TextPart(BaseModel):
@@ -51,7 +52,7 @@ class TextPart(BaseModel):
 
     model_config = ConfigDict(extra="ignore", strict=True)
 
-    type: Annotated[str, AfterValidator(_text_type)]
+    type: Literal["text"]
     text: Text
 
 
@@ -73,8 +74,16 @@ class ImagePart(BaseModel):
     image_url: Annotated[ImageUrl, BeforeValidator(_as_object)]
 
 
+class OtherPart(BaseModel):
+    """A part of any other type, which is none."""
+
+    type: Annotated[str, AfterValidator(_unserved_type)]
+
+
 Part = Annotated[
-    Annotated[TextPart, Tag("<text>")] | Annotated[ImagePart, Tag("<image>")],
+    Annotated[TextPart, Tag("<text>")]
+    | Annotated[ImagePart, Tag("<image>")]
+    | Annotated[OtherPart, Tag("<other>")],
     Discriminator(_form_of_part),
 ]
 Content = Annotated[

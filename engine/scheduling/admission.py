@@ -6,6 +6,7 @@ from collections.abc import Set as AbstractSet
 from heapq import heapify, heappop, heappush
 from typing import NamedTuple, Protocol
 
+from engine.scheduling.pictures import named
 from engine.scheduling.sequence import Sequence
 
 
@@ -182,7 +183,7 @@ class _Beginning(NamedTuple):
         return cls(
             request.adapter,
             request.cache_salt,
-            sequence.prompt.tobytes(),
+            named(sequence.prompt, request.pictures),
             -request.max_tokens,
             sequence.arrival,
         )

@@ -11,6 +11,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Collection
 
+from engine.scheduling.pictures import whole_stop
 from engine.scheduling.scheduler import Scheduler, StepPlan
 from engine.scheduling.sequence import Sequence
 
@@ -51,12 +52,12 @@ class Failures:
         """After a step that did not fit into memory, let fewer tokens and sequences run.
 
         `plans` are that step and those that were lost with it. A sequence of which not even one
-        token fits when it runs alone is taken out for good and returned; what others may hold is
-        then again what it was before.
+        token fits when it runs alone, or not one image that must be computed whole, is taken out
+        for good and returned; what others may hold is then again what it was before.
         """
         running = self._table.running.tolist()
         num_tokens = max(plan.num_tokens for plan in plans)
-        if len(running) == 1 and num_tokens == 1:
+        if len(running) == 1 and not any(self._can_shrink(plan) for plan in plans):
             self._scheduler.bound.restore()
             culprit = self._scheduler.finish(running[0])
             self._pool.forget_all()
@@ -88,6 +89,15 @@ class Failures:
         if sequence.num_failures < MAX_FAILURES_IN_COMPANY:
             sequence.is_suspect = sequence.is_accused = False
             self._scheduler.preempt(slot)  # behind the suspects, who each run alone
+
+    def _can_shrink(self, plan: StepPlan) -> bool:
+        """Say whether a smaller step could have brought the plan's sequences on."""
+        if len(plan.slots) > 1:
+            return True
+        slot, start = int(plan.slots[0]), int(plan.starts[0])
+        is_here = self._table.is_running[slot]
+        pictures = self._table.sequence(slot).request.pictures if is_here else ()
+        return int(plan.stops[0]) > whole_stop(pictures, start, start + 1)
 
     def _send_to_wait(self, new: set[int]) -> None:
         """Let the newest half of the running sequences wait.

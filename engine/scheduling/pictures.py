@@ -95,6 +95,15 @@ def axes_of(pictures: Sequence[Picture], num_tokens: int) -> NDArray[np.int32]:
     return axes
 
 
+def named(prompt: NDArray[np.int32], pictures: Sequence[Picture]) -> bytes:
+    """Return a prompt as bytes, which begin alike where prompts and their images do."""
+    parts, done = [], 0
+    for picture in pictures:
+        parts += [prompt[done : picture.start].tobytes(), picture.digest]
+        done = picture.stop
+    return b"".join([*parts, prompt[done:].tobytes()])
+
+
 def digest_within(pictures: Sequence[Picture], start: int, stop: int) -> bytes:
     """Return what tells tokens `start : stop` of a prompt from others of the same ids."""
     return b"".join(

@@ -9,10 +9,16 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from numpy.typing import NDArray
 
+from engine.config import EngineConfig
+from engine.kinds.generation import make_work
+from engine.model.memory import Room
 from engine.model.network import LoadedModel
+from engine.protocol.errors import InternalError
 from engine.scheduling.pictures import Sight
 from engine.scheduling.sequence import Sampling, SequenceRequest
 from tests.engine.families import VOCAB
@@ -140,6 +146,39 @@ def test_text_alone_is_served_too(ready: Ready, kind: str) -> None:
     results, _ = run_all(model, asked)
     for request, result in zip(asked, results, strict=True):
         assert result.token_ids == generated(network, folder, request)
+
+
+@pytest.mark.parametrize("failure", [RuntimeError("a bad eye"), torch.OutOfMemoryError()], ids=repr)
+def test_an_image_that_a_tower_fails_at_fails_its_request_alone(
+    ready: Ready, failure: Exception
+) -> None:
+    """Whatever runs beside it comes to what it would have come to."""
+    network, model, folder = ready("gemma3")
+    assert model.eye is not None
+    asked = requests(sight_of(model))
+    worst = asked[0].pictures[0].pixels
+    tower = model.eye.tower
+
+    class Failing:
+        """A tower that fails at one image."""
+
+        def look(self, pixels: NDArray[np.uint8]) -> torch.Tensor:
+            """Return an image's vectors, or fail."""
+            if np.array_equal(pixels, worst):
+                raise failure
+            return tower.look(pixels)
+
+    broken = replace(model, eye=model.eye._replace(tower=Failing()))
+    config = EngineConfig("tiny", max_num_seqs=8, max_num_batched_tokens=64)
+    work = make_work(broken, Room(100, model.max_model_len), config)
+    sequences = [work.add(request) for request in asked]
+    while work.step() is not None:
+        pass
+    for request, sequence in zip(asked, sequences, strict=True):
+        if any(np.array_equal(one.pixels, worst) for one in request.pictures):
+            assert isinstance(sequence.error, InternalError)
+        else:
+            assert sequence.result().token_ids == generated(network, folder, request)
 
 
 @torch.inference_mode()

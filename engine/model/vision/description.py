@@ -86,8 +86,11 @@ class Vision:
     shades: NDArray[np.float32]
 
 
-def describe(description: Description) -> Vision | None:
-    """Return what a model that sees says of it; None for one of text alone."""
+def describe(description: Description, otherwise: Mapping[str, Any] | None = None) -> Vision | None:
+    """Return what a model that sees says of it; None for one of text alone.
+
+    `otherwise` stands in for what its files say of how images are prepared.
+    """
     if "vision_config" not in description.whole:
         return None
     kind = str(description.whole.get("model_type"))
@@ -96,7 +99,7 @@ def describe(description: Description) -> Vision | None:
         raise NotUnderstood(f"images of {kind!r} are not supported")
     try:
         said = _preparation(description.name)
-        fields = Fields(_PREPARATION, said)
+        fields = Fields(_PREPARATION, {**said, **(otherwise or {})})
         sight, shades = reader(description.whole, fields)
         _close(fields, sight)
         return Vision(kind, sight, shades)

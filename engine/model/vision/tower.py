@@ -76,8 +76,9 @@ class ImageTower:
     @torch.inference_mode()
     def look(self, pixels: NDArray[np.uint8]) -> Tensor:
         """Return an image's vectors; see `Tower.look`."""
-        levels = torch.from_numpy(pixels).to(self._device).permute(2, 0, 1).long()  # [3, H, W]
-        shades = self._shades.gather(1, levels.flatten(1)).view(levels.shape)
+        levels = torch.from_numpy(pixels).to(self._device).permute(2, 0, 1)  # [3, H, W]
+        pairs = zip(self._shades, levels, strict=True)
+        shades = torch.stack([own[level.int()] for own, level in pairs])
         with lend_torch_the_threads(self._device):
             vectors: Tensor = self._module(shades.to(self._dtype))
         return vectors

@@ -66,6 +66,7 @@ def test_nothing_said_leaves_all_to_the_engine() -> None:
             "max_loras": NUMBERS,
             "max_lora_rank": NUMBERS,
             "limit_mm_per_prompt": NUMBERS.map(lambda count: json.dumps({"image": count})),
+            "mm_processor_kwargs": NUMBERS.map(lambda count: json.dumps({"max_pixels": count})),
             "max_image_mb": NUMBERS,
             "max_image_pixels": NUMBERS,
         },
@@ -154,8 +155,9 @@ def test_bounds_of_images_reach_the_engine(tmp_path: Path) -> None:
     ):
         config = engine_config(parsed([*model, "--limit-mm-per-prompt", said]))
         assert config.images == ImageLimits(max_per_prompt=count)
-    typed = "--max-image-mb 3 --max-image-pixels 1000"
+    typed = '--max-image-mb 3 --max-image-pixels 1000 --mm-processor-kwargs {"max_pixels":9}'
     config = engine_config(parsed([*model, *typed.split()]))
+    assert config.mm_processor_kwargs == {"max_pixels": 9}
     assert config.images == ImageLimits(max_bytes=3 * 2**20, max_pixels=1000)
 
 

@@ -9,6 +9,7 @@ from engine.scheduling.pictures import (
     Picture,
     axes_of,
     digest_within,
+    named,
     shown_between,
     whole_stop,
 )
@@ -81,3 +82,11 @@ def test_tokens_that_stand_for_other_images_are_told_apart() -> None:
     assert digest_within(TWO, 0, 5) == b"\x04"
     assert digest_within(TWO, 9, 13) == b"\x04\x0c"
     assert digest_within(TWO, 10, 12) == b""
+
+
+def test_prompts_are_named_by_their_images() -> None:
+    """In the place of the tokens that stand for them."""
+    prompt = np.arange(18, dtype=np.int32)
+    expected = [prompt[:4].tobytes(), b"\x04", prompt[10:12].tobytes(), b"\x0c"]
+    assert named(prompt, TWO) == b"".join([*expected, prompt[16:].tobytes()])
+    assert named(prompt, ()) == prompt.tobytes()

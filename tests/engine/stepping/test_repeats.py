@@ -11,6 +11,7 @@ import pytest
 from numpy.typing import NDArray
 
 from engine.protocol.errors import InternalError
+from engine.scheduling.pictures import Picture
 from engine.scheduling.sequence import Sampling, Sequence, SequenceRequest, SequenceResult
 from tests.engine.paged_model import Tokens
 from tests.engine.stepping.generation_rig import (
@@ -56,6 +57,7 @@ def test_a_repeat_costs_no_step_and_comes_to_the_same(sampling: Sampling) -> Non
         request(prompt_logprobs=0),
         request(cache_salt="mine"),
         request(adapter=1),
+        request(pictures=(Picture(np.zeros((1, 1, 3), np.uint8), b"a", 0, 1, 1, is_whole=True),)),
         request(is_streamed=True),
         request(sampling=SCORED),
         request(sampling=replace(GREEDY, repetition_penalty=1.1)),

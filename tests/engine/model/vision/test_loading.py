@@ -13,6 +13,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from engine.config import EngineConfig
+from engine.errors import ModelRefused
 from engine.model import own
 from engine.model.checkpoint import WHOLE, find_checkpoint
 from engine.model.decoder import Decoder
@@ -203,6 +204,25 @@ def test_a_tower_that_lacks_weights_is_none(folder_of: FolderOf) -> None:
     assert isinstance(model.network, Decoder)
     assert model.eye is None
     assert "mm_soft_emb_norm" in model.notes[0]
+
+
+def test_bounds_of_pixels_can_be_told_otherwise(folder_of: FolderOf) -> None:
+    """As vLLM is told; what its proof compares stays the same. Nothing else can be."""
+    folder = folder_of("qwen2_5_vl")
+
+    def loaded(**told: Any) -> BySquares:
+        config = EngineConfig(str(folder), dtype="float32", device="cpu", mm_processor_kwargs=told)
+        eye = load_model(config).eye
+        assert eye is not None
+        assert isinstance(eye.sight.sizes, BySquares)
+        return eye.sight.sizes
+
+    assert loaded().max_pixels == 28 * 28 * 16
+    assert loaded(max_pixels=56 * 56, min_pixels=28 * 28) == BySquares(28, 28 * 28, 56 * 56)
+    with pytest.raises(ModelRefused, match=r"--mm-processor-kwargs: .* between 3136 and 9"):
+        loaded(max_pixels=9)
+    with pytest.raises(ModelRefused, match="and not do_resize"):
+        loaded(do_resize=False)
 
 
 def test_sizes_are_those_of_transformers() -> None:
