@@ -284,8 +284,13 @@ class _Trimmed:
 
 def first_of(marks: Sequence[str], text: str, start: int) -> tuple[int, str | None]:
     """Return where the first of the marks stands, and which; none may begin as another does."""
-    found = [(place, mark) for mark in marks if (place := text.find(mark, start)) >= 0]
-    return min(found, default=(len(text), None))
+    first: tuple[int, str | None] = (len(text), None)
+    for mark in marks:
+        # Only before what was found: a text may be long, and be looked through again and again.
+        place = text.find(mark, start, first[0] + len(mark) - 1 if first[1] else len(text))
+        if place >= 0:
+            first = place, mark
+    return first
 
 
 def _begun(marks: Sequence[str], text: str, start: int) -> int:

@@ -10,7 +10,8 @@ from engine.answers.flow import Flow
 from engine.answers.json_text import loaded
 
 _END = "</tool_call>"
-_NEXT = ("</parameter>", "<parameter=", "</function>", "</tool_call>")
+# Another call ends what was not: else a text of many beginnings would be read once for each.
+_NEXT = ("<tool_call>", "<parameter=", "</parameter>", "</function>", "</tool_call>")
 
 
 def read_function(flow: Flow) -> Generator[None, None, tuple[str, str] | None]:
@@ -31,7 +32,7 @@ def read_function(flow: Flow) -> Generator[None, None, tuple[str, str] | None]:
         if not (yield from flow.takes(">")):
             return None
         value, mark = yield from flow.until(_NEXT)
-        if mark is None:
+        if mark in (None, "<tool_call>"):
             return None
         if mark != "</parameter>":  # left out: what follows begins anew
             flow.at -= len(mark)

@@ -443,3 +443,20 @@ def test_a_form_may_be_named() -> None:
         forms_of(template, calls="x")
     with pytest.raises(EngineError, match=r"--reasoning-parser x is none of deepseek_r1"):
         forms_of(template, thinking="x")
+
+
+@pytest.mark.parametrize(
+    "beginning",
+    [
+        '<tool_call>{"a":"',
+        '<tool_call>["",',
+        "<tool_call>[",
+        "<tool_call>add<arg_key>",
+        "<tool_call><function=add><parameter=a>",
+    ],
+)
+def test_a_text_of_many_beginnings_is_read_through_once(beginning: str) -> None:
+    """None of them is a call; were each looked for to the text's end, this would take minutes."""
+    text = beginning * (60_000 // len(beginning))
+    answer = said(text, "hermes")
+    assert (answer.content, answer.calls, answer.warnings) == (text, (), (UNREAD,))
