@@ -50,6 +50,7 @@ class Silence:
 
     device = torch.device("cpu")
     num_layers_begun = 0
+    eye = None
 
     @property
     def network(self) -> Silence:
