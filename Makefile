@@ -30,7 +30,7 @@ INSTALLED_NODE_CLIENT := tests/node/node_modules/.installed
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
-.PHONY: help fuzz-api demo browser screenshots demo-engine bootstrap deploy destroy smoke test test-all chaos soak check format openapi demo-model demo-speech demo-reranker examples bench bench-generation bench-encoders bench-speech bench-start bench-host bench-batches bench-upload bench-models clean
+.PHONY: help fuzz-api demo browser screenshots demo-engine bootstrap deploy destroy smoke test test-all chaos soak check format openapi demo-model demo-speech demo-reranker examples bench bench-generation bench-encoders bench-serve bench-speech bench-start bench-host bench-batches bench-upload bench-mixed bench-models clean
 
 help:
 	@echo "make demo          install, run the whole cloud on this machine, drop the example file into it"
@@ -57,9 +57,11 @@ help:
 	@echo "make bench-generation  chats and completions; FILES=\"base a g\""
 	@echo "make bench-encoders    vectors and rankings"
 	@echo "make bench-speech      recordings"
+	@echo "make bench-serve       streams: first tokens, tokens/s, a token's way to the socket"
 	@echo "make bench-start   seconds from launch to a loaded model, the first row, the exit"
 	@echo "make bench-host    lines/s and memory of the host path at 10,000 and 1,000,000 lines"
 	@echo "make bench-batches batches through an emulator: lines/s, memory, and 1, 2, 4 workers"
+	@echo "make bench-mixed   first tokens of people beside a batch of 5,000 lines, and its rate, together and alone"
 	@echo "make bench-upload  a file of 1 GB through the dashboard: seconds, and the browser's memory"
 	@echo "make bench-models  make the random-weight models and files, base and a to g, of the benchmarks"
 	@echo "make clean         remove $(VENV), $(OUT) and all caches"
@@ -249,6 +251,10 @@ bench-encoders: $(INSTALLED_DEV)
 	$(BIN)/python -m bench.encode_compare mixed rerank --dtypes float32,bfloat16 \
 	  $(if $(VLLM_PYTHON),--vllm-python $(VLLM_PYTHON))
 
+bench-serve: $(OUT)/bench/46m/config.json
+	$(BIN)/python -m bench.serve $(OUT)/bench/46m $(if $(VLLM_PYTHON),--vllm-python $(VLLM_PYTHON))
+	$(BIN)/python -m bench.wire $(OUT)/bench/46m
+
 bench-speech: $(INSTALLED_DEV)
 	$(BIN)/python -m bench.speech $(OUT)/bench/speech
 
@@ -261,6 +267,9 @@ bench-host: $(INSTALLED_ENGINE)
 bench-batches: $(INSTALLED_DEV) $(INSTALLED_MINISTACK)
 	$(BIN)/python -m bench.batches lines 10000 1000000
 	$(BIN)/python -m bench.batches workers 1 2 4
+
+bench-mixed: $(OUT)/bench/46m/config.json
+	$(BIN)/python -m bench.mixed $(OUT)/bench/46m
 
 bench-upload: $(INSTALLED_DEV) $(INSTALLED_MINISTACK) $(INSTALLED_NODE) $(INSTALLED_BROWSER)
 	$(BIN)/python -m bench.browser_upload --runs 3

@@ -54,15 +54,19 @@ def transformers(job: Job) -> Peer:
 
 def vllm(job: Job, python: Path, max_model_len: int = MAX_MODEL_LEN) -> Peer:
     """vLLM's batch runner from an environment that holds its CPU build."""
-    cores = sorted(os.sched_getaffinity(0))
-    environment = {
-        "VLLM_CPU_KVCACHE_SPACE": "4",
-        "VLLM_CPU_OMP_THREADS_BIND": ",".join(map(str, cores)),
-        "VLLM_CPU_NUM_OF_RESERVED_CPU": "0",
-    }
     command = [str(python), "-m", "vllm.entrypoints.openai.run_batch", "--model", job.model]
     command += ["--served-model-name", job.served_name, "--dtype", job.dtype]
     command += ["--max-model-len", str(max_model_len), "--gpu-memory-utilization", "0.5"]
     command += ["-i", str(job.requests)]
     marks = Marks(ready="Reading batch from", done="Writing outputs to")
-    return Peer("vLLM", command, marks, environment)
+    return Peer("vLLM", command, marks, vllm_environment())
+
+
+def vllm_environment() -> dict[str, str]:
+    """Return what vLLM's CPU build is told by its environment: all cores, memory for its cache."""
+    cores = sorted(os.sched_getaffinity(0))
+    return {
+        "VLLM_CPU_KVCACHE_SPACE": "4",
+        "VLLM_CPU_OMP_THREADS_BIND": ",".join(map(str, cores)),
+        "VLLM_CPU_NUM_OF_RESERVED_CPU": "0",
+    }

@@ -11,8 +11,8 @@ from starlette.types import Receive
 _ValueT = TypeVar("_ValueT")
 
 
-class ClientGone(Exception):
-    """Nobody waits for the answer any more."""
+class ClientGone(BaseException):
+    """Nobody waits for the answer any more: no fault, which no handler of faults may answer."""
 
 
 async def while_here(receive: Receive, work: Coroutine[Any, Any, _ValueT]) -> _ValueT:

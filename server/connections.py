@@ -16,7 +16,7 @@ from server.settings import ServerSettings
 MAX_HEAD_BYTES = 64 * 2**10
 # After an answer that came before the whole request: so long what is still sent is thrown away, so
 # that the answer is read before the connection ends.
-_LINGER_SECONDS = 10.0
+_LINGER_SECONDS = 2.0
 
 
 class Connection(HttpToolsProtocol):

@@ -55,6 +55,7 @@ def make_server(
         ws="none",
         lifespan="off",
         log_config=None,
+        log_level="error",  # what strangers send is no news
         access_log=False,
         server_header=False,
         timeout_keep_alive=int(settings.keep_alive_seconds),

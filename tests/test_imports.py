@@ -59,7 +59,6 @@ MAY_IMPORT = {
         "pydantic_core",
         "python_multipart",
         "server",
-        "sse_starlette",
         "starlette",
         "uvicorn",
     },

@@ -226,20 +226,25 @@ async def _beside(local: Local) -> AsyncIterator[None]:
 def _store(options: ServeOptions) -> Iterator[Store]:
     """Hold the folder of files and batches, before a model is loaded; raises Refused.
 
-    A server whose port nobody can know again has one that goes with it.
+    A server whose port nobody can know again has one that goes with it, and so has one that could
+    not have the usual one, as in a container that may not write there.
     """
-    from server.local.folder import FolderRefused
+    from server.local.folder import FolderHeld, FolderRefused
     from server.local.store import open_store
 
     with ExitStack() as stack:
         folder = options.data_dir or _usual_folder(options)
-        if folder is None:
+        try:
+            store = None if folder is None else stack.enter_context(open_store(folder))
+        except FolderRefused as exc:
+            if options.data_dir is not None or isinstance(exc, FolderHeld):
+                raise Refused(f"{exc} (--data-dir)") from exc
+            say(f"note: {exc}")
+            store = None
+        if store is None:
             folder = Path(stack.enter_context(TemporaryDirectory(prefix="tidemill-serve-")))
             say(f"files and batches are kept in {folder} until the end; --data-dir keeps them")
-        try:
             store = stack.enter_context(open_store(folder))
-        except FolderRefused as exc:
-            raise Refused(f"{exc} (--data-dir)") from exc
         yield store
 
 

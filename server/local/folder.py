@@ -20,6 +20,10 @@ class FolderRefused(Exception):
     """A folder that a server cannot have; the message is for whoever started it."""
 
 
+class FolderHeld(FolderRefused):
+    """A folder that another server has."""
+
+
 @dataclass(frozen=True, slots=True)
 class Folder:
     """Where files, what is being received, and work in flight lie."""
@@ -57,7 +61,7 @@ class Folder:
 
 @contextmanager
 def held(root: Path) -> Iterator[Folder]:
-    """Make a folder where there is none, and hold it alone; raises FolderRefused."""
+    """Make a folder where there is none, and hold it alone; raises FolderRefused, FolderHeld."""
     folder = Folder(root)
     try:
         for path in (root, folder.files, folder.work):
@@ -80,7 +84,7 @@ def _take(lock: int, root: Path) -> None:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         owner = os.pread(lock, 20, 0).decode("ascii", "replace").strip() or "?"
-        raise FolderRefused(
+        raise FolderHeld(
             f"{root} is held by another server (process {owner}): end it, or name another folder"
         ) from None
     except OSError as exc:

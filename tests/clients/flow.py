@@ -18,6 +18,22 @@ ENDED = {"completed", "failed", "expired", "cancelled"}
 SECONDS = 180
 
 CHAT: dict[str, Any] = {"messages": [{"role": "user", "content": "What is 7 plus 5?"}]}
+FORMED: dict[str, Any] = {
+    **CHAT,
+    "response_format": {
+        "type": "json_schema",
+        "json_schema": {"name": "sum", "schema": {"enum": [11, 12]}},
+    },
+    "bad_words": ["eleven"],
+    "logprobs": True,
+    "logprob_token_ids": [5],
+    "truncate_prompt_tokens": 500,
+}
+CALLING: dict[str, Any] = {
+    **CHAT,
+    "tools": [{"type": "function", "function": {"name": "add"}}],
+    "tool_choice": "required",
+}
 COMPLETION: dict[str, Any] = {"prompt": "The capital of France is"}
 SAMPLING: dict[str, Any] = {
     "temperature": 0.7,
@@ -32,6 +48,8 @@ SAMPLING: dict[str, Any] = {
 URLS = [
     pytest.param("/v1/chat/completions", "/v1/chat/completions", CHAT, id="chat"),
     pytest.param("/chat/completions", "/v1/chat/completions", CHAT, id="chat without v1"),
+    pytest.param("/v1/chat/completions", "/v1/chat/completions", FORMED, id="chat of a form"),
+    pytest.param("/v1/chat/completions", "/v1/chat/completions", CALLING, id="chat with tools"),
     pytest.param("/v1/completions", "/v1/completions", COMPLETION, id="text"),
     pytest.param("/completions", "/v1/completions", COMPLETION, id="text without v1"),
 ]

@@ -96,6 +96,7 @@ class Site:
     client: httpx.AsyncClient
     signal: Callable[[], object]
     server: Server
+    url: str
     serving: asyncio.Task[None]
     port: int
 
@@ -136,8 +137,8 @@ async def site(*, engine: HeldEngine | None = None, **settings: Any) -> AsyncIte
     url = await asyncio.wait_for(address, SECONDS)
     async with httpx.AsyncClient(base_url=url, timeout=SECONDS) as client:
         try:
-            port = int(url.rpartition(":")[2])
-            yield Site(held, means, client, listeners[0], server, serving, port)
+            port = 0 if means.settings.uds else int(url.rpartition(":")[2])
+            yield Site(held, means, client, listeners[0], server, url, serving, port)
         finally:
             held.go.set()
             server.should_exit = True

@@ -51,6 +51,9 @@ async def test_a_client_that_goes_away_ends_its_request(*, stream: bool) -> None
         writer.close()
         await asyncio.wait_for(place.engine.is_left.wait(), SECONDS)
         await asyncio.wait_for(place.means.gate.wait_until_empty(), SECONDS)
+        told = (await place.client.get("/metrics")).text
+        assert f'{{route="{CHAT}",status="{200 if stream else 499}"}} 1.0' in told
+        assert 'status="500"' not in told
 
 
 @pytest.mark.parametrize(

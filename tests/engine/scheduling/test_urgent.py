@@ -169,7 +169,7 @@ def test_lines_have_all_of_a_step_while_nobody_is_expected() -> None:
 
 
 @pytest.mark.parametrize("seconds_a_token", [0.0001, 0.001])
-def test_steps_with_lines_come_to_half_of_the_time_of_a_first_token(
+def test_steps_with_lines_come_to_a_share_of_the_time_of_a_first_token(
     seconds_a_token: float,
 ) -> None:
     """Whatever a token costs, and wherever the bound began."""
@@ -180,7 +180,7 @@ def test_steps_with_lines_come_to_half_of_the_time_of_a_first_token(
         tokens = courtesy.tokens(2048, is_awaited=False)
         seconds = 0.005 + seconds_a_token * tokens
         courtesy.note(seconds, num_line_tokens=tokens, is_first=False)
-    wanted = (0.05 if seconds_a_token == 0.0001 else 0.25) - 0.005
+    wanted = 0.75 * (0.1 if seconds_a_token == 0.0001 else 0.5) - 0.005
     assert courtesy.tokens(2048, is_awaited=False) * seconds_a_token == pytest.approx(
         wanted, rel=0.1
     )

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -34,15 +35,10 @@ def served(folder: Path, *flags: str, command: tuple[str, ...] = ()) -> Iterator
         text=True,
     )
     assert process.stderr is not None
-    said = []
     try:
-        for line in process.stderr:
-            said.append(line)
-            if " at http://" in line:
-                break
-        else:
-            pytest.fail("".join(said))
-        url = f"{line.rpartition(' at ')[2].strip()}/v1"
+        said = [*iter_until(process.stderr, " at http://")]
+        assert " at http://" in said[-1], said
+        url = f"{said[-1].rpartition(' at ')[2].strip()}/v1"
         with openai.OpenAI(base_url=url, api_key="any", max_retries=0) as client:
             yield Served(process, client)
     finally:
@@ -101,6 +97,28 @@ def test_a_folder_has_one_server_at_a_time(tmp_path: Path) -> None:
     assert refused.returncode == 2
     assert f"held by another server (process {server.process.pid})" in refused.stderr
     assert "loading" not in refused.stderr
+
+
+def test_a_server_that_has_no_usual_folder_serves_all_the_same(tmp_path: Path) -> None:
+    """As in a container that may not write there; its files go with it."""
+    (tmp_path / "cache").touch()
+    environment = {**os.environ, "TIDEMILL_CACHE": str(tmp_path / "cache")}
+    command = [sys.executable, str(SCRIPT), "serve", "--uds", str(tmp_path / "socket")]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment) as process:
+        assert process.stderr is not None
+        said = "".join(iter_until(process.stderr, "serving "))
+        process.terminate()
+        assert process.wait() == 0
+    assert "cannot be used for files" in said
+    assert "until the end" in said
+
+
+def iter_until(lines: Iterable[str], word: str) -> Iterator[str]:
+    """Yield lines up to the one that has a word."""
+    for line in lines:
+        yield line
+        if word in line:
+            return
 
 
 def test_a_full_disk_holds_a_batch_up_with_a_word_and_loses_nothing(tmp_path: Path) -> None:

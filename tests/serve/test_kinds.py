@@ -1,0 +1,79 @@
+"""OpenAI's client against servers of other kinds of models: recordings, and vectors."""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import httpx
+import numpy as np
+import openai
+import pytest
+
+import demo
+from bench.served import Place, serving
+from demo.train_reranker import base_path
+
+pytestmark = pytest.mark.long  # each loads a model of its own
+
+RECORDINGS = Path(__file__).parents[2] / "examples" / "recordings"
+
+
+@contextmanager
+def client_of(model: Path, log: Path) -> Iterator[tuple[openai.OpenAI, Place]]:
+    """Return a client of a server of its own."""
+    with (
+        serving("--model", str(model), "--served-model-name", "model", log=log) as place,
+        openai.OpenAI(base_url=f"{place.url}/v1", api_key="none", max_retries=0) as client,
+    ):
+        yield client, place
+
+
+def test_recordings_are_written_down(tmp_path: Path) -> None:
+    """A file of a form, in several formats; a chat is told that this model has none."""
+    path = RECORDINGS / "words.mp3"
+    text = json.loads((RECORDINGS / "said.json").read_text())[path.name]["text"]
+    with client_of(demo.SPEECH_PATH, tmp_path / "log") as (client, _):
+        heard = client.audio.transcriptions.create(model="model", file=path)
+        assert heard.text.strip() == text
+        with path.open("rb") as file:
+            told = client.audio.transcriptions.create(
+                model="model",
+                file=file,
+                response_format="verbose_json",
+                timestamp_granularities=["segment"],
+            )
+        assert told.segments
+        as_text = client.audio.transcriptions.create(
+            model="model", file=path, response_format="text"
+        )
+        assert isinstance(as_text, str)
+        with pytest.raises(openai.BadRequestError):
+            client.audio.transcriptions.create(model="model", file=("a.wav", b"no sound"))
+        with pytest.raises(openai.APIStatusError) as caught:
+            client.chat.completions.create(
+                model="model", messages=[{"role": "user", "content": "a"}]
+            )
+        assert 400 <= caught.value.status_code < 500
+
+
+def test_vectors_come_as_numbers_and_in_base64(tmp_path: Path) -> None:
+    """The client asks for base64 of its own accord; rankings have a route of their own."""
+    with client_of(base_path(), tmp_path / "log") as (client, place):
+        texts = ["The tide", "The mill"]
+        packed = client.embeddings.create(model="model", input=texts)
+        plain = client.embeddings.create(model="model", input=texts, encoding_format="float")
+        raw = httpx.post(
+            f"{place.url}/v1/embeddings", json={"input": texts, "encoding_format": "base64"}
+        ).json()
+        for one, other, coded in zip(packed.data, plain.data, raw["data"], strict=True):
+            assert np.allclose(one.embedding, other.embedding, atol=1e-6)
+            held = np.frombuffer(base64.b64decode(coded["embedding"]), "<f4")
+            assert np.allclose(held, other.embedding, atol=1e-6)
+        ranked = httpx.post(f"{place.url}/rerank", json={"query": "tide", "documents": texts})
+        assert ranked.json()["results"][0]["index"] == 0
+        with pytest.raises(openai.BadRequestError):
+            client.embeddings.create(model="model", input=[])
