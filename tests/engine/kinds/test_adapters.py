@@ -11,8 +11,10 @@ import demo
 from engine.config import EngineConfig, LoraModule
 from engine.errors import EngineError, ModelRefused
 from engine.load import load_served
+from engine.model.loading import load_model
 from engine.process.frames import Ready
-from tests.engine.adapters import halves, write_adapter
+from tests.engine import vision_models
+from tests.engine.adapters import ALL, halves, write_adapter
 from tests.engine.scripted_encoder import minilm
 
 LOUD = (LoraModule("loud", "nowhere"),)
@@ -56,3 +58,24 @@ def test_settings_that_name_an_adapter_twice_or_too_many_are_refused() -> None:
         EngineConfig("nowhere", lora_modules=LOUD * 2)
     with pytest.raises(EngineError, match="max_loras is 1, but there are 2 adapters"):
         EngineConfig("nowhere", lora_modules=(*LOUD, LoraModule("b", "x")), max_loras=1)
+
+
+def test_a_model_that_sees_has_adapters_where_its_text_can_be_proved(tmp_path: Path) -> None:
+    """By the names of the whole model, which PEFT writes; Qwen2.5-VL's text is no class alone."""
+    pattern = rf".*language_model.*\.({'|'.join(ALL)})"
+    for kind in ("gemma3", "qwen2_5_vl"):
+        network = vision_models.build(kind)
+        vision_models.save(network, tmp_path / kind)
+        modules = {name: pair for name, pair in halves(network).items() if "language_model" in name}
+        path = write_adapter(tmp_path / f"{kind}-own", modules, target_modules=pattern)
+        config = EngineConfig(
+            str(tmp_path / kind),
+            dtype="float32",
+            device="cpu",
+            lora_modules=(LoraModule("own", str(path)),),
+        )
+        if kind == "gemma3":
+            assert load_model(config).eye is not None
+        else:
+            with pytest.raises(ModelRefused, match="adapters of qwen2_5_vl_text cannot be proved"):
+                load_model(config)
