@@ -30,7 +30,7 @@ INSTALLED_NODE_CLIENT := tests/node/node_modules/.installed
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
-.PHONY: help fuzz-api demo browser screenshots demo-engine bootstrap deploy destroy smoke test test-all chaos soak check format openapi demo-model demo-speech demo-reranker examples bench bench-generation bench-encoders bench-serve bench-speech bench-start bench-host bench-batches bench-upload bench-mixed bench-models clean
+.PHONY: help fuzz-api demo browser screenshots demo-engine bootstrap deploy destroy smoke test test-all chaos soak check format openapi demo-model demo-speech demo-reranker examples bench bench-generation bench-encoders bench-serve bench-speech bench-grammar bench-start bench-host bench-batches bench-upload bench-mixed bench-models clean
 
 help:
 	@echo "make demo          install, run the whole cloud on this machine, drop the example file into it"
@@ -58,6 +58,7 @@ help:
 	@echo "make bench-encoders    vectors and rankings"
 	@echo "make bench-speech      recordings"
 	@echo "make bench-serve       streams: first tokens, tokens/s, a token's way to the socket"
+	@echo "make bench-grammar     what structured output costs, holds in memory, and whether rows hold"
 	@echo "make bench-start   seconds from launch to a loaded model, the first row, the exit"
 	@echo "make bench-host    lines/s and memory of the host path at 10,000 and 1,000,000 lines"
 	@echo "make bench-batches batches through an emulator: lines/s, memory, and 1, 2, 4 workers"
@@ -257,6 +258,11 @@ bench-serve: $(OUT)/bench/46m/config.json
 
 bench-speech: $(INSTALLED_DEV)
 	$(BIN)/python -m bench.speech $(OUT)/bench/speech
+
+bench-grammar: $(OUT)/bench/46m/config.json $(INSTALLED_DEV)
+	$(BIN)/python -m bench.grammar cost --model $(OUT)/bench/46m
+	$(BIN)/python -m bench.grammar memory
+	$(BIN)/python -m bench.grammar valid
 
 bench-start: $(OUT)/bench/46m/config.json
 	$(BIN)/python -m bench.start --model demo/model --model $(OUT)/bench/46m

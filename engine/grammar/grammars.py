@@ -18,7 +18,7 @@ from engine.protocol.constraints import Asked
 from engine.protocol.errors import RequestError
 from engine.text.tokenizer import Tokenizer
 
-_MOST_KEPT = 512
+_MOST_KEPT = 256
 _MOST_KEPT_CHARS = 2**22
 
 

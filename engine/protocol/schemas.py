@@ -22,6 +22,13 @@ _OTHER_FORMATS = frozenset(
     "idn-email idn-hostname uri-reference iri iri-reference uri-template json-pointer"
     " relative-json-pointer regex".split()
 )
+# Of these formats llguidance lets through what no calendar and no clock has: the 29th of February
+# of any year, the year 0, a second 60 at any minute.
+_LEAP_YEAR = "(?:[0-9]{2}(?:0[48]|[2468][048]|[13579][26])|(?:[02468][48]|[2468]0|[13579][26])00)"
+_DAY = "(?:(?:0[13-9]|1[0-2])-[0-9]{2}|02-(?:[01][0-9]|2[0-8]))"
+_YEAR = "(?:[0-9]{3}[1-9]|[0-9]{2}[1-9]0|[0-9][1-9]00|[1-9]000)"
+_DATE = f"^(?:{_YEAR}-{_DAY}|{_LEAP_YEAR}-02-29)"
+_NARROWER = {"date": f"{_DATE}$", "date-time": f"{_DATE}.{{7}}[0-5]", "time": "^.{6}[0-5]"}
 _TYPES = frozenset("null boolean object array number string integer".split())
 _ONE_SCHEMA = frozenset(["items", "additionalProperties", "additionalItems"])
 _SCHEMAS = frozenset(["allOf", "anyOf", "oneOf", "prefixItems"])
@@ -94,6 +101,12 @@ class _Reading:
         if "properties" in served:
             self.listings.append(served)
         self.joins |= "allOf" in served
+        # Names that no schema lists may come twice, and are then fewer than they look.
+        least = served.get("minProperties", 0)
+        if least > 1 and len(set(served.get("required", ()))) < least:
+            raise self._error(f"{place}/minProperties", "above 1 and `required` cannot be held to")
+        if (narrower := _NARROWER.get(served.get("format", ""))) is not None:
+            served["allOf"] = [*served.get("allOf", []), {"pattern": narrower}]
         return served
 
     def _keyword(self, keyword: str, value: object, place: str, depth: int) -> dict[str, Any]:
@@ -135,6 +148,8 @@ class _Reading:
 
     def _checked(self, keyword: str, value: Any, place: str) -> dict[str, Any]:
         """Return a keyword whose value is of the right type, unless it is a remark."""
+        if _CHECKS[keyword] is _COUNT:
+            return {keyword: int(value)}
         if keyword == "format" and value not in FORMATS:
             if value in _OTHER_FORMATS:
                 raise self._error(place, f"{shown(value)} is a format that cannot be held to")

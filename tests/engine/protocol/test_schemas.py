@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
@@ -33,7 +34,7 @@ def test_remarks_are_left_out_and_all_else_stays_in_its_order() -> None:
         "properties": {
             "b": {"type": "integer", "format": "int32", "nullable": True, "x-unit": "m"},
             "a": {"$ref": "#/$defs/A", "description": "d"},
-            "title": {"type": "string", "format": "date"},
+            "title": {"type": "string", "format": "uuid"},
         },
         "$defs": {"A": {"anyOf": [True, {"items": [{"const": None}], "uniqueItems": False}]}},
         "x-guidance": {"lenient": True},
@@ -47,7 +48,7 @@ def test_remarks_are_left_out_and_all_else_stays_in_its_order() -> None:
             {
                 "b": {"type": "integer"},
                 "a": {"$ref": "#/$defs/A"},
-                "title": {"type": "string", "format": "date"},
+                "title": {"type": "string", "format": "uuid"},
             },
         ),
         ("$defs", {"A": {"anyOf": [True, {"items": [{"const": None}]}]}}),
@@ -72,6 +73,7 @@ def test_remarks_are_left_out_and_all_else_stays_in_its_order() -> None:
         ({"minLength": "5"}, "/minLength"),
         ({"minLength": -1}, "/minLength"),
         ({"maxItems": 1.5}, "/maxItems"),
+        ({"minProperties": 2, "required": ["a", "a"]}, "/minProperties"),
         ({"maxItems": float("inf")}, "/maxItems"),
         ({"exclusiveMinimum": True}, "/exclusiveMinimum"),
         ({"pattern": 5}, "/pattern"),
@@ -95,6 +97,12 @@ def test_what_cannot_be_held_to_is_named_with_its_place(schema: dict[str, Any], 
         served(schema)
     assert caught.value.message.startswith(f"`{place}` of `regex` ")
     assert (caught.value.param, caught.value.code) == ("regex", "invalid_schema")
+
+
+def test_a_count_may_be_written_as_a_float() -> None:
+    """As spreadsheets and data frames write it."""
+    assert served({"maxItems": 2.0, "minimum": 2.5}) == {"maxItems": 2, "minimum": 2.5}
+    assert isinstance(served({"maxItems": 2.0})["maxItems"], int)
 
 
 def test_a_schema_may_be_so_deep_and_refer_so_often() -> None:
@@ -124,3 +132,34 @@ def test_objects_are_closed_that_do_not_say_otherwise() -> None:
         assert served(kept, rules) == kept
     parts = {"allOf": [{"properties": {"a": True}}, {"properties": {"b": True}}]}
     assert served(parts, rules) == parts
+
+
+@pytest.mark.parametrize(
+    ("name", "good", "bad"),
+    [
+        (
+            "date",
+            ["2024-02-29", "2000-02-29", "1900-02-28", "0400-02-29", "2023-12-31", "0010-01-01"],
+            ["2023-02-29", "1900-02-29", "0000-02-29", "0000-01-01"],
+        ),
+        ("time", ["10:10:59Z", "23:59:00+01:00"], ["10:10:60Z", "23:59:60Z"]),
+        (
+            "date-time",
+            ["2024-02-29T10:10:59Z", "2023-01-01t00:00:00.5z"],
+            ["2023-02-29T10:10:10Z", "2023-01-01T10:10:60Z"],
+        ),
+    ],
+)
+def test_dates_and_times_are_those_of_a_calendar_and_a_clock(
+    name: str, good: list[str], bad: list[str]
+) -> None:
+    """Beside the format itself, which lets more through; a leap second is not written."""
+    schema = served({"type": "string", "format": name, "allOf": [{"minLength": 1}]})
+    first, narrower = schema["allOf"]
+    assert first == {"minLength": 1}
+    pattern = re.compile(narrower["pattern"])
+    for text in good:
+        assert pattern.search(text), text
+
+    for text in bad:
+        assert not pattern.search(text), text
