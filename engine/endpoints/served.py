@@ -116,7 +116,8 @@ class ServedEngine:
         self._online: list[Endpoint[Any, Any, Any]] = [*self._endpoints, *online]
         self._engine: StepLoop[Any, Any] = engine
         # By priority: who is waited for has turns of its own, behind no line of a file.
-        self._preparing, self._finishing = (Turns(), Turns()), (Turns(), Turns())
+        self._preparing = (Turns(), Turns(alternate=True))
+        self._finishing = (Turns(), Turns(alternate=True))
         self._preparing_fetched = Turns(_MAX_FETCHED_BYTES, short_bytes=-1)
         self._unfolding = asyncio.Semaphore(_MAX_UNFOLDING)
         self._room = Room(_MAX_HELD_BYTES)

@@ -91,12 +91,18 @@ class Room:
 class Turns:
     """Calls functions in the order in which they come; one above the bound has its turn alone.
 
-    One that works on no more than `short_bytes` is called at once, where it is asked for.
+    One that works on no more than `short_bytes` is called at once, where it is asked for; if they
+    `alternate`, with a round of the loop between two, so that many at once hold nobody else up.
     """
 
     def __init__(
-        self, max_bytes: int = MAX_BYTES_AT_ONCE, *, short_bytes: int = SHORT_BYTES
+        self,
+        max_bytes: int = MAX_BYTES_AT_ONCE,
+        *,
+        short_bytes: int = SHORT_BYTES,
+        alternate: bool = False,
     ) -> None:
+        self._alternating = asyncio.Lock() if alternate else None
         self._room = Room(max_bytes)
         self._short_bytes = short_bytes
 
@@ -105,7 +111,12 @@ class Turns:
     ) -> _Value:
         """Return what a function returns that works on so many bytes, once there is room for it."""
         if num_bytes <= self._short_bytes:
-            return function(*arguments)
+            if self._alternating is None:
+                return function(*arguments)
+            async with self._alternating:
+                value = function(*arguments)
+                await asyncio.sleep(0)
+                return value
         await self._room.take(num_bytes)
         try:
             work = asyncio.get_running_loop().run_in_executor(None, function, *arguments)

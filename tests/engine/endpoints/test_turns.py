@@ -190,3 +190,17 @@ def test_no_text_of_a_body_is_overlooked(value: Any) -> None:
         return sum(map(texts, inside)) if isinstance(value, (dict, list)) else 0
 
     assert size_of_body({"": value}) >= texts(value)
+
+
+async def test_those_that_alternate_let_others_come_between() -> None:
+    """However many ask at once, between two of them the loop gets round."""
+    turns, order = Turns(alternate=True), list[str]()
+
+    async def ticking() -> None:
+        for _ in range(3):
+            order.append("tick")
+            await asyncio.sleep(0)
+
+    await asyncio.gather(*(turns.run(1, order.append, "turn") for _ in range(3)), ticking())
+    assert [order.count("turn"), order.count("tick")] == [3, 3]
+    assert "turn turn" not in " ".join(order)
