@@ -53,16 +53,16 @@ help:
 	@echo "make demo-speech   train the tiny speech model again"
 	@echo "make demo-reranker train the head of the demo reranker again (some minutes)"
 	@echo "make examples      speak the recordings in examples/ again"
-	@echo "make bench         all three that follow: beside others (vLLM, given VLLM_PYTHON=path)"
+	@echo "make bench         all six that follow: beside others (vLLM, given VLLM_PYTHON=path)"
 	@echo "make bench-generation  chats and completions; FILES=\"base a g\""
 	@echo "make bench-encoders    vectors and rankings"
 	@echo "make bench-speech      recordings"
 	@echo "make bench-serve       streams: first tokens, tokens/s, a token's way to the socket"
 	@echo "make bench-grammar     what structured output costs, holds in memory, and whether rows hold"
+	@echo "make bench-mixed       people beside a batch of 5,000 lines: first tokens, rows a second"
 	@echo "make bench-start   seconds from launch to a loaded model, the first row, the exit"
 	@echo "make bench-host    lines/s and memory of the host path at 10,000 and 1,000,000 lines"
 	@echo "make bench-batches batches through an emulator: lines/s, memory, and 1, 2, 4 workers"
-	@echo "make bench-mixed   first tokens of people beside a batch of 5,000 lines, and its rate, together and alone"
 	@echo "make bench-upload  a file of 1 GB through the dashboard: seconds, and the browser's memory"
 	@echo "make bench-models  make the random-weight models and files, base and a to g, of the benchmarks"
 	@echo "make clean         remove $(VENV), $(OUT) and all caches"
@@ -242,7 +242,7 @@ $(BENCH_FILES:%=$(OUT)/bench/%.jsonl): $(OUT)/bench/%.jsonl: bench/workloads.py 
 
 bench-models: $(BENCH_MODELS:%=$(OUT)/bench/%/config.json) $(BENCH_FILES:%=$(OUT)/bench/%.jsonl)
 
-bench: bench-generation bench-encoders bench-speech
+bench: bench-generation bench-encoders bench-speech bench-grammar bench-serve bench-mixed
 
 bench-generation: $(OUT)/bench/46m/config.json $(if $(filter g,$(FILES)),$(OUT)/bench/46m-152k/config.json) $(FILES:%=$(OUT)/bench/%.jsonl)
 	$(BIN)/python -m bench.compare $(FILES:%=$(OUT)/bench/%.jsonl) \

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from itertools import islice
 from pathlib import Path
+from typing import BinaryIO
 
 from engine.batchfile.answer import run_line
 from engine.batchfile.forms import HEAD_BYTES, form_of, open_lines
@@ -46,15 +47,19 @@ class Answering:
         What is answered by then `flush` makes durable. Raises EngineError, FormError, OSError.
         """
         try:
-            async with asyncio.TaskGroup() as group:
-                lines = unanswered(self._path, self._rows)
-                while some := await asyncio.to_thread(list, islice(lines, _READ_LINES)):
-                    for raw in some:
-                        await self._window.enter(len(raw.data))
-                        group.create_task(self._answer(raw))
-                        await asyncio.sleep(0)  # other batches have their turn, and people theirs
+            # Closed here, whatever a thread that still reads of it is at.
+            with opened(self._path) as file:
+                await self._answer_all(unanswered(file, self._rows))
         except ExceptionGroup as exc:
             raise exc.exceptions[0] from None
+
+    async def _answer_all(self, lines: Iterator[RawLine]) -> None:
+        async with asyncio.TaskGroup() as group:
+            while some := await asyncio.to_thread(list, islice(lines, _READ_LINES)):
+                for raw in some:
+                    await self._window.enter(len(raw.data))
+                    group.create_task(self._answer(raw))
+                    await asyncio.sleep(0)  # other batches have their turn, and people theirs
 
     async def due(self) -> None:
         """Wait until rows should become durable: a few seconds, less where there are many."""
@@ -104,14 +109,18 @@ class Answering:
             self._has_many.set()
 
 
-def unanswered(path: Path, rows: Rows) -> Iterator[RawLine]:
+def opened(path: Path) -> BinaryIO:
+    """Return the file of a batch's lines, open; raises OSError."""
+    return path.open("rb")
+
+
+def unanswered(file: BinaryIO, rows: Rows) -> Iterator[RawLine]:
     """Yield the lines of a file that have no row; memory stays flat."""
     answered = rows.lines()
     next_answered = next(answered, None)
-    with path.open("rb") as file:
-        form = form_of(file.read(HEAD_BYTES))
-        for raw in read_lines(open_lines(form, file)):
-            if raw.number == next_answered:
-                next_answered = next(answered, None)
-            else:
-                yield raw
+    form = form_of(file.read(HEAD_BYTES))
+    for raw in read_lines(open_lines(form, file)):
+        if raw.number == next_answered:
+            next_answered = next(answered, None)
+        else:
+            yield raw

@@ -8,7 +8,7 @@ from handler.batch.kinds import ERRORS, KINDS, Kind
 from handler.batch.model import Batch, File, Progress
 from handler.batch.not_run import EXPIRED, row_not_run
 from handler.batch.states import Status
-from server.local.answering import unanswered
+from server.local.answering import opened, unanswered
 from server.local.folder import sync_folder
 from server.local.rows import Rows
 from server.local.store import Store
@@ -20,11 +20,12 @@ def fill(store: Store, batch: Batch) -> None:
     """Give each line that was not run in time the row that says so; repeated it goes on."""
     rows = store.rows_of(batch.id)
     rows.open()
-    lines = unanswered(store.input_of(batch.id), rows)
-    while some := list(islice(lines, _FILLED_AT_ONCE)):
-        filled = [row_not_run(raw, EXPIRED) for raw in some]
-        num_failures = sum(is_failure for _, is_failure in filled)
-        rows.append([row for row, _ in filled], Progress(failed=num_failures))
+    with opened(store.input_of(batch.id)) as file:
+        lines = unanswered(file, rows)
+        while some := list(islice(lines, _FILLED_AT_ONCE)):
+            filled = [row_not_run(raw, EXPIRED) for raw in some]
+            num_failures = sum(is_failure for _, is_failure in filled)
+            rows.append([row for row, _ in filled], Progress(failed=num_failures))
 
 
 def publish(store: Store, batch: Batch, status: Status, now: float, **changes: object) -> Batch:

@@ -13,8 +13,9 @@ from cli.serving.options import EngineOptions
 GGUF = "GGUF is not read; name the folder, or the hub id, of the model in transformers' format"
 
 
-def test_a_folder_that_is_not_there(tmp_path: Path) -> None:
+def test_a_folder_that_is_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """However it is written; what may be the hub's is left to the hub."""
+    monkeypatch.chdir(tmp_path)
     for name in ("./nothere", str(tmp_path / "none"), "../x", "~/models/x", "a/b/c", "models/"):
         with pytest.raises(Refused, match=f"--model {name}: there is no such folder"):
             engine_config(EngineOptions(model=name))
