@@ -79,11 +79,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run what was typed and return the exit status."""
     parser = make_parser()
     typed = spelt_out(sys.argv[1:] if arguments is None else arguments)
-    typed = serve.with_flags_of_environment(typed)
-    parsed, unknown = parser.parse_known_args(typed)
 
     def command() -> int:
-        sort_out(parser, typed, unknown)
+        all_typed = serve.with_flags_of_environment(typed)
+        parsed, unknown = parser.parse_known_args(all_typed)
+        sort_out(parser, all_typed, unknown)
         return int(parsed.command(parsed))
 
     return exit_status_of(command)

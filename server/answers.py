@@ -43,8 +43,8 @@ class Answers:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Read the body, ask the engine, and send what it answers."""
-        body = await self.means.bodies.read_object(scope, receive)
-        await self.answer(scope["path"], body, scope, receive, send)
+        async with self.means.bodies.read_object(scope, receive) as body:
+            await self.answer(scope["path"], body, scope, receive, send)
 
     async def answer(
         self, url: str, body: dict[str, Any], scope: Scope, receive: Receive, send: Send

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
-from typing import Any
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from typing import Any, TypeVar
 
 from pydantic_core import from_json
 from starlette.types import Receive, Scope
@@ -15,12 +16,14 @@ from server.errors import Refused, busy, too_large
 
 MAX_HELD_BYTES = 512 * 2**20
 _LONG_BYTES = 100_000  # more than this is parsed in a thread
+_ValueT = TypeVar("_ValueT")
 
 
 class Bodies:
     """Reads bodies: each of up to `max_bytes` within `seconds`, and of all at once so many bytes.
 
-    What is read counts until it is whole: a thousand slow uploads hold no more than that.
+    What is read counts until its answer is sent: a thousand slow uploads hold no more than that,
+    and no more does what waits for its turn.
     """
 
     def __init__(
@@ -31,14 +34,34 @@ class Bodies:
         self._max_held_bytes = max(max_bytes, max_held_bytes)
         self._held_bytes = 0
 
-    async def read(self, scope: Scope, receive: Receive) -> bytes:
-        """Return the body of a request.
+    @asynccontextmanager
+    async def read(
+        self, scope: Scope, receive: Receive, parse: Callable[[bytes], Awaitable[_ValueT]]
+    ) -> AsyncIterator[_ValueT]:
+        """Yield what `parse` makes of the body of a request, which counts until this is left.
 
         Raises `Refused` for one that is too large, takes too long or comes beside too many others,
-        `ClientGone` where it breaks off.
+        `ClientGone` where it breaks off, and what `parse` raises.
         """
         if (length := header(scope, b"content-length")) and int(length) > self._max_bytes:
             raise too_large(self._max_bytes)
+        data = await self._whole(receive)
+        num_bytes = len(data)
+        try:
+            value = await parse(data)
+            del data
+            yield value
+        finally:
+            self._held_bytes -= num_bytes
+
+    def read_object(
+        self, scope: Scope, receive: Receive
+    ) -> AbstractAsyncContextManager[dict[str, Any]]:
+        """Yield the JSON object that a body is; raises as `read` does, and for what is none."""
+        check_type(scope, "application/json")
+        return self.read(scope, receive, parsed)
+
+    async def _whole(self, receive: Receive) -> bytes:
         data = bytearray()
         try:
             async with asyncio.timeout(self._seconds):
@@ -46,16 +69,12 @@ class Bodies:
                     data += piece
                     self._held_bytes += len(piece)
                     self._check(len(data))
-        except TimeoutError:
-            raise late(self._seconds) from None
-        finally:
+        except BaseException as exc:
             self._held_bytes -= len(data)
+            if isinstance(exc, TimeoutError):
+                raise late(self._seconds) from None
+            raise
         return bytes(data)
-
-    async def read_object(self, scope: Scope, receive: Receive) -> dict[str, Any]:
-        """Return the JSON object that a body is; raises as `read` does, and for what is none."""
-        check_type(scope, "application/json")
-        return await parsed(await self.read(scope, receive))
 
     def _check(self, num_bytes: int) -> None:
         if num_bytes > self._max_bytes:
@@ -95,7 +114,14 @@ async def parsed(data: bytes) -> dict[str, Any]:
 
 
 def check_type(scope: Scope, *wanted: str) -> None:
-    """Raise `Refused` for a body of another type; one that names none is taken as it is."""
+    """Raise `Refused` for a body of another type, or a packed one; none is taken as it is."""
+    packed = (header(scope, b"content-encoding") or "identity").strip().lower()
+    if packed != "identity":
+        raise Refused(
+            f"The body must not be packed, and Content-Encoding is {packed[:100]}: send it plain.",
+            status_code=415,
+            code="unsupported_media_type",
+        )
     given = media_type(scope)
     if given and given not in wanted:
         raise Refused(

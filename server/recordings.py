@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
+from functools import partial
 from typing import Any
 
 from pydantic_core import from_json
-from starlette.responses import PlainTextResponse
+from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
@@ -42,19 +44,22 @@ class Recordings(Answers):
         is_form = media_type(scope) == _FORM
         # Before the body: a form without a boundary is refused at once.
         reader = FormReader(header(scope, b"content-type") or "", FILE) if is_form else None
-        data = await self.means.bodies.read(scope, receive)
-        body = await parsed(data) if reader is None else _of_form(reader, data)
-        del data
-        with self.means.gate.entered():
-            answering = self.means.engine.answer(
-                scope["path"], body, new_request_id(), int(time.time())
-            )
-            reply = await while_here(receive, answering)
-        assert isinstance(reply, Reply), "recordings are answered at once"
-        if reply.status_code == 200 and is_form and body.get("response_format") in _PLAIN:
-            await PlainTextResponse(reply.body["text"])(scope, receive, send)
-        else:
-            await answered(_as_form(reply) if is_form else reply)(scope, receive, send)
+        parse = parsed if reader is None else partial(_read_form, reader)
+        async with self.means.bodies.read(scope, receive, parse) as body:
+            with self.means.gate.entered():
+                answering = self.means.engine.answer(
+                    scope["path"], body, new_request_id(), int(time.time())
+                )
+                reply = await while_here(receive, answering)
+                assert isinstance(reply, Reply), "recordings are answered at once"
+                is_plain = is_form and body.get("response_format") in _PLAIN
+                await _response(reply, is_form=is_form, is_plain=is_plain)(scope, receive, send)
+
+
+def _response(reply: Reply, *, is_form: bool, is_plain: bool) -> Response:
+    if reply.status_code == 200 and is_plain:
+        return PlainTextResponse(reply.body["text"])
+    return answered(_as_form(reply) if is_form else reply)
 
 
 def _as_form(reply: Reply) -> Reply:
@@ -64,6 +69,10 @@ def _as_form(reply: Reply) -> Reply:
         return reply
     message = error["message"].replace(f"`{FILE_URL}`", f"`{FILE}`")
     return Reply(reply.status_code, {"error": error | {"message": message, "param": FILE}})
+
+
+async def _read_form(reader: FormReader, data: bytes) -> dict[str, Any]:
+    return await asyncio.to_thread(_of_form, reader, data)
 
 
 def _of_form(reader: FormReader, data: bytes) -> dict[str, Any]:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Iterator
 from io import BytesIO
+from itertools import islice
 from typing import Any
 
 from starlette.requests import Request
@@ -66,16 +67,18 @@ class Invocations(Answers):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Read a request or lines, ask the engine, and send what it answers."""
         check_type(scope, _JSON, *_LINES)
-        data = await self.means.bodies.read(scope, receive)
         if media_type(scope) not in _LINES:
-            url, body = _read(await parsed(data))
-            await self.answer(url, body, scope, receive, send)
+            async with self.means.bodies.read(scope, receive, parsed) as asked:
+                await self.answer(*_read(asked), scope, receive, send)
             return
-        lines = [*read_lines(BytesIO(data))]
-        del data
-        with self.means.gate.entered():
-            rows = _rows(lines, self.means)
-            await send_pieces(rows, _LINES[0].encode(), receive, send)
+        async with self.means.bodies.read(scope, receive, _lines) as lines:
+            with self.means.gate.entered():
+                rows = _rows(lines, self.means)
+                await send_pieces(rows, _LINES[0].encode(), receive, send)
+
+
+async def _lines(data: bytes) -> Iterator[RawLine]:
+    return read_lines(BytesIO(data))
 
 
 def _read(body: dict[str, Any]) -> tuple[str, dict[str, Any]]:
@@ -93,16 +96,21 @@ def _read(body: dict[str, Any]) -> tuple[str, dict[str, Any]]:
     )
 
 
-async def _rows(lines: Sequence[RawLine], means: Means) -> AsyncGenerator[bytes, None]:
+async def _rows(lines: Iterator[RawLine], means: Means) -> AsyncGenerator[bytes, None]:
     """Yield the row of each line, in their order; some lines run at once."""
-    created, waiting = int(time.time()), deque(lines)
+    created, has_more = int(time.time()), True
     running: deque[asyncio.Task[Answer]] = deque()
     most = min(2 * means.engine.info().max_num_seqs, _MOST_AT_ONCE)
     try:
-        while waiting or running:
-            while waiting and len(running) < most:
-                line = run_line(waiting.popleft(), means.engine, created=created)
-                running.append(asyncio.create_task(line))
+        while has_more or running:
+            if has_more and len(running) <= most // 2:
+                # In a thread: millions of blank lines may stand before the next.
+                some = await asyncio.to_thread(list, islice(lines, most - len(running)))
+                has_more = bool(some)
+                for raw in some:
+                    line = run_line(raw, means.engine, created=created)
+                    running.append(asyncio.create_task(line))
+                continue
             yield (await running[0]).row
             running.popleft()
     finally:

@@ -6,6 +6,7 @@ import asyncio
 import os
 import resource
 import socket
+import ssl
 from collections.abc import Callable, Iterator
 from contextlib import (
     AbstractAsyncContextManager,
@@ -67,12 +68,22 @@ def make_server(
     )
 
 
+class CertificateRefused(Exception):
+    """A certificate or key that cannot be served with; the message is for who started the server.
+
+    (No `OSError`, as which ssl raises it: an address has nothing to do with it.)
+    """
+
+
 def check_address(settings: ServerSettings) -> None:
-    """Raise OSError where a server cannot listen, by taking its address and giving it back."""
+    """Raise OSError where a server cannot listen, by taking its address and giving it back.
+
+    Raises CertificateRefused, too.
+    """
+    if settings.ssl_certfile is not None and settings.ssl_keyfile is not None:
+        _check_certificate(settings.ssl_certfile, settings.ssl_keyfile)
     if settings.uds is not None:
-        folder = Path(settings.uds).absolute().parent
-        if not folder.is_dir() or not os.access(folder, os.W_OK):
-            raise NotADirectoryError(f"{folder} is no folder that can be written to")
+        _check_socket(Path(settings.uds))
         return
     for family, kind, proto, _, address in socket.getaddrinfo(
         settings.host, settings.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
@@ -80,6 +91,34 @@ def check_address(settings: ServerSettings) -> None:
         with socket.socket(family, kind, proto) as held:
             held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             held.bind(address)
+
+
+def _check_certificate(certificate: Path, key: Path) -> None:
+    try:
+        for path in (certificate, key):
+            path.open("rb").close()
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.load_cert_chain(certificate, key, password=lambda: "")  # never asked for
+    except ssl.SSLError as exc:
+        raise CertificateRefused(
+            f"{certificate} and {key} are no certificate and its key, both in PEM and not locked"
+        ) from exc
+    except OSError as exc:
+        raise CertificateRefused(f"{exc.filename} cannot be read: {exc.strerror}") from exc
+
+
+def _check_socket(path: Path) -> None:
+    folder = path.absolute().parent
+    if not folder.is_dir() or not os.access(folder, os.W_OK):
+        raise NotADirectoryError(f"{folder} is no folder that can be written to")
+    if path.exists() and not path.is_socket():
+        raise FileExistsError("there is a file of that name, which is no socket")
+    with socket.socket(socket.AF_UNIX) as asking:
+        try:
+            asking.connect(str(path))
+        except (FileNotFoundError, ConnectionRefusedError):
+            return  # nobody is behind it, or it is of a server that has ended
+    raise FileExistsError("another server listens there")
 
 
 class Server(uvicorn.Server):

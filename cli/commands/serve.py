@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
 import shlex
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import AsyncExitStack, ExitStack, asynccontextmanager, contextmanager
@@ -71,12 +72,15 @@ class ServeOptions(EngineOptions):
 def with_flags_of_environment(typed: Sequence[str]) -> list[str]:
     """Return what was typed with the flags that the environment holds for `serve`, if it is that.
 
-    SageMaker starts a container with the word `serve` and nothing else.
+    SageMaker starts a container with the word `serve` and nothing else. Raises Refused.
     """
     name, *rest = typed or [""]
     if name != "serve":
         return [*typed]
-    return [name, *shlex.split(os.environ.get(_FLAGS, "")), *rest]
+    try:
+        return [name, *shlex.split(os.environ.get(_FLAGS, "")), *rest]
+    except ValueError as exc:
+        raise Refused(f"{_FLAGS} cannot be read: {str(exc).lower()}") from exc
 
 
 def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -143,6 +147,9 @@ def _add_server_flags(group: argparse._ArgumentGroup) -> None:
 def options_from(arguments: argparse.Namespace) -> ServeOptions:
     """Return the options that the parsed arguments ask for."""
     keys = arguments.api_keys or os.environ.get(_KEYS, "").split()
+    # The empty one above all, which a variable that is not set leaves behind: it lets all in.
+    if any(not re.fullmatch(r"[!-~]+", key) for key in keys):
+        raise Refused("--api-key: a key is letters, digits and signs of ASCII, at least one")
     return ServeOptions(
         host=arguments.host,
         port=arguments.port,
@@ -176,7 +183,12 @@ def run_server(options: ServeOptions, *, load: Load[Online]) -> int:
     try:
         from server.app import make_app, make_means
         from server.local.here import make_local
-        from server.serving import allow_many_files, check_address, make_server
+        from server.serving import (
+            CertificateRefused,
+            allow_many_files,
+            check_address,
+            make_server,
+        )
     except ModuleNotFoundError as exc:
         raise Refused(
             f"a server needs {exc.name}, which is not installed: pip install 'tidemill[serve]'"
@@ -186,6 +198,8 @@ def run_server(options: ServeOptions, *, load: Load[Online]) -> int:
     where = options.uds or f"{options.host}:{options.port}"
     try:
         check_address(settings)
+    except CertificateRefused as exc:
+        raise Refused(f"{exc} (--ssl-certfile, --ssl-keyfile)") from exc
     except OSError as exc:
         raise Refused(f"cannot listen at {where}: {exc.strerror or exc}") from exc
     with (

@@ -235,7 +235,7 @@ class ServedEngine:
             return await preparing.run(size_of_body(body), endpoint.prepare, body, heading)
         # What is fetched, and what is unfolded of it, waits here for room: few of either at a time.
         async with fetched as whole, self._unfolding:
-            size = size_of_body(whole)
+            size = size_of_body(whole, _MAX_FETCHED_BYTES)
             prepared = await self._preparing_fetched.run(size, endpoint.prepare, whole, heading)
             await held.enter_async_context(self._room.held(prepared.num_bytes))
         return prepared

@@ -21,17 +21,22 @@ _Value = TypeVar("_Value")
 _Arguments = TypeVarTuple("_Arguments")
 
 
-def size_of_body(body: dict[str, Any]) -> int:
-    """Return about how many bytes a body holds; an entry of a list counts as one."""
+def size_of_body(body: dict[str, Any], most: int = MAX_BYTES_AT_ONCE) -> int:
+    """Return about how many bytes a body holds; an entry of a list counts as one.
+
+    What is above `most` is not counted to its end.
+    """
     size = 0
     seen: list[dict[str, Any] | list[Any]] = [body]
     for holder in seen:  # which grows by what is found inside
+        if size > most:
+            break
         inside: Iterable[Any] = holder
         if isinstance(holder, dict):
             size += sum(map(len, holder))
             inside = holder.values()
-        else:
-            size += len(holder)
+        elif (size := size + len(holder)) > most:
+            break
         for value in inside:
             if isinstance(value, str):
                 size += len(value) if value.isascii() else len(value.encode("utf-8", "replace"))

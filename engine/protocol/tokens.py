@@ -10,6 +10,7 @@ from engine.protocol.chat import ChatCompletionRequest
 from engine.protocol.fields import Count, Text
 
 MAX_TOKENS = 2**20
+MAX_TEXT_CHARS = 4 * 2**20
 
 
 class TokenizeTextRequest(BaseModel):
@@ -18,7 +19,7 @@ class TokenizeTextRequest(BaseModel):
     model_config = ConfigDict(extra="ignore", strict=True)
 
     model: str | None = None
-    prompt: Text
+    prompt: Annotated[Text, Field(max_length=MAX_TEXT_CHARS)]
     add_special_tokens: bool | None = None
     return_token_strs: bool | None = None
 

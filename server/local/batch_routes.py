@@ -52,9 +52,10 @@ class BatchRoutes:
 
     async def create(self, request: Request) -> Response:
         """Make a batch of a file, or return the one that the same idempotency key has made."""
-        body = await _BODIES.read_object(request.scope, request.receive)
+        async with _BODIES.read_object(request.scope, request.receive) as body:
+            fields = _fields_of(body, request.headers.get("idempotency-key"))
         try:
-            asked = read_request(_fields_of(body, request.headers.get("idempotency-key")))
+            asked = read_request(fields)
             batch = await asyncio.to_thread(self._create, asked)
         except InvalidOption as exc:
             raise RequestError(exc.message, param=exc.param, code=exc.code) from exc

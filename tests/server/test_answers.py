@@ -7,6 +7,7 @@ import json
 from typing import Any
 
 import pytest
+from starlette.types import Receive
 
 from server.bodies import Bodies
 from tests.server.rig import MODEL, SECONDS, HeldEngine, site
@@ -97,6 +98,14 @@ async def test_a_body_in_pieces_is_measured_as_it_comes() -> None:
         assert answer.status_code == 413
 
 
+async def test_a_packed_body_is_refused_by_that() -> None:
+    """Not as one that is no JSON."""
+    async with site() as place:
+        answer = await place.client.post(CHAT, content=b"{}", headers={"Content-Encoding": "gzip"})
+        assert answer.status_code == 415
+        assert "Content-Encoding is gzip: send it plain" in answer.json()["error"]["message"]
+
+
 async def test_a_body_that_does_not_come_is_given_up() -> None:
     """The client is told so."""
     async with site(body_seconds=0.05) as place:
@@ -108,8 +117,12 @@ async def test_a_body_that_does_not_come_is_given_up() -> None:
         writer.close()
 
 
+async def _as_it_is(data: bytes) -> bytes:
+    return data
+
+
 async def test_slow_uploads_hold_so_much_together_and_no_more() -> None:
-    """One that would go beyond is told to come again; what was held is free afterwards."""
+    """One that would go beyond is told to come again, until those before it are answered."""
     bodies = Bodies(100, SECONDS, max_held_bytes=150)
     scope = {"headers": []}
     is_held, may_end = asyncio.Event(), asyncio.Event()
@@ -121,17 +134,24 @@ async def test_slow_uploads_hold_so_much_together_and_no_more() -> None:
         await may_end.wait()
         return {"type": "http.request", "body": b""}
 
-    waiting = asyncio.create_task(bodies.read(scope, slow))
+    async def length(receive: Receive) -> int:
+        async with bodies.read(scope, receive, _as_it_is) as body:
+            return len(body)
+
+    waiting = asyncio.create_task(length(slow))
     await is_held.wait()
 
     async def other() -> dict[str, Any]:
         return {"type": "http.request", "body": b"x" * 90}
 
     with pytest.raises(Exception, match="try again"):
-        await bodies.read(scope, other)
+        await length(other)
     may_end.set()
-    assert len(await waiting) == 90
-    assert len(await bodies.read(scope, other)) == 90
+    assert await waiting == 90
+    async with bodies.read(scope, other, _as_it_is):
+        with pytest.raises(Exception, match="try again"):  # it is not answered yet
+            await length(other)
+    assert await length(other) == 90
 
 
 async def test_more_than_may_wait_are_told_when_to_come_again() -> None:

@@ -4,10 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import json
+import threading
+from collections.abc import Iterator
+from io import BytesIO
 from typing import Any
 
 import pytest
 
+from engine.batchfile.lines import RawLine, read_lines
+from server import sagemaker
 from tests.server.rig import SECONDS, HeldEngine, site
 
 
@@ -72,6 +77,25 @@ async def test_lines_become_rows_in_their_order() -> None:
         bad = rows.pop(3)
         assert bad["response"]["status_code"] == 400 if bad["response"] else bad["error"]
         assert [row["response"]["body"]["i"] for row in rows] == [*range(200)]
+
+
+async def test_lines_are_looked_for_beside_the_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Millions of blank ones hold nobody else up."""
+    threads = set()
+
+    def noting(stream: BytesIO) -> Iterator[RawLine]:
+        for raw in read_lines(stream):
+            threads.add(threading.current_thread())
+            yield raw
+
+    monkeypatch.setattr(sagemaker, "read_lines", noting)
+    async with site() as place:
+        data = b"\n" * 9 + json.dumps(LINES[0]).encode()
+        kind = {"content-type": "application/jsonlines"}
+        answer = await place.client.post("/invocations", content=data, headers=kind)
+        assert answer.json()["custom_id"] == "0"
+    assert threads
+    assert threading.current_thread() not in threads
 
 
 async def test_lines_of_who_goes_away_are_dropped() -> None:

@@ -69,3 +69,21 @@ def test_half_of_https_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     """A key without a certificate serves nobody."""
     assert main(["serve", "--ssl-keyfile", "k"]) == 2
     assert "both --ssl-certfile and --ssl-keyfile" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("key", ["", " a", "a b", "schl\u00fcssel"])
+def test_a_key_that_lets_anybody_in_or_nobody_is_refused(
+    key: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The empty one is what a variable that is not set leaves behind."""
+    assert main(["serve", "--api-key", key]) == 2
+    assert "--api-key: a key is letters, digits and signs" in capsys.readouterr().err
+
+
+def test_flags_of_the_environment_that_cannot_be_read_are_told(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """By the variable's name: nobody has typed them."""
+    monkeypatch.setenv("TIDEMILL_SERVER_FLAGS", "--host 'a")
+    assert main(["serve"]) == 2
+    assert "TIDEMILL_SERVER_FLAGS cannot be read: no closing" in capsys.readouterr().err

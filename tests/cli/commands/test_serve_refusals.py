@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 from cli.main import main
+from server.serving import check_address
+from server.settings import ServerSettings
 
 
 @pytest.fixture
@@ -33,6 +36,45 @@ def test_a_socket_in_no_folder_is_told(capsys: pytest.CaptureFixture[str]) -> No
     """By its folder."""
     assert main(["serve", "--uds", "/no/such/folder/socket"]) == 2
     assert "/no/such/folder is no folder that can be written to" in capsys.readouterr().err
+
+
+def test_a_socket_that_cannot_be_made_is_told_before_a_model_loads(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A file of that name, a server that listens there, a name that is too long."""
+    file, heard, left = tmp_path / "file", tmp_path / "heard", tmp_path / "left"
+    file.touch()
+    with socket.socket(socket.AF_UNIX) as server:
+        server.bind(str(heard))
+        server.listen()
+        for path, words in (
+            (file, "a file of that name"),
+            (heard, "another server listens there"),
+            (tmp_path / ("x" * 120), "AF_UNIX path too long"),
+        ):
+            assert main(["serve", "--uds", str(path)]) == 2
+            assert words in capsys.readouterr().err
+    with socket.socket(socket.AF_UNIX) as ended:
+        ended.bind(str(left))
+    check_address(ServerSettings(uds=str(left)))
+
+
+def test_a_certificate_that_is_none_is_told_before_a_model_loads(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Both by their paths."""
+    file = tmp_path / "file"
+    file.touch()
+    missing = tmp_path / "no"
+    for key, words in (
+        (file, f"{file} and {file} are no certificate and its key"),
+        (missing, f"{missing} cannot be read: No such file or directory"),
+    ):
+        typed = ["serve", "--port", "0", "--ssl-certfile", str(file), "--ssl-keyfile", str(key)]
+        assert main(typed) == 2
+        said = capsys.readouterr().err
+        assert words in said
+        assert "loading" not in said
 
 
 def test_a_model_may_stand_behind_the_command_as_in_vllm(

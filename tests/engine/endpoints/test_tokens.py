@@ -9,6 +9,7 @@ import pytest
 from engine.contract import Reply
 from engine.endpoints import token_endpoints
 from engine.endpoints.served import ServedEngine
+from engine.protocol.tokens import MAX_TEXT_CHARS
 from tests.engine.scripted_model import (
     HEADING,
     INFO,
@@ -82,6 +83,7 @@ async def test_tokens_are_told_as_text() -> None:
         ("/tokenize", {}, "prompt"),
         ("/tokenize", {"prompt": ["a"]}, "prompt"),
         ("/tokenize", {"prompt": "\ud800"}, "prompt"),
+        ("/tokenize", {"prompt": "a" * (MAX_TEXT_CHARS + 1)}, "prompt"),
         ("/tokenize", {"messages": []}, "messages"),
         ("/detokenize", {"tokens": [99_999]}, "tokens"),
         ("/detokenize", {"tokens": [-1]}, "tokens.0"),

@@ -192,6 +192,15 @@ def test_no_text_of_a_body_is_overlooked(value: Any) -> None:
     assert size_of_body({"": value}) >= texts(value)
 
 
+@pytest.mark.parametrize(
+    ("body", "size"),
+    [({"a": [["x"] * 9] * 100}, 101), ({"a": {"k": ["x"] * 9}, "b": "x" * 60}, 62)],
+)
+def test_what_is_above_the_bound_is_not_counted_to_its_end(body: dict[str, Any], size: int) -> None:
+    """Millions of entries would hold the loop up for seconds, and are alone either way."""
+    assert size_of_body(body, 50) == size < size_of_body(body)
+
+
 async def test_those_that_alternate_let_others_come_between() -> None:
     """However many ask at once, between two of them the loop gets round."""
     turns, order = Turns(alternate=True), list[str]()
