@@ -24,6 +24,8 @@ _LONG_TEXT_CHARS = 20_000
 _MIN_TEMPERATURE = 1e-5
 _MAX_TEMPERATURE = 1e4
 _SEED_BITS = 63
+# More copies than any context has tokens, and few enough to be counted in 64 bits.
+_NEVER_COPIES = 2**40
 
 _Number = TypeVar("_Number", int, float)
 
@@ -321,7 +323,8 @@ def _repetition(request: GenerationRequest) -> Repetition | None:
     asked = request.repetition_detection
     if asked is None or not asked.max_pattern_size:
         return None
-    return Repetition(max(1, asked.min_pattern_size), asked.max_pattern_size, asked.min_count)
+    num_copies = min(asked.min_count, _NEVER_COPIES)
+    return Repetition(max(1, asked.min_pattern_size), asked.max_pattern_size, num_copies)
 
 
 def _or(value: _Number | None, default: _Number) -> _Number:

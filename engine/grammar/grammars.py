@@ -13,6 +13,7 @@ from engine.grammar.beginning import Beginning, beginning
 from engine.grammar.compiling import compiled
 from engine.grammar.constraint import TextConstraint, first_words
 from engine.grammar.forms import grammar_of
+from engine.grammar.trial import MAX_SECONDS, compiles_in_time
 from engine.grammar.vocabulary import KnownTokens, known_tokens
 from engine.protocol.constraints import Asked
 from engine.protocol.errors import RequestError
@@ -51,6 +52,8 @@ class Grammars:
             grammar = grammar_of(asked)
         except ValueError as exc:
             raise _refusal(asked.param, str(exc)) from exc
+        if grammar not in self._kept and not compiles_in_time(grammar):
+            raise _refusal(asked.param, f"it takes more than {MAX_SECONDS} seconds to compile")
         self.matcher(grammar, asked.param)
         openers: Sequence[int | None] = [None]
         if opened_by is not None:

@@ -182,6 +182,10 @@ def _is_count(value: object) -> bool:
     return is_whole and not isinstance(value, bool) and value >= 0  # type: ignore[operator]
 
 
+def _is_step(value: object) -> bool:
+    return _is_number(value) and value > 0  # type: ignore[operator]
+
+
 def _is_text(value: object) -> bool:
     return isinstance(value, str)
 
@@ -214,9 +218,8 @@ _CHECKS: Mapping[str, _Check] = {
     "const": ("anything", _is_anything),
     "enum": ("a list", _is_list),
     "required": ("a list of strings", _is_names),
-    **dict.fromkeys(
-        ("multipleOf", "maximum", "exclusiveMaximum", "minimum", "exclusiveMinimum"), _NUMBER
-    ),
+    "multipleOf": ("a number above 0", _is_step),
+    **dict.fromkeys(("maximum", "exclusiveMaximum", "minimum", "exclusiveMinimum"), _NUMBER),
     **dict.fromkeys(
         ("maxLength", "minLength", "maxItems", "minItems", "maxProperties", "minProperties"), _COUNT
     ),

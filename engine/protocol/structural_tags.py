@@ -102,10 +102,11 @@ class _Reading:
         }
 
     def _tags(self, node: _Node, place: str) -> _Node:
-        tags = [
-            self.format({"type": "tag", **one}, f"{place}/tags/{i}")
-            for i, one in enumerate(self._objects(node, "tags", place))
-        ]
+        tags = []
+        for i, one in enumerate(self._objects(node, "tags", place)):
+            if one.get("type", "tag") != "tag":
+                self._fail(f"{place}/tags/{i}/type", "must be tag")
+            tags.append(self.format({**one, "type": "tag"}, f"{place}/tags/{i}"))
         flags = {name: bool(node.get(name)) for name in ("at_least_one", "stop_after_first")}
         return {"tags": tags, **flags}
 

@@ -129,6 +129,16 @@ def test_what_cannot_be_cut_or_detected_is_named(fields: dict[str, Any], param: 
     assert Scene().completion_fault(**{"prompt": "the capital " * 99, **fields}).param == param
 
 
+def test_copies_that_nobody_could_count_end_nothing() -> None:
+    """A number that no context has room for is as good as any other."""
+    scene = Scene()
+    scene.complete(repetition_detection={"max_pattern_size": 1_000, "min_count": 10**30})
+    asked = scene.last().repetition
+    assert asked is not None
+    watch = asked.watch()
+    assert not any(watch.push(1) for _ in range(100))
+
+
 def test_where_a_repetition_ends_a_sequence_reaches_it() -> None:
     """In the numbers of the request; none, and a pattern of 0 tokens, detect nothing."""
     scene = Scene()

@@ -76,6 +76,8 @@ def test_remarks_are_left_out_and_all_else_stays_in_its_order() -> None:
         ({"minProperties": 2, "required": ["a", "a"]}, "/minProperties"),
         ({"maxItems": float("inf")}, "/maxItems"),
         ({"exclusiveMinimum": True}, "/exclusiveMinimum"),
+        ({"multipleOf": -3}, "/multipleOf"),
+        ({"multipleOf": 0}, "/multipleOf"),
         ({"pattern": 5}, "/pattern"),
         ({"required": "a"}, "/required"),
         ({"required": [1]}, "/required"),

@@ -76,12 +76,22 @@ def test_the_newer_form_is_a_tree_of_formats() -> None:
         ({"structures": [CALL], "triggers": ["<g"]}, "/tags/0/begin"),
         ({"structures": [], "triggers": ["<f"]}, "/structures"),
         (
+            {
+                "format": {
+                    "type": "triggered_tags",
+                    "triggers": ["<"],
+                    "tags": [TAG, {"type": "const_string", "value": "<x"}],
+                }
+            },
+            "/format/tags/1/type",
+        ),
+        (
             {"structures": [{**CALL, "schema": None}], "triggers": ["<f"]},
             "/tags/0/content/json_schema",
         ),
         ({"format": {"type": "or", "elements": [TAG] * MAX_FORMATS}}, None),
     ],
-    ids=range(18),
+    ids=range(19),
 )
 def test_what_is_not_served_is_named_with_its_place(value: Any, place: str | None) -> None:
     """A JSON pointer into what was sent."""
