@@ -7,7 +7,9 @@ by Lark. What these cannot read, or would take too long over, nobody has judged.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -23,6 +25,8 @@ from engine.protocol.constraints import Asked, Kind
 _MOST_SECONDS = 2.0
 # Earley's parser takes time that grows with the cube.
 _MOST_PARSED_CHARS = 2_000
+
+_until = ContextVar[float]("until")  # by the monotonic clock
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,9 +59,12 @@ def _why_no_json(text: str, asked: Asked) -> str | None:
         return f"it is no JSON: {exc}"
     schema = asked.source if asked.sent is None else asked.sent
     source = schema if isinstance(schema, str) else json.dumps(schema)
+    _until.set(time.monotonic() + _MOST_SECONDS)
     try:
         fault = best_match(_validator(source).iter_errors(value))
-    except (TimeoutError, regex.error, RecursionError) as exc:
+    except _Unjudged:
+        raise
+    except Exception as exc:  # numbers that overflow, references that lead nowhere, and the like
         raise _Unjudged(f"the schema could not be gone through: {exc!r}") from exc
     return None if fault is None else f"{fault.json_path}: {fault.message[:500]}"
 
@@ -66,12 +73,24 @@ def _why_no_json(text: str, asked: Asked) -> str | None:
 def _validator(source: str) -> Any:
     schema = json.loads(source)
     kind = validators.validator_for(schema, default=Draft202012Validator)
-    judge = validators.extend(kind, {"pattern": _pattern})
+    follow = _in_time(kind.VALIDATORS["$ref"])
+    judge = validators.extend(kind, {"pattern": _pattern, "$ref": follow})
     try:
         kind.check_schema(schema)
     except SchemaError as exc:
         raise _Unjudged(f"the schema is none to it: {exc.message[:500]}") from exc
     return judge(schema, format_checker=kind.FORMAT_CHECKER)
+
+
+def _in_time(follow: Callable[..., Any]) -> Callable[..., Iterator[ValidationError]]:
+    """Follow references as long as there is time: some lead on twice each, without end."""
+
+    def followed(*arguments: Any) -> Iterator[ValidationError]:
+        if time.monotonic() > _until.get():
+            raise TimeoutError
+        yield from follow(*arguments) or ()
+
+    return followed
 
 
 def _pattern(_: Any, pattern: str, value: object, __: Any) -> Any:
@@ -85,7 +104,7 @@ def _pattern(_: Any, pattern: str, value: object, __: Any) -> Any:
 def _why_no_match(text: str, asked: Asked) -> str | None:
     try:
         match = regex.fullmatch(asked.source, text, timeout=_MOST_SECONDS)
-    except (TimeoutError, regex.error) as exc:
+    except (TimeoutError, regex.error, RecursionError) as exc:
         raise _Unjudged(f"the expression could not be gone through: {exc!r}") from exc
     return None if match else "the expression does not match all of it"
 

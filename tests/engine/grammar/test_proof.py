@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from typing import Any
 
@@ -9,7 +10,7 @@ import pytest
 
 from engine.grammar import proof
 from engine.grammar.proof import verdict_on
-from engine.protocol.constraints import Kind
+from engine.protocol.constraints import Asked, Kind
 from tests.engine.grammar.held import asked
 
 PERSON = {
@@ -90,3 +91,19 @@ def test_a_schema_is_judged_as_it_was_sent() -> None:
     lost = replace(asked("json_schema", {"type": "integer"}), sent=sent)
     assert verdict_on("3", lost).holds is False
     assert verdict_on("3", replace(lost, sent='{"type": "integer"}')).holds
+
+
+def test_references_that_lead_on_twice_each_are_followed_for_a_while(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Forty of them would be a million millions; nobody has judged such a text."""
+    monkeypatch.setattr(proof, "_MOST_SECONDS", 0.05)
+    twice = {f"a{i}": {"allOf": [{"$ref": f"#/$defs/a{i + 1}"}] * 2} for i in range(40)}
+    schema = {"$defs": {**twice, "a40": {"type": "string"}}, "$ref": "#/$defs/a0"}
+    assert verdict_on('"a"', Asked("json_schema", json.dumps(schema), "regex")).holds is None
+
+
+def test_a_number_that_the_judge_cannot_reckon_with_is_not_judged() -> None:
+    """It is infinite to Python, whose error is nobody's verdict."""
+    schema = Asked("json_schema", json.dumps({"multipleOf": 0.01}), "regex")
+    assert verdict_on("1e400", schema).holds is None
