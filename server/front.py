@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import hmac
 import time
@@ -13,7 +14,7 @@ from engine.errors import EngineError
 from server.about import OPEN_PATHS
 from server.bodies import header
 from server.clients import ClientGone
-from server.errors import Refused, refusal
+from server.errors import Refused, refusal, stopping
 from server.means import Means
 
 _BEARER = "bearer "
@@ -50,6 +51,11 @@ class Front:
             await app(scope, receive, noting)
         except ClientGone:
             status = status or 499
+        except asyncio.CancelledError:
+            if not self._gate.is_closed:
+                raise
+            if not status:  # its body has not come in the time that there was
+                await refusal(stopping(1))(scope, receive, noting)
         except EngineError:  # has been answered
             self._gate.give_up()
         finally:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import os
 import resource
 import socket
@@ -164,9 +165,13 @@ class Server(uvicorn.Server):
 
     async def _drain(self) -> None:
         self._gate.close()
+        clock = asyncio.get_running_loop().time
+        ends = clock() + self._drain_seconds
         with suppress(TimeoutError):
             async with asyncio.timeout(self._drain_seconds):
                 await self._gate.wait_until_empty()
+        # Files that come or go are behind no gate: they have the time that is left.
+        self.config.timeout_graceful_shutdown = max(1, math.ceil(ends - clock()))
         self.should_exit = True
 
     def _log_started_message(self, listeners: object) -> None:

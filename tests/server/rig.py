@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import httpx
+from starlette.routing import Route
 
 from engine.contract import EngineInfo, EngineStats, Reply, StreamedReply
 from engine.errors import EngineClosed
@@ -118,8 +119,10 @@ class Site:
 
 
 @asynccontextmanager
-async def site(*, engine: HeldEngine | None = None, **settings: Any) -> AsyncIterator[Site]:
-    """Serve at a free port with these settings, until left."""
+async def site(
+    *, engine: HeldEngine | None = None, others: Sequence[Route] = (), **settings: Any
+) -> AsyncIterator[Site]:
+    """Serve at a free port with these settings and other routes, until left."""
     held = engine or HeldEngine()
     means = make_means(held, (MODEL, "*"), ServerSettings(port=0, **settings))
     address: asyncio.Future[str] = asyncio.get_running_loop().create_future()
@@ -131,7 +134,11 @@ async def site(*, engine: HeldEngine | None = None, **settings: Any) -> AsyncIte
         yield
 
     server = make_server(
-        make_app(means), means.gate, means.settings, heard=heard, listening=address.set_result
+        make_app(means, others),
+        means.gate,
+        means.settings,
+        heard=heard,
+        listening=address.set_result,
     )
     serving = asyncio.create_task(server.serve())
     url = await asyncio.wait_for(address, SECONDS)
