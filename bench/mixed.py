@@ -3,7 +3,8 @@
     python -m bench.mixed out/bench/46m [--lines 5000] [--rate 4] [--seconds 150]
 
 One `tidemill serve` process, three phases: requests alone for so many seconds, a batch alone, and
-the same batch with requests until it has ended. Requests come at random moments, `--rate` a second,
+such a batch with requests until it has ended. No two prompts are alike, so nothing is
+found computed. Requests come at random moments, `--rate` a second,
 whether or not those before are answered, and stream. Prints one line of JSON, with two ratios:
 p99 of the seconds to a first token, together by alone (at most 1.5), and rows a second of the
 batch, together by alone (at least 0.8).
@@ -96,12 +97,11 @@ async def measure(place: Place, *, lines: int, rate: float, seconds: float) -> d
     """Return what the three phases came to."""
     await _requests(place, rate, 10.0, seed=1)  # what is compiled or found out at first
     idle = await _requests(place, rate, seconds, seed=2)
-    data = b"".join(_lines(lines))
     async with httpx.AsyncClient(base_url=place.url, timeout=600) as client:
-        alone_seconds = await _batch_seconds(client, data)
+        alone_seconds = await _batch_seconds(client, b"".join(_lines(lines, seed=4)))
         online = Online(place, rate, seed=3)
         coming = asyncio.create_task(online.come())
-        together_seconds = await _batch_seconds(client, data)
+        together_seconds = await _batch_seconds(client, b"".join(_lines(lines, seed=5)))
         coming.cancel()
         await online.finish()
     ttft_ratio = _share(online.first_seconds, 0.99) / _share(idle.first_seconds, 0.99)
@@ -144,8 +144,8 @@ async def _batch_seconds(client: httpx.AsyncClient, data: bytes) -> float:
     return time.monotonic() - began
 
 
-def _lines(count: int) -> Iterator[bytes]:
-    prompts = Prompts(seed=4)
+def _lines(count: int, seed: int) -> Iterator[bytes]:
+    prompts = Prompts(seed)
     for number in range(count):
         line = {
             "custom_id": str(number),
