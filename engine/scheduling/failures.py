@@ -45,6 +45,8 @@ class Failures:
             sequence.is_suspect = sequence.is_accused = True
             sequence.num_failures += 1
             self._scheduler.preempt(slot)
+        for slot in self._not_begun():
+            self._scheduler.preempt(slot)
         self._pool.forget_all()  # last, for who leaves names pages
         return culprit
 
@@ -65,6 +67,7 @@ class Failures:
         self._scheduler.bound.lower(num_tokens)
         self._send_to_wait(
             {slot for plan in plans for slot in plan.slots[plan.starts_anew].tolist()}
+            | self._not_begun()
         )
         self._pool.forget_all()
         logger.warning(
@@ -98,6 +101,11 @@ class Failures:
         is_here = self._table.is_running[slot]
         pictures = self._table.sequence(slot).request.pictures if is_here else ()
         return int(plan.stops[0]) > whole_stop(pictures, start, start + 1)
+
+    def _not_begun(self) -> set[int]:
+        """Return slots that no step has held yet: their shared pages may be of a lost one."""
+        running = self._table.running
+        return set(running[~self._table.has_begun[running]].tolist())
 
     def _send_to_wait(self, new: set[int]) -> None:
         """Let the newest half of the running sequences wait.

@@ -42,8 +42,8 @@ class StepPlan:
 
     The first `num_decodes` spans are of one token, their sequence's last. The logits of a span's
     last `num_logits[s]` tokens are wanted. Where the span `samples`, the last of these gives the
-    sequence its next token; where it `is_scored`, all score its prompt. Where it `starts_anew`, the
-    sequence was taken for this step: the pages that it shares, the step may yet compute.
+    sequence its next token; where it `is_scored`, all score its prompt. Where it `starts_anew`, no
+    step held the sequence before: pages that it shares may be of this step, or of one in flight.
     """
 
     num_decodes: int
@@ -134,7 +134,6 @@ class Scheduler:
         self._page_size = table.page_size
         self._scored_rows_left = 0  # of the step that is being planned
         self._refusal: _Refusal | None = None  # the last, while nobody was placed since
-        self._new_slots: set[int] = set()  # of those that were taken for the step being planned
 
     def can_ever_fit(self, num_tokens: int) -> bool:
         """Say whether a sequence that grows to `num_tokens` fits the pool when it is alone."""
@@ -157,7 +156,6 @@ class Scheduler:
         if self._num_in_flight and self._must_wait(decodes):
             return None
         self._scored_rows_left = MAX_SCORED_ROWS
-        self._new_slots.clear()
         self._admit_urgent()
         most_of_lines = self.courtesy.tokens(self.bound.tokens, is_awaited=self._is_awaited())
         decodes = self._with_pages(self._of_lines_at_most(most_of_lines, self._decodes()))
@@ -175,6 +173,7 @@ class Scheduler:
         self._num_in_flight += 1
         table.num_in_flight[plan.slots] += 1
         table.num_computed[plan.slots] = plan.stops
+        table.has_begun[plan.slots] = True
         slots = plan.sampled
         table.num_tokens[slots] += table.num_tokens[slots] < table.max_tokens[slots]
         table.is_through[slots] = table.num_tokens[slots] >= table.max_tokens[slots]
@@ -385,7 +384,7 @@ class Scheduler:
             num_logits=np.where(is_scored, stops - starts, samples),
             samples=samples,
             is_scored=is_scored,
-            starts_anew=np.isin(slots, list(self._new_slots)),
+            starts_anew=~table.has_begun[slots],
         )
 
     def _may_join(self, sequence: Sequence) -> bool:
@@ -415,9 +414,7 @@ class Scheduler:
             sequence.num_cached_tokens = num_cached
             sequence.seniority = self._num_started
             self._num_started += 1
-        slot = self.table.place(sequence, pages, num_cached)
-        self._new_slots.add(slot)
-        return slot
+        return self.table.place(sequence, pages, num_cached)
 
     def _has_rows_for(self, sequence: Sequence) -> bool:
         """Say whether the step may compute more of a prompt: all of it, or a few scored rows."""

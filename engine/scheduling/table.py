@@ -36,6 +36,7 @@ class SequenceTable:
         self.num_in_flight = np.zeros(slots, np.int64)  # steps that hold the slot
         self.is_through = np.zeros(slots, np.bool_)  # launched to its last token
         self.is_running = np.zeros(slots, np.bool_)
+        self.has_begun = np.zeros(slots, np.bool_)  # in a step that was launched
         self.is_urgent = np.zeros(slots, np.bool_)
         self.temperature = np.ones(slots, np.float32)
         self.top_p = np.ones(slots, np.float32)
@@ -117,6 +118,7 @@ class SequenceTable:
         self.has_pictures[slot] = bool(request.pictures)
         self.adapter[slot] = request.adapter
         self.is_running[slot] = True
+        self.has_begun[slot] = False
         self._running = None
         return slot
 

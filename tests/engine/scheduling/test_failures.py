@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from engine.scheduling.admission import ArrivalOrder
+from engine.scheduling.admission import ArrivalOrder, UrgentFirst
 from engine.scheduling.failures import MAX_FAILURES_IN_COMPANY, Failures
 from engine.scheduling.pages import PagePool
 from engine.scheduling.scheduler import Scheduler, StepPlan
@@ -106,3 +106,31 @@ def test_what_a_failed_step_wrote_has_no_name(follow_up: str) -> None:
     assert ward.scheduler.pool.lookup(long.digests)
     getattr(ward.failures, follow_up)([plan])
     assert not ward.scheduler.pool.lookup(long.digests)
+
+
+def test_who_was_placed_and_not_begun_shares_nothing_of_a_lost_step() -> None:
+    """Placed by a prefix that the lost step was to compute, it waits, too, and is not to blame."""
+    scheduler = Scheduler(
+        SequenceTable(8, 64, 4), PagePool(64), UrgentFirst(ArrivalOrder()), BUDGET
+    )
+    failures = Failures(scheduler)
+    prefix = list(range(9))
+    prompts = [prefix, list(range(20, 60)), [*prefix, 9]]
+    first, large, late = (
+        Sequence(SequenceRequest(prompt, 4, priority=1), arrival)
+        for arrival, prompt in enumerate(prompts)
+    )
+    plans = []
+    for newcomers in ([first], [large, late]):
+        for sequence in newcomers:
+            scheduler.add(sequence)
+        plan = scheduler.plan()
+        assert plan is not None
+        scheduler.launch(plan)
+        plans.append(plan)
+    assert late in [scheduler.table.sequence(slot) for slot in scheduler.table.running.tolist()]
+    for plan in reversed(plans):
+        scheduler.undo(plan)
+    failures.start_over(plans)
+    assert not len(scheduler.table.running)
+    assert [first.is_suspect, large.is_suspect, late.is_suspect] == [True, True, False]
