@@ -22,9 +22,9 @@ from engine.hosts.public import is_inside
 from engine.protocol.errors import RequestError
 from engine.protocol.routes import ENDPOINTS, known_route
 from handler.batch.keys import MAX_KEY_BYTES
-from handler.batch.model import OnInvalidLine, Options
+from handler.batch.model import Batch, OnInvalidLine, Options
 from handler.batch.window import DEFAULT_WINDOW, window_seconds
-from handler.errors import InvalidOption, shown
+from handler.errors import InvalidOption, KeyReused, shown
 
 MAX_METADATA_PAIRS: Final = 16
 MAX_METADATA_KEY_CHARS: Final = 64
@@ -121,6 +121,19 @@ class Asked:
     endpoint: str
     options: Options
     idempotency_key: str | None = None
+
+    def refuse_another(self, made: Batch) -> None:
+        """Raise KeyReused where what this key has made is a batch of something else."""
+        if (made.input_file_id, made.endpoint, made.options) != (
+            self.input_file_id,
+            self.endpoint,
+            self.options,
+        ):
+            raise KeyReused(
+                "This `idempotency_key` has made a batch of another file, endpoint or options: "
+                "use a new one.",
+                param="idempotency_key",
+            )
 
 
 def read_request(fields: Mapping[str, Any]) -> Asked:

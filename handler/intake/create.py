@@ -25,7 +25,7 @@ from handler.batch.request import S3, Asked, bad_input, parse_options
 from handler.batch.states import Status
 from handler.batch.window import window_seconds
 from handler.deployment import Deployment
-from handler.errors import InvalidOption, KeyReused
+from handler.errors import InvalidOption
 from handler.intake.events import Drop
 from handler.log import logger
 from handler.moves.announce import announce
@@ -116,16 +116,7 @@ def create_batch(deployment: Deployment, tenant: str, asked: Asked, now: int) ->
             **(yield from _webhook_of(deployment, tenant, options, "webhook_url")),
         )
         made = yield from deployment.table.create_batch(batch)
-    if (made.input_file_id, made.endpoint, made.options) != (
-        asked.input_file_id,
-        asked.endpoint,
-        asked.options,
-    ):
-        raise KeyReused(
-            "This `idempotency_key` has made a batch of another file, endpoint or options: "
-            "use a new one.",
-            param="idempotency_key",
-        )
+    asked.refuse_another(made)
     # Not left to the run that reads it: a cancel may come before that one.
     yield from announce(deployment, made)
     if made.status is Status.VALIDATING:

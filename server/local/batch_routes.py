@@ -20,7 +20,7 @@ from handler.batch.page import page_of
 from handler.batch.request import S3, Asked, BatchRequest, bad_input, read_request
 from handler.batch.window import window_seconds
 from handler.batch.wire import BatchObject
-from handler.errors import InvalidMove, InvalidOption, KeyReused
+from handler.errors import InvalidMove, InvalidOption
 from server.bodies import Bodies
 from server.errors import as_json
 from server.local.asking import not_found, number
@@ -111,16 +111,7 @@ class BatchRoutes:
         batch_id = batch_id_of_request(DROP_TENANT, asked.idempotency_key or uuid4().hex)
         kept = self._store.batches.get(batch_id)
         made = kept.batch if kept is not None else self._made(batch_id, asked)
-        if (made.input_file_id, made.endpoint, made.options) != (
-            asked.input_file_id,
-            asked.endpoint,
-            asked.options,
-        ):
-            raise KeyReused(
-                "This `idempotency_key` has made a batch of another file, endpoint or options: "
-                "use a new one.",
-                param="idempotency_key",
-            )
+        asked.refuse_another(made)
         return made
 
     def _made(self, batch_id: str, asked: Asked) -> Batch:
