@@ -11,7 +11,7 @@ from engine.endpoints.endpoint import Told
 from engine.endpoints.growing import Chunks, GrowingChoices, Growth
 from engine.endpoints.logprobs import chat_logprobs, prompt_logprobs
 from engine.endpoints.messages import echoed, finish_reason, num_thinking_tokens
-from engine.protocol.chat import chat_delta
+from engine.protocol.chat import chat_choice
 from engine.scheduling.sequence import SequenceResult
 from engine.text.tokenizer import Tokenizer
 
@@ -81,9 +81,10 @@ class ChatUnfolding:
         if growth.is_first:
             content = echoed(request) + delta.get("content", "")
             delta = {"role": "assistant", **delta, "content": content}
-        shown = chat_delta(
+        shown = chat_choice(
             growth.place,
             delta,
+            said_as="delta",
             logprobs=self._logprobs(growth),
             finish_reason=None
             if ended is None

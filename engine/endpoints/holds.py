@@ -9,7 +9,7 @@ from engine.answers.forms import AnswerForms
 from engine.answers.harmony import HARMONY
 from engine.answers.thinking import Begins
 from engine.answers.written import Callable, grammar_of
-from engine.grammar.named_tokens import AllOf
+from engine.grammar.named_tokens import all_of
 from engine.grammar.thinking_budget import ThinkingBudget
 from engine.protocol.chat import ChatCompletionRequest
 from engine.protocol.constraints import JSON_WHITESPACE, MAX_SOURCE_CHARS, Asked
@@ -34,9 +34,9 @@ class Holds:
         What a model thinks before is held to a budget alone. Raises `RequestError` for what cannot
         be.
         """
-        held = self._budget(request, forms, begins), self._of_answer(request, forms, begins)
-        given = tuple(constraint for constraint in held if constraint is not None)
-        return AllOf(given) if len(given) > 1 else next(iter(given), None)
+        return all_of(
+            [self._budget(request, forms, begins), self._of_answer(request, forms, begins)]
+        )
 
     def _budget(
         self, request: ChatCompletionRequest, forms: AnswerForms, begins: Begins

@@ -5,12 +5,10 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from engine.config import ImageLimits
 from engine.endpoints.bringing import Bringing
-from engine.images.decoding import ImageRefused
-from engine.images.seeing import Seen, see
 from engine.protocol.chat import ChatCompletionRequest
 from engine.protocol.errors import RequestError
 from engine.protocol.parts import IMAGE, has_images
@@ -18,6 +16,9 @@ from engine.protocol.requests import read_body
 from engine.protocol.urls import inline_bytes, is_inline, too_large
 from engine.scheduling.pictures import Picture, Sight
 from engine.text.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from engine.images.seeing import Seen
 
 # Of one request, in memory until it is prepared.
 MAX_BYTES_TOGETHER = 64 * 2**20
@@ -152,6 +153,10 @@ class Images:
 
 
 def _looked_at(place: str, url: str, found: Mapping[str, bytes], eyes: Eyes) -> Seen:
+    # Here, for most models never see an image: what decodes them would only lengthen their start.
+    from engine.images.decoding import ImageRefused
+    from engine.images.seeing import see
+
     data = inline_bytes(url, IMAGE) if is_inline(url) else found.get(url)
     if data is None:
         raise RequestError(f"The image of `{place}` was not fetched.", param=place)

@@ -8,7 +8,7 @@ from hashlib import blake2b
 from typing import TypeVar
 
 from engine.endpoints.endpoint import Heading
-from engine.grammar.named_tokens import AllOf, AllowedTokens, BadWords
+from engine.grammar.named_tokens import AllowedTokens, BadWords, all_of
 from engine.protocol.errors import RequestError
 from engine.protocol.fields import GenerationRequest, Side
 from engine.scheduling.repetition import Repetition
@@ -184,13 +184,13 @@ class TextSequences:
 
     def _constraint(self, request: GenerationRequest, terms: Terms) -> Constraint | None:
         """Return all that an output is held to: its form first, then the tokens that are named."""
-        held = [] if terms.constraint is None else [terms.constraint]
+        held: list[Constraint | None] = [terms.constraint]
         if request.allowed_token_ids:
             held.append(AllowedTokens(frozenset(request.allowed_token_ids)))
         words = [tokens for word in request.bad_words or () for tokens in self._spellings(word)]
         if words:
             held.append(BadWords(frozenset(words)))
-        return AllOf(tuple(held)) if len(held) > 1 else next(iter(held), None)
+        return all_of(held)
 
     def _spellings(self, word: str) -> list[tuple[int, ...]]:
         """Return the tokens of a word at the beginning of a text and behind another word.

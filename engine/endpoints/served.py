@@ -215,30 +215,20 @@ class ServedEngine:
         held: AsyncExitStack,
     ) -> Prepared[Any, Any]:
         """Return a body prepared; what it holds beside text has room until `held` is left."""
-        prepared = await self._prepared_alike(endpoint, body, heading, held)
+        fetched = endpoint.fetched(body) if isinstance(endpoint, Fetches) else None
+        if fetched is None:
+            preparing = self._preparing[heading.priority]
+            prepared = await preparing.run(size_of_body(body), endpoint.prepare, body, heading)
+        else:
+            # What is fetched, and what is unfolded of it, waits for room: few of either at a time.
+            async with fetched as whole, self._unfolding:
+                size = size_of_body(whole, _MAX_FETCHED_BYTES)
+                prepared = await self._preparing_fetched.run(size, endpoint.prepare, whole, heading)
+                await held.enter_async_context(self._room.held(prepared.num_bytes))
         if not heading.priority:
             return prepared
         requests = [replace(request, priority=heading.priority) for request in prepared.requests]
         return replace(prepared, requests=requests)
-
-    async def _prepared_alike(
-        self,
-        endpoint: Endpoint[Any, Any, Any],
-        body: dict[str, Any],
-        heading: Heading,
-        held: AsyncExitStack,
-    ) -> Prepared[Any, Any]:
-        """Do so, whatever its priority."""
-        fetched = endpoint.fetched(body) if isinstance(endpoint, Fetches) else None
-        if fetched is None:
-            preparing = self._preparing[heading.priority]
-            return await preparing.run(size_of_body(body), endpoint.prepare, body, heading)
-        # What is fetched, and what is unfolded of it, waits here for room: few of either at a time.
-        async with fetched as whole, self._unfolding:
-            size = size_of_body(whole, _MAX_FETCHED_BYTES)
-            prepared = await self._preparing_fetched.run(size, endpoint.prepare, whole, heading)
-            await held.enter_async_context(self._room.held(prepared.num_bytes))
-        return prepared
 
     def info(self) -> EngineInfo:
         """Return what runs here, and on what."""

@@ -12,7 +12,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from engine.audio.decoding import decode
 from engine.contract import Reply, Usage
 from engine.endpoints.endpoint import Check, Fetched, Heading, Prepared
 from engine.endpoints.sequences import seed_of_choice
@@ -107,6 +106,9 @@ class Recordings:
             raise RequestError(f"`{FILE_URL}` was not fetched.", param=FILE_URL)
         if len(data) > self._model.max_file_bytes:
             raise too_large(self._model.max_file_bytes)
+        # Here, for all models load this file: only one that hears needs what reads containers.
+        from engine.audio.decoding import decode
+
         hearing = self._model.hearing
         samples = decode(data, hearing.sampling_rate, max_seconds=self._model.max_seconds)
         seconds = len(samples) / hearing.sampling_rate

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
+from engine.grammar.bits import bar
 from engine.grammar.vocabulary import KnownTokens
 
 
@@ -27,7 +28,7 @@ class Beginning:
         mask[:] = self.open
         for begun in range(1, len(self.text)):
             if tail.endswith(self.text[:begun]):
-                _bar(mask, self.crossing[begun])
+                bar(mask, self.crossing[begun])
 
 
 def beginning(text: str, tokens: KnownTokens, vocab_size: int) -> Beginning:
@@ -39,8 +40,8 @@ def beginning(text: str, tokens: KnownTokens, vocab_size: int) -> Beginning:
     ]
     barred = [np.array(ids, np.int64) for ids in crossing]
     open_mask = np.full(-(-vocab_size // 32), 0xFFFFFFFF, np.uint32)
-    _bar(open_mask, np.array(tokens.ends, np.int64))
-    _bar(open_mask, barred[0])
+    bar(open_mask, np.array(tokens.ends, np.int64))
+    bar(open_mask, barred[0])
     return Beginning(wanted, open_mask, tuple(barred))
 
 
@@ -49,8 +50,3 @@ def _crosses(piece: bytes, rest: bytes, begun: int) -> bool:
     if begun:
         return piece.startswith(rest) and bool(piece[len(rest) :].strip())
     return rest in piece and bool(piece.split(rest, 1)[1].strip())
-
-
-def _bar(mask: NDArray[np.uint32], token_ids: NDArray[np.int64]) -> None:
-    bits = ~(np.uint32(1) << (token_ids % 32).astype(np.uint32))
-    np.bitwise_and.at(mask, token_ids // 32, bits)

@@ -13,27 +13,38 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from engine.grammar.bits import allow, bar
 from engine.scheduling.sequence import Constraint, ConstraintWatch
 
 _ALL = np.uint32(0xFFFFFFFF)
-_BITS = 32
 
 
 @dataclass(frozen=True, slots=True)
 class AllowedTokens:
-    """A `Constraint`, and its own watch: only these tokens may come, at any place."""
+    """A `Constraint`: only these tokens may come, at any place."""
 
     token_ids: frozenset[int]
 
-    def begin(self) -> AllowedTokens:
-        """Hold one sequence to it; there is nothing to remember of it."""
-        return self
+    def begin(self) -> AllowedTokensWatch:
+        """Begin to hold one sequence to it."""
+        return AllowedTokensWatch(self)
+
+
+class AllowedTokensWatch:
+    """Holds one sequence to its `AllowedTokens`, by the same mask at every place."""
+
+    __slots__ = ("_mask", "_token_ids")
+
+    def __init__(self, wanted: AllowedTokens) -> None:
+        self._token_ids = wanted.token_ids
+        self._mask: NDArray[np.uint32] | None = None
 
     def fill(self, mask: NDArray[np.uint32]) -> bool:
         """Write the tokens into `mask [words]`."""
-        mask[:] = 0
-        words, bits = _places(self.token_ids)
-        np.bitwise_or.at(mask, words, bits)
+        if self._mask is None:
+            self._mask = np.zeros_like(mask)
+            allow(self._mask, np.fromiter(self._token_ids, np.int64))
+        mask[:] = self._mask
         return True
 
     def push(self, _: int) -> bool:
@@ -74,8 +85,7 @@ class BadWordsWatch:
         if not bad:
             return False
         mask[:] = _ALL
-        words, bits = _places(bad)
-        np.bitwise_and.at(mask, words, ~bits)
+        bar(mask, np.fromiter(bad, np.int64))
         return True
 
     def push(self, token_id: int) -> bool:
@@ -121,7 +131,7 @@ class AllOfWatch:
         return any(are_whole)
 
 
-def _places(token_ids: Iterable[int]) -> tuple[NDArray[np.int64], NDArray[np.uint32]]:
-    """Return in which words of a mask tokens lie, and their bits there."""
-    ids = np.fromiter(token_ids, np.int64)
-    return ids // _BITS, np.uint32(1) << (ids % _BITS).astype(np.uint32)
+def all_of(constraints: Iterable[Constraint | None]) -> Constraint | None:
+    """Return what holds a sequence to each of those that there are; None where there is none."""
+    given = tuple(constraint for constraint in constraints if constraint is not None)
+    return AllOf(given) if len(given) > 1 else next(iter(given), None)

@@ -109,37 +109,21 @@ def message_body(
 
 def chat_choice(
     index: int,
-    message: dict[str, Any],
+    said: dict[str, Any],
     *,
-    logprobs: dict[str, Any] | None,
-    finish_reason: str,
-    stop_reason: int | str | None,
-    warnings: Sequence[str] = (),
-) -> dict[str, Any]:
-    """Return one choice of a chat completion; `warnings` is an extension of ours."""
-    choice = {
-        "index": index,
-        "message": message,
-        "logprobs": logprobs,
-        "finish_reason": finish_reason,
-        "stop_reason": stop_reason,
-    }
-    return {**choice, "warnings": list(warnings)} if warnings else choice
-
-
-def chat_delta(
-    index: int,
-    delta: dict[str, Any],
-    *,
+    said_as: Literal["message", "delta"] = "message",
     logprobs: dict[str, Any] | None,
     finish_reason: str | None,
     stop_reason: int | str | None,
     warnings: Sequence[str] = (),
 ) -> dict[str, Any]:
-    """Return one choice of a chunk of a chat completion; `warnings` is an extension of ours."""
+    """Return one choice of a chat completion, or of a chunk of one, which says a delta.
+
+    `warnings` is an extension of ours.
+    """
     choice = {
         "index": index,
-        "delta": delta,
+        said_as: said,
         "logprobs": logprobs,
         "finish_reason": finish_reason,
         "stop_reason": stop_reason,

@@ -15,17 +15,8 @@ from engine.kernels.cpu import products
 from engine.kernels.cpu.adapters import prepare_adapted
 from engine.kernels.cpu.panels import ROWS, WIDTH
 from engine.kernels.products import Product
+from tests.engine.kernels.cpu.dtypes import DTYPES
 
-DTYPES = [
-    pytest.param(
-        dtype,
-        marks=pytest.mark.skipif(
-            not products.serves(dtype), reason=f"no kernel for {dtype} on this processor"
-        ),
-        id=str(dtype),
-    )
-    for dtype in (torch.float32, torch.bfloat16)
-]
 # Odd, none, more than a panel has columns, even.
 RANKS = (3, None, WIDTH + 2, 16)
 

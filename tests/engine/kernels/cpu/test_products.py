@@ -10,17 +10,8 @@ from engine.kernels.blocks import Curve, Gate
 from engine.kernels.cpu import products
 from engine.kernels.cpu.panels import ROWS, WIDTH
 from engine.kernels.products import End, Product
+from tests.engine.kernels.cpu.dtypes import DTYPES
 
-DTYPES = [
-    pytest.param(
-        dtype,
-        marks=pytest.mark.skipif(
-            not products.serves(dtype), reason=f"no kernel for {dtype} on this processor"
-        ),
-        id=str(dtype),
-    )
-    for dtype in (torch.float32, torch.bfloat16)
-]
 GATES = [Gate(), Gate("gelu_tanh"), Gate("gelu"), Gate(steepness=1.702, limit=1.5, lift=1.0)]
 # Outputs and inputs: of one panel, of less, of some and a bit, of more than a block's rows read.
 SHAPES = [(WIDTH, 64), (1, 2), (3, 66), (WIDTH + 1, 40), (1000, 512), (2 * WIDTH, 6000)]
