@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
 _Made = TypeVar("_Made")
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
+# Python may miss a signal that comes right before it begins to wait, and waits on.
+_HEARD_WITHIN_SECONDS = 0.5
 
 
 def hear_from_the_start() -> None:
@@ -54,9 +56,10 @@ def leave(status: int) -> NoReturn:
 def interruptible(make: Callable[[], _Made]) -> _Made:
     """Return what a function makes in a thread of its own, which a signal does not wait for.
 
-    Raised in the middle of native code, as when a model loads, Stopped would be lost or abort.
+    Raised in the middle of native code, as when a model loads, Stopped would be lost or abort; and
+    a read that never ends may begin right after the signal came.
     """
-    from concurrent.futures import Future
+    from concurrent.futures import Future, wait
 
     made: Future[_Made] = Future()
 
@@ -67,6 +70,8 @@ def interruptible(make: Callable[[], _Made]) -> _Made:
             made.set_exception(exc)
 
     threading.Thread(target=work, name="interruptible", daemon=True).start()
+    while not made.done():
+        wait((made,), _HEARD_WITHIN_SECONDS)
     return made.result()
 
 

@@ -17,6 +17,7 @@ from typing import IO
 from cli.errors import BadInput, InputChanged, Refused
 from cli.files.paths import STANDARD_STREAM, display_name, is_regular_or_new, is_url
 from cli.files.transfer import RETRY_DELAYS_SECONDS, download
+from cli.signals import interruptible
 from cli.terminal import say
 
 _BUFFER_BYTES = 2**20
@@ -121,7 +122,11 @@ def _copy(name: str, spool: IO[bytes], delays: tuple[float, ...]) -> None:
     if is_url(name):
         download(name, spool, delays=delays)
     elif name == STANDARD_STREAM:
-        shutil.copyfileobj(sys.stdin.buffer, spool, _BUFFER_BYTES)
+        interruptible(lambda: shutil.copyfileobj(sys.stdin.buffer, spool, _BUFFER_BYTES))
     else:
-        with Path(name).open("rb") as pipe:
-            shutil.copyfileobj(pipe, spool, _BUFFER_BYTES)
+        interruptible(lambda: _copy_pipe(Path(name), spool))
+
+
+def _copy_pipe(path: Path, spool: IO[bytes]) -> None:
+    with path.open("rb") as pipe:
+        shutil.copyfileobj(pipe, spool, _BUFFER_BYTES)

@@ -21,6 +21,7 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 from cli.commands.run import options_from
 from cli.main import exit_status_of, make_parser
 from cli.running.job import run_job
+from cli.signals import hear_from_the_start, leave
 from engine.config import EngineConfig
 from engine.contract import EngineInfo, EngineStats, Reply, Usage
 from engine.errors import EngineError
@@ -101,10 +102,11 @@ def main() -> int:
 
     # A shell that starts pytest in the background makes its children ignore SIGINT.
     signal.signal(signal.SIGINT, signal.default_int_handler)
+    hear_from_the_start()
     parsed = make_parser().parse_args(arguments)
     options = options_from(parsed)
     return exit_status_of(lambda: run_job(options, load=load, retry_delays=(0.01,) * 4))
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    leave(main())
