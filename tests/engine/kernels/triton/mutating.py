@@ -1,0 +1,44 @@
+"""Kernels with a mistake in them, which the tests of kernels must find."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from importlib.util import module_from_spec, spec_from_file_location
+from pathlib import Path
+from types import ModuleType
+from typing import NamedTuple
+
+import pytest
+
+
+class Mutation(NamedTuple):
+    """A piece of a module's source, which stands there once, and what is put in its place."""
+
+    right: str
+    wrong: str
+
+
+def mutated(module: ModuleType, mutation: Mutation, folder: Path) -> ModuleType:
+    """Return the module with the mistake, as a new one; it lies in a folder, as Triton reads it."""
+    assert module.__file__
+    source = Path(module.__file__).read_text()
+    assert source.count(mutation.right) == 1, mutation.right
+    file = folder / f"{module.__name__.rpartition('.')[2]}.py"
+    file.write_text(source.replace(mutation.right, mutation.wrong))
+    spec = spec_from_file_location(f"mutated_{file.stem}", file)
+    assert spec is not None
+    assert spec.loader is not None
+    made = module_from_spec(spec)
+    sys.modules[made.__name__] = made
+    spec.loader.exec_module(made)
+    return made
+
+
+def assert_found(
+    check: Callable[[ModuleType], None], module: ModuleType, mutation: Mutation, folder: Path
+) -> None:
+    """Hold that a check passes the module as it is, and not with the mistake."""
+    check(module)
+    with pytest.raises(AssertionError):
+        check(mutated(module, mutation, folder))
