@@ -4,15 +4,51 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import cache
 
 import torch
 
+from engine.errors import EngineError
 from engine.kernels import blocks, sampling
 from engine.kernels.attention import AttentionShape, MakesBackend
 from engine.kernels.blocks import Blocks
 from engine.kernels.products import Products, prepack
 from engine.kernels.reference import ReferenceAttention
 from engine.kernels.sampling import ChoosesTokens
+
+# Types of devices that Triton's kernels serve; what only compiles or interprets them says another.
+TRITON_TYPES = {"cuda"}
+# What they are compiled for: Ampere and later.
+FIRST_CAPABILITY = (8, 0)
+
+
+def has_triton(device: torch.device) -> bool:
+    """Say whether a device's kernels are Triton's; on older GPUs all is torch's own."""
+    if device.type == "cuda":
+        return "cuda" in TRITON_TYPES and _capability(device.index) >= FIRST_CAPABILITY
+    return device.type in TRITON_TYPES
+
+
+@cache
+def _capability(index: int | None) -> tuple[int, int]:
+    return torch.cuda.get_device_capability(index)
+
+
+def check_device(device: torch.device) -> None:
+    """Raise `EngineError` where a device's kernels cannot be launched, with what would help."""
+    if device.type != "cuda" or not has_triton(device):
+        return
+    if torch.version.hip is not None:
+        raise EngineError("Tidemill has no kernels for AMD's GPUs; --device cpu runs without one")
+    try:
+        from engine.kernels.triton.driver import why_not
+    except ImportError as exc:
+        raise EngineError(
+            f"a GPU's kernels need triton, which cannot be imported here ({exc}): "
+            "install the version that this torch names, or take --device cpu"
+        ) from exc
+    if (reason := why_not()) is not None:
+        raise EngineError(f"a GPU's kernels cannot be launched here: {reason}; or --device cpu")
 
 
 def choose_backend(

@@ -8,13 +8,16 @@ import torch
 
 from engine.config import EngineConfig
 from engine.errors import ModelRefused
+from engine.kernels.backends import check_device
 
 
 def choose_device(name: Literal["auto", "cpu", "cuda"]) -> torch.device:
     """Return the device that was asked for; `auto` takes a GPU if there is one."""
     if name == "cuda" and not torch.cuda.is_available():
         raise ModelRefused("--device cuda was asked for, but torch sees no CUDA device here.")
-    return torch.device("cuda" if name != "cpu" and torch.cuda.is_available() else "cpu")
+    device = torch.device("cuda" if name != "cpu" and torch.cuda.is_available() else "cpu")
+    check_device(device)
+    return device
 
 
 def choose_dtype(name: str, stored: torch.dtype | None, device: torch.device) -> torch.dtype:

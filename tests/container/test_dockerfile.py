@@ -58,7 +58,7 @@ def test_every_stage_begins_with_one_base_of_one_version() -> None:
     assert re.fullmatch(r"BASE=python:3\.11\.\d+-slim-bookworm", base)
     assert "with Python 3.11." in (ROOT / "constraints.txt").read_text(encoding="utf-8")
     bases = [it.words.split()[0] for it in INSTRUCTIONS if it.name == "FROM"]
-    assert bases == ["${BASE}", "${BASE}", "scratch"]
+    assert bases == ["${BASE}", "compiler", "${BASE}", "scratch"]
 
 
 def test_the_last_stage_runs_nothing_and_takes_nothing_of_the_context() -> None:
@@ -116,7 +116,7 @@ def test_all_that_is_written_goes_to_the_volumes() -> None:
     shared, own = "/var/cache/tidemill", "/tmp"  # noqa: S108 - of the image
     assert volumes() == [own, shared]
     assert settings["PYTHONDONTWRITEBYTECODE"] == "1"
-    for name in ("HOME", "NUMBA_CACHE_DIR", "TIDEMILL_WEIGHTS_CACHE"):
+    for name in ("HOME", "NUMBA_CACHE_DIR", "TRITON_CACHE_DIR", "TIDEMILL_WEIGHTS_CACHE"):
         assert settings[name].startswith(shared)
     assert settings["TIDEMILL_HEALTH_FILE"].startswith(f"{own}/")
     assert "TMPDIR" not in settings
@@ -129,9 +129,12 @@ def test_kernels_are_compiled_when_it_is_built() -> None:
     folder = settings["TIDEMILL_KERNELS"]
     assert [folder, folder] in copied
     *_, last = of_stage("build", "RUN", "COPY")
-    command = last.words.split(" && ")[-1].split()
-    assert {f"NUMBA_CACHE_DIR={folder}", f"PYTHONPATH={settings['PYTHONPATH']}"} < {*command}
-    assert command[-2:] == ["-m", "engine.kernels.cpu.beforehand"]
+    of_cpu, of_gpu = (command.split() for command in last.words.split(" && ")[-2:])
+    code = f"PYTHONPATH={settings['PYTHONPATH']}"
+    assert {f"NUMBA_CACHE_DIR={folder}", code} < {*of_cpu}
+    assert of_cpu[-2:] == ["-m", "engine.kernels.cpu.beforehand"]
+    assert {f"TRITON_CACHE_DIR={folder}/triton", code} < {*of_gpu}
+    assert of_gpu[-5:] == ["-m", "engine.kernels.triton.beforehand", "80", "89", "90"]
     assert not any(folder.startswith(volume) for volume in volumes())
 
 

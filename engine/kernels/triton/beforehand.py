@@ -1,6 +1,7 @@
 """`python -m engine.kernels.triton.beforehand 80 90`: compiles the kernels for these architectures.
 
-Whoever builds an image calls it; no card is needed. What is made lies where TRITON_CACHE_DIR says.
+Whoever builds an image calls it; no card is needed, but a C compiler. What is made lies where
+TRITON_CACHE_DIR says.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from collections.abc import Callable
 import torch
 
 from engine.kernels.triton import blocks
+from engine.kernels.triton.driver import compile_module
 from engine.kernels.triton.launching import compiling_for
 
 CPU = torch.device("cpu")
@@ -36,5 +38,6 @@ def compile_all(arch: int) -> None:
 
 
 if __name__ == "__main__":
+    compile_module()
     for asked in sys.argv[1:]:
         compile_all(int(asked))

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import sys
+
 import pytest
 import torch
 
 from engine.config import EngineConfig
-from engine.errors import ModelRefused
+from engine.errors import EngineError, ModelRefused
+from engine.kernels import backends
+from engine.kernels.triton import driver
 from engine.model import placement
 from engine.model.placement import choose_device, choose_dtype, context_length
 
@@ -58,3 +62,35 @@ def test_a_gpu_that_is_not_there_is_refused(monkeypatch: pytest.MonkeyPatch) -> 
     assert choose_device("auto") == CPU
     with pytest.raises(ModelRefused, match="--device cuda"):
         choose_device("cuda")
+
+
+@pytest.fixture
+def card(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
+    """An Ampere card, of which torch tells."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(backends, "_capability", lambda _: (8, 0))
+    return monkeypatch
+
+
+def test_a_gpu_whose_kernels_cannot_be_launched_is_refused(card: pytest.MonkeyPatch) -> None:
+    """Before anything is loaded onto it, with the reason and what to do."""
+    card.setattr(driver, "why_not", lambda: None)
+    assert choose_device("auto") == CUDA
+    card.setattr(driver, "why_not", lambda: "install gcc")
+    with pytest.raises(EngineError, match="install gcc; or --device cpu"):
+        choose_device("auto")
+    card.setitem(sys.modules, "engine.kernels.triton.driver", None)
+    with pytest.raises(EngineError, match="triton, which cannot be imported"):
+        choose_device("auto")
+    card.setattr(torch.version, "hip", "7.0")
+    with pytest.raises(EngineError, match="AMD"):
+        choose_device("auto")
+    assert choose_device("cpu") == CPU
+
+
+def test_a_gpu_older_than_the_kernels_needs_none_of_them(card: pytest.MonkeyPatch) -> None:
+    """All that is computed on it is torch's own."""
+    card.setattr(backends, "_capability", lambda _: (7, 5))
+    card.setattr(driver, "why_not", lambda: "install gcc")
+    assert choose_device("cuda") == CUDA
+    assert not backends.has_triton(CUDA)

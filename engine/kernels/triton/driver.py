@@ -1,0 +1,73 @@
+"""How Triton calls the GPU's driver: by a module in C, which it compiles when it is first needed.
+
+That takes a compiler and Python's headers, which an image does not have: it brings the module. To
+compile it takes no driver either, only a library that is called as the driver's is.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import re
+import shutil
+import subprocess
+import tempfile
+from pathlib import Path
+
+import triton
+from triton import knobs
+from triton.runtime import driver
+
+LIBRARY = "libcuda.so.1"
+
+
+def why_not() -> str | None:
+    """Return what keeps kernels from being launched here, and what helps; None where nothing does.
+
+    It loads the module that calls the driver, and compiles it where nobody has.
+    """
+    try:
+        _ = driver.active
+    except subprocess.CalledProcessError:
+        return (
+            "the C compiler here cannot compile how Triton calls the driver: it lacks headers "
+            "(install libc6-dev, and python3-dev for the system's Python)"
+        )
+    except RuntimeError as exc:
+        if "C compiler" not in str(exc):
+            return str(exc)
+        return "Triton needs a C compiler, once, and there is none here: install gcc, or set CC"
+    except (AssertionError, ImportError, OSError) as exc:
+        return f"the NVIDIA driver's {LIBRARY} cannot be loaded ({exc})"
+    return None
+
+
+def compile_module() -> None:
+    """Compile the module that calls the driver, without one, and keep it as kernels are kept."""
+    from triton.backends.nvidia import driver as nvidia
+
+    with tempfile.TemporaryDirectory() as folder, knobs.nvidia.scope():
+        knobs.nvidia.libcuda_path = folder
+        library = make_library(Path(folder))
+        ctypes.CDLL(str(library), ctypes.RTLD_GLOBAL)  # the module is loaded as soon as it is there
+        nvidia.library_dirs.cache_clear()
+        nvidia.libcuda_dirs.cache_clear()
+        nvidia.CudaUtils()
+
+
+def make_library(folder: Path, body: str = "return 0;") -> Path:
+    """Make a library with all that the module calls of the driver, each doing `body`."""
+    source = Path(triton.__file__).with_name("backends") / "nvidia/driver.c"
+    names = sorted(set(re.findall(r"\bcu[A-Z]\w*\b(?<!_t)", source.read_text(encoding="utf-8"))))
+    code = "".join(f"int {name}(void *out) {{ {body} }}\n" for name in names)
+    made = folder / LIBRARY
+    compiler = os.environ.get("CC") or shutil.which("gcc") or shutil.which("clang")
+    if compiler is None:
+        raise RuntimeError("no C compiler: install gcc, or set CC")
+    subprocess.run(  # noqa: S603 - a compiler that is found or named
+        [compiler, "-shared", "-fPIC", f"-Wl,-soname,{LIBRARY}", "-xc", "-", "-o", made],
+        input=code,
+        text=True,
+        check=True,
+    )
+    return made

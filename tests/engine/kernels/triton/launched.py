@@ -1,0 +1,31 @@
+"""`python -m tests.engine.kernels.triton.launched`: a kernel launched by a driver of nothing.
+
+As in a container: whoever starts it names the library that stands for the driver's, hides every
+compiler, and looks at what was written. What the driver was asked for goes to standard output.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from engine.kernels.triton import blocks, launching
+from engine.kernels.triton.driver import why_not
+
+HIDDEN = 64
+
+
+def run() -> None:
+    """Launch a norm."""
+    blocks.rms_norm(torch.zeros(2, HIDDEN), torch.zeros(HIDDEN), 1e-6)
+
+
+if __name__ == "__main__":
+    # All that is asked of torch for a card.
+    torch.cuda.is_available = lambda: True
+    torch.cuda.current_device = lambda: 0
+    torch.cuda.get_device_capability = lambda *_: (9, 0)
+    torch._C._cuda_getCurrentRawStream = lambda *_: 0
+    launching.arch_of = lambda _: "sm_90"
+    reason = why_not()
+    assert reason is None, reason
+    run()

@@ -1,0 +1,91 @@
+"""Kernels are launched without a compiler by what was compiled before; else it is said why not."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from engine.kernels.triton import driver as tested
+from engine.kernels.triton.driver import LIBRARY, make_library, why_not
+
+ROOT = Path(__file__).parents[4]
+BUILD = """
+from engine.kernels.triton.driver import compile_module
+from engine.kernels.triton.launching import compiling_for
+from tests.engine.kernels.triton import launched
+compile_module()
+with compiling_for(90):
+    launched.run()
+"""
+# Numbers that it is asked for are large enough, and pointers are not null.
+BODY = "extern int puts(const char *); puts(__func__); if (out) *(int *)out = 1 << 20; return 0;"
+
+
+def python(environment: dict[str, str], *words: str) -> subprocess.CompletedProcess[str]:
+    """Run Python with an environment and nothing else of this one's."""
+    return subprocess.run(
+        [sys.executable, *words],
+        cwd=ROOT,
+        env={**environment, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
+    )
+
+
+def test_without_a_compiler_a_kernel_is_launched_by_what_was_brought(tmp_path: Path) -> None:
+    """As in the image: nothing is compiled or written, and the driver is asked to launch."""
+    brought, own, library = (tmp_path / name for name in ("brought", "own", "library"))
+    built = python(
+        {"PATH": os.environ["PATH"], "TRITON_CACHE_DIR": str(brought / "triton")}, "-c", BUILD
+    )
+    assert built.returncode == 0, built.stderr
+    library.mkdir()
+    make_library(library, BODY)
+    before = {path: path.stat().st_mtime_ns for path in brought.rglob("*")}
+    ran = python(
+        {
+            "PATH": str(tmp_path / "none"),
+            "LD_LIBRARY_PATH": str(library),
+            "TIDEMILL_KERNELS": str(brought),
+            "TRITON_CACHE_DIR": str(own),
+        },
+        *("-m", "tests.engine.kernels.triton.launched"),
+    )
+    assert ran.returncode == 0, ran.stderr
+    assert "cuLaunchKernelEx" in ran.stdout.split()
+    assert not own.exists()
+    assert {path: path.stat().st_mtime_ns for path in brought.rglob("*")} == before
+    assert "compiling" not in ran.stderr
+
+
+class Broken:
+    """Triton's drivers, where none can be made."""
+
+    def __init__(self, error: Exception) -> None:
+        self._error = error
+
+    @property
+    def active(self) -> None:
+        """Fail."""
+        raise self._error
+
+
+REASONS = {
+    "install gcc": RuntimeError("Failed to find C compiler. Please specify via CC"),
+    "python3-dev": subprocess.CalledProcessError(1, "gcc"),
+    LIBRARY: AssertionError("libcuda.so cannot found!"),
+    "0 active drivers": RuntimeError("0 active drivers ([]). There should only be one."),
+}
+
+
+@pytest.mark.parametrize("said", REASONS)
+def test_why_kernels_cannot_be_launched_is_said(said: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In words that say what helps."""
+    monkeypatch.setattr(tested, "driver", Broken(REASONS[said]))
+    assert said in (why_not() or "")
