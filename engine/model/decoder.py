@@ -23,6 +23,7 @@ from engine.kernels.blocks import Blocks, Gate
 from engine.kernels.blocks import turns as turns_of
 from engine.kernels.experts import ExpertWeights, choose, mix
 from engine.kernels.products import Product, Products
+from engine.kernels.ranks import ALONE, Group
 from engine.kernels.step import Step
 from engine.model.architecture import Architecture, Block, Experts
 
@@ -48,7 +49,8 @@ class Decoder:
     """A `Network` of an architecture and its weights by role, which it takes out of the dict.
 
     Each of `adapters` is what that adds to products by their roles; a step tells which span goes
-    through which, the first of them being number 1.
+    through which, the first of them being number 1. In a `group` architecture and weights are this
+    rank's share; the first rank has the logits.
     """
 
     def __init__(
@@ -58,9 +60,11 @@ class Decoder:
         *,
         has_head: bool = True,
         adapters: Sequence[Mapping[str, LowRank]] = (),
+        group: Group = ALONE,
     ) -> None:
         self.num_layers_begun = 0
         self._embedding = weights.pop("embedding")
+        self._group, self._vocab_size = group, architecture.vocab_size
         dtype, device = self._embedding.dtype, self._embedding.device
         self._blocks = choose_blocks(dtype, device)
         self._eps, self._softcap = architecture.eps, architecture.logit_softcap
@@ -94,11 +98,11 @@ class Decoder:
         assert self._head is not None
         x = self.hidden(step, attention)
         if not len(x):
-            return x.new_empty(0, len(self._embedding))
+            return x.new_empty(0, self._vocab_size)
         logits = self._head(x)
         if self._softcap is not None:
             logits = torch.tanh(logits / self._softcap) * self._softcap
-        return logits
+        return self._group.join(logits, self._vocab_size)
 
     def hidden(self, step: Step, attention: AttentionBackend) -> Tensor:
         """Run one step → the last hidden states `[N, H]` of its rows, normed."""
@@ -109,7 +113,7 @@ class Decoder:
         ]
         if self._adapters:
             self._owners.tell(_owners_of(step))
-        residual = functional.embedding(step.token_ids, self._embedding)  # [T, H]
+        residual = self._embedded(step.token_ids)  # [T, H]
         if self._scale != 1:
             residual *= self._scale
         if step.shown_rows is not None and step.shown is not None:
@@ -125,14 +129,25 @@ class Decoder:
                 x, residual = x[rows], residual[rows]
                 if self._adapters:
                     self._owners.tell(_owners_of(step)[step.host.logit_rows.numpy()])
-            x = layer.output(x)
+            x = self._group.add(layer.output(x))
             if layer.attended_norm is not None:
                 x = blocks.rms_norm(x, layer.attended_norm, eps)
-            x = layer.mlp(blocks.add_rms_norm(x, residual, layer.inner_norm, eps))
+            x = blocks.add_rms_norm(x, residual, layer.inner_norm, eps)
+            x = self._group.add(layer.mlp(x))
             if layer.mixed_norm is not None:
                 x = blocks.rms_norm(x, layer.mixed_norm, eps)
             x = blocks.add_rms_norm(x, residual, next_norm, eps)
         return x
+
+    def _embedded(self, token_ids: Tensor) -> Tensor:
+        """Return the vectors `[T, H]` of tokens, each of which one rank has."""
+        if self._group.share.size == 1:
+            return functional.embedding(token_ids, self._embedding)
+        own = self._group.share.of(self._vocab_size)
+        places = token_ids - own.start
+        is_other = (places < 0) | (places >= len(own))
+        vectors = functional.embedding(places.masked_fill(is_other, 0), self._embedding)
+        return self._group.add(vectors.masked_fill_(is_other[:, None], 0))
 
     def _adapting(self, role: str) -> Adapting | None:
         own = [adapter.get(role) for adapter in self._adapters]

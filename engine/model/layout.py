@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from math import prod
+from typing import NamedTuple
 
 from torch import Tensor
 
+from engine.kernels.ranks import Share
 from engine.model.architecture import Architecture, Block, Experts
 
 EMBEDDING = "model.embed_tokens.weight"
@@ -15,14 +18,30 @@ HEAD = "lm_head.weight"
 # Takes a weight and returns the view of it that a stored tensor is copied to.
 Place = Callable[[Tensor], Tensor]
 
+WHOLE = Share()
+
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """A stored tensor by its name and shape, and its place in a weight."""
+    """A stored tensor by its name and shape, what is read of it, and the place of that in a weight.
+
+    Of its first axes `taken` is read, of all others everything.
+    """
 
     key: str
     shape: tuple[int, ...]
     place: Place
+    taken: tuple[range, ...] = ()
+
+    @property
+    def read_shape(self) -> tuple[int, ...]:
+        """Return the shape of what is read."""
+        return (*map(len, self.taken), *self.shape[len(self.taken) :])
+
+    @property
+    def count(self) -> int:
+        """Return how many numbers are read."""
+        return prod(self.read_shape)
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,15 +53,27 @@ class Weight:
     parts: tuple[Part, ...]
 
 
-def weights_of(architecture: Architecture, *, has_head: bool = True) -> Iterator[Weight]:
-    """Yield all weights, but the head's where not wanted; those of layer i have roles `i.…`."""
-    hidden, table = architecture.hidden_size, (architecture.vocab_size, architecture.hidden_size)
-    yield whole("embedding", EMBEDDING, *table)
+class Band(NamedTuple):
+    """Rows `taken` of a stored tensor, which has `height` of them."""
+
+    name: str
+    height: int
+    taken: range
+
+
+def weights_of(
+    architecture: Architecture, *, has_head: bool = True, share: Share = WHOLE
+) -> Iterator[Weight]:
+    """Yield a rank's share of all weights; those of layer i have roles `i.…`.
+
+    The head's are left out where not wanted.
+    """
+    yield table("embedding", EMBEDDING, architecture, share)
     if has_head and not architecture.is_tied:
-        yield whole("head", HEAD, *table)
-    yield whole("norm", "model.norm.weight", hidden)
+        yield table("head", HEAD, architecture, share)
+    yield whole("norm", "model.norm.weight", architecture.hidden_size)
     for index, block in enumerate(architecture.blocks):
-        layer = _Layer(architecture, block, f"{index}.", f"model.layers.{index}.")
+        layer = _Layer(architecture, block, f"{index}.", f"model.layers.{index}.", share)
         yield from layer.norms()
         yield from layer.attention()
         yield from layer.experts(block.experts) if block.experts else layer.mlp()
@@ -54,6 +85,7 @@ class _Layer:
     block: Block
     role: str
     prefix: str
+    share: Share
 
     def norms(self) -> Iterator[Weight]:
         """Yield the norms before attention and MLP, and with sandwich norms those after."""
@@ -69,30 +101,38 @@ class _Layer:
         """Yield what makes queries, keys and values, what joins the heads, norms and sinks."""
         shape, hidden = self.block.attention, self.model.hidden_size
         prefix = f"{self.prefix}self_attn."
-        queries = shape.num_query_heads * shape.key_dim
-        others = shape.num_kv_heads * shape.key_dim
-        heights = rows(self.model.names.qkv, (queries, others, others))
-        yield stacked(f"{self.role}qkv", prefix, "weight", heights, hidden)
-        yield whole(f"{self.role}output", f"{prefix}o_proj.weight", hidden, queries)
+        heads = self.share.of(shape.num_query_heads)
+        queries = _times(heads, shape.key_dim)
+        keys = _times(self.share.of_key_heads(shape.num_kv_heads), shape.key_dim)
+        heights = [shape.num_query_heads, shape.num_kv_heads, shape.num_kv_heads]
+        heights = [count * shape.key_dim for count in heights]
+        bands = _bands(self.model.names.qkv, heights, [queries, keys, keys])
+        yield _banded(f"{self.role}qkv", prefix, "weight", bands, hidden)
+        yield _sliced(
+            f"{self.role}output", f"{prefix}o_proj.weight", (hidden, heights[0]), None, queries
+        )
         if self.model.qkv_bias:
-            yield stacked(f"{self.role}qkv_bias", prefix, "bias", heights)
-        if self.model.output_bias:
+            yield _banded(f"{self.role}qkv_bias", prefix, "bias", bands)
+        if self.model.output_bias and self.share.rank == 0:
             yield whole(f"{self.role}output_bias", f"{prefix}o_proj.bias", hidden)
         if self.model.has_head_norms:
             for role in ("q_norm", "k_norm"):
                 yield whole(self.role + role, f"{prefix}{role}.weight", shape.key_dim)
         if shape.has_sinks:
-            yield whole(f"{self.role}sinks", f"{prefix}sinks", shape.num_query_heads)
+            count = shape.num_query_heads
+            yield _sliced(f"{self.role}sinks", f"{prefix}sinks", (count,), heads)
 
     def mlp(self) -> Iterator[Weight]:
         """Yield gate and up as one, and down."""
         hidden, inner = self.model.hidden_size, self.model.inner_size
         prefix = f"{self.prefix}mlp."
-        heights = rows(self.model.names.gate_up, (inner, inner))
-        yield stacked(f"{self.role}gate_up", prefix, "weight", heights, hidden)
-        yield whole(f"{self.role}down", f"{prefix}down_proj.weight", hidden, inner)
+        own = self.share.of(inner)
+        bands = _bands(self.model.names.gate_up, [inner, inner], [own, own])
+        yield _banded(f"{self.role}gate_up", prefix, "weight", bands, hidden)
+        yield _sliced(f"{self.role}down", f"{prefix}down_proj.weight", (hidden, inner), None, own)
         if self.model.mlp_bias:
-            yield stacked(f"{self.role}gate_up_bias", prefix, "bias", heights)
+            yield _banded(f"{self.role}gate_up_bias", prefix, "bias", bands)
+        if self.model.mlp_bias and self.share.rank == 0:
             yield whole(f"{self.role}down_bias", f"{prefix}down_proj.bias", hidden)
 
     def experts(self, experts: Experts) -> Iterator[Weight]:
@@ -103,44 +143,50 @@ class _Layer:
         yield whole(f"{self.role}router", f"{router}weight", experts.count, hidden)
         if experts.has_biases:
             yield whole(f"{self.role}router_bias", f"{router}bias", experts.count)
-        make = _stacked_experts if names.stacked_experts else _single_experts
-        yield from make(self.role, f"{prefix}experts.", experts, hidden, names.expert)
+        make = self._stacked_experts if names.stacked_experts else self._single_experts
+        yield from make(f"{prefix}experts.", experts, self.share.of(experts.width))
 
+    def _single_experts(self, prefix: str, experts: Experts, own: range) -> Iterator[Weight]:
+        """Yield the weights of experts that are stored one by one, each as an MLP."""
+        count, width, hidden = experts.count, experts.width, self.model.hidden_size
+        gate, up, down = self.model.names.expert
+        gates, downs = [], []
+        for index in range(count):
+            key = f"{prefix}{index}."
+            gates += [
+                Part(
+                    f"{key}{name}.weight",
+                    (width, hidden),
+                    _slice(index, start, start + len(own)),
+                    (own,),
+                )
+                for name, start in ((gate, 0), (up, len(own)))
+            ]
+            place, taken = _slice(index, 0, hidden), (range(hidden), own)
+            downs.append(Part(f"{key}{down}.weight", (hidden, width), place, taken))
+        yield Weight(f"{self.role}gate_up", (count, 2 * len(own), hidden), tuple(gates))
+        yield Weight(f"{self.role}down", (count, hidden, len(own)), tuple(downs))
 
-def _single_experts(
-    role: str, prefix: str, experts: Experts, hidden: int, names: tuple[str, str, str]
-) -> Iterator[Weight]:
-    """Yield the weights of experts that are stored one by one, each as an MLP."""
-    count, width = experts.count, experts.width
-    gate, up, down = names
-    gates, downs = [], []
-    for index in range(count):
-        own = f"{prefix}{index}."
-        gates += [
-            Part(f"{own}{name}.weight", (width, hidden), _slice(index, start, start + width))
-            for name, start in ((gate, 0), (up, width))
-        ]
-        downs.append(Part(f"{own}{down}.weight", (hidden, width), _slice(index, 0, hidden)))
-    yield Weight(f"{role}gate_up", (count, 2 * width, hidden), tuple(gates))
-    yield Weight(f"{role}down", (count, hidden, width), tuple(downs))
-
-
-def _stacked_experts(
-    role: str, prefix: str, experts: Experts, hidden: int, names: tuple[str, str, str]
-) -> Iterator[Weight]:
-    """Yield the weights of experts that are stored as one, transposed, gate and up interleaved."""
-    del names
-    count, width = experts.count, experts.width
-    stored = {
-        "gate_up_proj": ((count, hidden, 2 * width), _interleaved),
-        "gate_up_proj_bias": ((count, 2 * width), _interleaved),
-        "down_proj": ((count, width, hidden), lambda down: down.transpose(1, 2)),
-        "down_proj_bias": ((count, hidden), _all),
-    }
-    for name, (shape, place) in stored.items():
-        own = role + name.replace("_proj", "")
-        filled = (count, *reversed(shape[1:]))
-        yield Weight(own, filled, (Part(prefix + name, shape, place),))
+    def _stacked_experts(self, prefix: str, experts: Experts, own: range) -> Iterator[Weight]:
+        """Yield those of experts stored as one, transposed, gate and up interleaved."""
+        count, width, hidden = experts.count, experts.width, self.model.hidden_size
+        every, both = range(count), _times(own, 2)
+        stored: dict[str, tuple[tuple[int, ...], Place, tuple[range, ...]]] = {
+            "gate_up_proj": (
+                (count, hidden, 2 * width),
+                _interleaved,
+                (every, range(hidden), both),
+            ),
+            "gate_up_proj_bias": ((count, 2 * width), _interleaved, (every, both)),
+            "down_proj": ((count, width, hidden), _transposed, (every, own)),
+            "down_proj_bias": ((count, hidden), _all, ()),
+        }
+        if self.share.rank > 0:  # what is added up has it once
+            del stored["down_proj_bias"]
+        for name, (shape, place, taken) in stored.items():
+            part = Part(prefix + name, shape, place, taken)
+            filled = (count, *reversed(part.read_shape[1:]))
+            yield Weight(self.role + name.replace("_proj", ""), filled, (part,))
 
 
 def _interleaved(both: Tensor) -> Tensor:
@@ -148,6 +194,10 @@ def _interleaved(both: Tensor) -> Tensor:
     count, width = both.shape[0], both.shape[1] // 2
     pairs = both.view(count, 2, width, *both.shape[2:]).transpose(1, 2)  # [E, I, 2, …]
     return pairs.movedim((1, 2), (-2, -1))  # [E, …, I, 2]
+
+
+def _transposed(weight: Tensor) -> Tensor:
+    return weight.transpose(1, 2)
 
 
 def _all(weight: Tensor) -> Tensor:
@@ -168,17 +218,57 @@ def whole(role: str, key: str, *shape: int) -> Weight:
     return Weight(role, shape, (Part(key, shape, _all),))
 
 
+def table(role: str, key: str, architecture: Architecture, share: Share = WHOLE) -> Weight:
+    """Return a rank's rows of the vocabulary: as many for each, the last of them zeros."""
+    count, hidden = architecture.vocab_size, architecture.hidden_size
+    own = share.of(count)
+    part = Part(key, (count, hidden), _between(0, len(own)), (own,))
+    return Weight(role, (len(Share(0, share.size).of(count)), hidden), (part,))
+
+
 def stacked(
     role: str, prefix: str, kind: str, heights: list[tuple[str, int]], *width: int
 ) -> Weight:
     """Return a weight of tensors above each other, named with how many rows each has."""
+    bands = [Band(name, height, range(height)) for name, height in heights]
+    return _banded(role, prefix, kind, bands, *width)
+
+
+def _banded(role: str, prefix: str, kind: str, bands: list[Band], *width: int) -> Weight:
+    """Return a weight of rows of tensors above each other."""
     parts, start = [], 0
-    for name, height in heights:
-        stop = start + height
+    for name, height, taken in bands:
+        stop = start + len(taken)
         place = _between(start, stop)
-        parts.append(Part(f"{prefix}{name}.{kind}", (height, *width), place))
+        parts.append(Part(f"{prefix}{name}.{kind}", (height, *width), place, (taken,)))
         start = stop
     return Weight(role, (start, *width), tuple(parts))
+
+
+def _bands(names: tuple[str, ...], heights: list[int], taken: list[range]) -> list[Band]:
+    """Return what is taken of tensors of these heights, or of one that has all of their rows."""
+    if len(names) > 1:
+        return [Band(*band) for band in zip(names, heights, taken, strict=True)]
+    total, above, bands = sum(heights), 0, list[Band]()
+    for height, own in zip(heights, taken, strict=True):
+        rows_of = range(above + own.start, above + own.stop)
+        if bands and bands[-1].taken.stop == rows_of.start:
+            rows_of = range(bands.pop().taken.start, rows_of.stop)
+        bands.append(Band(names[0], total, rows_of))
+        above += height
+    return bands
+
+
+def _sliced(role: str, key: str, shape: tuple[int, ...], *taken: range | None) -> Weight:
+    """Return a weight that is so much of a stored tensor's first axes; None is all."""
+    axes = zip(taken, shape, strict=False)
+    part = Part(key, shape, _all, tuple(range(n) if own is None else own for own, n in axes))
+    return Weight(role, part.read_shape, (part,))
+
+
+def _times(heads: range, width: int) -> range:
+    """Return the rows of heads that have so many each."""
+    return range(heads.start * width, heads.stop * width)
 
 
 def _between(start: int, stop: int) -> Place:

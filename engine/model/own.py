@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from engine.kernels.backends import choose_backend
+from engine.kernels.ranks import ALONE, Group
 from engine.model.adapters.loading import Adapter
 from engine.model.architecture import Architecture
 from engine.model.checkpoint import Checkpoint
@@ -23,6 +24,7 @@ from engine.model.layout import Weight, weights_of
 from engine.model.memory import free_bytes
 from engine.model.network import Eye, LoadedModel
 from engine.model.proof import answers, distance_of, proof_tokens
+from engine.model.shares import shared
 from engine.model.vision.description import Vision
 from engine.model.weights import read_weights
 from engine.scheduling.pictures import Picture
@@ -61,8 +63,12 @@ def load(
     vision: Vision | None = None,
     num_layers: int | None = None,
     adapters: Sequence[Adapter] = (),
+    group: Group = ALONE,
 ) -> LoadedModel:
-    """Return the model, or its first layers, with its adapters; it sees by `vision`."""
+    """Return a rank's share of the model, or of its first layers, with its adapters.
+
+    It sees by `vision`.
+    """
     weights = read_weights(
         checkpoint,
         architecture,
@@ -70,8 +76,11 @@ def load(
         device,
         is_part=description.is_part,
         num_layers=num_layers,
+        share=group.share,
     )
-    architecture = replace(architecture, blocks=architecture.blocks[:num_layers])
+    architecture = shared(
+        replace(architecture, blocks=architecture.blocks[:num_layers]), group.share
+    )
     eye = None
     if vision is not None:
         from engine.model.vision.tower import load_tower
@@ -83,6 +92,7 @@ def load(
             architecture,
             weights,
             adapters=[adapter.placed(architecture, dtype, device) for adapter in adapters],
+            group=group,
         ),
         shapes=shapes,
         backend=choose_backend(shapes, dtype, device),

@@ -16,14 +16,17 @@ from pathlib import Path
 from struct import unpack
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from engine.errors import ModelRefused
+from engine.kernels.ranks import Share
 from engine.model.architecture import Architecture
 from engine.model.checkpoint import Checkpoint, Tensors, check_count, check_kind, check_tensors
 from engine.model.description import NotUnderstood
-from engine.model.layout import EMBEDDING, HEAD, Weight, weights_of, whole
+from engine.model.layout import EMBEDDING, HEAD, WHOLE, Weight, table, weights_of
 
 DTYPES = {
     "F64": torch.float64,
@@ -63,8 +66,9 @@ def read_weights(
     num_layers: int | None = None,
     has_head: bool = True,
     more: Sequence[Weight] = (),
+    share: Share = WHOLE,
 ) -> dict[str, Tensor]:
-    """Return a decoder's weights by their roles; `ModelRefused` says what is wrong with them.
+    """Return a rank's weights of a decoder by their roles; `ModelRefused` says what is wrong.
 
     `is_part` says that the files hold more than text; `num_layers` reads so many layers only.
     Without `has_head` the weights of logits are left out; `more` are read with the others.
@@ -75,16 +79,15 @@ def read_weights(
         stored[EMBEDDING] = stored.pop(HEAD)
     if has_head and architecture.is_tied and HEAD in stored:
         # transformers, too, believes what is stored and not what is said.
-        wanted.append(whole("head", HEAD, architecture.vocab_size, architecture.hidden_size))
+        more = [*more, table("head", HEAD, architecture, share)]
+        wanted.append(table("head", HEAD, architecture))
     if any(block.experts for block in architecture.blocks) and missing_from(stored, wanted):
         check_count(checkpoint, _count(wanted))
         raise NotUnderstood("its experts may be stored in another way")
     check_stored(checkpoint, architecture.title, wanted, stored, is_part=is_part)
-    if num_layers is not None:
-        first = replace(architecture, blocks=architecture.blocks[:num_layers])
-        kept = {weight.role for weight in (*weights_of(first), *more)} | {"head"}
-        wanted = [weight for weight in wanted if weight.role in kept]
-    weights = filled(checkpoint.name, wanted, stored, dtype, device)
+    first = replace(architecture, blocks=architecture.blocks[:num_layers])
+    own = [*weights_of(first, has_head=has_head, share=share), *more]
+    weights = filled(checkpoint.name, own, stored, dtype, device)
     is_twice = architecture.is_tied and "head" in weights
     if is_twice and torch.equal(weights["head"], weights["embedding"]):
         del weights["head"]
@@ -124,12 +127,12 @@ def filled(
     """Return weights by their roles; what no stored tensor fills of one is zero."""
     weights = {weight.role: _room(weight, dtype, device) for weight in wanted}
     places = [
-        (stored[part.key], part.place(weights[weight.role]))
+        (stored[part.key], part, part.place(weights[weight.role]))
         for weight in wanted
         for part in weight.parts
     ]
-    for tensor, place in sorted(places, key=lambda pair: (pair[0].file, pair[0].start)):
-        _read(name, tensor, place)
+    for tensor, part, place in sorted(places, key=lambda one: (one[0].file, one[0].start)):
+        _read(name, tensor, part.taken, place)
     return weights
 
 
@@ -139,13 +142,14 @@ def missing_from(stored: Mapping[str, Stored], wanted: Iterable[Weight]) -> set[
 
 
 def _room(weight: Weight, dtype: torch.dtype, device: torch.device) -> Tensor:
-    is_whole = sum(prod(part.shape) for part in weight.parts) == prod(weight.shape)
+    is_whole = sum(part.count for part in weight.parts) == prod(weight.shape)
     make = torch.empty if is_whole else torch.zeros
     return make(weight.shape, dtype=dtype, device=device)
 
 
 def _count(wanted: Iterable[Weight]) -> int:
-    return sum(prod(part.shape) for weight in wanted for part in weight.parts)
+    shapes = {part.key: part.shape for weight in wanted for part in weight.parts}
+    return sum(map(prod, shapes.values()))
 
 
 def _tensors(file: Path, renamed: Mapping[str, str]) -> list[Stored]:
@@ -202,19 +206,41 @@ def check_stored(
         check_kind(checkpoint.name, key, stored[key].kind)
 
 
-def _read(name: str, tensor: Stored, place: Tensor) -> None:
-    """Copy a stored tensor to its place, without a stop between where it lies there just so."""
+def _read(name: str, tensor: Stored, taken: Sequence[range], place: Tensor) -> None:
+    """Copy what is taken of a stored tensor to its place, straight where it lies there just so."""
     dtype = DTYPES[tensor.kind]
     is_direct = place.device.type == "cpu" and place.dtype == dtype and place.is_contiguous()
     target = place if is_direct else torch.empty(place.shape, dtype=dtype)
     numbers: Any = target.view(-1).view(torch.uint8).numpy()
     left = memoryview(numbers)
+    starts, length = _runs(tensor.shape, taken, dtype.itemsize)
     with FileIO(tensor.file) as opened:
-        opened.seek(tensor.start)
-        while left:
-            count = opened.readinto(left)
-            if not count:
-                raise ModelRefused(f"{name}: {tensor.file.name} was cut off while it was read.")
-            left = left[count:]
+        for start in starts.tolist():
+            opened.seek(tensor.start + start)
+            run, left = left[:length], left[length:]
+            while run:
+                count = opened.readinto(run)
+                if not count:
+                    raise ModelRefused(f"{name}: {tensor.file.name} was cut off while it was read.")
+                run = run[count:]
     if not is_direct:
         place.copy_(target)
+
+
+def _runs(
+    shape: Sequence[int], taken: Sequence[range], itemsize: int
+) -> tuple[NDArray[np.int64], int]:
+    """Return where in a stored tensor the runs of bytes start that are taken, and how long all are.
+
+    What is taken of its first axes are runs of neighbours.
+    """
+    axes = [*taken, *map(range, shape[len(taken) :])]
+    widths = [itemsize * prod(shape[axis + 1 :]) for axis in range(len(shape))]
+    cut = [axis for axis, own in enumerate(axes) if len(own) < shape[axis]]
+    last = max(cut, default=0)  # behind it everything is taken
+    starts = np.zeros(1, np.int64)
+    for own, width in zip(axes[:last], widths[:last], strict=True):
+        starts = (starts[:, None] + np.asarray(own, np.int64) * width).ravel()
+    if not axes:
+        return starts, itemsize
+    return starts + axes[last].start * widths[last], len(axes[last]) * widths[last]

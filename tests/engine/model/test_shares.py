@@ -1,0 +1,125 @@
+"""Ranks that have a share each compute what one that has all does."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from engine.errors import ModelRefused
+from engine.kernels.ranks import ALONE, Group, Share
+from engine.model import own
+from engine.model.checkpoint import Checkpoint, find_checkpoint
+from engine.model.description import read_description
+from engine.model.families import architecture_of
+from engine.model.layout import weights_of
+from engine.model.proof import answers, proof_tokens
+from engine.model.shares import check_shares
+from engine.model.weights import read_weights
+from tests.engine.families import build
+from tests.engine.rank_threads import together
+
+CPU = torch.device("cpu")
+# Of both kinds of experts, of one tensor for queries, keys and values, tied and biased, of norms
+# after products, of soft caps, sinks and windows: what differs where ranks meet.
+MET = [
+    "LlamaConfig",
+    "Qwen3Config",
+    "Phi3Config",
+    "Gemma2Config",
+    "Llama, biased and tied",
+    "Llama, one wide key head",
+    "GptOssConfig",
+    "MixtralConfig",
+    "Qwen3Moe, some layers dense",
+]
+
+
+def saved(name: str, folder: Path) -> tuple[Checkpoint, Any, Any]:
+    """Save a family's tiny model and return what there is to load it from."""
+    build(name).save_pretrained(folder)  # type: ignore[operator]
+    description = read_description(str(folder))
+    return find_checkpoint(str(folder)), description, architecture_of(description)
+
+
+def logits_of(model: tuple[Checkpoint, Any, Any], group: Group = ALONE) -> Tensor:
+    """Return what a rank answers, `[2, t, V]` on the first."""
+    loaded = own.load(*model, torch.float32, CPU, group=group)
+    return answers(loaded, proof_tokens(loaded.vocab_size, ()))
+
+
+@pytest.mark.parametrize("size", [2, 4])
+@pytest.mark.parametrize("name", MET)
+def test_shares_come_to_the_logits_of_the_whole(tmp_path: Path, name: str, size: int) -> None:
+    """Through chunks, a decode, and whatever a family does where ranks meet."""
+    model = saved(name, tmp_path)
+    expected = logits_of(model)
+    got, *_ = together(size, partial(logits_of, model))
+    torch.testing.assert_close(got, expected, atol=2e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("name", ["Phi3Config", "GptOssConfig", "Qwen3Moe, some layers dense"])
+def test_every_stored_number_is_some_ranks(tmp_path: Path, name: str) -> None:
+    """All ranks together read all numbers, and no rank those that it has no use for."""
+    checkpoint, _, architecture = saved(name, tmp_path)
+    size = 2
+    read: dict[str, set[tuple[int, ...]]] = {}
+    counts = [0, 0]
+    for rank in range(size):
+        for weight in weights_of(architecture, share=Share(rank, size)):
+            for part in weight.parts:
+                taken = (*part.taken, *map(range, part.shape[len(part.taken) :]))
+                places = torch.zeros(part.shape, dtype=torch.bool)
+                places[tuple(slice(one.start, one.stop) for one in taken)] = True
+                counts[rank] += part.count
+                read.setdefault(part.key, set()).update(map(tuple, places.nonzero().tolist()))
+    whole = {part.key: part for one in weights_of(architecture) for part in one.parts}
+    assert {key: len(places) for key, places in read.items()} == {
+        key: part.count for key, part in whole.items()
+    }
+    del checkpoint
+    assert max(counts) < 0.65 * sum(part.count for part in whole.values())
+
+
+def test_a_vocabulary_that_is_odd_ends_in_zeros(tmp_path: Path) -> None:
+    """The last rank's rows are as many as the others'."""
+    checkpoint, _, architecture = saved("LlamaConfig", tmp_path)
+    parts = [
+        read_weights(checkpoint, architecture, torch.float32, CPU, share=Share(rank, 3))
+        for rank in range(3)
+    ]
+    heights = [len(one["embedding"]) for one in parts]
+    assert heights == [107, 107, 107]
+    assert not parts[2]["embedding"][106:].any()
+    whole = read_weights(checkpoint, architecture, torch.float32, CPU)["embedding"]
+    assert torch.equal(torch.cat([one["embedding"] for one in parts])[:320], whole)
+
+
+@pytest.mark.parametrize(
+    ("name", "size", "words"),
+    [
+        ("LlamaConfig", 3, "4 query heads and 2 key heads"),
+        ("LlamaConfig", 8, "4 query heads cannot"),
+        ("GptOssConfig", 5, "96 columns of an expert"),
+    ],
+)
+def test_what_is_uneven_is_refused(tmp_path: Path, name: str, size: int, words: str) -> None:
+    """With what there is, and how many cannot share it."""
+    *_, architecture = saved(name, tmp_path)
+    with pytest.raises(ModelRefused, match=words) as refused:
+        check_shares("tiny", architecture, size)
+    assert f"--tensor-parallel-size {size}" in str(refused.value)
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 8])
+def test_shares_lie_side_by_side(size: int) -> None:
+    """None twice, none missing; key heads are had by as many ranks as there are too few of."""
+    for count in (1, 7, 8, 24):
+        parts = [Share(rank, size).of(count) for rank in range(size)]
+        assert [one for part in parts for one in part] == list(range(count))
+    heads = [Share(rank, 8).of_key_heads(2) for rank in range(8)]
+    assert [list(one) for one in heads] == [[0]] * 4 + [[1]] * 4

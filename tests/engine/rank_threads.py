@@ -1,0 +1,71 @@
+"""Ranks as threads of one process, for tests of what they compute together."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from threading import Barrier, BrokenBarrierError
+from typing import TypeVar
+
+import torch
+from torch import Tensor
+
+from engine.kernels.ranks import Share
+
+T = TypeVar("T")
+
+
+class Board:
+    """What the ranks of a group show each other."""
+
+    def __init__(self, size: int) -> None:
+        self.met = Barrier(size)
+        self.shown: list[Tensor | None] = [None] * size
+
+
+class ThreadGroup:
+    """A `Group` of threads."""
+
+    def __init__(self, board: Board, share: Share) -> None:
+        self.share = share
+        self._board = board
+
+    def add(self, x: Tensor) -> Tensor:
+        """Add up what ranks have."""
+        return x.copy_(torch.stack(self._all(x)).sum(0))
+
+    def join(self, x: Tensor, width: int) -> Tensor:
+        """Lay columns side by side."""
+        return torch.cat(self._all(x), dim=1)[:, :width]
+
+    def spread(self, x: Tensor) -> Tensor:
+        """Take what the first has."""
+        return x.copy_(self._all(x)[0])
+
+    def _all(self, x: Tensor) -> list[Tensor]:
+        board = self._board
+        board.shown[self.share.rank] = x.clone()
+        board.met.wait()
+        shown = [one for one in board.shown if one is not None]
+        board.met.wait()
+        assert {one.shape for one in shown} == {x.shape}
+        return shown
+
+
+def together(size: int, call: Callable[[ThreadGroup], T]) -> list[T]:
+    """Return what the ranks of a group come to; when one fails, all do."""
+    board = Board(size)
+
+    def run(rank: int) -> T:
+        try:
+            return call(ThreadGroup(board, Share(rank, size)))
+        except BaseException:
+            board.met.abort()
+            raise
+
+    with ThreadPoolExecutor(size) as threads:
+        runs = [threads.submit(run, rank) for rank in range(size)]
+    failures = [failure for one in runs if (failure := one.exception()) is not None]
+    for failure in sorted(failures, key=lambda one: isinstance(one, BrokenBarrierError)):
+        raise failure
+    return [one.result() for one in runs]
