@@ -71,6 +71,11 @@ def choose_blocks(dtype: torch.dtype, device: torch.device) -> Blocks:
 
         if dtype in DTYPES:
             return of_cpu
+    if device.type == "cuda":
+        from engine.kernels.triton import blocks as of_gpu
+
+        if dtype in of_gpu.DTYPES:
+            return of_gpu
     return blocks
 
 

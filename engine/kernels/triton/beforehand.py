@@ -11,22 +11,52 @@ from collections.abc import Callable
 
 import torch
 
-from engine.kernels.triton import blocks
+from engine.kernels.attention import AttentionShape, HeadNorms
+from engine.kernels.blocks import Gate
+from engine.kernels.triton import blocks, entry
 from engine.kernels.triton.driver import compile_module
 from engine.kernels.triton.launching import compiling_for
 
 CPU = torch.device("cpu")
 DTYPES = (torch.bfloat16, torch.float16)
-HIDDEN = 4096
+HIDDEN, HEAD_DIM, PAGE_SIZE = 4096, 128, 16
 
 
 def norms(dtype: torch.dtype) -> None:
-    """Call each norm."""
-    blocks.rms_norm(torch.empty(2, HIDDEN, dtype=dtype), torch.empty(HIDDEN, dtype=dtype), 1e-6)
+    """Call each norm, with weights of the model's dtype and with widened ones."""
+    x = torch.empty(2, HIDDEN, dtype=dtype)
+    for kind in (dtype, torch.float32):
+        weight = torch.empty(HIDDEN, dtype=kind)
+        blocks.rms_norm(x, weight, 1e-6)
+        blocks.add_rms_norm(x, x, weight, 1e-6)
+        blocks.layer_norm(x, weight, weight, 1e-6)
+        blocks.add_layer_norm(x, x, weight, weight, 1e-6)
+
+
+def gates(dtype: torch.dtype) -> None:
+    """Call each gate: every curve, and gpt-oss' limit."""
+    both = torch.empty(2, 2 * HIDDEN, dtype=dtype)
+    of_gpt_oss = Gate(steepness=1.702, limit=7.0, lift=1.0)
+    for gate in (Gate(), Gate("gelu"), Gate("gelu_tanh"), of_gpt_oss):
+        blocks.gated(both, gate)
+
+
+def entries(dtype: torch.dtype) -> None:
+    """Store heads in pages of the model's dtype and of eight bits: as they are, turned, normed."""
+    shape = AttentionShape(4, 2, HEAD_DIM, HEAD_DIM, 1.0)
+    slots = torch.zeros(2, dtype=torch.int32)
+    qkv, turns = torch.empty(2, 8 * HEAD_DIM, dtype=dtype), torch.empty(2, HEAD_DIM)
+    weight = torch.empty(HEAD_DIM, dtype=dtype)
+    key = torch.empty(2, 2, HEAD_DIM, dtype=dtype)
+    for kind in (dtype, torch.float8_e4m3fn):
+        pages = torch.empty(2, 2, PAGE_SIZE, HEAD_DIM, dtype=kind)
+        for head_norms in (None, HeadNorms(weight, weight, 1e-6)):
+            entry.enter(qkv, turns, head_norms, shape, slots, pages, pages)
+        entry.store(key, key, slots, pages, pages)
 
 
 # Each calls what a run calls, in the forms that it may call it in.
-CALLS: tuple[Callable[[torch.dtype], None], ...] = (norms,)
+CALLS: tuple[Callable[[torch.dtype], None], ...] = (norms, gates, entries)
 
 
 def compile_all(arch: int) -> None:

@@ -6,6 +6,7 @@ import random
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -19,6 +20,7 @@ from engine.kernels.backends import choose_backend, choose_blocks, spare_torch_i
 from engine.kernels.cpu import blocks as cpu_blocks
 from engine.kernels.cpu.attention import CpuAttention
 from engine.kernels.reference import ReferenceAttention
+from engine.kernels.triton import blocks as triton_blocks
 from tests.engine.kernels.paged import CPU, Paged, Piece, Sequences, num_pages, scattered
 from tests.engine.kernels.rows_backend import RowsAttention
 
@@ -250,21 +252,23 @@ def test_another_device_has_the_reference() -> None:
 
 
 @pytest.mark.parametrize(
-    ("device", "dtype", "is_own"),
+    ("device", "dtype", "module"),
     [
-        ("cpu", torch.float32, True),
-        ("cpu", torch.bfloat16, True),
-        ("cpu", torch.float16, False),
-        ("cuda", torch.bfloat16, False),
+        ("cpu", torch.float32, cpu_blocks),
+        ("cpu", torch.bfloat16, cpu_blocks),
+        ("cpu", torch.float16, reference_blocks),
+        ("cuda", torch.bfloat16, triton_blocks),
+        ("cuda", torch.float16, triton_blocks),
+        ("cuda", torch.float64, reference_blocks),
     ],
-    ids=str,
+    ids=lambda value: value.__name__ if isinstance(value, ModuleType) else str(value),
 )
 def test_what_lies_between_products_is_the_devices_own_where_it_has_any(
-    device: str, dtype: torch.dtype, *, is_own: bool
+    device: str, dtype: torch.dtype, module: ModuleType
 ) -> None:
-    """The CPU's kernels take two types of numbers; all else is the reference's."""
+    """The CPU's kernels take two types of numbers, a GPU's three; all else is the reference's."""
     chosen: Any = choose_blocks(dtype, torch.device(device))
-    assert chosen is (cpu_blocks if is_own else reference_blocks)
+    assert chosen is module
 
 
 def test_torch_computes_on_its_callers_thread_beside_our_team(
