@@ -60,8 +60,9 @@ class EngineConfig:
     `model` is a local folder or a hub id. `max_model_len` None takes the model's own context.
     `max_num_batched_tokens` is the token budget of one step. `kv_cache_memory` (bytes) None takes
     what the device has left after the weights. `seed` keys requests that name none. `steps_ahead` 1
-    prepares a step while another is computed, 0 one after the other. `admission` says who starts
-    next: who came first, or, where nobody waits for one answer, those that begin alike together.
+    prepares a step while another is computed, 0 one after the other; None is 1 on a GPU, else 0.
+    `admission` says who starts next: who came first, or, where nobody waits for one answer, those
+    that begin alike together.
     `runner` says whether a model generates or gives vectors and scores, `convert` which of the two;
     `hf_overrides` stand in for what its config.json says, `pooler_config` for what is said of
     pooling, in vLLM's words. `tool_call_parser` and `reasoning_parser` name the forms that a model
@@ -80,7 +81,7 @@ class EngineConfig:
     max_num_batched_tokens: int = 2048
     kv_cache_memory: int | None = None
     seed: int = 0
-    steps_ahead: int = 0
+    steps_ahead: int | None = None
     admission: AdmissionName = "arrival"
     runner: RunnerName = "auto"
     convert: ConvertName = "auto"
@@ -116,7 +117,7 @@ class EngineConfig:
             raise EngineError(
                 f"max_loras is {self.max_loras}, but there are {len(adapters)} adapters"
             )
-        if self.steps_ahead not in (0, 1):
+        if self.steps_ahead not in (None, 0, 1):
             raise EngineError(f"steps_ahead must be 0 or 1, not {self.steps_ahead}")
         if self.max_num_batched_tokens < self.max_num_seqs:
             raise EngineError(

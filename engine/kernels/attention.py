@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -68,6 +69,20 @@ class AttentionBackend(Protocol):
 
         The step's own keys and values are stored before. `sinks [Hq]` where the shape has them.
         """
+
+
+@runtime_checkable
+class CapturableBackend(AttentionBackend, Protocol):
+    """A backend whose launches a graph may hold, for any step of no more than so many tokens.
+
+    What `prepare` makes of a step lies where it lay before. A captured step may hold tokens of no
+    span, which are stored at `trash_slot` and whose rows of `attend` nobody reads.
+    """
+
+    trash_slot: int
+
+    def capturing(self, num_tokens: int) -> AbstractContextManager[None]:
+        """Let what is launched suffice for any step of so many tokens, not only the prepared."""
 
 
 class MakesBackend(Protocol):

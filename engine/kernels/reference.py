@@ -105,6 +105,9 @@ class ReferenceAttention:
     def attend(self, layer: int, query: Tensor, sinks: Tensor | None = None) -> Tensor:
         """Attend every token to what it sees: `[T, Hq, Dk]` → `[T, Hq, Dv]`."""
         parts = [self._attend_span(layer, query, span, sinks) for span in self._spans]
+        if num_of_none := len(query) - self._spans[-1].stop:
+            shape = self.shapes[layer]
+            parts.append(query.new_zeros(num_of_none, shape.num_query_heads, shape.value_dim))
         return parts[0] if len(parts) == 1 else torch.cat(parts)
 
     def _attend_span(self, layer: int, query: Tensor, span: Span, sinks: Tensor | None) -> Tensor:

@@ -8,7 +8,8 @@ copy carries a step to a device, and one broadcast to others.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import numpy as np
@@ -18,6 +19,8 @@ from torch import Tensor
 
 # Slots are int32.
 MAX_SLOTS = 2**31
+# Arrays begin at multiples of 16 bytes, which kernels are compiled for.
+ALIGNED = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +38,7 @@ class Step:
     which grows along its span and not beyond it (None: up to itself). `axes`: it is turned by three
     numbers (None: thrice by its place). `shown`: the tokens `shown_rows`, packed ones, have these
     vectors and not those of their ids. `adapters`: span `s` runs through adapter `adapters[s]`, 0
-    being none.
+    being none. `sampled_slots`: whose sequences, by their slots, get a token from it.
     """
 
     num_decodes: int
@@ -52,22 +55,35 @@ class Step:
     shown_rows: Tensor | None = None  # [M]
     shown: Tensor | None = None  # [M, H] of the network's dtype
     adapters: Tensor | None = None  # [S]
+    sampled_slots: Tensor | None = None  # [K]
     copy_on_host: Step | None = None  # None where this is it
 
     @classmethod
     def pack(cls, num_decodes: int, device: torch.device, **arrays: NDArray[Any]) -> Step:
         """Put the arrays, given by their names, into one buffer and that onto the device."""
         names = [field.name for field in fields(cls) if field.name in arrays]
-        parts = [arrays[name] for name in names]
-        lengths = [len(part) for part in parts]
+        places = places_of({name: len(arrays[name]) for name in names})
 
         def over(buffer: Tensor, host: Step | None = None) -> Step:
-            views: dict[str, Any] = dict(zip(names, torch.split(buffer, lengths), strict=True))
+            views: dict[str, Any] = {name: buffer[place] for name, place in places.items()}
             return cls(num_decodes, copy_on_host=host, **views)
 
-        buffer = torch.from_numpy(np.concatenate(parts, dtype=np.int32, casting="same_kind"))
+        buffer = host_buffer(places[names[-1]].stop, device)
+        numbers = buffer.numpy()
+        for name, place in places.items():
+            np.copyto(numbers[place], arrays[name], casting="same_kind")
         host = over(buffer)
-        return host if device.type == "cpu" else over(buffer.to(device), host)
+        if device.type == "cpu":
+            return host
+        return over(buffer.to(device, non_blocking=True), host)
+
+    def with_ids(self, last_ids: Tensor) -> Step:
+        """Return the step with `last_ids[-1 - id]` in place of each id below zero.
+
+        Which is a slot whose last token only the device knows.
+        """
+        of_slots = last_ids[(-1 - self.token_ids).clamp(min=0)]
+        return replace(self, token_ids=torch.where(self.token_ids < 0, of_slots, self.token_ids))
 
     @property
     def host(self) -> Step:
@@ -83,3 +99,28 @@ class Step:
     def num_tokens(self) -> int:
         """Return how many tokens the step computes."""
         return len(self.token_ids)
+
+
+def host_buffer(length: int, device: torch.device) -> Tensor:
+    """Return int32 numbers of the host that a copy to the device need not wait for.
+
+    torch keeps them until such a copy is done, and takes them for the next ones then.
+    """
+    return torch.empty(length, dtype=torch.int32, pin_memory=device.type == "cuda")
+
+
+def places_of(lengths: Mapping[str, int]) -> dict[str, slice]:
+    """Return where arrays of so many int32 numbers lie in one buffer, in their order."""
+    places, start = {}, 0
+    for name, length in lengths.items():
+        places[name] = slice(start, start + length)
+        start += -(-length // ALIGNED) * ALIGNED
+    return places
+
+
+def on_device(array: NDArray[Any], device: torch.device) -> Tensor:
+    """Return an array of the host on a device, which is not waited for."""
+    tensor = torch.from_numpy(array)
+    if device.type == "cuda":
+        tensor = tensor.pin_memory()
+    return tensor.to(device, non_blocking=True)

@@ -27,6 +27,7 @@ from engine.scheduling.scheduler import Scheduler
 from engine.scheduling.sequence import SequenceRequest, SequenceResult
 from engine.scheduling.table import SequenceTable
 from engine.stepping.generation import GenerationWork
+from engine.stepping.graphs import Captures, captures_of, make_graphs
 from engine.stepping.runner import Runner
 from engine.text.chat_template import ChatTemplate, read_chat_template
 from engine.text.text_model import GenerationConfig, TextModel, eos_ids, read_generation_config
@@ -108,8 +109,10 @@ def _eyes(
     return Eyes(sight, limits, Bringing(fetcher.fetch)), ()
 
 
-def make_work(model: LoadedModel, room: Room, config: EngineConfig) -> GenerationWork:
-    """Give a loaded model its pages, table and scheduler."""
+def make_work(
+    model: LoadedModel, room: Room, config: EngineConfig, captures: Captures | None = None
+) -> GenerationWork:
+    """Give a loaded model its pages, table and scheduler; `captures` None goes by the device."""
     if not model.network.needs_torch:
         spare_torch_its_threads(model.device)
     attention = model.attention(room.num_pages)
@@ -117,8 +120,13 @@ def make_work(model: LoadedModel, room: Room, config: EngineConfig) -> Generatio
     pool = PagePool(room.num_pages)
     admission = UrgentFirst(ADMISSIONS[config.admission]())
     scheduler = Scheduler(table, pool, admission, config.max_num_batched_tokens)
-    runner = Runner(model, attention, table)
-    return GenerationWork(scheduler, runner, model.vocab_size, config.steps_ahead)
+    captures = captures or captures_of(model.device)
+    graphs = make_graphs(model, attention, table, config.max_num_batched_tokens, captures)
+    runner = Runner(model, attention, table, graphs)
+    steps_ahead = config.steps_ahead
+    if steps_ahead is None:
+        steps_ahead = int(model.device.type == "cuda")
+    return GenerationWork(scheduler, runner, model.vocab_size, steps_ahead)
 
 
 def load_text_model(

@@ -95,11 +95,14 @@ class Decoder:
 
     def forward(self, step: Step, attention: AttentionBackend) -> Tensor:
         """Run one step → logits `[N, V]`; see `Network.forward`."""
+        return self.logits(self.hidden(step, attention))
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Return the logits `[N, V]` of the last hidden states `[N, H]`."""
         assert self._head is not None
-        x = self.hidden(step, attention)
-        if not len(x):
-            return x.new_empty(0, self._vocab_size)
-        logits = self._head(x)
+        if not len(hidden):
+            return hidden.new_empty(0, self._vocab_size)
+        logits = self._head(hidden)
         if self._softcap is not None:
             logits = torch.tanh(logits / self._softcap) * self._softcap
         return self._group.join(logits, self._vocab_size)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 import torch
@@ -29,6 +29,17 @@ class Network(Protocol):
 
         `attention` was prepared for the step; layers are numbered in the order of the network.
         """
+
+
+@runtime_checkable
+class NetworkInTwo(Network, Protocol):
+    """A network that can stop before its head: what comes before may be a graph's."""
+
+    def hidden(self, step: Step, attention: AttentionBackend) -> Tensor:
+        """Run one step but for the head → the last hidden states `[N, H]` of its rows."""
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Return the logits `[N, V]` of the last hidden states `[N, H]`."""
 
 
 class Tower(Protocol):

@@ -16,22 +16,18 @@ from engine.kernels.step import Step
 from engine.model.network import LoadedModel
 from engine.scheduling.scheduler import StepPlan
 from engine.scheduling.table import SequenceTable
-from engine.stepping.pictures import Shown, ShownPictures
+from engine.stepping.graphs import Graphs
+from engine.stepping.pictures import ShownPictures
 
 
 class Readout:
-    """What a step came to, on its way to the host behind the step itself."""
+    """What a step came to, on its way to the host behind the step itself, in one copy."""
 
     def __init__(self, tensors: Sequence[Tensor]) -> None:
         self._host = list(tensors)
         self._is_there: torch.cuda.Event | None = None
         if any(tensor.is_cuda for tensor in tensors):
-            self._host = [
-                torch.empty_like(tensor, device="cpu", pin_memory=True).copy_(
-                    tensor, non_blocking=True
-                )
-                for tensor in tensors
-            ]
+            self._host = sent(tensors)
             self._is_there = torch.cuda.current_stream().record_event()
 
     def wait(self) -> list[NDArray[Any]]:
@@ -44,20 +40,42 @@ class Readout:
         return [tensor.numpy() for tensor in self._host]
 
 
+def sent(tensors: Sequence[Tensor]) -> list[Tensor]:
+    """Return what tensors will be on the host once the copy of their bytes, one of all, is done."""
+    parts = [tensor.contiguous().flatten().view(torch.uint8) for tensor in tensors]
+    # The widest first: then each begins at a multiple of its numbers' width.
+    order = sorted(range(len(parts)), key=lambda place: -tensors[place].itemsize)
+    together = torch.cat([parts[place] for place in order])
+    arriving = torch.empty_like(together, device="cpu", pin_memory=together.is_cuda)
+    arriving.copy_(together, non_blocking=True)
+    pieces = torch.split(arriving, [len(parts[place]) for place in order])
+    piece_of = dict(zip(order, pieces, strict=True))
+    return [
+        piece_of[place].view(tensor.dtype).view(tensor.shape)
+        for place, tensor in enumerate(tensors)
+    ]
+
+
 class Runner:
     """Runs steps of one model over its pages."""
 
     def __init__(
-        self, model: LoadedModel, attention: AttentionBackend, table: SequenceTable
+        self,
+        model: LoadedModel,
+        attention: AttentionBackend,
+        table: SequenceTable,
+        graphs: Graphs | None = None,
     ) -> None:
         self._model = model
         self._attention = attention
+        self._graphs = graphs
         self._table = table
         self._pictures = None if model.eye is None else ShownPictures(model.eye, table)
         # The id that each slot sampled last, which the next step may need before the host has it.
         self._last_ids = torch.zeros(
             len(table.sequences), dtype=torch.int32, device=model.device
         )  # [slots]
+        self._sampled_slots: Tensor | None = None  # of the step run last, padded
 
     @property
     def num_layers(self) -> int:
@@ -71,19 +89,30 @@ class Runner:
         The logits are those of the plan's spans in order, `plan.num_logits` of each.
         """
         shown = None if self._pictures is None else self._pictures.of(plan)
-        step = packed(plan, self._table, self._model.device, shown)
+        arrays = arrays_of(plan, self._table)
+        if shown is not None:
+            arrays |= shown.arrays
+        if self._graphs is not None and self._graphs.may_run(arrays):
+            step = self._graphs.pack(plan.num_decodes, arrays)
+            self._sampled_slots = step.sampled_slots
+            return self._graphs.run(step, self._last_ids)
+        step = Step.pack(plan.num_decodes, self._model.device, **arrays)
+        self._sampled_slots = step.sampled_slots
+        if shown is not None:
+            step = replace(step, shown=shown.vectors)
         if (self._table.num_known[plan.slots] < plan.stops).any():
-            of_slots = self._last_ids[(-1 - step.token_ids).clamp(min=0)]
-            token_ids = torch.where(step.token_ids < 0, of_slots, step.token_ids)
-            step = replace(step, token_ids=token_ids)
+            step = step.with_ids(self._last_ids)
         self._attention.prepare(step)
         return self._model.network.forward(step, self._attention)
 
     @torch.inference_mode()
     def remember(self, slots: NDArray[np.int64], token_ids: Tensor) -> None:
-        """Keep the ids `[N]` that slots sampled, for steps that run before the host has them."""
-        index = torch.from_numpy(slots).to(self._model.device)
-        self._last_ids[index] = token_ids.to(self._last_ids.dtype)
+        """Keep the ids `[N]` that the step's slots sampled, for those that run before it arrives.
+
+        `slots` are those of the plan that was run last, which the device has been told with it.
+        """
+        assert self._sampled_slots is not None
+        self._last_ids[self._sampled_slots[: len(slots)]] = token_ids.to(self._last_ids.dtype)
 
     def read_out(self, tensors: Sequence[Tensor]) -> Readout:
         """Send what a step came to on its way to the host."""
@@ -93,14 +122,14 @@ class Runner:
         """Give back what the device's allocator keeps for later: it may lie in pieces too small."""
         if self._pictures is not None:
             self._pictures.forget()
+        if self._graphs is not None:
+            self._graphs.drop()
         if self._model.device.type == "cuda":
             torch.cuda.empty_cache()
 
 
-def packed(
-    plan: StepPlan, table: SequenceTable, device: torch.device, shown: Shown | None = None
-) -> Step:
-    """Return the step of a plan, each span over its sequence's pages, with the images `shown`.
+def arrays_of(plan: StepPlan, table: SequenceTable) -> dict[str, NDArray[Any]]:
+    """Return the arrays of a plan's `Step`, each span over its sequence's pages.
 
     A token whose id only the device knows, always the last of a decode, is -1 less its slot.
     """
@@ -114,21 +143,18 @@ def packed(
     is_unknown = table.num_known[plan.slots] < plan.stops
     token_ids[query_starts[1:][is_unknown] - 1] = -1 - plan.slots[is_unknown]
     first_rows = query_starts[1:] - plan.num_logits
-    step = Step.pack(
-        plan.num_decodes,
-        device,
-        token_ids=token_ids,
-        positions=positions,
-        slots=token_pages * size + positions % size,
-        query_starts=query_starts,
-        context_lengths=plan.starts,
-        page_starts=page_starts,
-        pages=pages,
-        logit_rows=_runs(first_rows, plan.num_logits, _starts(plan.num_logits)),
-        adapters=table.adapter[plan.slots],
-        **({} if shown is None else shown.arrays),
-    )
-    return step if shown is None else replace(step, shown=shown.vectors)
+    return {
+        "token_ids": token_ids,
+        "positions": positions,
+        "slots": token_pages * size + positions % size,
+        "query_starts": query_starts,
+        "context_lengths": plan.starts,
+        "page_starts": page_starts,
+        "pages": pages,
+        "logit_rows": _runs(first_rows, plan.num_logits, _starts(plan.num_logits)),
+        "adapters": table.adapter[plan.slots],
+        "sampled_slots": plan.sampled,
+    }
 
 
 def _starts(counts: NDArray[np.int64]) -> NDArray[np.int64]:

@@ -16,7 +16,10 @@ NAMES = [f.name for f in fields(Step) if f.name not in ("num_decodes", "copy_on_
 
 @given(lengths=st.lists(st.integers(0, 9), min_size=len(NAMES), max_size=len(NAMES)))
 def test_all_arrays_are_views_of_one_buffer(lengths: list[int]) -> None:
-    """Each under its own name, in int32, whatever integers it was given in; some may be empty."""
+    """Each under its own name, in int32, whatever integers it was given in; some may be empty.
+
+    Each begins at a multiple of 16 bytes: else kernels would be compiled for either.
+    """
     numbers = np.arange(sum(lengths))
     parts = np.split(numbers, np.cumsum(lengths)[:-1])
     given_arrays = dict(zip(NAMES, parts, strict=True))
@@ -28,6 +31,7 @@ def test_all_arrays_are_views_of_one_buffer(lengths: list[int]) -> None:
         array: torch.Tensor = getattr(step, name)
         assert array.dtype == torch.int32
         assert array.tolist() == expected.tolist()
+        assert array.storage_offset() * array.itemsize % 16 == 0
         buffers.add(array.untyped_storage().data_ptr())
     assert len(buffers) == 1
     assert step.num_tokens == len(given_arrays["token_ids"])

@@ -9,10 +9,11 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from engine.kernels.step import Step
 from engine.scheduling.scheduler import StepPlan
 from engine.scheduling.sequence import Sampling, Sequence, SequenceRequest
 from engine.scheduling.table import SequenceTable
-from engine.stepping.runner import packed
+from engine.stepping.runner import arrays_of, sent
 from tests.engine.paged_model import spans_of
 
 GREEDY = Sampling(temperature=0)
@@ -48,7 +49,7 @@ def test_a_token_whose_id_only_the_device_knows_is_told_by_its_slot() -> None:
     one, no = np.ones(3, np.int64), np.zeros(3, np.bool_)
     stops = table.num_tokens[slots]
     plan = StepPlan(3, slots, stops - 1, stops, one, ~no, no, no)
-    step = packed(plan, table, torch.device("cpu"))
+    step = Step.pack(plan.num_decodes, torch.device("cpu"), **arrays_of(plan, table))
     assert step.token_ids.tolist() == [-4, -2, 9]
 
 
@@ -56,7 +57,7 @@ def test_a_token_whose_id_only_the_device_knows_is_told_by_its_slot() -> None:
 def test_a_step_says_of_each_span_what_the_plan_says(seed: int, page_size: int) -> None:
     """Its tokens with their positions and slots, its context, the pages of both, its last rows."""
     plan, table = random_plan(random.Random(seed), page_size)
-    step = packed(plan, table, torch.device("cpu"))
+    step = Step.pack(plan.num_decodes, torch.device("cpu"), **arrays_of(plan, table))
     spans = spans_of(plan)
     assert step.num_decodes == plan.num_decodes
     assert step.num_tokens == plan.num_tokens
@@ -80,3 +81,19 @@ def test_a_step_says_of_each_span_what_the_plan_says(seed: int, page_size: int) 
         for row in range(end - count, end)
     ]
     assert step.logit_rows.tolist() == rows
+
+
+def test_what_a_step_came_to_travels_as_one() -> None:
+    """Bytes of any width beside each other, empty ones too, and each comes out as it was."""
+    tensors = [
+        torch.tensor([True, False, True]),
+        torch.arange(5),
+        torch.rand(2, 3),
+        torch.zeros(0, 4),
+        torch.rand(3).to(torch.bfloat16),
+    ]
+    arrived = sent(tensors)
+    assert len({tensor.untyped_storage().data_ptr() for tensor in arrived}) == 1
+    for tensor, got in zip(tensors, arrived, strict=True):
+        assert got.dtype == tensor.dtype
+        assert torch.equal(got, tensor)

@@ -1,0 +1,228 @@
+"""Steps as graphs: what a device is told launch by launch, told it once and then by a word.
+
+Steps of up to so many tokens, a bucket, have one graph, which computes all but a step's head. Their
+arrays are brought to fixed sizes at fixed addresses: tokens of no sequence fill the bucket up. A
+bucket's first step is launched plainly, and captured behind that
+([ADR 54](../../docs/adr/0054-small-steps-are-graphs.md)).
+"""
+
+from __future__ import annotations
+
+import logging
+from bisect import bisect_left
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, NamedTuple, Protocol
+
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from engine.kernels.attention import AttentionBackend, CapturableBackend
+from engine.kernels.step import Step, host_buffer, places_of
+from engine.model.network import LoadedModel, NetworkInTwo
+from engine.scheduling.table import SequenceTable
+
+logger = logging.getLogger(__name__)
+
+# Buckets of an octave: of the tokens of a full one, at most this share is none's.
+BUCKETS_AN_OCTAVE = 8
+SMALLEST_STRIDE = 8
+# Numbers of pages of a step's spans, one after another: as many as 64 MB hold.
+MOST_PAGES = 2**24
+# What launching a layer takes a host, and what the fastest card multiplies in a second.
+LAYER_SECONDS = 200e-6
+CARD_FLOPS = 790e12
+
+Arrays = Mapping[str, NDArray[Any]]
+
+
+class Graph(Protocol):
+    """A computation that was captured, over what lies at its addresses when it is replayed."""
+
+    def replay(self) -> None:
+        """Launch it."""
+
+
+# Captures what a function launches, and returns that with the tensor that it puts its result in.
+Captures = Callable[[Callable[[], Tensor]], tuple[Graph, Tensor]]
+
+
+class CudaCaptures:
+    """Captures on a CUDA device; graphs run one at a time, and share one pool of memory."""
+
+    def __init__(self) -> None:
+        self._pool = torch.cuda.graph_pool_handle()
+
+    def __call__(self, compute: Callable[[], Tensor]) -> tuple[Graph, Tensor]:
+        """Capture; see `Captures`."""
+        graph = torch.cuda.CUDAGraph()
+        # Other threads may ask the device for memory meanwhile.
+        with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
+            result = compute()
+        return graph, result
+
+
+def captures_of(device: torch.device) -> Captures | None:
+    """Return what captures on a device, None where nothing does."""
+    return CudaCaptures() if device.type == "cuda" else None
+
+
+def make_graphs(
+    model: LoadedModel,
+    attention: AttentionBackend,
+    table: SequenceTable,
+    max_tokens: int,
+    captures: Captures | None,
+) -> Graphs | None:
+    """Return the graphs of a model's steps of up to `max_tokens`; None where none is captured."""
+    network = model.network
+    if (
+        captures is None
+        or not isinstance(network, NetworkInTwo)
+        or not isinstance(attention, CapturableBackend)
+    ):
+        return None
+    return Graphs(
+        network,
+        attention,
+        model.device,
+        num_layers=len(model.shapes),
+        most_tokens=min(tokens_worth_a_graph(model), max_tokens),
+        most_pages=min(table.pages.size, MOST_PAGES),
+        captures=captures,
+    )
+
+
+def tokens_worth_a_graph(model: LoadedModel) -> int:
+    """Return above how many tokens a device computes a layer for longer than it is launched."""
+    heads = max(
+        (shape.num_query_heads + shape.num_kv_heads) * (shape.key_dim + shape.value_dim)
+        for shape in model.shapes
+    )
+    num_weights = model.hidden_width * (heads + 3 * model.inner_width)
+    return max(1, round(LAYER_SECONDS * CARD_FLOPS / (2 * num_weights)))
+
+
+def buckets(most_tokens: int) -> Iterator[int]:
+    """Yield the sizes of steps that have a graph, until a step of so many tokens has one."""
+    size = 0
+    while size < most_tokens:
+        size += max(SMALLEST_STRIDE, (1 << size.bit_length() >> 1) // BUCKETS_AN_OCTAVE)
+        yield size
+
+
+class _Captured(NamedTuple):
+    graph: Graph
+    hidden: Tensor  # [bucket, H]
+
+
+class Graphs:
+    """The graphs of one network over one attention backend, for steps of up to `most_tokens`.
+
+    Where one cannot be captured all are dropped, with a word, and steps are launched plainly.
+    """
+
+    def __init__(
+        self,
+        network: NetworkInTwo,
+        attention: CapturableBackend,
+        device: torch.device,
+        *,
+        num_layers: int,
+        most_tokens: int,
+        most_pages: int,
+        captures: Captures,
+    ) -> None:
+        self._network = network
+        self._attention = attention
+        self._num_layers = num_layers
+        self._buckets = list(buckets(most_tokens))
+        self._most_pages = most_pages
+        self._captures = captures
+        self._captured: dict[int, _Captured] = {}
+        lengths = {**_lengths(self._buckets[-1]), "pages": most_pages}
+        most_numbers = places_of(lengths)["pages"].stop
+        self._numbers = torch.zeros(most_numbers, dtype=torch.int32, device=device)
+
+    def may_run(self, arrays: Arrays) -> bool:
+        """Say whether a step of these arrays may be run here."""
+        return (
+            bool(self._buckets)
+            and len(arrays["token_ids"]) <= self._buckets[-1]
+            and len(arrays["pages"]) <= self._most_pages
+            and arrays.keys() <= {*_lengths(0), "pages", "adapters"}
+            and not arrays["adapters"].any()
+        )
+
+    def pack(self, num_decodes: int, arrays: Arrays) -> Step:
+        """Return the step of arrays, brought to its bucket's sizes on the device but not in `host`.
+
+        It lies where the one before lay.
+        """
+        num_tokens, num_pages = len(arrays["token_ids"]), len(arrays["pages"])
+        bucket = self._buckets[bisect_left(self._buckets, num_tokens)]
+        places = places_of({**_lengths(bucket), "pages": num_pages})
+        filling = {
+            "slots": self._attention.trash_slot,
+            "query_starts": num_tokens,
+            "page_starts": num_pages,
+        }
+        host = host_buffer(places["pages"].stop, self._numbers.device)
+        known: dict[str, Any] = {}
+        for name, place in places.items():
+            room, length = host[place], len(arrays[name])
+            room[:length] = torch.from_numpy(arrays[name])
+            room[length:] = filling.get(name, 0)
+            known[name] = room[:length]
+        self._numbers[: len(host)].copy_(host, non_blocking=True)
+        views: dict[str, Any] = {name: self._numbers[place] for name, place in places.items()}
+        return Step(num_decodes, **views, copy_on_host=Step(num_decodes, **known))
+
+    def run(self, step: Step, last_ids: Tensor) -> Tensor:
+        """Run a step that was packed here → the logits `[N, V]` of its rows.
+
+        Of ids below zero see `Step.with_ids`; `last_ids` are the same tensor in all calls.
+        """
+        self._attention.prepare(step)
+        captured = self._captured.get(step.num_tokens)
+        if captured is None:
+            hidden = self._compute(step, last_ids)
+            self._capture(step, last_ids)
+        else:
+            captured.graph.replay()
+            self._network.num_layers_begun += self._num_layers
+            hidden = captured.hidden
+        return self._network.logits(hidden[: len(step.host.logit_rows)])
+
+    def drop(self) -> None:
+        """Give back what graphs hold; there are none from now on."""
+        self._captured.clear()
+        self._buckets.clear()
+
+    def _compute(self, step: Step, last_ids: Tensor) -> Tensor:
+        with self._attention.capturing(step.num_tokens):
+            return self._network.hidden(step.with_ids(last_ids), self._attention)
+
+    def _capture(self, step: Step, last_ids: Tensor) -> None:
+        num_begun = self._network.num_layers_begun
+        try:
+            graph, hidden = self._captures(lambda: self._compute(step, last_ids))
+            self._captured[step.num_tokens] = _Captured(graph, hidden)
+        except Exception as exc:  # noqa: BLE001 - whatever it was, the step itself is computed
+            logger.warning("steps are launched without graphs from now on: %s", exc)
+            self.drop()
+        self._network.num_layers_begun = num_begun
+
+
+def _lengths(bucket: int) -> dict[str, int]:
+    """Return how long a bucket's arrays are, but for pages, which come last."""
+    return {
+        "token_ids": bucket,
+        "positions": bucket,
+        "slots": bucket,
+        "query_starts": bucket + 1,
+        "context_lengths": bucket,
+        "page_starts": bucket + 1,
+        "logit_rows": bucket,
+        "sampled_slots": bucket,
+    }

@@ -1,0 +1,246 @@
+"""Steps as graphs, by a stand-in that computes again: the rows are the same, whatever happens."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from pathlib import Path
+from typing import cast
+
+import pytest
+import torch
+from torch import Tensor
+
+from engine.config import EngineConfig
+from engine.kernels.attention import AttentionShape
+from engine.kernels.reference import ReferenceAttention
+from engine.kinds.generation import make_work
+from engine.model.memory import Room
+from engine.model.network import LoadedModel, Network
+from engine.protocol.errors import RequestError
+from engine.scheduling.sequence import Sampling, Sequence, SequenceRequest
+from engine.stepping import graphs
+from engine.stepping.generation import GenerationWork
+from engine.stepping.graphs import buckets
+from tests.engine.families import VOCAB, build
+from tests.engine.test_parity import run_by_ours
+
+CPU = torch.device("cpu")
+NUM_PAGES = 9
+
+
+class CapturableReference(ReferenceAttention):
+    """The reference with a page for tokens of no sequence; its pages are small."""
+
+    page_size = 4
+
+    def __init__(
+        self,
+        shapes: tuple[AttentionShape, ...],
+        num_pages: int,
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> None:
+        super().__init__(shapes, num_pages + 1, dtype, device)
+        self.trash_slot = num_pages * self.page_size
+        self.num_capturing: int | None = None
+
+    def capturing(self, num_tokens: int) -> AbstractContextManager[None]:
+        """Launch as ever."""
+        assert num_tokens
+        return nullcontext()
+
+
+@dataclass
+class Again:
+    """A graph that calls what it has captured again, and spoils what other graphs came to."""
+
+    captures: CapturesByCallingAgain
+    compute: Callable[[], Tensor]
+    result: Tensor
+
+    def replay(self) -> None:
+        """Compute from what lies in the arrays now."""
+        self.captures.num_replays += 1
+        if len(self.result) > 8 and (failure := self.captures.next_failure):
+            self.captures.next_failure = None
+            raise failure
+        for other in self.captures.graphs:
+            other.result.fill_(torch.nan)
+        self.result.copy_(self.compute())
+
+
+class CapturesByCallingAgain:
+    """What a device's captures are for the runner: the memory of graphs is one, nothing runs yet.
+
+    The first replay of a graph of more than 8 tokens raises `next_failure`; with `none_after` so
+    many captures the next one fails.
+    """
+
+    def __init__(
+        self, next_failure: Exception | None = None, none_after: int | None = None
+    ) -> None:
+        self.next_failure = next_failure
+        self.none_after = none_after
+        self.num_replays = 0
+        self.graphs: list[Again] = []
+
+    def __call__(self, compute: Callable[[], Tensor]) -> tuple[Again, Tensor]:
+        """Capture; what was launched for it comes to nothing."""
+        if len(self.graphs) == self.none_after:
+            raise torch.OutOfMemoryError("no room for a graph")
+        graph = Again(self, compute, torch.full_like(compute(), torch.nan))
+        self.graphs.append(graph)
+        return graph, graph.result
+
+
+@pytest.fixture(name="model", scope="module")
+def fixture_model(tmp_path_factory: pytest.TempPathFactory) -> LoadedModel:
+    """A small random decoder of our own, over pages of the reference; it passes for a wider one.
+
+    So that steps of more than 24 tokens are launched plainly.
+    """
+    folder: Path = tmp_path_factory.mktemp("model")
+    build("Qwen3Config").save_pretrained(folder)
+    loaded = run_by_ours(folder, torch.float32)
+    wide = replace(loaded, backend=CapturableReference, hidden_width=2**15, inner_width=2**15)
+    assert graphs.tokens_worth_a_graph(wide) == 24
+    return wide
+
+
+def work_over(
+    model: LoadedModel, captures: CapturesByCallingAgain | None, steps_ahead: int = 0
+) -> GenerationWork:
+    """Return work of few pages and small steps, some of them larger than any graph."""
+    config = EngineConfig(
+        "tiny", max_num_seqs=6, max_num_batched_tokens=40, steps_ahead=steps_ahead
+    )
+    return make_work(model, Room(NUM_PAGES, model.max_model_len), config, captures)
+
+
+@dataclass(frozen=True)
+class Storm:
+    """Requests by the step that they come before, and those that are called off, by the same."""
+
+    arrivals: dict[int, list[SequenceRequest]]
+    leaves: dict[int, int]
+
+    def run(self, work: GenerationWork) -> list[object]:
+        """Run all of it; what was called off came to nothing that counts."""
+        sequences: list[Sequence] = []
+        for tick in range(400):
+            sequences += map(work.add, self.arrivals.get(tick, []))
+            if tick in self.leaves:
+                work.abort({sequences[self.leaves[tick]]})
+            if work.step() is None and tick > max(self.arrivals):
+                break
+        left = set(self.leaves.values())
+        return [outcome(one) for place, one in enumerate(sequences) if place not in left]
+
+
+def outcome(sequence: Sequence) -> object:
+    """Return what a sequence came to."""
+    try:
+        result = sequence.result()
+    except RequestError as error:
+        return str(error)
+    return result.token_ids, result.finish_reason
+
+
+def storm(seed: int) -> Storm:
+    """Return short and long prompts, some that begin alike, greedy or drawn, stopped or not."""
+    rng = random.Random(seed)
+    common = rng.choices(range(3, VOCAB), k=9)
+    arrivals: dict[int, list[SequenceRequest]] = {}
+    for index in range(12):
+        prompt = (common if index % 3 else []) + rng.choices(range(3, VOCAB), k=rng.randint(1, 9))
+        asked = SequenceRequest(
+            prompt,
+            rng.randint(1, 12),
+            Sampling(
+                temperature=rng.choice([0.0, 1.0]),
+                seed=index,
+                presence_penalty=rng.choice([0.0, 0.0, 1.0]),
+            ),
+            stop_token_ids=frozenset(rng.sample(range(VOCAB), 8)),
+        )
+        arrivals.setdefault(rng.randint(0, 20), []).append(asked)
+    return Storm(arrivals, {rng.randint(21, 25): rng.randrange(12)})
+
+
+@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("steps_ahead", [0, 1])
+def test_rows_are_those_of_the_plain_loop(model: LoadedModel, seed: int, steps_ahead: int) -> None:
+    """However sequences come, stop, give way to others and are called off."""
+    expected = storm(seed).run(work_over(model, None))
+    captures = CapturesByCallingAgain()
+    work = work_over(model, captures, steps_ahead)
+    assert storm(seed).run(work) == expected
+    assert captures.num_replays > len(captures.graphs) > 1
+    assert work.stats().preemptions > 0
+
+
+@pytest.mark.parametrize("steps_ahead", [0, 1])
+def test_a_replay_that_fails_costs_no_row(model: LoadedModel, steps_ahead: int) -> None:
+    """Its sequences start over, as those of any step."""
+    expected = storm(0).run(work_over(model, None))
+    captures = CapturesByCallingAgain(RuntimeError("no"))
+    assert storm(0).run(work_over(model, captures, steps_ahead)) == expected
+    assert captures.next_failure is None
+
+
+@pytest.mark.parametrize("steps_ahead", [0, 1])
+def test_out_of_memory_there_are_no_graphs_any_more(model: LoadedModel, steps_ahead: int) -> None:
+    """What they held is given back, and no row is lost."""
+    expected = storm(0).run(work_over(model, None))
+    captures = CapturesByCallingAgain(torch.OutOfMemoryError("no"))
+    work = work_over(model, captures, steps_ahead)
+    rest = storm(0).run(work)
+    assert rest == expected
+    assert captures.next_failure is None
+    num_replays = captures.num_replays
+    assert storm(1).run(work) == storm(1).run(work_over(model, None))
+    assert captures.num_replays == num_replays
+
+
+@pytest.mark.parametrize("none_after", [0, 1])
+@pytest.mark.parametrize("steps_ahead", [0, 1])
+def test_what_cannot_be_captured_is_launched(
+    model: LoadedModel, none_after: int, steps_ahead: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    """All of it from then on, with a word; the step itself was computed before."""
+    expected = storm(1).run(work_over(model, None))
+    captures = CapturesByCallingAgain(none_after=none_after)
+    assert storm(1).run(work_over(model, captures, steps_ahead)) == expected
+    assert len(captures.graphs) == none_after
+    assert [record.getMessage() for record in caplog.records] == [
+        "steps are launched without graphs from now on: no room for a graph"
+    ]
+
+
+def test_a_graph_is_worth_it_while_the_host_is_slower() -> None:
+    """By arithmetic: 362 tokens of a model of 8B, some 5,000 of one of 0.6B."""
+    llama = sized(AttentionShape(32, 8, 128, 128, 1.0), hidden_width=4096, inner_width=14336)
+    assert graphs.tokens_worth_a_graph(llama) == 362
+    qwen = sized(AttentionShape(16, 8, 128, 128, 1.0), hidden_width=1024, inner_width=3072)
+    assert graphs.tokens_worth_a_graph(qwen) == 5023
+
+
+def sized(shape: AttentionShape, **widths: int) -> LoadedModel:
+    """Return a model of which only the sizes matter."""
+    network = cast("Network", None)
+    return LoadedModel(
+        network, (shape,), ReferenceAttention, torch.bfloat16, CPU, 1000, 1000, **widths
+    )
+
+
+def test_buckets_leave_little_room_empty() -> None:
+    """An eighth at most, above the smallest; the last holds the largest step that is asked for."""
+    assert list(buckets(1)) == [8]
+    assert list(buckets(64)) == list(range(8, 65, 8))
+    sizes = list(buckets(1000))
+    assert sizes[-2] < 1000 <= sizes[-1]
+    assert all(8 * (upper - lower - 1) < max(lower, 64) for lower, upper in pairwise(sizes))
