@@ -1,0 +1,74 @@
+"""The file of choices: what is in it, which of it counts, and what is wrong with a broken one."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from engine.kernels.triton import choices
+from engine.kernels.triton.choices import Choice, choose, read, trying
+
+FOLDER = Path(choices.__file__).parent
+ANY = {"sizes": {}, "num_warps": 4, "num_stages": 1}
+
+
+def test_the_file_is_sound_and_of_the_kernels_that_there_are() -> None:
+    """Each that asks is in it, and none besides."""
+    entries = read(json.loads(choices.FILE.read_text(encoding="utf-8")))
+    sources = "".join(path.read_text(encoding="utf-8") for path in FOLDER.glob("*.py"))
+    assert set(re.findall(r'choose\(\s*"(\w+)"', sources)) == entries.keys()
+
+
+def test_the_entry_counts_that_says_most(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Of those that fit; of equals the last."""
+    listed = [
+        {**ANY, "num_warps": 1},
+        {**ANY, "num_warps": 2, "where": {"width": 8}},
+        {**ANY, "num_warps": 4, "where": {"arch": "sm_90"}},
+        {**ANY, "num_warps": 8, "where": {"arch": "sm_90", "width": 16}},
+    ]
+    file = tmp_path / "choices.json"
+    file.write_text(json.dumps({"norm": listed}))
+    monkeypatch.setattr(choices, "FILE", file)
+    choices._entries.cache_clear()
+    with trying({}):
+        found = [
+            choose("norm", arch, width=width).num_warps
+            for arch in ("sm_80", "sm_90")
+            for width in (4, 8, 16)
+        ]
+    choices._entries.cache_clear()
+    assert found == [1, 2, 1, 4, 4, 8]
+
+
+def test_what_is_tried_counts_while_it_is_and_what_is_asked_is_told() -> None:
+    """Whatever the file says."""
+    kernel = min(read(json.loads(choices.FILE.read_text(encoding="utf-8"))))
+    before = choose(kernel, "sm_90", width=1)
+    tried = Choice({"BLOCK": 2}, 16, 7)
+    with trying({kernel: tried}) as asked:
+        assert choose(kernel, "sm_90", width=1) == tried
+        assert asked == {(kernel, frozenset({("arch", "sm_90"), ("width", 1)}))}
+    assert choose(kernel, "sm_90", width=1) == before
+
+
+BROKEN: dict[str, list[dict[str, Any]]] = {
+    "norm: no entry fits always": [{**ANY, "where": {"width": 8}}],
+    "norm: two entries": [ANY, ANY],
+    "norm[1]: num_warps is 3": [ANY, {**ANY, "where": {"width": 8}, "num_warps": 3}],
+    "norm[0]: num_warps is 64": [{**ANY, "num_warps": 64}],
+    "norm[0]: BLOCK is 48": [{**ANY, "sizes": {"BLOCK": 48}}],
+    "norm[0]: num_stages is 0": [{**ANY, "num_stages": 0}],
+    "norm[0]: unknown warps": [{**ANY, "warps": 4}],
+}
+
+
+@pytest.mark.parametrize("said", BROKEN)
+def test_what_is_wrong_is_said_with_its_place(said: str) -> None:
+    """Before a kernel is compiled by it."""
+    with pytest.raises(ValueError, match=re.escape(said)):
+        read({"norm": BROKEN[said]})
