@@ -65,17 +65,17 @@ def choose_backend(
 
 def choose_blocks(dtype: torch.dtype, device: torch.device) -> Blocks:
     """Return the device's own functions where it has them for this dtype, else the reference."""
-    if device.type == "cpu":
+    if has_triton(device):
+        from engine.kernels.triton import blocks as of_gpu
+
+        if dtype in of_gpu.DTYPES:
+            return of_gpu
+    elif device.type == "cpu":
         from engine.kernels.cpu import blocks as of_cpu
         from engine.kernels.cpu.scalars import DTYPES
 
         if dtype in DTYPES:
             return of_cpu
-    if device.type == "cuda":
-        from engine.kernels.triton import blocks as of_gpu
-
-        if dtype in of_gpu.DTYPES:
-            return of_gpu
     return blocks
 
 

@@ -1,7 +1,7 @@
 """`python -m engine.kernels.triton.beforehand 80 90`: compiles the kernels for these architectures.
 
-Whoever builds an image calls it; no card is needed, but a C compiler. What is made lies where
-TRITON_CACHE_DIR says.
+No card is needed. What is made lies where TRITON_CACHE_DIR says. An image brings what models of
+usual shapes ask for besides: `engine.model.beforehand`.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ import torch
 from engine.kernels.attention import AttentionShape, HeadNorms
 from engine.kernels.blocks import Gate
 from engine.kernels.triton import blocks, entry
-from engine.kernels.triton.driver import compile_module
 from engine.kernels.triton.launching import compiling_for
 
 CPU = torch.device("cpu")
@@ -68,6 +67,5 @@ def compile_all(arch: int) -> None:
 
 
 if __name__ == "__main__":
-    compile_module()
     for asked in sys.argv[1:]:
         compile_all(int(asked))
