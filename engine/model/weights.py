@@ -1,7 +1,7 @@
 """Weights from safetensors: one stored tensor after another, each straight to its place.
 
 Files are read, not mapped: what is resident beside the weights is one tensor, and only where it
-changes its type, its order or its device on the way.
+changes its type or its order on the way. To another device bytes go through two small buffers.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from engine.model.architecture import Architecture
 from engine.model.checkpoint import Checkpoint, Tensors, check_count, check_kind, check_tensors
 from engine.model.description import NotUnderstood
 from engine.model.layout import EMBEDDING, HEAD, WHOLE, Weight, table, weights_of
+from engine.model.staging import Staging, staging_for
 
 DTYPES = {
     "F64": torch.float64,
@@ -131,8 +132,9 @@ def filled(
         for weight in wanted
         for part in weight.parts
     ]
+    staging = staging_for(device)
     for tensor, part, place in sorted(places, key=lambda one: (one[0].file, one[0].start)):
-        _read(name, tensor, part.taken, place)
+        _read(name, tensor, part.taken, place, staging)
     return weights
 
 
@@ -206,25 +208,46 @@ def check_stored(
         check_kind(checkpoint.name, key, stored[key].kind)
 
 
-def _read(name: str, tensor: Stored, taken: Sequence[range], place: Tensor) -> None:
+def _read(
+    name: str, tensor: Stored, taken: Sequence[range], place: Tensor, staging: Staging | None
+) -> None:
     """Copy what is taken of a stored tensor to its place, straight where it lies there just so."""
     dtype = DTYPES[tensor.kind]
-    is_direct = place.device.type == "cpu" and place.dtype == dtype and place.is_contiguous()
-    target = place if is_direct else torch.empty(place.shape, dtype=dtype)
-    numbers: Any = target.view(-1).view(torch.uint8).numpy()
-    left = memoryview(numbers)
-    starts, length = _runs(tensor.shape, taken, dtype.itemsize)
+    is_direct = place.dtype == dtype and place.is_contiguous()
+    target = place if is_direct else torch.empty(place.shape, dtype=dtype, device=place.device)
     with FileIO(tensor.file) as opened:
-        for start in starts.tolist():
-            opened.seek(tensor.start + start)
-            run, left = left[:length], left[length:]
-            while run:
-                count = opened.readinto(run)
-                if not count:
-                    raise ModelRefused(f"{name}: {tensor.file.name} was cut off while it was read.")
-                run = run[count:]
+        reading = _Reading(name, opened, tensor, taken)
+        if staging is None:
+            numbers: Any = target.view(-1).view(torch.uint8).numpy()
+            reading.fill(memoryview(numbers))
+        else:
+            staging.send(reading.fill, target)
     if not is_direct:
         place.copy_(target)
+
+
+class _Reading:
+    """The bytes of a file that are taken of a tensor, one run of neighbours after another."""
+
+    def __init__(self, name: str, opened: FileIO, tensor: Stored, taken: Sequence[range]) -> None:
+        self._name = name
+        self._opened = opened
+        self._tensor = tensor
+        starts, self._length = _runs(tensor.shape, taken, DTYPES[tensor.kind].itemsize)
+        self._starts = iter(starts.tolist())
+        self._left = 0  # of the run that is being read
+
+    def fill(self, buffer: memoryview) -> None:
+        """Read as many bytes as the buffer has room for."""
+        while buffer:
+            if not self._left:
+                self._opened.seek(self._tensor.start + next(self._starts))
+                self._left = self._length
+            count = self._opened.readinto(buffer[: self._left])
+            if not count:
+                cut_off = f"{self._tensor.file.name} was cut off while it was read."
+                raise ModelRefused(f"{self._name}: {cut_off}")
+            buffer, self._left = buffer[count:], self._left - count
 
 
 def _runs(

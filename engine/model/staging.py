@@ -1,0 +1,58 @@
+"""Bytes of files on their way to a device: through two bounded buffers of the host, in turn.
+
+While one is copied the other is read into, so that a model needs no room of its own on the host.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+# Enough that a copy's own cost does not show: 64 MB are some milliseconds.
+BUFFER_BYTES = 2**26
+
+# Waits until something is done.
+Waits = Callable[[], None]
+
+
+class Staging:
+    """Two buffers of memory that a device reads while the host goes on."""
+
+    def __init__(
+        self, copy: Callable[[Tensor, Tensor], Waits], buffers: tuple[Tensor, Tensor]
+    ) -> None:
+        """Take buffers of bytes, and `copy(to, from)`, which returns what waits for it."""
+        self._copy = copy
+        self._buffers = list(buffers)
+        self._is_free: list[Waits] = [_at_once, _at_once]
+
+    def send(self, read: Callable[[memoryview], None], target: Tensor) -> None:
+        """Fill `target`, contiguous, with bytes: `read` fills a buffer with those that come next.
+
+        What the device does with it later finds it filled.
+        """
+        for part in torch.split(target.view(-1).view(torch.uint8), len(self._buffers[0])):
+            buffer, is_free = self._buffers.pop(0), self._is_free.pop(0)
+            is_free()
+            read(memoryview(buffer[: len(part)].numpy()))
+            self._is_free.append(self._copy(part, buffer[: len(part)]))
+            self._buffers.append(buffer)
+
+
+def staging_for(device: torch.device) -> Staging | None:
+    """Return what brings bytes to a device; None where they are read to their places."""
+    if device.type != "cuda":
+        return None
+
+    def copy(to: Tensor, buffer: Tensor) -> Waits:
+        to.copy_(buffer, non_blocking=True)
+        return torch.cuda.current_stream(device).record_event().synchronize
+
+    first, second = (torch.empty(BUFFER_BYTES, dtype=torch.uint8, pin_memory=True) for _ in "ab")
+    return Staging(copy, (first, second))
+
+
+def _at_once() -> None:
+    """Wait for nothing."""
