@@ -6,6 +6,7 @@ While one is copied the other is read into, so that a model needs no room of its
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -36,8 +37,10 @@ class Staging:
         for part in torch.split(target.view(-1).view(torch.uint8), len(self._buffers[0])):
             buffer, is_free = self._buffers.pop(0), self._is_free.pop(0)
             is_free()
-            read(memoryview(buffer[: len(part)].numpy()))
-            self._is_free.append(self._copy(part, buffer[: len(part)]))
+            filled = buffer[: len(part)]
+            numbers: Any = filled.numpy()
+            read(memoryview(numbers))
+            self._is_free.append(self._copy(part, filled))
             self._buffers.append(buffer)
 
 
@@ -48,7 +51,9 @@ def staging_for(device: torch.device) -> Staging | None:
 
     def copy(to: Tensor, buffer: Tensor) -> Waits:
         to.copy_(buffer, non_blocking=True)
-        return torch.cuda.current_stream(device).record_event().synchronize
+        is_there = torch.cuda.current_stream(device).record_event()
+        wait: Waits = is_there.synchronize
+        return wait
 
     first, second = (torch.empty(BUFFER_BYTES, dtype=torch.uint8, pin_memory=True) for _ in "ab")
     return Staging(copy, (first, second))
