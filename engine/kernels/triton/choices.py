@@ -19,6 +19,8 @@ FIELDS = {"where", "sizes", "num_warps", "num_stages"}
 MAX_WARPS = 32
 
 Shape = frozenset[tuple[str, int | str]]
+# A kernel, and what is asked for it.
+Asked = tuple[str, Shape]
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,33 +41,34 @@ class Entry:
 
 
 # What `trying` has counted instead of the file, and what was asked for meanwhile.
-_tried: dict[str, Choice] = {}
-_asked: set[tuple[str, Shape]] = set()
+_tried: dict[Asked, Choice] = {}
+_asked: set[Asked] = set()
 
 
 def choose(kernel: str, arch: str, **shape: int | str) -> Choice:
     """Return the choice for a kernel on an architecture such as "sm_90", and a shape in numbers."""
-    return _chosen(kernel, frozenset({"arch": arch, **shape}.items()))
+    return chosen(kernel, frozenset({"arch": arch, **shape}.items()))
 
 
 @contextmanager
-def trying(choices: Mapping[str, Choice]) -> Iterator[set[tuple[str, Shape]]]:
-    """Let these choices count for their kernels, whatever the shape; yield what is asked for."""
-    _chosen.cache_clear()
+def trying(choices: Mapping[Asked, Choice]) -> Iterator[set[Asked]]:
+    """Let these choices count for what is asked just so; yield what is asked for meanwhile."""
+    chosen.cache_clear()
     _asked.clear()
     _tried.update(choices)
     try:
         yield _asked
     finally:
         _tried.clear()
-        _chosen.cache_clear()
+        chosen.cache_clear()
 
 
 @cache
-def _chosen(kernel: str, asked: Shape) -> Choice:
+def chosen(kernel: str, asked: Shape) -> Choice:
+    """Return the choice for what was asked for, the architecture among it."""
     _asked.add((kernel, asked))
-    if kernel in _tried:
-        return _tried[kernel]
+    if (kernel, asked) in _tried:
+        return _tried[kernel, asked]
     fits = [entry for entry in _entries()[kernel] if entry.where <= asked]
     return max(reversed(fits), key=lambda entry: len(entry.where)).choice
 

@@ -49,10 +49,11 @@ def test_what_is_tried_counts_while_it_is_and_what_is_asked_is_told() -> None:
     """Whatever the file says."""
     kernel = min(read(json.loads(choices.FILE.read_text(encoding="utf-8"))))
     before = choose(kernel, "sm_90", width=1)
-    tried = Choice({"BLOCK": 2}, 16, 7)
-    with trying({kernel: tried}) as asked:
+    tried, shape = Choice({"BLOCK": 2}, 16, 7), frozenset({("arch", "sm_90"), ("width", 1)})
+    with trying({(kernel, shape): tried}) as asked:
         assert choose(kernel, "sm_90", width=1) == tried
-        assert asked == {(kernel, frozenset({("arch", "sm_90"), ("width", 1)}))}
+        assert asked == {(kernel, shape)}
+        assert choose(kernel, "sm_90", width=3) == before
     assert choose(kernel, "sm_90", width=1) == before
 
 
