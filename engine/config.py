@@ -14,6 +14,7 @@ DeviceName = Literal["auto", "cpu", "cuda"]
 AdmissionName = Literal["arrival", "prefix"]
 RunnerName = Literal["auto", "generate", "pooling"]
 ConvertName = Literal["auto", "none", "embed", "classify"]
+QuantizationName = Literal["fp8", "compressed-tensors", "awq", "gptq"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +35,7 @@ _NAMES = {
     "admission": get_args(AdmissionName),
     "runner": get_args(RunnerName),
     "convert": get_args(ConvertName),
+    "quantization": (None, *get_args(QuantizationName)),
 }
 _AT_LEAST_ONE = (
     "max_model_len",
@@ -59,8 +61,10 @@ class EngineConfig:
 
     `model` is a local folder or a hub id. `max_model_len` None takes the model's own context.
     `max_num_batched_tokens` is the token budget of one step. `kv_cache_memory` (bytes) None takes
-    what the device has left after the weights. `seed` keys requests that name none. `steps_ahead` 1
-    prepares a step while another is computed, 0 one after the other; None is 1 on a GPU, else 0.
+    what the device has left after the weights. `quantization` "fp8" makes weights fp8 as they are
+    read; of weights that are quantised in their files it may say how, None takes them as they are.
+    `seed` keys requests that name none. `steps_ahead` 1 prepares a step while another is computed,
+    0 one after the other; None is 1 on a GPU, else 0.
     `admission` says who starts next: who came first, or, where nobody waits for one answer, those
     that begin alike together.
     `runner` says whether a model generates or gives vectors and scores, `convert` which of the two;
@@ -80,6 +84,7 @@ class EngineConfig:
     max_num_seqs: int = 256
     max_num_batched_tokens: int = 2048
     kv_cache_memory: int | None = None
+    quantization: QuantizationName | None = None
     seed: int = 0
     steps_ahead: int | None = None
     admission: AdmissionName = "arrival"
@@ -103,7 +108,7 @@ class EngineConfig:
         for name, names in _NAMES.items():
             value = getattr(self, name)
             if value not in names:
-                raise EngineError(f"{name} {value!r} is none of {', '.join(names)}")
+                raise EngineError(f"{name} {value!r} is none of {', '.join(filter(None, names))}")
         for name in _AT_LEAST_ONE:
             value = getattr(self, name)
             if value is not None and value < 1:

@@ -143,6 +143,7 @@ def engine_config(options: EngineOptions) -> EngineConfig:
         "max_num_seqs",
         "max_num_batched_tokens",
         "kv_cache_memory",
+        "quantization",
         "max_loras",
         "max_lora_rank",
     )

@@ -49,6 +49,7 @@ class EngineOptions:
     max_num_seqs: int | None = None
     max_num_batched_tokens: int | None = None
     kv_cache_memory: int | None = None
+    quantization: Literal["fp8", "compressed-tensors", "awq", "gptq"] | None = None
     seed: int = 0
     allowed_media_domains: tuple[str, ...] = ()
     max_audio_clip_filesize_mb: int | None = None
@@ -129,6 +130,12 @@ def add_engine_flags(parser: argparse.ArgumentParser) -> None:
         help="how the model writes thoughts, by vLLM's name, or none (default: by its template)",
     )
     add("--dtype", choices=tuple(_DTYPES), default="auto", help="of the weights (default: auto)")
+    add(
+        "--quantization",
+        "-q",
+        choices=("fp8", "compressed-tensors", "awq", "gptq"),
+        help="fp8 makes the weights fp8 as they are read (default: as they are in the files)",
+    )
     add("--device", choices=("auto", "cpu", "cuda"), default="auto", help="(default: auto)")
     add("--max-model-len", type=positive_int, metavar="N", help="tokens of prompt and output")
     add("--max-num-seqs", type=positive_int, metavar="N", help="sequences in one step")

@@ -57,7 +57,6 @@ _NEUTRAL_VALUES = MappingProxyType(
 )
 
 _ONE_GPU = "a model runs on one GPU here; leave it out"
-_AS_STORED = "weights run as they are stored: name an unquantised model by --model"
 _IN_FOLDER = "what lies in the model's folder is used: change it there, and name it by --model"
 _BY_RUNNER = "--runner pooling with --convert embed or classify says what a model gives"
 _INSTEAD = MappingProxyType(
@@ -81,7 +80,6 @@ _INSTEAD = MappingProxyType(
         "override-pooler-config": "here it is --pooler-config",
         "pipeline-parallel-size": _ONE_GPU,
         "middleware": "code of yours can stand before the server, as a proxy",
-        "quantization": _AS_STORED,
         "revision": "load the revision into a folder, and name that by --model",
         "root-path": "a proxy in front can take a prefix away",
         "skip-tokenizer-init": "rows hold text, which needs the tokenizer",
@@ -99,7 +97,6 @@ _SHORT = MappingProxyType(
         "-tp": "tensor-parallel-size",
         "-pp": "pipeline-parallel-size",
         "-dp": "data-parallel-size",
-        "-q": "quantization",
         "-O": "optimization-level",
         "-cc": "compilation-config",
     }

@@ -89,6 +89,11 @@ def choose_products(blocks: Blocks, device: torch.device) -> Products:
     return Products(blocks, [])
 
 
+def multiplies_quantised(dtype: torch.dtype, device: torch.device) -> bool:
+    """Say whether the device's products take quantised weights as they are."""
+    return device.type in TRITON_TYPES and dtype in {torch.bfloat16, torch.float16}
+
+
 def choose_sampling(dtype: torch.dtype, device: torch.device) -> ChoosesTokens:
     """Return the device's own functions where it has them for this dtype, else the reference."""
     if device.type == "cpu":

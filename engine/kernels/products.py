@@ -12,17 +12,20 @@ from torch.nn import functional
 
 from engine.kernels.adapters import Adapting, add_shares
 from engine.kernels.blocks import Blocks, Curve, Gate, curved
+from engine.kernels.quantised import Matrix, Quantised, as_tensor
 
 Product = Callable[[Tensor], Tensor]
 # What becomes of a product's numbers: a gate joins its halves, a curve bends each.
 End = Gate | Curve | None
 # What makes a product through adapters of a weight, a bias and a gate; None where it cannot.
 PreparesAdapted = Callable[[Tensor, Tensor | None, Gate | None, Adapting], Product | None]
+# What makes a product of a quantised weight and a bias; None where it cannot.
+PreparesQuantised = Callable[[Quantised, Tensor | None], Product | None]
 # What makes a product of a weight, a bias and an end; None where it cannot.
 Prepares = Callable[[Tensor, Tensor | None, End], Product | None]
 
 # Relative to the largest number: what two orders of summation may differ by.
-TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 2e-2}
+TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 2e-2, torch.float16: 2e-2}
 CHECKED_ROWS = 5
 
 
@@ -33,24 +36,31 @@ class Products:
     """
 
     def __init__(
-        self, blocks: Blocks, ways: Sequence[Prepares], adapted: PreparesAdapted | None = None
+        self,
+        blocks: Blocks,
+        ways: Sequence[Prepares],
+        adapted: PreparesAdapted | None = None,
+        quantised: Sequence[PreparesQuantised] = (),
     ) -> None:
         self._blocks = blocks
         self._ways = ways
         self._adapted = adapted
+        self._quantised = quantised
         self._verdicts: dict[object, bool] = {}
         self.needs_torch = not ways  # for any of them: its own function, or one of a later way
 
-    def make(self, weight: Tensor, bias: Tensor | None = None) -> Product:
+    def make(self, weight: Matrix, bias: Tensor | None = None) -> Product:
         """Return x · weightᵀ + bias, for `weight [O, I]` and `bias [O]`."""
+        if isinstance(weight, Quantised):
+            return self._of_quantised(weight, bias)
         plain = partial(functional.linear, weight=weight, bias=bias)
         return self._prepared(weight, bias, None, plain) or plain
 
-    def make_gated(self, weight: Tensor, bias: Tensor | None, gate: Gate) -> Product:
+    def make_gated(self, weight: Matrix, bias: Tensor | None, gate: Gate) -> Product:
         """Return the halves of x · weightᵀ + bias joined: `weight [2·O, I]`, `bias [2·O]`."""
 
         def plain(x: Tensor) -> Tensor:
-            return self._blocks.gated(functional.linear(x, weight, bias), gate)
+            return self._blocks.gated(functional.linear(x, as_tensor(weight), bias), gate)
 
         prepared = self._prepared(weight, bias, gate, plain)
         if prepared is not None:
@@ -59,7 +69,7 @@ class Products:
         return lambda x: gated(both(x), gate)
 
     def make_adapted(
-        self, weight: Tensor, bias: Tensor | None, gate: Gate | None, adapting: Adapting
+        self, weight: Matrix, bias: Tensor | None, gate: Gate | None, adapting: Adapting
     ) -> Product:
         """Return what `make`, or with a gate `make_gated`, does, through each row's adapter."""
         prepared = self._prepared_adapted(weight, bias, gate, adapting)
@@ -68,17 +78,33 @@ class Products:
         self.needs_torch = True
         return self._added(self.make(weight, bias), gate, adapting)
 
-    def make_curved(self, weight: Tensor, bias: Tensor | None, curve: Curve) -> Product:
+    def make_curved(self, weight: Matrix, bias: Tensor | None, curve: Curve) -> Product:
         """Return a curve of x · weightᵀ + bias."""
 
         def plain(x: Tensor) -> Tensor:
-            return curved(functional.linear(x, weight, bias), curve)
+            return curved(functional.linear(x, as_tensor(weight), bias), curve)
 
         prepared = self._prepared(weight, bias, curve, plain)
         if prepared is not None:
             return prepared
         straight = self.make(weight, bias)
         return lambda x: curved(straight(x), curve)
+
+    def _of_quantised(self, weight: Quantised, bias: Tensor | None) -> Product:
+        def plain(x: Tensor) -> Tensor:
+            return functional.linear(x, weight.dequantised(), bias)
+
+        for way in self._quantised:
+            kind = (way, weight.shape, weight.kind, bias is None)
+            if self._verdicts.get(kind) is False:
+                continue
+            product = way(weight, bias)
+            if kind not in self._verdicts:
+                self._verdicts[kind] = product is not None and _agree(plain, product, weight)
+            if product is not None and self._verdicts[kind]:
+                return product
+        self.needs_torch = True
+        return plain
 
     def _added(self, whole: Product, gate: Gate | None, adapting: Adapting) -> Product:
         """Return a product to which the shares of adapters are added."""
@@ -90,9 +116,9 @@ class Products:
         return added
 
     def _prepared_adapted(
-        self, weight: Tensor, bias: Tensor | None, gate: Gate | None, adapting: Adapting
+        self, weight: Matrix, bias: Tensor | None, gate: Gate | None, adapting: Adapting
     ) -> Product | None:
-        if self._adapted is None:
+        if self._adapted is None or isinstance(weight, Quantised):
             return None
         ranks = tuple(None if own is None else len(own.down) for own in adapting.adapters)
         kind = (self._adapted, weight.shape, weight.dtype, bias is None, gate, ranks)
@@ -108,8 +134,10 @@ class Products:
         return product if self._verdicts[kind] else None
 
     def _prepared(
-        self, weight: Tensor, bias: Tensor | None, end: End, plain: Product
+        self, weight: Matrix, bias: Tensor | None, end: End, plain: Product
     ) -> Product | None:
+        if isinstance(weight, Quantised):
+            return None  # its products have no ends
         for place, way in enumerate(self._ways):
             kind = (way, weight.shape, weight.dtype, bias is None, end)
             if self._verdicts.get(kind) is False:
@@ -145,10 +173,11 @@ def prepack(weight: Tensor, bias: Tensor | None, end: End) -> Product | None:
     return product
 
 
-def _agree(plain: Product, prepared: Product, weight: Tensor, times: int = 1) -> bool:
+def _agree(plain: Product, prepared: Product, weight: Matrix, times: int = 1) -> bool:
     """Say whether both give the same for random rows, as many as no other call has."""
     generator = torch.Generator().manual_seed(0)
-    x = torch.randn(times * CHECKED_ROWS, weight.shape[1], generator=generator).to(weight.dtype)
+    x = torch.randn(times * CHECKED_ROWS, weight.shape[1], generator=generator)
+    x = x.to(weight.device, weight.dtype)
     try:
         expected, got = plain(x).float(), prepared(x).float()
     except RuntimeError:

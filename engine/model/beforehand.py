@@ -21,6 +21,7 @@ import torch
 from engine.kernels import backends
 from engine.kernels.attention import AttentionBackend, AttentionShape
 from engine.kernels.blocks import Gate
+from engine.kernels.quantised import Matrix
 from engine.kernels.sampling import Rules
 from engine.kernels.step import Step
 from engine.kernels.triton import beforehand as of_kernels
@@ -137,7 +138,7 @@ def without_memory() -> Iterator[None]:
 
 def made(architecture: Architecture, dtype: torch.dtype) -> tuple[Decoder, AttentionBackend]:
     """Return a decoder without numbers, and its attention over one page."""
-    weights = {
+    weights: dict[str, Matrix] = {
         weight.role: torch.empty(weight.shape, dtype=dtype, device=META)
         for weight in weights_of(architecture)
     }

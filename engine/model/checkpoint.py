@@ -14,6 +14,7 @@ from pathlib import Path, PurePosixPath
 
 from engine.errors import ModelRefused
 from engine.files import find_file
+from engine.model.quantised.description import Quantisation
 
 WHOLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
@@ -21,18 +22,22 @@ ADAPTER = "adapter_config.json"
 # transformers would read these files by a path of its own, whatever else lies beside them.
 DISTRIBUTED = "shard-*-model-*-of-*.safetensors"
 PICKLES = ("*.bin", "*.pt", "*.pth")
-FLOATS = {"F64", "F32", "F16", "BF16"}
+FLOATS = frozenset({"F64", "F32", "F16", "BF16"})
 NAMED = 3
 
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """The folder of the model `name`, from which it may be loaded, and its files of weights."""
+    """The folder of the model `name`, from which it may be loaded, and its files of weights.
+
+    Without a `quantisation` these are plain numbers, and stay so.
+    """
 
     name: str
     folder: Path
     files: tuple[Path, ...]
     num_bytes: int
+    quantisation: Quantisation | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +52,7 @@ class Tensors:
     misfits: Collection[tuple[str, Sequence[int], Sequence[int]]]
 
 
-def find_checkpoint(name: str) -> Checkpoint:
+def find_checkpoint(name: str, quantisation: Quantisation | None = None) -> Checkpoint:
     """Return the weights of a folder or hub id, fetched if need be; `ModelRefused` says why not."""
     folder = Path(name) if Path(name).is_dir() else _fetched(name)
     if (folder / ADAPTER).exists():
@@ -59,8 +64,9 @@ def find_checkpoint(name: str) -> Checkpoint:
         raise ModelRefused(f"{name} is a distributed checkpoint: save it as one model's weights.")
     files = _files(name, folder)
     for path in files:
-        _check_file(name, path)
-    return Checkpoint(name, folder, tuple(files), sum(path.stat().st_size for path in files))
+        _check_file(name, path, quantisation)
+    num_bytes = sum(path.stat().st_size for path in files)
+    return Checkpoint(name, folder, tuple(files), num_bytes, quantisation)
 
 
 def check_count(checkpoint: Checkpoint, num_weights: int) -> None:
@@ -73,13 +79,16 @@ def check_count(checkpoint: Checkpoint, num_weights: int) -> None:
         )
 
 
-def check_kind(name: str, key: str, kind: str) -> None:
-    """Refuse a weight that is stored as anything but plain numbers."""
-    if kind not in FLOATS:
-        raise ModelRefused(
-            f"{name}: {key} is stored as {kind}: quantised weights are not supported; use the "
-            "unquantised model."
-        )
+def check_kind(name: str, key: str, kind: str, kinds: Collection[str] = FLOATS) -> None:
+    """Refuse a weight that is stored as anything but plain numbers, or what it must be."""
+    if kind in kinds:
+        return
+    if kinds is not FLOATS:
+        raise ModelRefused(f"{name}: {key} is stored as {kind} and not {' or '.join(kinds)}.")
+    raise ModelRefused(
+        f"{name}: {key} is stored as {kind}: quantised weights that config.json does not tell of "
+        "are not supported; use the unquantised model."
+    )
 
 
 def check_tensors(
@@ -186,7 +195,7 @@ def _roots(folder: Path) -> list[Path]:
     return [folder]
 
 
-def _check_file(name: str, path: Path) -> None:
+def _check_file(name: str, path: Path, quantisation: Quantisation | None) -> None:
     """Refuse a file that is torn or no safetensors, and weights that are no plain numbers."""
     from safetensors import SafetensorError, safe_open
 
@@ -197,9 +206,12 @@ def _check_file(name: str, path: Path) -> None:
         raise ModelRefused(
             f"{name}: {path.name} is no whole safetensors file ({exc}): copy or fetch it again."
         ) from exc
+    form = None if quantisation is None else quantisation.form
+    known_by, kinds = ("weight", FLOATS) if form is None else form.known_by
     # Masks and ids may be stored as anything: only weights are multiplied by.
     for key, kind in stored.items():
-        if key.rpartition(".")[2] == "weight":
+        own = key.rpartition(".")[2]
+        if own == "weight" and not (own == known_by and kind in kinds):
             check_kind(name, key, kind)
 
 

@@ -23,6 +23,7 @@ from engine.kernels.blocks import Blocks, Gate
 from engine.kernels.blocks import turns as turns_of
 from engine.kernels.experts import ExpertWeights, choose, mix
 from engine.kernels.products import Product, Products
+from engine.kernels.quantised import Matrix, as_tensor
 from engine.kernels.ranks import ALONE, Group
 from engine.kernels.step import Step
 from engine.model.architecture import Architecture, Block, Experts
@@ -56,14 +57,14 @@ class Decoder:
     def __init__(
         self,
         architecture: Architecture,
-        weights: dict[str, Tensor],
+        weights: dict[str, Matrix],
         *,
         has_head: bool = True,
         adapters: Sequence[Mapping[str, LowRank]] = (),
         group: Group = ALONE,
     ) -> None:
         self.num_layers_begun = 0
-        self._embedding = weights.pop("embedding")
+        self._embedding = as_tensor(weights.pop("embedding"))
         self._group, self._vocab_size = group, architecture.vocab_size
         dtype, device = self._embedding.dtype, self._embedding.device
         self._blocks = choose_blocks(dtype, device)
@@ -181,7 +182,7 @@ class _LayerMaker:
         architecture: Architecture,
         blocks: Blocks,
         products: Products,
-        weights: dict[str, Tensor],
+        weights: dict[str, Matrix],
         adapting: Callable[[str], Adapting | None],
     ) -> None:
         self._model = architecture
@@ -204,7 +205,7 @@ class _LayerMaker:
             input_norm=self.norm(f"{role}input_norm"),
             qkv=self._product(f"{role}qkv"),
             head_norms=head_norms,
-            sinks=self._weights.pop(f"{role}sinks", None),
+            sinks=self._vector(f"{role}sinks"),
             output=self._product(f"{role}output"),
             attended_norm=self.norm(f"{role}attended_norm") if is_sandwich else None,
             inner_norm=self.norm(f"{role}inner_norm"),
@@ -214,18 +215,20 @@ class _LayerMaker:
 
     def norm(self, role: str) -> Tensor:
         """Return a norm's weight as the device's functions want it."""
-        return self._blocks.norm_weight(self._weights.pop(role), self._model.norm_offset)
+        stored = as_tensor(self._weights.pop(role))
+        return self._blocks.norm_weight(stored, self._model.norm_offset)
 
     def _product(self, role: str, gate: Gate | None = None) -> Product:
-        weight, bias = self._weights.pop(role), self._bias(role)
+        weight, bias = self._weights.pop(role), self._vector(f"{role}_bias")
         if adapting := self._adapting(role):
             return self._products.make_adapted(weight, bias, gate, adapting)
         if gate is not None:
             return self._products.make_gated(weight, bias, gate)
         return self._products.make(weight, bias)
 
-    def _bias(self, role: str) -> Tensor | None:
-        return self._weights.pop(f"{role}_bias", None)
+    def _vector(self, role: str) -> Tensor | None:
+        weight = self._weights.pop(role, None)
+        return None if weight is None else as_tensor(weight)
 
     def _mlp(self, role: str) -> Product:
         joined = self._product(f"{role}gate_up", self._model.gate)
@@ -235,10 +238,10 @@ class _LayerMaker:
     def _experts(self, role: str, experts: Experts) -> Product:
         router = self._product(f"{role}router")
         weights = ExpertWeights(
-            gate_up=self._weights.pop(f"{role}gate_up"),
-            down=self._weights.pop(f"{role}down"),
-            gate_up_bias=self._weights.pop(f"{role}gate_up_bias", None),
-            down_bias=self._weights.pop(f"{role}down_bias", None),
+            gate_up=as_tensor(self._weights.pop(f"{role}gate_up")),
+            down=as_tensor(self._weights.pop(f"{role}down")),
+            gate_up_bias=self._vector(f"{role}gate_up_bias"),
+            down_bias=self._vector(f"{role}down_bias"),
         )
         gate, blocks = self._model.gate, self._blocks
 

@@ -23,7 +23,10 @@ MAX_LAYERS = 1_000
 STORED_DTYPES: dict[str, torch.dtype] = {
     name: getattr(torch, name) for name in ("float32", "float16", "bfloat16")
 }
-QUANTISED = "its weights are quantised, which is not supported; use the unquantised model."
+QUANTISED = (
+    "its weights are quantised, which is supported of models that write text and that the engine's "
+    "own decoder runs; use the unquantised model."
+)
 # Whatever runs it, a model of other than so many whole ones is none.
 COUNTS = (
     "num_hidden_layers",
@@ -35,7 +38,8 @@ COUNTS = (
 TIE = "tie_word_embeddings"
 # Which text model a model of text and images has where it does not say.
 TEXT_OF_KIND = {"gemma3": "gemma3_text", "llava": "llama"}
-# What says nothing of a forward pass: names, training, sampling, tokens, where it came from.
+# What says nothing of a forward pass: names, training, sampling, tokens, where it came from; and
+# how weights are stored, which `Description.quantisation` tells.
 _SILENT = frozenset(
     """
     _attn_implementation_autoset _name_or_path architectures auto_map bad_words_ids
@@ -46,9 +50,9 @@ _SILENT = frozenset(
     label2id length_penalty max_length max_sequence_length min_length model_type name_or_path
     no_repeat_ngram_size num_beam_groups num_beams num_return_sequences output_attentions
     output_hidden_states output_router_logits output_scores pad_token_id prefix pretraining_tp
-    problem_type repetition_penalty return_dict return_dict_in_generate router_aux_loss_coef
-    router_jitter_noise sep_token_id suppress_tokens task_specific_params temperature
-    tokenizer_class top_k top_p torch_dtype torchscript transformers_version
+    problem_type quantization_config repetition_penalty return_dict return_dict_in_generate
+    router_aux_loss_coef router_jitter_noise sep_token_id suppress_tokens task_specific_params
+    temperature tokenizer_class top_k top_p torch_dtype torchscript transformers_version
     transformers_weights typical_p unsloth_fixed unsloth_version use_cache use_return_dict
     """.split()
 )
@@ -66,7 +70,8 @@ class Description:
     """What a config.json says of the model whose text is served.
 
     `fields` are those of the text model, which `is_part` of the `whole` or all of it; `kind` is its
-    `model_type`, `said_dtype` that of the stored weights as it is told.
+    `model_type`, `said_dtype` that of the stored weights as it is told, `quantisation` what is said
+    of how they are quantised.
     """
 
     name: str
@@ -74,8 +79,8 @@ class Description:
     fields: Mapping[str, Any]
     is_part: bool
     said_dtype: object
-    is_quantised: bool
     whole: Mapping[str, Any] = field(default_factory=dict, repr=False)
+    quantisation: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def dtype(self) -> torch.dtype | None:
@@ -109,6 +114,7 @@ def described(name: str, said: Mapping[str, Any]) -> Description:
         # What is said of the whole holds for the text, too.
         fields = {**fields, TIE: True if True in ties else ties[0]}
     kind = fields.get("model_type", TEXT_OF_KIND.get(str(said.get("model_type"))))
+    quantised = [how for part in (fields, said) if (how := part.get("quantization_config"))]
     stored = [part.get(key) for part in (fields, said) for key in ("dtype", "torch_dtype")]
     return Description(
         name=name,
@@ -117,8 +123,12 @@ def described(name: str, said: Mapping[str, Any]) -> Description:
         is_part=isinstance(text, dict) or "vision_config" in said,
         whole=said,
         said_dtype=next((dtype for dtype in stored if dtype), None),
-        is_quantised=any(part.get("quantization_config") for part in (fields, said)),
+        quantisation=_as_object(quantised[0]) if quantised else {},
     )
+
+
+def _as_object(said: Any) -> Mapping[str, Any]:
+    return said if isinstance(said, Mapping) else {"quant_method": said}
 
 
 class Fields:

@@ -106,10 +106,40 @@ def exact(checkpoint: Checkpoint, device: torch.device, num_layers: int | None) 
         config.num_hidden_layers = num_layers
         if getattr(config, "layer_types", None):
             config.layer_types = config.layer_types[:num_layers]
+    if checkpoint.quantisation is not None:
+        return _filled(checkpoint, config, device, num_layers)
     is_part = whole is not config
     module, found = read_module(checkpoint, config, torch.float32, device, is_part=is_part)
     assert not found.missing, found.missing
     network: nn.Module = module
+    return network
+
+
+def _filled(
+    checkpoint: Checkpoint, config: Any, device: torch.device, num_layers: int | None
+) -> nn.Module:
+    """Return transformers' class in fp32 with what quantised weights stand for.
+
+    Its own ways to read them want libraries, and GPUs.
+    """
+    from transformers import AutoModelForCausalLM
+
+    from engine.model.dequantised import dequantised_copy
+
+    if hasattr(config, "quantization_config"):
+        del config.quantization_config
+    with torch.device("meta"):
+        kind = type(AutoModelForCausalLM.from_config(config, trust_remote_code=False))
+    module, found = kind.from_pretrained(
+        None,
+        config=config,
+        state_dict=dequantised_copy(checkpoint, device, num_layers),
+        dtype=torch.float32,
+        attn_implementation=ATTENTION,
+        output_loading_info=True,
+    )
+    assert not found["missing_keys"], found["missing_keys"]
+    network: nn.Module = module.eval().requires_grad_(requires_grad=False).to(device)
     return network
 
 

@@ -46,11 +46,15 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class Weight:
-    """A weight by the role that it has in the decoder; its parts fill it."""
+    """A weight by the role that it has in the decoder; its parts fill it.
+
+    Of one of some `kinds`, as safetensors say, the numbers stay as they are; others are any floats.
+    """
 
     role: str
     shape: tuple[int, ...]
     parts: tuple[Part, ...]
+    kinds: frozenset[str] | None = None
 
 
 class Band(NamedTuple):
@@ -213,9 +217,9 @@ def rows(names: tuple[str, ...], heights: tuple[int, ...]) -> list[tuple[str, in
     return [(names[0], sum(heights))] if len(names) == 1 else list(zip(names, heights, strict=True))
 
 
-def whole(role: str, key: str, *shape: int) -> Weight:
+def whole(role: str, key: str, *shape: int, kinds: frozenset[str] | None = None) -> Weight:
     """Return a weight that is stored just so."""
-    return Weight(role, shape, (Part(key, shape, _all),))
+    return Weight(role, shape, (Part(key, shape, _all),), kinds)
 
 
 def table(role: str, key: str, architecture: Architecture, share: Share = WHOLE) -> Weight:

@@ -11,16 +11,18 @@ from functools import partial
 
 from engine.config import EngineConfig
 from engine.errors import EngineError, ModelRefused, first_line_of
+from engine.kernels.backends import multiplies_quantised
 from engine.model import own
 from engine.model.adapter_proof import check_adapters
 from engine.model.adapters.loading import read_adapters
 from engine.model.checkpoint import Checkpoint, find_checkpoint
-from engine.model.description import QUANTISED, Description, NotUnderstood, read_description
+from engine.model.description import Description, NotUnderstood, read_description
 from engine.model.families import architecture_of
 from engine.model.network import LoadedModel
 from engine.model.placement import choose_device, choose_dtype, context_length
 from engine.model.proof import answers, proof_tokens, refuse_infinite
 from engine.model.proved import proof_fact, prove_once
+from engine.model.quantised.description import UNQUANTISED, quantisation_of
 from engine.model.vision.description import Vision, describe
 from engine.scheduling.pictures import Sight
 
@@ -47,6 +49,11 @@ def _loaded(settings: EngineConfig) -> LoadedModel:
             f"{settings.model}: transformers runs this model ({why}), and adapters are applied by "
             "the engine's own decoder only: merge the adapter into the model."
         )
+    if settings.quantization or description.quantisation:
+        raise ModelRefused(
+            f"{settings.model}: transformers runs this model ({why}), and quantised weights are "
+            f"served by the engine's own decoder only; {UNQUANTISED}."
+        )
     from engine.model import fallback
 
     loaded = fallback.load(settings, choose_device(settings.device))
@@ -66,6 +73,8 @@ def _vision(
             check_tower(checkpoint, vision)
     except NotUnderstood as exc:
         return None, (f"this model is served without images: {exc}",)
+    if vision is not None and checkpoint.quantisation is not None:
+        return None, ("this model is served without images: its weights are quantised",)
     return vision, ()
 
 
@@ -90,16 +99,15 @@ def _sight(settings: EngineConfig, description: Description) -> Sight:
 
 def _run_by_ours(settings: EngineConfig, description: Description) -> LoadedModel:
     name = settings.model
-    if description.is_quantised:
-        raise ModelRefused(f"{name}: {QUANTISED}")
+    quantisation = quantisation_of(description, settings.quantization)
     architecture = architecture_of(description)
     max_model_len = context_length(settings, architecture.max_positions)
     device = choose_device(settings.device)
     dtype = choose_dtype(settings.dtype, description.dtype, device)
-    checkpoint = find_checkpoint(name)
+    checkpoint = find_checkpoint(name, quantisation)
     vision, blind = _vision(checkpoint, description)
     adapters = read_adapters(settings, description, architecture)
-    fact = proof_fact(checkpoint, dtype, device, repr(vision))
+    fact = proof_fact(checkpoint, dtype, device, repr(vision), repr(quantisation))
     try:
         loaded = own.load(
             checkpoint, description, architecture, dtype, device, vision=vision, adapters=adapters
@@ -117,6 +125,11 @@ def _run_by_ours(settings: EngineConfig, description: Description) -> LoadedMode
     if loaded.eye is not None:
         loaded = replace(loaded, eye=loaded.eye._replace(sight=_sight(settings, description)))
     notes = [*blind]
+    if quantisation is not None and not multiplies_quantised(dtype, device):
+        notes.append(
+            f"its weights are quantised ({quantisation.method}), and multiplied as {dtype} here: "
+            "they take as much memory as if they were not"
+        )
     if proof.num_layers is not None:
         notes.append(
             f"the engine's decoder was compared with transformers' by the first {proof.num_layers} "

@@ -22,11 +22,20 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from engine.errors import ModelRefused
+from engine.kernels.quantised import Matrix, as_tensor
 from engine.kernels.ranks import Share
 from engine.model.architecture import Architecture
-from engine.model.checkpoint import Checkpoint, Tensors, check_count, check_kind, check_tensors
+from engine.model.checkpoint import (
+    FLOATS,
+    Checkpoint,
+    Tensors,
+    check_count,
+    check_kind,
+    check_tensors,
+)
 from engine.model.description import NotUnderstood
 from engine.model.layout import EMBEDDING, HEAD, WHOLE, Weight, table, weights_of
+from engine.model.quantised.loading import DERIVED, IGNORED, names_of, planned
 from engine.model.staging import Staging, staging_for
 
 DTYPES = {
@@ -34,6 +43,8 @@ DTYPES = {
     "F32": torch.float32,
     "F16": torch.float16,
     "BF16": torch.bfloat16,
+    "F8_E4M3": torch.float8_e4m3fn,
+    "I32": torch.int32,
 }
 # Where a model of text and images keeps the text model that is served by itself.
 TEXT_OF_WHOLE = {
@@ -41,8 +52,6 @@ TEXT_OF_WHOLE = {
     r"^model\.language_model\.": "model.",
 }
 BASE = "model"
-# What older checkpoints store although it follows from the config.
-_DERIVED = re.compile(r"rotary_emb\.inv_freq")
 _AS_STORED: Mapping[str, str] = {}
 
 
@@ -68,29 +77,36 @@ def read_weights(
     has_head: bool = True,
     more: Sequence[Weight] = (),
     share: Share = WHOLE,
-) -> dict[str, Tensor]:
+) -> dict[str, Matrix]:
     """Return a rank's weights of a decoder by their roles; `ModelRefused` says what is wrong.
 
     `is_part` says that the files hold more than text; `num_layers` reads so many layers only.
     Without `has_head` the weights of logits are left out; `more` are read with the others.
     """
     wanted = [*weights_of(architecture, has_head=has_head), *more]
-    stored = stored_in(checkpoint.files, wanted, HEAD, is_part=is_part)
+    names = names_of(checkpoint.quantisation, wanted)
+    stored = stored_in(checkpoint.files, wanted, HEAD, *names, is_part=is_part)
     if architecture.is_tied and EMBEDDING not in stored and HEAD in stored:
         stored[EMBEDDING] = stored.pop(HEAD)
     if has_head and architecture.is_tied and HEAD in stored:
         # transformers, too, believes what is stored and not what is said.
         more = [*more, table("head", HEAD, architecture, share)]
         wanted.append(table("head", HEAD, architecture))
-    if any(block.experts for block in architecture.blocks) and missing_from(stored, wanted):
-        check_count(checkpoint, _count(wanted))
+    needed = planned(checkpoint.quantisation, wanted, stored).tensors()
+    if any(block.experts for block in architecture.blocks) and missing_from(stored, needed):
+        check_count(checkpoint, _count(needed))
         raise NotUnderstood("its experts may be stored in another way")
-    check_stored(checkpoint, architecture.title, wanted, stored, is_part=is_part)
+    ignored = DERIVED if checkpoint.quantisation is None else IGNORED
+    check_stored(checkpoint, architecture.title, needed, stored, is_part=is_part, ignored=ignored)
     first = replace(architecture, blocks=architecture.blocks[:num_layers])
     own = [*weights_of(first, has_head=has_head, share=share), *more]
-    weights = filled(checkpoint.name, own, stored, dtype, device)
-    is_twice = architecture.is_tied and "head" in weights
-    if is_twice and torch.equal(weights["head"], weights["embedding"]):
+
+    def fill(several: Sequence[Weight]) -> dict[str, Tensor]:
+        return filled(checkpoint.name, several, stored, dtype, device)
+
+    weights = dict(planned(checkpoint.quantisation, own, stored).read(fill, dtype, device))
+    head = weights.get("head") if architecture.is_tied else None
+    if isinstance(head, Tensor) and torch.equal(head, as_tensor(weights["embedding"])):
         del weights["head"]
     return weights
 
@@ -126,7 +142,7 @@ def filled(
     device: torch.device,
 ) -> dict[str, Tensor]:
     """Return weights by their roles; what no stored tensor fills of one is zero."""
-    weights = {weight.role: _room(weight, dtype, device) for weight in wanted}
+    weights = {weight.role: _room(weight, stored, dtype, device) for weight in wanted}
     places = [
         (stored[part.key], part, part.place(weights[weight.role]))
         for weight in wanted
@@ -143,7 +159,11 @@ def missing_from(stored: Mapping[str, Stored], wanted: Iterable[Weight]) -> set[
     return {part.key for weight in wanted for part in weight.parts} - stored.keys()
 
 
-def _room(weight: Weight, dtype: torch.dtype, device: torch.device) -> Tensor:
+def _room(
+    weight: Weight, stored: Mapping[str, Stored], dtype: torch.dtype, device: torch.device
+) -> Tensor:
+    if weight.kinds is not None:
+        dtype = DTYPES[stored[weight.parts[0].key].kind]
     is_whole = sum(part.count for part in weight.parts) == prod(weight.shape)
     make = torch.empty if is_whole else torch.zeros
     return make(weight.shape, dtype=dtype, device=device)
@@ -178,7 +198,7 @@ def check_stored(
     *,
     is_part: bool = False,
     base: str = BASE,
-    ignored: re.Pattern[str] = _DERIVED,
+    ignored: re.Pattern[str] = DERIVED,
 ) -> None:
     """Refuse weights that are not all that a network needs, or not only that.
 
@@ -204,8 +224,9 @@ def check_stored(
         ],
     )
     check_tensors(checkpoint.name, title, modules, base, report, is_part=is_part)
-    for key in parts:
-        check_kind(checkpoint.name, key, stored[key].kind)
+    for weight in wanted:
+        for part in weight.parts:
+            check_kind(checkpoint.name, part.key, stored[part.key].kind, weight.kinds or FLOATS)
 
 
 def _read(

@@ -38,7 +38,6 @@ def test_flags_of_vllm_that_change_nothing_are_taken_with_a_word(
 @pytest.mark.parametrize(
     ("flags", "words"),
     [
-        ("--quantization awq", "--quantization is vLLM's, and not taken here: weights run as they"),
         ("-tp 2", "-tp is vLLM's, and not taken here: a model runs on one GPU here"),
         ("--tensor_parallel_size=2", "a model runs on one GPU here; leave it out"),
         ("--kv-cache-dtype fp8", "--kv-cache-memory gives it room"),

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from engine.kernels.attention import AttentionBackend
 from engine.kernels.backends import choose_backend
+from engine.kernels.quantised import Matrix, as_tensor
 from engine.kernels.step import Step
 from engine.model.architecture import Architecture, Block
 from engine.model.checkpoint import Checkpoint
@@ -107,17 +108,18 @@ def _looking_both_ways(block: Block) -> Block:
 
 
 def _parts(
-    head: Classifier | LogitScore | None, architecture: Architecture, weights: dict[str, Tensor]
+    head: Classifier | LogitScore | None, architecture: Architecture, weights: dict[str, Matrix]
 ) -> tuple[Part, ...]:
     """Return what comes after the last token's hidden state, taking its weights out of the dict."""
     if isinstance(head, Classifier):
-        weight = weights.pop("score")
+        weight = as_tensor(weights.pop("score"))
         labels, hidden = weight.shape
         return parts_of((HeadLinear("score", hidden, labels, has_bias=False),), {"head.0": weight})
     if head is None:
         return ()
     ids = [head.true_token_id, head.false_token_id]
-    rows = weights.pop("head", weights["embedding"])[[i for i in ids if i is not None]].float()
+    table = as_tensor(weights.pop("head", weights["embedding"]))
+    rows = table[[i for i in ids if i is not None]].float()
     softcap = architecture.logit_softcap
 
     def logit(x: Tensor) -> Tensor:

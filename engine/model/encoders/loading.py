@@ -64,7 +64,7 @@ def load_encoder(settings: EngineConfig, description: EncoderDescription) -> Loa
 
 def _loaded(settings: EngineConfig, description: EncoderDescription) -> LoadedEncoder:
     read = described(settings.model, description.config)
-    if read.is_quantised:
+    if read.quantisation:
         raise ModelRefused(f"{settings.model}: {QUANTISED}")
     try:
         loaded = _run_by_ours(settings, description, read)

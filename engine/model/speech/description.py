@@ -66,7 +66,7 @@ def read_speech(name: str) -> SpeechDescription:
             f"{name}: of models that hear only the Whisper family is served, and this is of type "
             f"{said.kind!r}."
         )
-    if said.is_quantised:
+    if said.quantisation:
         raise ModelRefused(f"{name}: {QUANTISED}")
     try:
         architecture = _architecture(Fields(f"{name}: {CONFIG}", said.fields))

@@ -1,0 +1,231 @@
+"""In which forms a quantised matrix `[O, I]` lies in files, and how each is read.
+
+What is stored decides: of a checkpoint some matrices may be quantised and others not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+
+from engine.kernels.quantised import Quantised, packed
+from engine.model.description import NotUnderstood
+
+FLOATS = frozenset({"F32", "F16", "BF16"})
+WORDS = frozenset({"I32"})
+NUMBERS = frozenset({"F8_E4M3"})
+# Eight numbers of four bits lie in a word.
+IN_WORD = 8
+# In which order AWQ has the places of a word.
+AWQ_ORDER = (0, 4, 1, 5, 2, 6, 3, 7)
+
+
+class Piece(NamedTuple):
+    """A tensor of a matrix: the shapes that it may have, and the kinds of numbers."""
+
+    shapes: tuple[tuple[int, ...], ...]
+    kinds: frozenset[str]
+
+
+class Form(Protocol):
+    """One form. Tensors are named by what follows the name of their module."""
+
+    @property
+    def known_by(self) -> tuple[str, frozenset[str]]:
+        """Return which tensor, stored as one of which kinds, a quantised matrix has."""
+
+    def pieces(self, shape: tuple[int, int], has: Callable[[str], bool]) -> dict[str, Piece]:
+        """Return the tensors of a matrix, which has some of those that may be left out."""
+
+    def read(
+        self, tensors: Mapping[str, Tensor], shape: tuple[int, int], dtype: torch.dtype
+    ) -> Quantised:
+        """Return the matrix, to be multiplied as numbers of a dtype."""
+
+
+@dataclass(frozen=True, slots=True)
+class Fp8:
+    """Numbers of eight bits: with a scale for all, for each row, or for each block of a size."""
+
+    block: tuple[int, int] | None
+
+    @property
+    def known_by(self) -> tuple[str, frozenset[str]]:
+        """See `Form`: the weight itself."""
+        return "weight", NUMBERS
+
+    def pieces(self, shape: tuple[int, int], has: Callable[[str], bool]) -> dict[str, Piece]:
+        """See `Form`; scales have either of two names."""
+        outputs, inputs = shape
+        shapes: tuple[tuple[int, ...], ...] = ((outputs, 1), (outputs,), (), (1,), (1, 1))
+        if self.block is not None:
+            shapes = ((-(-outputs // self.block[0]), -(-inputs // self.block[1])),)
+        name = "weight_scale_inv" if has("weight_scale_inv") else "weight_scale"
+        return {"weight": Piece((shape,), NUMBERS), name: Piece(shapes, FLOATS)}
+
+    def read(
+        self, tensors: Mapping[str, Tensor], shape: tuple[int, int], dtype: torch.dtype
+    ) -> Quantised:
+        """See `Form`: each row gets scales of its own, so that matrices may lie above others."""
+        (scale,) = (tensor for name, tensor in tensors.items() if name != "weight")
+        scale, (height, width) = scale.float(), self.block or shape
+        if self.block is None:
+            rows = scale.reshape(-1, 1).expand(shape[0], 1)
+        else:
+            rows = scale.repeat_interleave(height, 0)[: shape[0]]
+        return Quantised(tensors["weight"], rows.contiguous(), None, shape[1], width, dtype)
+
+
+@dataclass(frozen=True, slots=True)
+class Awq:
+    """Numbers of four bits with zeros, packed by outputs in an order of AWQ's own."""
+
+    group: int | None
+
+    @property
+    def known_by(self) -> tuple[str, frozenset[str]]:
+        """See `Form`."""
+        return "qweight", WORDS
+
+    def pieces(self, shape: tuple[int, int], has: Callable[[str], bool]) -> dict[str, Piece]:
+        """See `Form`."""
+        del has
+        outputs, inputs = shape
+        groups = _count_groups(inputs, self.group)
+        return {
+            "qweight": Piece(((inputs, outputs // IN_WORD),), WORDS),
+            "qzeros": Piece(((groups, outputs // IN_WORD),), WORDS),
+            "scales": Piece(((groups, outputs),), FLOATS),
+        }
+
+    def read(
+        self, tensors: Mapping[str, Tensor], shape: tuple[int, int], dtype: torch.dtype
+    ) -> Quantised:
+        """See `Form`."""
+        numbers, zeros = (_nibbles(tensors[name], AWQ_ORDER).T for name in ("qweight", "qzeros"))
+        return _of_four_bits(
+            numbers, tensors["scales"].T, zeros, shape[1], group=self.group, dtype=dtype
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Gptq:
+    """Numbers of four bits packed by inputs; zeros are stored with one less in its first format.
+
+    Which group an input is of is stored, since it may be by how much it mattered.
+    """
+
+    group: int | None
+    zeros_lack: int
+
+    @property
+    def known_by(self) -> tuple[str, frozenset[str]]:
+        """See `Form`."""
+        return "qweight", WORDS
+
+    def pieces(self, shape: tuple[int, int], has: Callable[[str], bool]) -> dict[str, Piece]:
+        """See `Form`."""
+        outputs, inputs = shape
+        groups = _count_groups(inputs, self.group)
+        pieces = {
+            "qweight": Piece(((inputs // IN_WORD, outputs),), WORDS),
+            "qzeros": Piece(((groups, outputs // IN_WORD),), WORDS),
+            "scales": Piece(((groups, outputs),), FLOATS),
+        }
+        return pieces | ({"g_idx": Piece(((inputs,),), WORDS)} if has("g_idx") else {})
+
+    def read(
+        self, tensors: Mapping[str, Tensor], shape: tuple[int, int], dtype: torch.dtype
+    ) -> Quantised:
+        """See `Form`."""
+        numbers = _nibbles(tensors["qweight"].T)
+        zeros = (_nibbles(tensors["qzeros"]).T + self.zeros_lack) & 15
+        weight = (numbers, tensors["scales"].T, zeros)
+        return _of_four_bits(
+            *weight, shape[1], group=self.group, dtype=dtype, groups=tensors.get("g_idx")
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Packed:
+    """Numbers of four bits packed by inputs, as compressed-tensors has them; zeros by outputs."""
+
+    group: int | None
+    is_symmetric: bool
+
+    @property
+    def known_by(self) -> tuple[str, frozenset[str]]:
+        """See `Form`."""
+        return "weight_packed", WORDS
+
+    def pieces(self, shape: tuple[int, int], has: Callable[[str], bool]) -> dict[str, Piece]:
+        """See `Form`."""
+        outputs, inputs = shape
+        groups = _count_groups(inputs, self.group)
+        pieces = {
+            "weight_packed": Piece(((outputs, -(-inputs // IN_WORD)),), WORDS),
+            "weight_scale": Piece(((outputs, groups),), FLOATS),
+        }
+        if not self.is_symmetric:
+            pieces["weight_zero_point"] = Piece(((-(-outputs // IN_WORD), groups),), WORDS)
+        if has("weight_g_idx"):
+            pieces["weight_g_idx"] = Piece(((inputs,),), WORDS)
+        return pieces
+
+    def read(
+        self, tensors: Mapping[str, Tensor], shape: tuple[int, int], dtype: torch.dtype
+    ) -> Quantised:
+        """See `Form`; without zeros the middle is one."""
+        outputs, inputs = shape
+        numbers = _nibbles(tensors["weight_packed"])[:, :inputs]
+        scales = tensors["weight_scale"]
+        if self.is_symmetric:
+            zeros = torch.full_like(scales, 8, dtype=torch.uint8)
+        else:
+            zeros = _nibbles(tensors["weight_zero_point"].T).T[:outputs]
+        weight = (numbers, scales, zeros)
+        return _of_four_bits(
+            *weight, inputs, group=self.group, dtype=dtype, groups=tensors.get("weight_g_idx")
+        )
+
+
+def _count_groups(inputs: int, group: int | None) -> int:
+    return 1 if group is None else -(-inputs // group)
+
+
+def _nibbles(words: Tensor, order: tuple[int, ...] = tuple(range(IN_WORD))) -> Tensor:
+    """Return what words hold, `[N, W]` → `[N, 8 · W]`, the number at each place of an order."""
+    numbers = [((words >> 4 * place) & 15).to(torch.uint8) for place in order]
+    return torch.stack(numbers, -1).flatten(1)
+
+
+def _of_four_bits(
+    numbers: Tensor,
+    scales: Tensor,
+    zeros: Tensor,
+    inputs: int,
+    *,
+    group: int | None,
+    dtype: torch.dtype,
+    groups: Tensor | None = None,
+) -> Quantised:
+    """Return numbers `[O, I]` with scales and zeros `[O, G]` as one weight.
+
+    `groups [I]` says of which each input is; where that is not the one that it lies in, they are
+    sorted by it.
+    """
+    size = inputs if group is None else group
+    order = None
+    if groups is not None:
+        regular = torch.arange(inputs, device=groups.device) // size
+        if not torch.equal(groups, regular.to(groups.dtype)):
+            order = groups.argsort(stable=True)
+            if not torch.equal(groups[order], regular.to(groups.dtype)):
+                raise NotUnderstood(f"its inputs are not in groups of {size}")
+            numbers = numbers[:, order]
+    zeros, scales = zeros.contiguous(), scales.contiguous()
+    return Quantised(packed(numbers.contiguous()), scales, zeros, inputs, size, dtype, order)

@@ -1,0 +1,193 @@
+"""Quantised weights of a decoder: which they are, by what is stored, and how they are filled."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from engine.kernels.backends import multiplies_quantised
+from engine.kernels.quantised import Matrix, Quantised, joined, to_fp8
+from engine.model.layout import Part, Weight, whole
+from engine.model.quantised.description import Quantisation
+from engine.model.quantised.forms import Form
+
+# The products that are made fp8 as they are read: neither embedding, head nor routers.
+MADE_FP8 = ("qkv", "output", "gate_up", "down")
+# What older checkpoints store although it follows from the config.
+DERIVED = re.compile(r"rotary_emb\.inv_freq")
+# Of activations and of the KV cache, which are scaled by what they are; a shape that is known.
+IGNORED = re.compile(
+    rf"{DERIVED.pattern}|\.(input|activation|[kvq]|kv|output|prob)_scale$|\.weight_shape$"
+)
+WEIGHT = ".weight"
+
+
+class Stored(Protocol):
+    """A tensor in a file, of which kind and shape are told."""
+
+    @property
+    def kind(self) -> str:
+        """Return what its numbers are."""
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Return its shape."""
+
+
+Fill = Callable[[Sequence[Weight]], dict[str, Tensor]]
+Pieces = dict[str, Weight]
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """How weights are filled: `plain` ones as ever; of others each part, from its pieces.
+
+    A part without pieces is not quantised, though its weight's others are. `made_fp8` are plain in
+    the files.
+    """
+
+    plain: tuple[Weight, ...]
+    made_fp8: tuple[Weight, ...] = ()
+    quantised: tuple[tuple[Weight, tuple[Pieces, ...]], ...] = ()
+    form: Form | None = None
+
+    def tensors(self) -> list[Weight]:
+        """Return all that must be stored, and as what."""
+        wanted = [*self.plain, *self.made_fp8]
+        for weight, parts in self.quantised:
+            for part, pieces in zip(weight.parts, parts, strict=True):
+                wanted += pieces.values() if pieces else [_alone(part)]
+        return wanted
+
+    def read(
+        self, fill: Fill, dtype: torch.dtype, device: torch.device
+    ) -> Iterator[tuple[str, Matrix]]:
+        """Yield weights by their roles; where nothing multiplies quantised ones, without that."""
+        yield from fill(self.plain).items()
+        keeps = multiplies_quantised(dtype, device)
+        for weight in self.made_fp8:
+            made = to_fp8(fill([weight])[weight.role])
+            yield weight.role, made if keeps else made.dequantised()
+        for weight, parts in self.quantised:
+            whole = self._joined(weight, parts, fill, dtype) if keeps else None
+            if whole is None:
+                yield weight.role, self._dequantised(weight, parts, fill, dtype, device)
+            else:
+                yield weight.role, whole
+
+    def _joined(
+        self, weight: Weight, parts: Sequence[Pieces], fill: Fill, dtype: torch.dtype
+    ) -> Quantised | None:
+        """Return a weight of its parts; None where these are of two kinds, or cut apart."""
+        read = []
+        for part, pieces in zip(weight.parts, parts, strict=True):
+            if not pieces:
+                return None
+            own = self._quantised(part, pieces, fill, dtype).taken(*_taken(part))
+            if own is None:
+                return None
+            read.append((own, part.place))
+        return joined(weight.shape, read)
+
+    def _dequantised(
+        self,
+        weight: Weight,
+        parts: Sequence[Pieces],
+        fill: Fill,
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> Tensor:
+        """Return what a weight stands for, part by part."""
+        filled = torch.empty(weight.shape, dtype=dtype, device=device)
+        for part, pieces in zip(weight.parts, parts, strict=True):
+            if pieces:
+                rows, columns = _taken(part)
+                read = self._quantised(part, pieces, fill, dtype).dequantised()
+                read = read[rows.start : rows.stop, columns.start : columns.stop]
+            else:
+                read = fill([_alone(part)])[part.key]
+            part.place(filled).copy_(read)
+        return filled
+
+    def _quantised(self, part: Part, pieces: Pieces, fill: Fill, dtype: torch.dtype) -> Quantised:
+        assert self.form is not None
+        tensors = fill(list(pieces.values()))
+        named = {name: tensors[weight.role] for name, weight in pieces.items()}
+        outputs, inputs = part.shape
+        return self.form.read(named, (outputs, inputs), dtype)
+
+
+def planned(
+    quantisation: Quantisation | None, wanted: Sequence[Weight], stored: Mapping[str, Stored]
+) -> Plan:
+    """Return how weights are filled from what is stored."""
+    if quantisation is None:
+        return Plan(tuple(wanted))
+    if (form := quantisation.form) is None:
+        made = [weight for weight in wanted if weight.role.partition(".")[2] in MADE_FP8]
+        return Plan(tuple(weight for weight in wanted if weight not in made), tuple(made))
+    plain, quantised = [], []
+    for weight in wanted:
+        parts = tuple(_pieces(form, part, stored) for part in weight.parts)
+        if any(parts):
+            quantised.append((weight, parts))
+        else:
+            plain.append(weight)
+    return Plan(tuple(plain), quantised=tuple(quantised), form=form)
+
+
+def names_of(quantisation: Quantisation | None, wanted: Sequence[Weight]) -> list[str]:
+    """Return the names of all tensors that quantised matrices may have."""
+    if quantisation is None or quantisation.form is None:
+        return []
+    names = []
+    for part in (part for weight in wanted for part in weight.parts if _is_matrix(part)):
+        outputs, inputs = part.shape
+        for names_of_form in (
+            quantisation.form.pieces((outputs, inputs), lambda _: True),
+            quantisation.form.pieces((outputs, inputs), lambda _: False),
+        ):
+            names += [f"{_module(part)}.{name}" for name in names_of_form]
+    return names
+
+
+def _pieces(form: Form, part: Part, stored: Mapping[str, Stored]) -> Pieces:
+    """Return the tensors of a part that is quantised; none where it is not."""
+    module, (known_by, kinds) = _module(part), form.known_by
+    main = stored.get(f"{module}.{known_by}")
+    if not _is_matrix(part) or main is None or main.kind not in kinds:
+        return {}
+    outputs, inputs = part.shape
+    pieces = {}
+    lie = form.pieces((outputs, inputs), lambda name: f"{module}.{name}" in stored)
+    for name, piece in lie.items():
+        key = f"{module}.{name}"
+        there = stored[key].shape if key in stored else None
+        shape = there if there in piece.shapes else piece.shapes[0]
+        pieces[name] = whole(key, key, *shape, kinds=piece.kinds)
+    return pieces
+
+
+def _is_matrix(part: Part) -> bool:
+    return part.key.endswith(WEIGHT) and len(part.shape) == 2
+
+
+def _module(part: Part) -> str:
+    return part.key.removesuffix(WEIGHT)
+
+
+def _taken(part: Part) -> tuple[range, range]:
+    """Return which rows and columns of a matrix are read."""
+    rows, columns = (*part.taken, *map(range, part.shape[len(part.taken) :]))
+    return rows, columns
+
+
+def _alone(part: Part) -> Weight:
+    """Return what is read of a tensor as a weight of its own."""
+    itself = replace(part, place=lambda weight: weight)
+    return Weight(part.key, part.read_shape, (itself,))

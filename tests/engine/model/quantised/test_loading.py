@@ -1,0 +1,188 @@
+"""Checkpoints of quantised weights: each form is read as what it stands for, or refused by name."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from engine.config import EngineConfig
+from engine.errors import ModelRefused
+from engine.kernels.quantised import Quantised, as_tensor
+from engine.kernels.ranks import Share
+from engine.model.checkpoint import WHOLE, find_checkpoint
+from engine.model.decoder import Decoder
+from engine.model.description import read_description
+from engine.model.families import architecture_of
+from engine.model.layout import weights_of
+from engine.model.loading import load_model
+from engine.model.proof import answers
+from engine.model.quantised import loading
+from engine.model.quantised.description import quantisation_of
+from engine.model.weights import read_weights
+from tests.engine.families import build
+from tests.engine.model.quantised.checkpoints import FORMS, save
+
+CPU = torch.device("cpu")
+IDS = torch.arange(3, 20)
+
+
+def settings(folder: Path, **others: Any) -> EngineConfig:
+    """Return settings that run a folder's model on the CPU."""
+    return EngineConfig(str(folder), device="cpu", **{"dtype": "float32", **others})
+
+
+@pytest.mark.parametrize("keeps", [False, True])
+@pytest.mark.parametrize("form", FORMS)
+def test_what_is_read_is_what_the_numbers_stand_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, form: str, *, keeps: bool
+) -> None:
+    """Bit by bit in fp32, in merged weights; kept as they are where a device multiplies them so."""
+    monkeypatch.setattr(loading, "multiplies_quantised", lambda *_: keeps)
+    meant = save(form, tmp_path)
+    description = read_description(str(tmp_path))
+    checkpoint = find_checkpoint(str(tmp_path), quantisation_of(description, None))
+    architecture = architecture_of(description)
+    weights = read_weights(checkpoint, architecture, torch.float32, CPU)
+    for weight in weights_of(architecture):
+        got = as_tensor(weights[weight.role])
+        for part in weight.parts:
+            assert torch.equal(part.place(got), meant[part.key].float()), part.key
+    # The last layer's values are not quantised, so neither are the merged ones.
+    kept = {role for role, weight in weights.items() if isinstance(weight, Quantised)}
+    made = {f"{i}.{role}" for i in range(4) for role in ("qkv", "output", "gate_up", "down")}
+    assert kept == (made - {"3.qkv"} if keeps else set())
+
+
+@pytest.mark.parametrize("form", ["fp8, blocks", "compressed fp8, per row", "awq", "gptq, sorted"])
+def test_a_rank_reads_its_share_of_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, form: str
+) -> None:
+    """Rows as they are, columns where no group is cut: what it has stands for what is its own."""
+    monkeypatch.setattr(loading, "multiplies_quantised", lambda *_: True)
+    meant = save(form, tmp_path)
+    description = read_description(str(tmp_path))
+    checkpoint = find_checkpoint(str(tmp_path), quantisation_of(description, None))
+    architecture = architecture_of(description)
+    for share in (Share(0, 2), Share(1, 2)):
+        weights = read_weights(checkpoint, architecture, torch.float32, CPU, share=share)
+        assert isinstance(weights["0.qkv"], Quantised)
+        for weight in weights_of(architecture, share=share):
+            got = as_tensor(weights[weight.role])
+            for part in weight.parts:
+                taken = tuple(slice(own.start, own.stop) for own in part.taken)
+                assert torch.equal(part.place(got), meant[part.key].float()[taken]), part.key
+
+
+@pytest.mark.parametrize("form", ["compressed fp8, per row", "gptq, sorted"])
+def test_a_quantised_model_gives_the_logits_of_its_dequantised_copy(
+    tmp_path: Path, form: str
+) -> None:
+    """By our decoder, proved against transformers' class, and a note says what it takes."""
+    meant = save(form, tmp_path)
+    loaded = load_model(settings(tmp_path))
+    assert isinstance(loaded.network, Decoder)
+    (note,) = loaded.notes
+    assert "as much memory as if they were not" in note
+    eager: Any = build("Qwen3Config")
+    eager.load_state_dict(meant)
+    with torch.inference_mode():
+        expected = eager(input_ids=IDS[None], use_cache=False).logits[0]
+    torch.testing.assert_close(answers(loaded, IDS)[0], expected, atol=1e-4, rtol=1e-4)
+
+
+def test_experts_are_quantised_one_by_one(tmp_path: Path) -> None:
+    """Blocks of scales for each; routers are not quantised."""
+    save("fp8, blocks", tmp_path, "Qwen3MoeConfig")
+    assert isinstance(load_model(settings(tmp_path)).network, Decoder)
+
+
+@pytest.mark.parametrize("family", ["Qwen3Config", "MixtralConfig"])
+def test_weights_are_made_fp8_as_they_are_read(tmp_path: Path, family: str) -> None:
+    """With a scale a row; embedding, head and routers stay as they are."""
+    build(family).save_pretrained(tmp_path)  # type: ignore[operator]
+    plain, made = (
+        answers(load_model(settings(tmp_path, quantization=asked)), IDS) for asked in (None, "fp8")
+    )
+    apart = torch.linalg.vector_norm(plain - made) / torch.linalg.vector_norm(plain)
+    assert 0.01 < apart < 0.3
+
+
+@pytest.mark.parametrize(
+    ("said", "words"),
+    [
+        ({"quant_method": "bitsandbytes"}, "quantised by bitsandbytes, and only fp8, compressed"),
+        ({"quant_method": "mxfp4"}, "quantised by mxfp4"),
+        ({"quant_method": "fp8", "fmt": "e5m2"}, "says fmt 'e5m2'"),
+        ({"quant_method": "gptq", "bits": 8}, "says bits 8"),
+        ({"quant_method": "gptq"}, "leaves out bits"),
+        ({"quant_method": "gptq", "bits": 4, "dynamic": {"-:x": {}}}, "says dynamic"),
+        ({"quant_method": "gptq", "bits": 4, "group_size": 0}, "says group_size 0"),
+        ({"quant_method": "awq", "bits": 4, "version": "gemv"}, "says version 'gemv'"),
+        ({"quant_method": "awq", "bits": 4, "zero_point": False}, "says zero_point"),
+        ({"quant_method": "compressed-tensors", "config_groups": {}}, "says config_groups {}"),
+        (
+            {
+                "quant_method": "compressed-tensors",
+                "format": "int-quantized",
+                "config_groups": {"a": {"weights": {"num_bits": 8, "type": "int"}}},
+            },
+            "a says weights of 8 bits, type 'int', format 'int-quantized'",
+        ),
+        ("?", "quantised by ?"),
+    ],
+)
+def test_what_is_not_served_is_refused_by_name(tmp_path: Path, said: Any, words: str) -> None:
+    """Before anything is read."""
+    build("Qwen3Config").save_pretrained(tmp_path)  # type: ignore[operator]
+    change(tmp_path, quantization_config=said)
+    with pytest.raises(ModelRefused, match="use the unquantised model") as refused:
+        load_model(settings(tmp_path))
+    assert words in str(refused.value)
+
+
+def test_what_was_asked_for_must_be_how_the_weights_are_quantised(tmp_path: Path) -> None:
+    """None are quantised twice, and nothing is passed over."""
+    save("awq", tmp_path)
+    load_model(settings(tmp_path, quantization="awq"))
+    with pytest.raises(ModelRefused, match="quantised by awq: leave it out"):
+        load_model(settings(tmp_path, quantization="fp8"))
+    change(tmp_path, quantization_config=None)
+    with pytest.raises(ModelRefused, match="says of no quantised weights: leave it out"):
+        load_model(settings(tmp_path, quantization="gptq"))
+
+
+def test_quantised_weights_that_only_transformers_could_run_are_refused(tmp_path: Path) -> None:
+    """With the reason why our decoder does not."""
+    save("awq", tmp_path)
+    change(tmp_path, new_trick=7)
+    with pytest.raises(ModelRefused, match=r"says new_trick\), and quantised weights are served"):
+        load_model(settings(tmp_path))
+
+
+def test_tensors_that_lack_or_are_others_are_refused(tmp_path: Path) -> None:
+    """A scale that was not copied, words in place of floats, groups of another size."""
+    save("gptq", tmp_path)
+    tensors = load_file(tmp_path / WHOLE)
+    key = "model.layers.1.mlp.up_proj"
+    lacking = {name: tensor for name, tensor in tensors.items() if name != f"{key}.scales"}
+    with_words = {**tensors, f"{key}.scales": tensors[f"{key}.scales"].view(torch.int16)}
+    halved = {**tensors, f"{key}.scales": tensors[f"{key}.scales"][:1].contiguous()}
+    for wrong, words in (
+        (lacking, f"lack {key}.scales"),
+        (with_words, f"{key}.scales is stored as I16"),
+        (halved, "other shapes"),
+    ):
+        save_file(wrong, tmp_path / WHOLE, metadata={"format": "pt"})
+        with pytest.raises(ModelRefused, match=words):
+            load_model(settings(tmp_path))
+
+
+def change(folder: Path, **changes: Any) -> None:
+    """Store another config in a folder."""
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | changes))
