@@ -45,6 +45,7 @@ _AT_LEAST_ONE = (
     "max_audio_seconds",
     "max_loras",
     "max_lora_rank",
+    "tensor_parallel_size",
 )
 
 
@@ -74,7 +75,8 @@ class EngineConfig:
     url, `max_audio_seconds` how long a recording may be, `images` what images may be.
     `mm_processor_kwargs` bound the pixels that they are brought to.
     `lora_modules` are adapters of the model: `max_loras` of them at most, each of a rank of at most
-    `max_lora_rank`. With `proof_rows` each answer that was held to a form comes with a judgement.
+    `max_lora_rank`. `tensor_parallel_size` ranks share the model, each on a GPU of its own. With
+    `proof_rows` each answer that was held to a form comes with a judgement.
     """
 
     model: str
@@ -100,6 +102,7 @@ class EngineConfig:
     max_loras: int | None = None
     max_lora_rank: int | None = None
     images: ImageLimits = field(default_factory=ImageLimits)
+    tensor_parallel_size: int = 1
     proof_rows: bool = False
     mm_processor_kwargs: Mapping[str, Any] = field(default_factory=dict, hash=False)
 

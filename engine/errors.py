@@ -23,6 +23,12 @@ class OutOfCacheMemory(EngineError):
     code = "out_of_cache_memory"
 
 
+class RankFailed(EngineError):
+    """One of the processes that share a model has failed, and with it all of them."""
+
+    code = "rank_failed"
+
+
 class EngineClosed(EngineError):
     """The engine was closed while a request waited or ran."""
 

@@ -41,7 +41,7 @@ def load_served(
         revision=None if folder is None else revision_of(folder),
         engine_version=_version(),
         device=torch.cuda.get_device_name(loaded.device) if is_gpu else loaded.device.type,
-        num_gpus=int(is_gpu),
+        num_gpus=config.tensor_parallel_size if is_gpu else 0,
         max_num_seqs=config.max_num_seqs,
         notes=loaded.notes,
         adapters=adapters,

@@ -144,6 +144,7 @@ def engine_config(options: EngineOptions) -> EngineConfig:
         "max_num_batched_tokens",
         "kv_cache_memory",
         "quantization",
+        "tensor_parallel_size",
         "max_loras",
         "max_lora_rank",
     )

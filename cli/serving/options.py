@@ -50,6 +50,7 @@ class EngineOptions:
     max_num_batched_tokens: int | None = None
     kv_cache_memory: int | None = None
     quantization: Literal["fp8", "compressed-tensors", "awq", "gptq"] | None = None
+    tensor_parallel_size: int | None = None
     seed: int = 0
     allowed_media_domains: tuple[str, ...] = ()
     max_audio_clip_filesize_mb: int | None = None
@@ -145,6 +146,13 @@ def add_engine_flags(parser: argparse.ArgumentParser) -> None:
         type=size_in_bytes,
         metavar="SIZE",
         help="memory for the KV cache, such as 512M or 4G (default: what is free)",
+    )
+    add(
+        "--tensor-parallel-size",
+        "-tp",
+        type=positive_int,
+        metavar="N",
+        help="GPUs that share the model (default: 1)",
     )
     add("--seed", type=seed_number, default=0, metavar="N", help="(default: 0)")
     add(

@@ -51,12 +51,11 @@ _NEUTRAL_VALUES = MappingProxyType(
         "model-impl": {"auto", "vllm", "transformers"},
         "pipeline-parallel-size": {"1"},
         "task": {"auto", "generate"},
-        "tensor-parallel-size": {"1"},
         "tokenizer-mode": {"auto", "hf"},
     }
 )
 
-_ONE_GPU = "a model runs on one GPU here; leave it out"
+_NO_PIPELINE = "GPUs share every layer of a model here: --tensor-parallel-size says how many"
 _IN_FOLDER = "what lies in the model's folder is used: change it there, and name it by --model"
 _BY_RUNNER = "--runner pooling with --convert embed or classify says what a model gives"
 _INSTEAD = MappingProxyType(
@@ -78,14 +77,13 @@ _INSTEAD = MappingProxyType(
         "model-impl": "the engine chooses",
         "override-generation-config": "write the parameters into the lines",
         "override-pooler-config": "here it is --pooler-config",
-        "pipeline-parallel-size": _ONE_GPU,
+        "pipeline-parallel-size": _NO_PIPELINE,
         "middleware": "code of yours can stand before the server, as a proxy",
         "revision": "load the revision into a folder, and name that by --model",
         "root-path": "a proxy in front can take a prefix away",
         "skip-tokenizer-init": "rows hold text, which needs the tokenizer",
         "ssl-ca-certs": "nobody is asked for a certificate; --api-key lets in who has one",
         "task": _BY_RUNNER,
-        "tensor-parallel-size": _ONE_GPU,
         "tokenizer": _IN_FOLDER,
         "tokenizer-mode": _IN_FOLDER,
         "tokenizer-revision": "load the revision into a folder, and name that by --model",
@@ -94,7 +92,6 @@ _INSTEAD = MappingProxyType(
 
 _SHORT = MappingProxyType(
     {
-        "-tp": "tensor-parallel-size",
         "-pp": "pipeline-parallel-size",
         "-dp": "data-parallel-size",
         "-O": "optimization-level",

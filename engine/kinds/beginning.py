@@ -23,10 +23,11 @@ def begun(
     config: EngineConfig,
     folder: Path | None,
     make: Callable[[], tuple[ModelT, Work[RequestT, ResultT]]],
+    at_end: Callable[[], None] = lambda: None,
 ) -> Iterator[tuple[Engine[RequestT, ResultT], ModelT, Vocabulary]]:
     """Yield an engine at work, its model and its vocabulary; the engine ends if the block fails.
 
-    `make` runs in the engine's thread: it loads the model and makes its work.
+    `make` runs in the engine's thread: it loads the model and makes its work; so does `at_end`.
     """
     loaded: Future[ModelT] = Future()
 
@@ -37,7 +38,7 @@ def begun(
 
     with ThreadPoolExecutor(1, "tidemill-vocabulary") as beside:
         recalled = beside.submit(recall_vocabulary, config.model, folder)
-        engine = Engine(make_work)
+        engine = Engine(make_work, at_end)
     try:
         vocabulary = recalled.result() or load_vocabulary(config.model, folder)
         yield engine, loaded.result(), vocabulary

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ from engine.kinds.kind import Loaded
 from engine.model.loading import load_model
 from engine.model.memory import Room, find_room
 from engine.model.network import LoadedModel
+from engine.ranks.leading import leader_of
 from engine.scheduling.admission import Admission, ArrivalOrder, PrefixOrder, UrgentFirst
 from engine.scheduling.pages import PagePool
 from engine.scheduling.scheduler import Scheduler
@@ -62,12 +64,17 @@ class Generation:
         # transformers reads it too, and says less clearly what is wrong.
         generation = read_generation_config(config.model)
 
+        ending = ExitStack()
+
         def make() -> tuple[tuple[LoadedModel, Room], GenerationWork]:
-            model = load_model(config)
+            leader = leader_of(config)
+            if leader is not None:
+                ending.callback(leader.close)
+            model = load_model(config, leader)
             room = find_room(model, config)
             return (model, room), make_work(model, room, config)
 
-        with begun(config, folder, make) as (engine, (model, room), vocabulary):
+        with begun(config, folder, make, ending.close) as (engine, (model, room), vocabulary):
             text = load_text_model(
                 config.model,
                 vocabulary,

@@ -42,6 +42,14 @@ def refuse_adapters(config: EngineConfig, gives: str) -> None:
         )
 
 
+def refuse_ranks(config: EngineConfig, gives: str) -> None:
+    """Refuse to share a model between ranks that gives something else than text."""
+    if config.tensor_parallel_size > 1:
+        raise ModelRefused(
+            f"{config.model} gives {gives}: it runs on one GPU; leave out --tensor-parallel-size"
+        )
+
+
 class Kind(Protocol):
     """One kind of model."""
 

@@ -19,18 +19,23 @@ from engine.model.checkpoint import Checkpoint, find_checkpoint
 from engine.model.description import Description, NotUnderstood, read_description
 from engine.model.families import architecture_of
 from engine.model.network import LoadedModel
+from engine.model.own import Leads
 from engine.model.placement import choose_device, choose_dtype, context_length
 from engine.model.proof import answers, proof_tokens, refuse_infinite
 from engine.model.proved import proof_fact, prove_once
 from engine.model.quantised.description import UNQUANTISED, quantisation_of
+from engine.model.shares import check_shares
 from engine.model.vision.description import Vision, describe
 from engine.scheduling.pictures import Sight
 
 
-def load_model(settings: EngineConfig) -> LoadedModel:
-    """Load and prove the model; `ModelRefused` says by name why one cannot be served."""
+def load_model(settings: EngineConfig, leader: Leads | None = None) -> LoadedModel:
+    """Load and prove the model; `ModelRefused` says by name why one cannot be served.
+
+    A `leader` shares it with other ranks.
+    """
     try:
-        return _loaded(settings)
+        return _loaded(settings, leader)
     except EngineError:
         raise
     except Exception as exc:  # a broken folder may fail anywhere in transformers
@@ -38,10 +43,10 @@ def load_model(settings: EngineConfig) -> LoadedModel:
         raise ModelRefused(f"{settings.model}: cannot be loaded: {reason}") from exc
 
 
-def _loaded(settings: EngineConfig) -> LoadedModel:
+def _loaded(settings: EngineConfig, leader: Leads | None) -> LoadedModel:
     description = read_description(settings.model)
     try:
-        return _run_by_ours(settings, description)
+        return _run_by_ours(settings, description, leader)
     except NotUnderstood as exc:
         why = str(exc)
     if settings.lora_modules:
@@ -53,6 +58,11 @@ def _loaded(settings: EngineConfig) -> LoadedModel:
         raise ModelRefused(
             f"{settings.model}: transformers runs this model ({why}), and quantised weights are "
             f"served by the engine's own decoder only; {UNQUANTISED}."
+        )
+    if leader is not None:
+        raise ModelRefused(
+            f"{settings.model}: transformers runs this model ({why}), and models are shared "
+            "between ranks by the engine's own decoder only: leave out --tensor-parallel-size."
         )
     from engine.model import fallback
 
@@ -97,23 +107,45 @@ def _sight(settings: EngineConfig, description: Description) -> Sight:
     return vision.sight
 
 
-def _run_by_ours(settings: EngineConfig, description: Description) -> LoadedModel:
+def _run_by_ours(
+    settings: EngineConfig, description: Description, leader: Leads | None
+) -> LoadedModel:
     name = settings.model
     quantisation = quantisation_of(description, settings.quantization)
     architecture = architecture_of(description)
+    if leader is not None:
+        if settings.lora_modules:
+            raise ModelRefused(
+                f"{name}: adapters ({settings.lora_modules[0].name}) are not shared between ranks: "
+                "merge it into the model, or leave out --tensor-parallel-size."
+            )
+        if quantisation is not None:
+            raise ModelRefused(
+                f"{name}: quantised weights are not shared between ranks: leave out "
+                "--tensor-parallel-size, or use the unquantised model."
+            )
+        check_shares(name, architecture, settings.tensor_parallel_size)
     max_model_len = context_length(settings, architecture.max_positions)
     device = choose_device(settings.device)
     dtype = choose_dtype(settings.dtype, description.dtype, device)
     checkpoint = find_checkpoint(name, quantisation)
     vision, blind = _vision(checkpoint, description)
     adapters = read_adapters(settings, description, architecture)
-    fact = proof_fact(checkpoint, dtype, device, repr(vision), repr(quantisation))
+    ranks = () if leader is None else (f"{settings.tensor_parallel_size} ranks",)
+    fact = proof_fact(checkpoint, dtype, device, repr(vision), repr(quantisation), *ranks)
     try:
         loaded = own.load(
-            checkpoint, description, architecture, dtype, device, vision=vision, adapters=adapters
+            checkpoint,
+            description,
+            architecture,
+            dtype,
+            device,
+            vision=vision,
+            adapters=adapters,
+            leader=leader,
         )
         prove = partial(own.prove, checkpoint, description, architecture, loaded, vision)
-        proof = prove_once(fact, prove)
+        proof = prove_once(fact, prove if leader is None else partial(prove, leader=leader))
     except (TypeError, ValueError, RuntimeError) as exc:
         raise NotUnderstood(f"it cannot run here: {first_line_of(exc)}") from exc
     if not proof.holds:

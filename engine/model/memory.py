@@ -62,7 +62,10 @@ def count_pages(model: LoadedModel, settings: EngineConfig) -> int:
     size = model.backend.page_bytes(model.shapes, model.dtype)
     budget = settings.kv_cache_memory
     if budget is None:
-        free = free_bytes(model.device) - _activation_bytes(model, settings)
+        free = free_bytes(model.device)
+        if model.device.type == "cpu":  # of which all ranks have one
+            free //= settings.tensor_parallel_size
+        free -= _activation_bytes(model, settings)
         budget = int(free * SHARE_OF_FREE[model.device.type])
     useful = settings.max_num_seqs * -(-model.max_model_len // page_size)
     pages = min(budget // size, useful, MAX_SLOTS // page_size)

@@ -6,9 +6,10 @@ nothing but the order of sums tells them apart, one after the other, so that one
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from math import prod
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -53,6 +54,15 @@ class Proof:
     num_layers: int | None
 
 
+class Leads(Protocol):
+    """The first of the ranks that share a model."""
+
+    def loaded(
+        self, load: Callable[[Group], LoadedModel], dtype: torch.dtype, num_layers: int | None
+    ) -> LoadedModel:
+        """Have all ranks load their shares, this one's by `load`, and return the model of all."""
+
+
 def load(
     checkpoint: Checkpoint,
     description: Description,
@@ -63,7 +73,40 @@ def load(
     vision: Vision | None = None,
     num_layers: int | None = None,
     adapters: Sequence[Adapter] = (),
-    group: Group = ALONE,
+    leader: Leads | None = None,
+) -> LoadedModel:
+    """Return the model, or its first layers, with its adapters; it sees by `vision`.
+
+    A `leader` shares it with other ranks.
+    """
+
+    def share(group: Group) -> LoadedModel:
+        return load_share(
+            checkpoint,
+            description,
+            architecture,
+            dtype,
+            device,
+            vision=vision,
+            num_layers=num_layers,
+            adapters=adapters,
+            group=group,
+        )
+
+    return share(ALONE) if leader is None else leader.loaded(share, dtype, num_layers)
+
+
+def load_share(
+    checkpoint: Checkpoint,
+    description: Description,
+    architecture: Architecture,
+    dtype: torch.dtype,
+    device: torch.device,
+    *,
+    vision: Vision | None = None,
+    num_layers: int | None = None,
+    adapters: Sequence[Adapter] = (),
+    group: Group,
 ) -> LoadedModel:
     """Return a rank's share of the model, or of its first layers, with its adapters.
 
@@ -114,6 +157,8 @@ def prove(
     architecture: Architecture,
     loaded: LoadedModel,
     vision: Vision | None = None,
+    *,
+    leader: Leads | None = None,
 ) -> Proof:
     """Compare the logits of our decoder with those of transformers' class and its eager attention.
 
@@ -135,7 +180,9 @@ def prove(
     exact = loaded
     if num_layers is not None or loaded.dtype != torch.float32:
         parts = (checkpoint, description, architecture)
-        exact = load(*parts, torch.float32, device, vision=vision, num_layers=num_layers)
+        exact = load(
+            *parts, torch.float32, device, vision=vision, num_layers=num_layers, leader=leader
+        )
     got = answers(exact, token_ids, pictures)
     del exact
     if pictures or description.kind in eager.WHOLE_ONLY:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Generic, TypeAlias, TypeVar
 
 from engine.contract import EngineStats
-from engine.errors import EngineClosed
+from engine.errors import EngineClosed, EngineError
 from engine.protocol.errors import InternalError, RequestError
 from engine.stepping.work import Event, Item, Work
 
@@ -43,8 +43,15 @@ _Letter: TypeAlias = tuple[_Call[RequestT, ResultT], _News[ResultT]]
 class Engine(Generic[RequestT, ResultT]):
     """Runs work of one kind for any number of asyncio callers until `close`."""
 
-    def __init__(self, make_work: Callable[[], Work[RequestT, ResultT]]) -> None:
-        """Make the work in the engine's thread, wait for it, and raise what it raised."""
+    def __init__(
+        self,
+        make_work: Callable[[], Work[RequestT, ResultT]],
+        at_end: Callable[[], None] = lambda: None,
+    ) -> None:
+        """Make the work in the engine's thread, wait for it, and raise what it raised.
+
+        The thread does `at_end` last, whatever it ends by.
+        """
         self._inbox: queue.SimpleQueue[_Call[RequestT, ResultT] | None] = queue.SimpleQueue()
         self._call_of: dict[Item[ResultT], _Call[RequestT, ResultT]] = {}
         self._is_closed = False
@@ -53,7 +60,7 @@ class Engine(Generic[RequestT, ResultT]):
         # computed, and with more of them than cores they sleep between operations instead of spin.
         made: Future[None] = Future()
         self._thread = threading.Thread(
-            target=self._run, args=(make_work, made), name="tidemill-engine", daemon=True
+            target=self._run, args=(make_work, made, at_end), name="tidemill-engine", daemon=True
         )
         self._thread.start()
         made.result()
@@ -107,10 +114,16 @@ class Engine(Generic[RequestT, ResultT]):
         self._inbox.put(None)
         self._thread.join()
 
-    def _run(self, make_work: Callable[[], Work[RequestT, ResultT]], made: Future[None]) -> None:
+    def _run(
+        self,
+        make_work: Callable[[], Work[RequestT, ResultT]],
+        made: Future[None],
+        at_end: Callable[[], None],
+    ) -> None:
         try:
             self._work = make_work()
         except BaseException as exc:  # noqa: BLE001 - raised again where the engine was asked for
+            at_end()
             made.set_exception(exc)
             return
         made.set_result(None)
@@ -119,8 +132,10 @@ class Engine(Generic[RequestT, ResultT]):
             self._step_until_closed()
         except BaseException as exc:  # whoever waits must hear of it: a silent thread is a hang
             logger.exception("the engine stopped")
-            reason = f"the engine stopped: {type(exc).__name__}: {exc}"
+            words = str(exc) if isinstance(exc, EngineError) else f"{type(exc).__name__}: {exc}"
+            reason = f"the engine stopped: {words}"
         self._is_closed = True
+        at_end()
         calls = set(self._call_of.values())
         while not self._inbox.empty():
             call = self._inbox.get()

@@ -15,6 +15,7 @@ import torch
 from numpy.typing import NDArray
 
 from engine.contract import EngineStats
+from engine.errors import EngineError
 from engine.protocol.errors import InternalError, RequestError
 from engine.scheduling.failures import Failures
 from engine.scheduling.scheduler import Scheduler, StepPlan
@@ -273,10 +274,14 @@ class GenerationWork:
 def _attempt(call: Callable[[], T]) -> T | _Failure:
     """Do what the device may fail at; whatever one request does there, the others go on.
 
+    What ends the engine is raised.
+
     What is returned holds no frame of an exception, and so no tensor of the step.
     """
     try:
         return call()
+    except EngineError:
+        raise
     except torch.OutOfMemoryError:
         return _Failure(NO_ROOM, OUT_OF_MEMORY)
     except Exception as exc:

@@ -153,6 +153,8 @@ def worker_flags(model: Model) -> list[str]:
         "--device",
         "cuda",
     ]
+    if model.gpus_per_worker > 1:
+        flags += ["--tensor-parallel-size", str(model.gpus_per_worker)]
     if model.weights:
         flags += ["--model", model.weights]
     flags += adapter_flags(model)

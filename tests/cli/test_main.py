@@ -124,7 +124,7 @@ def test_sizes_have_binary_units(text: str, size: int) -> None:
         ["--quantization", "bitsandbytes"],
         ["--dialect", "other"],
         ["--on-invalid-line", "ignore"],
-        ["--tensor-parallel-size", "2"],
+        ["--tensor-parallel-size", "0"],
         ["--enable-auto-tool-choice"],
         ["--resum"],
     ],

@@ -48,7 +48,7 @@ def saved(name: str, folder: Path) -> tuple[Checkpoint, Any, Any]:
 
 def logits_of(model: tuple[Checkpoint, Any, Any], group: Group = ALONE) -> Tensor:
     """Return what a rank answers, `[2, t, V]` on the first."""
-    loaded = own.load(*model, torch.float32, CPU, group=group)
+    loaded = own.load_share(*model, torch.float32, CPU, group=group)
     return answers(loaded, proof_tokens(loaded.vocab_size, ()))
 
 

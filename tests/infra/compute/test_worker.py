@@ -86,10 +86,15 @@ def test_lambdas_know_the_services_by_their_names(made: Compute) -> None:
 
 
 def test_a_worker_has_the_gpus_that_the_configuration_says(made: Compute) -> None:
-    """ECS reserves them for its container."""
+    """ECS reserves them for its container, and the engine uses all of them."""
     for slug, model in MODELS.items():
         count = str(model.get("gpus_per_worker", 1))
-        assert made.container(slug)["ResourceRequirements"] == [{"Type": "GPU", "Value": count}]
+        container = made.container(slug)
+        assert container["ResourceRequirements"] == [{"Type": "GPU", "Value": count}]
+        words = container["Command"]
+        shared = words[words.index("--tensor-parallel-size") + 1] if count != "1" else "1"
+        assert shared == count
+        assert ("--tensor-parallel-size" in words) == (count != "1")
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,264 @@
+"""The first rank of a model: it starts the others, tells them what to compute, and hears of ends.
+
+What a model is asked for here, the others are told, step by step; all that needs a decision is
+decided here. A rank that ends, or keeps the others waiting for too long, ends them all
+([ADR 56](../../docs/adr/0056-ranks-follow-the-first.md)).
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+import weakref
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+from multiprocessing.reduction import ForkingPickler
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TypeVar
+
+import torch
+from torch import Tensor
+
+from engine.config import EngineConfig
+from engine.errors import EngineError, RankFailed, first_line_of
+from engine.kernels.attention import AttentionBackend
+from engine.kernels.ranks import Group, Share
+from engine.kernels.step import Step
+from engine.model.network import LoadedModel, Network
+from engine.model.placement import choose_device
+from engine.ranks.followers import Follower
+from engine.ranks.group import TorchGroup
+from engine.ranks.messages import Allocate, Begin, Done, Forward, Load, Meet, Message, Ping, Told
+
+# Ranks may wait for one that compiles its kernels; where it is longer than that, one hangs.
+PATIENCE_SECONDS = 300.0
+# What a rank takes at most to say that it is alive, or for the end of one to be heard of.
+ANSWER_SECONDS = 5.0
+
+T = TypeVar("T")
+
+
+def leader_of(settings: EngineConfig) -> Leader | None:
+    """Return the first rank of a model that is shared; raises `EngineError` without its GPUs."""
+    size = settings.tensor_parallel_size
+    if size == 1:
+        return None
+    device = choose_device(settings.device)
+    if device.type == "cuda" and (count := torch.cuda.device_count()) < size:
+        raise EngineError(f"--tensor-parallel-size {size}: torch sees {count} GPUs here")
+    return Leader(settings, device)
+
+
+class Leader:
+    """The first rank of a model, in this process; the others are children of it.
+
+    They are started by the first `loaded`, and ended by `close`.
+    """
+
+    def __init__(
+        self,
+        settings: EngineConfig,
+        device: torch.device,
+        *,
+        patience_seconds: float = PATIENCE_SECONDS,
+    ) -> None:
+        self._settings = settings
+        self._size = settings.tensor_parallel_size
+        self._device = device
+        self._patience = patience_seconds
+        self._group = TorchGroup(Share(0, self._size), device, patience_seconds)
+        self._followers: list[Follower] = []
+        self._failure: str | None = None
+        self._has_failed, self._is_closed = threading.Event(), threading.Event()
+        self._losing = threading.Lock()
+        # Until when others are waited for, and on a GPU what comes behind that.
+        self._awaited: tuple[float, torch.cuda.Event | None] | None = None
+        # Models and attentions have numbers; those that nobody has any more are told.
+        self._num_numbers = 0
+        self._dropped: list[int] = []
+        self._numbers: weakref.WeakKeyDictionary[AttentionBackend, int] = (
+            weakref.WeakKeyDictionary()
+        )
+
+    def loaded(
+        self, load: Callable[[Group], LoadedModel], dtype: torch.dtype, num_layers: int | None
+    ) -> LoadedModel:
+        """Have all ranks load their shares, this one's by `load`, and return the model of all."""
+        is_first = not self._followers
+        if is_first:
+            self._start()
+        number = self._number()
+        self._tell(Load(number, dtype, num_layers))
+        own = load(self._group)
+        self._hear()
+        if is_first:
+            self._meet()
+        network = _LedNetwork(own.network, self, number)
+        self._tell_when_gone(network, number)
+        parts = {field.name: getattr(own, field.name) for field in fields(LoadedModel)}
+        return _LedModel(**(parts | {"network": network}), leader=self, number=number)
+
+    def allocate(self, model: _LedModel, num_pages: int) -> AttentionBackend:
+        """Allocate pages on all ranks, and return this one's."""
+        number = self._number()
+        self._tell(Allocate(number, model.number, num_pages))
+        own = LoadedModel.attention(model, num_pages)
+        self._hear()
+        self._numbers[own] = number
+        self._tell_when_gone(own, number)
+        return own
+
+    def forward(
+        self, network: Network, number: int, step: Step, attention: AttentionBackend
+    ) -> Tensor:
+        """Compute a step of model `number` on all ranks; `network` is this one's."""
+        self.check()
+        message = Forward.of(step, number, self._numbers[attention])
+        self._tell(message)
+
+        def compute() -> Tensor:
+            if message.has_unknown_ids:
+                self._group.spread(step.token_ids)
+            if step.shown is not None:
+                self._group.spread(step.shown)
+            return network.forward(step, attention)
+
+        return self._together(compute)
+
+    def check(self) -> None:
+        """Raise `RankFailed` where a rank has failed: nothing computed since then is right."""
+        if self._failure is not None:
+            raise RankFailed(self._failure)
+
+    def close(self) -> None:
+        """End the other ranks."""
+        with self._losing:
+            self._is_closed.set()
+        for follower in self._followers:
+            follower.close()
+        self._group.leave()
+
+    def _start(self) -> None:
+        # Kernels of several ranks would look for work on each other's cores.
+        threads = max(1, torch.get_num_threads() // self._size)
+        if self._device.type == "cpu":
+            torch.set_num_threads(threads)
+        environment = {**os.environ, "OMP_NUM_THREADS": str(threads)}
+        for rank in range(1, self._size):
+            follower = Follower(rank, environment, self._lose)
+            self._followers.append(follower)
+            device = "cpu" if self._device.type == "cpu" else f"cuda:{rank}"
+            begin = Begin(self._settings, Share(rank, self._size), device, self._patience)
+            follower.tell(ForkingPickler.dumps(Told(begin)))
+        threading.Thread(target=self._watch, name="tidemill-ranks", daemon=True).start()
+
+    def _meet(self) -> None:
+        with TemporaryDirectory(prefix="tidemill-") as folder:
+            self._tell(Meet(Path(folder)))
+            self._together(lambda: self._group.meet(Path(folder)))
+            self._hear()
+
+    def _tell(self, message: Message) -> None:
+        dropped = tuple(self._dropped)
+        del self._dropped[: len(dropped)]
+        data = ForkingPickler.dumps(Told(message, dropped))
+        for follower in self._followers:
+            follower.tell(data)
+
+    def _hear(self) -> None:
+        """Wait until all have done what they were told; raises `RankFailed` when one cannot."""
+        for follower in self._followers:
+            if not isinstance(follower.answers.get(), Done):
+                self._has_failed.wait()
+                self.check()
+
+    def _together(self, compute: Callable[[], T]) -> T:
+        """Compute what others compute, too, each waiting for the others."""
+        self._awaited = (time.monotonic() + self._patience, None)
+        try:
+            result = compute()
+        except Exception as exc:
+            # The end of another shows as an error of whoever waits for it.
+            is_own = isinstance(exc, torch.OutOfMemoryError)
+            if is_own or not self._has_failed.wait(ANSWER_SECONDS):
+                self._lose(f"rank 0: {_words_of(exc)}")
+            raise RankFailed(self._failure) from exc
+        self._awaited = None
+        if self._device.type == "cuda":
+            event = torch.cuda.current_stream(self._device).record_event()
+            self._awaited = (time.monotonic() + self._patience, event)
+        return result
+
+    def _watch(self) -> None:
+        """End all when ranks have waited for each other for too long."""
+        while not self._is_closed.wait(self._patience / 4):
+            awaited = self._awaited
+            if awaited is None or time.monotonic() < awaited[0]:
+                continue
+            if awaited[1] is not None and awaited[1].query():  # type: ignore[no-untyped-call]
+                continue
+            for follower in self._followers:
+                follower.tell(ForkingPickler.dumps(Told(Ping())))
+            silent = [one.rank for one in self._followers if not one.is_alive.wait(ANSWER_SECONDS)]
+            who = f"rank {silent[0]} does not answer" if silent else "all of them are alive"
+            self._lose(f"ranks have waited for each other for {self._patience:g} s: {who}")
+            return
+
+    def _lose(self, words: str) -> None:
+        """End all ranks, for a reason; the first that there is, is told."""
+        with self._losing:
+            if self._is_closed.is_set() or self._has_failed.is_set():
+                return
+            self._failure = words
+            self._has_failed.set()
+        for follower in self._followers:
+            follower.kill()
+        self._group.leave()  # this one may wait for them
+
+    def _number(self) -> int:
+        self._num_numbers += 1
+        return self._num_numbers
+
+    def _tell_when_gone(self, thing: object, number: int) -> None:
+        weakref.finalize(thing, self._dropped.append, number).atexit = False
+
+
+class _LedNetwork:
+    """A `Network` of all ranks."""
+
+    def __init__(self, own: Network, leader: Leader, number: int) -> None:
+        self._own, self._leader, self._number = own, leader, number
+        self.needs_torch = own.needs_torch
+
+    @property
+    def num_layers_begun(self) -> int:
+        """See `Network`."""
+        return self._own.num_layers_begun
+
+    @num_layers_begun.setter
+    def num_layers_begun(self, count: int) -> None:
+        self._own.num_layers_begun = count
+
+    def forward(self, step: Step, attention: AttentionBackend) -> Tensor:
+        """See `Network.forward`."""
+        return self._leader.forward(self._own, self._number, step, attention)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _LedModel(LoadedModel):
+    """A model of all ranks; what is said of its layers is said of this rank's share of them."""
+
+    leader: Leader
+    number: int
+
+    def attention(self, num_pages: int) -> AttentionBackend:
+        """Allocate so many pages of every layer on all ranks."""
+        return self.leader.allocate(self, num_pages)
+
+
+def _words_of(exc: Exception) -> str:
+    if isinstance(exc, torch.OutOfMemoryError):
+        return f"it ran out of memory: {first_line_of(exc)}"
+    return f"{type(exc).__name__}: {first_line_of(exc)}"

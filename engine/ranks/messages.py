@@ -1,0 +1,127 @@
+"""What the first rank tells the others, and what they answer."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from engine.config import EngineConfig
+from engine.kernels.ranks import Share
+from engine.kernels.step import Step
+
+_ARRAYS = [field.name for field in fields(Step) if field.name not in {"num_decodes", "shown"}]
+
+
+class Begin(NamedTuple):
+    """First: who you are, and how long ranks wait for each other."""
+
+    settings: EngineConfig
+    share: Share
+    device: str
+    patience_seconds: float
+
+
+class Load(NamedTuple):
+    """Load your share of the model, or of its first layers, as model `number`; answered."""
+
+    number: int
+    dtype: torch.dtype
+    num_layers: int | None
+
+
+class Meet(NamedTuple):
+    """Find the other ranks, by a folder that all of them know; answered."""
+
+    folder: Path
+
+
+class Allocate(NamedTuple):
+    """Allocate so many pages of a model's layers as attention `number`; answered."""
+
+    number: int
+    model: int
+    num_pages: int
+
+
+class Ping(NamedTuple):
+    """Answer at once, whatever else you do."""
+
+
+@dataclass(frozen=True, slots=True)
+class Forward:
+    """Compute a step by a model and its attention.
+
+    Its arrays lie end to end in `numbers`. `shown` is the shape of vectors that ranks are given by
+    the first; ids below zero it gives them, too.
+    """
+
+    model: int
+    attention: int
+    num_decodes: int
+    lengths: Mapping[str, int]
+    numbers: NDArray[np.int32]
+    shown: tuple[int, int] | None
+
+    @classmethod
+    def of(cls, step: Step, model: int, attention: int) -> Forward:
+        """Return the message of a step."""
+        arrays = {
+            name: array.numpy()
+            for name in _ARRAYS
+            if isinstance(array := getattr(step.host, name), torch.Tensor)
+        }
+        return cls(
+            model,
+            attention,
+            step.num_decodes,
+            {name: len(array) for name, array in arrays.items()},
+            np.concatenate(list(arrays.values())),
+            None if step.shown is None else (step.shown.shape[0], step.shown.shape[1]),
+        )
+
+    def step(self, device: torch.device) -> Step:
+        """Return the step on a device, without what it shows."""
+        ends = np.cumsum([*self.lengths.values()])
+        arrays: dict[str, NDArray[Any]] = dict(
+            zip(self.lengths, np.split(self.numbers, ends[:-1]), strict=True)
+        )
+        return Step.pack(self.num_decodes, device, **arrays)
+
+    @property
+    def has_unknown_ids(self) -> bool:
+        """Say whether some ids are known to a device only."""
+        first = next(iter(self.lengths.values()))
+        return bool((self.numbers[:first] < 0).any())
+
+
+Message = Begin | Load | Meet | Allocate | Ping | Forward
+
+
+class Told(NamedTuple):
+    """A message; models and attentions of the numbers `dropped` are of no use any more."""
+
+    message: Message
+    dropped: tuple[int, ...] = ()
+
+
+class Done(NamedTuple):
+    """What was asked for is there."""
+
+
+class Pong(NamedTuple):
+    """The answer to `Ping`."""
+
+
+class Failed(NamedTuple):
+    """The last word of a rank: what went wrong with it."""
+
+    words: str
+
+
+Answer = Done | Pong | Failed

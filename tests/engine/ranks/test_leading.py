@@ -1,0 +1,272 @@
+"""Processes that share a model give the rows of one that has it whole, and end together."""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import random
+import select
+import signal
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+from subprocess import PIPE, Popen
+from typing import Any
+
+import pytest
+import torch
+
+from engine.config import EngineConfig
+from engine.errors import EngineClosed, EngineError, ModelRefused, RankFailed
+from engine.kinds.generation import make_work
+from engine.load import load_served
+from engine.model.loading import load_model
+from engine.model.memory import Room
+from engine.model.network import LoadedModel
+from engine.ranks import leading
+from engine.ranks.leading import Leader, leader_of
+from engine.ranks.messages import Allocate
+from engine.scheduling.sequence import Sampling, SequenceRequest, SequenceResult
+from engine.stepping.engine import Engine
+from engine.stepping.generation import GenerationWork
+from tests.engine.families import VOCAB, build
+
+GREEDY = Sampling(temperature=0)
+
+
+def settings(folder: Path, size: int, **other: Any) -> EngineConfig:
+    """Return settings of small steps, so that there are chunks, mixed steps and queueing."""
+    given = {"max_num_seqs": 6, "max_num_batched_tokens": 24} | other
+    return EngineConfig(
+        str(folder), dtype="float32", device="cpu", tensor_parallel_size=size, **given
+    )
+
+
+@contextmanager
+def led(config: EngineConfig, **other: Any) -> Iterator[tuple[Leader, LoadedModel]]:
+    """Yield the first rank of a model and what it has loaded."""
+    leader = Leader(config, torch.device("cpu"), **other)
+    with closing(leader):
+        yield leader, load_model(config, leader)
+
+
+def work_of(model: LoadedModel, config: EngineConfig, num_pages: int = 40) -> GenerationWork:
+    """Return work over so few pages that sequences are preempted."""
+    return make_work(model, Room(num_pages, model.max_model_len), config)
+
+
+def requests(count: int = 10) -> list[SequenceRequest]:
+    """Return greedy requests, half of which begin alike."""
+    rng = random.Random(5)
+    common = rng.choices(range(3, VOCAB), k=21)
+    return [
+        SequenceRequest(
+            (common if index % 2 else []) + rng.choices(range(3, VOCAB), k=rng.randint(1, 40)),
+            16,
+            GREEDY,
+        )
+        for index in range(count)
+    ]
+
+
+def rows_of(work: GenerationWork, asked: list[SequenceRequest]) -> list[SequenceResult]:
+    """Run requests to their end."""
+    sequences = [work.add(request) for request in asked]
+    while work.step() is not None:
+        pass
+    return [sequence.result() for sequence in sequences]
+
+
+def expected_rows(folder: Path, asked: list[SequenceRequest]) -> list[list[int]]:
+    """Return what one process writes that has the whole model."""
+    config = settings(folder, 1)
+    return [row.token_ids for row in rows_of(work_of(load_model(config), config), asked)]
+
+
+def processes_of(leader: Leader) -> list[Any]:
+    """Return the processes of the other ranks."""
+    return [follower._process for follower in leader._followers]
+
+
+def has_ended(pid: int) -> bool:
+    """Wait until a process that may be another's child is gone; say whether that came about."""
+    try:
+        watched = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return True
+    try:
+        return bool(select.select([watched], [], [], 20)[0])
+    finally:
+        os.close(watched)
+
+
+def test_two_ranks_write_the_rows_of_one(folder: Path) -> None:
+    """Also when steps fail on their way, pages run out, and networks come and go."""
+    asked = requests()
+    expected = expected_rows(folder, asked)
+    config = settings(folder, 2, steps_ahead=1)
+    with led(config) as (leader, model):
+        work = work_of(model, config, num_pages=12)
+        choose, failures = work._sampler.choose, iter([False, True])
+
+        def fails(*given: Any) -> Any:
+            if next(failures, False):
+                raise RuntimeError("in passing")
+            return choose(*given)
+
+        work._sampler.choose = fails  # type: ignore[method-assign]
+        assert [row.token_ids for row in rows_of(work, asked)] == expected
+        assert work.stats().preemptions > 0
+        del work
+        gc.collect()
+        again = work_of(model, config)
+        assert not leader._dropped  # the others know that those pages are of no use any more
+        assert [row.token_ids for row in rows_of(again, asked)] == expected
+        processes = processes_of(leader)
+    assert [process.returncode for process in processes] == [-signal.SIGKILL]
+
+
+def test_four_ranks_share_experts_and_a_head_of_keys(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two key heads are had twice each; sinks, biases and a window are shared as well."""
+    monkeypatch.setenv("TIDEMILL_CACHE", str(tmp_path / "cache"))
+    build("GptOssConfig").save_pretrained(tmp_path / "model")  # type: ignore[operator]
+    asked = requests(4)
+    config = settings(tmp_path / "model", 4)
+    with led(config) as (_, model):
+        rows = [row.token_ids for row in rows_of(work_of(model, config), asked)]
+    assert rows == expected_rows(tmp_path / "model", asked)
+
+
+def kill(leader: Leader) -> None:
+    """End a rank as the system does that is out of memory."""
+    processes_of(leader)[0].kill()
+
+
+def exhaust(leader: Leader) -> None:
+    """Have the other ranks take more memory than there is."""
+    leader._tell(Allocate(99, 1, 10**14))
+
+
+def confuse(leader: Leader) -> None:
+    """Have the other ranks do what they cannot."""
+    leader._tell(Allocate(99, 98, 1))
+
+
+@pytest.mark.parametrize(
+    ("harm", "words"),
+    [
+        (kill, "rank 1: it was ended by signal 9"),
+        (exhaust, "rank 1: it ran out of memory: "),
+        (confuse, "rank 1: KeyError: 98"),
+    ],
+)
+async def test_a_rank_that_ends_ends_the_engine_with_its_reason(
+    folder: Path, harm: Callable[[Leader], None], words: str
+) -> None:
+    """Whoever waits is told, and nobody is left behind."""
+    config = settings(folder, 2)
+    leader = Leader(config, torch.device("cpu"))
+
+    def make() -> GenerationWork:
+        work = work_of(load_model(config, leader), config)
+        harm(leader)
+        return work
+
+    engine = Engine(make, leader.close)
+    with pytest.raises(EngineClosed, match=f"the engine stopped: {words}"):
+        await engine.generate(requests(2))
+    engine.close()
+    assert all(process.returncode is not None for process in processes_of(leader))
+
+
+def test_a_rank_that_hangs_ends_the_engine(folder: Path) -> None:
+    """It is named, as it answers nothing."""
+    config = settings(folder, 2)
+    with led(config, patience_seconds=600) as (leader, model):
+        work = work_of(model, config)
+        (process,) = processes_of(leader)
+        process.send_signal(signal.SIGSTOP)
+        leader._patience = 0
+        leader._awaited = (0.0, None)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(leading, "ANSWER_SECONDS", 0.01)
+            leader._watch()
+        with pytest.raises(RankFailed, match="rank 1 does not answer"):
+            rows_of(work, requests(1))
+
+
+def test_a_failure_of_the_first_rank_ends_all(folder: Path) -> None:
+    """Amid a step the others wait for it, and cannot go on."""
+    config = settings(folder, 2)
+    with led(config) as (leader, model):
+        work = work_of(model, config)
+
+        def fail(*_: Any) -> None:
+            raise torch.OutOfMemoryError("CUDA out of memory.")
+
+        network: Any = model.network
+        network._own.logits = fail
+        with pytest.raises(RankFailed, match="rank 0: it ran out of memory: CUDA out"):
+            rows_of(work, requests(1))
+        with pytest.raises(RankFailed, match="rank 0"):  # and does not begin anew
+            rows_of(work, requests(1))
+        assert all(has_ended(process.pid) for process in processes_of(leader))
+
+
+LEADS = """
+import sys, torch
+from engine.config import EngineConfig
+from engine.ranks.leading import Leader
+leader = Leader(EngineConfig("any", tensor_parallel_size=2), torch.device("cpu"))
+leader._start()
+print(leader._followers[0]._process.pid, flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="waits for a process that is another's child")
+def test_ranks_end_with_a_first_one_that_is_killed() -> None:
+    """They are not left behind."""
+    with Popen([sys.executable, "-c", LEADS], stdin=PIPE, stdout=PIPE) as process:
+        assert process.stdout is not None
+        pid = int(process.stdout.readline())
+        process.kill()
+    assert has_ended(pid)
+
+
+@pytest.mark.parametrize(
+    ("said", "other", "words"),
+    [
+        ({}, {"size": 3}, "4 query heads and 2 key heads cannot be shared evenly"),
+        ({"sparsity": True}, {}, "by the engine's own decoder only"),
+        ({}, {"runner": "pooling", "convert": "embed"}, "it runs on one GPU"),
+    ],
+)
+def test_what_is_not_shared_is_refused_before_any_rank_is_started(
+    folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    said: dict[str, Any],
+    other: dict[str, Any],
+    words: str,
+) -> None:
+    """By its name, and with what to do."""
+    path = folder / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_bytes()) | said), encoding="utf-8")
+    monkeypatch.setattr(Leader, "_start", lambda _: pytest.fail("ranks are started"))
+    with pytest.raises(ModelRefused, match=words) as refused:
+        load_served(settings(folder, **({"size": 2} | other)))
+    assert str(folder) in str(refused.value)
+    assert "--tensor-parallel-size" in str(refused.value)
+
+
+def test_as_many_gpus_are_needed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And their number is said."""
+    monkeypatch.setattr(leading, "choose_device", lambda _: torch.device("cuda"))
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    with pytest.raises(EngineError, match="--tensor-parallel-size 4: torch sees 2 GPUs here"):
+        leader_of(EngineConfig(str(tmp_path), tensor_parallel_size=4))
+    assert leader_of(EngineConfig(str(tmp_path))) is None
