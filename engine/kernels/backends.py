@@ -102,6 +102,10 @@ def choose_sampling(dtype: torch.dtype, device: torch.device) -> ChoosesTokens:
 
         if dtype in DTYPES:
             return of_cpu
+    if has_triton(device):
+        from engine.kernels.triton import sampling as of_gpu
+
+        return of_gpu
     return sampling
 
 

@@ -19,6 +19,17 @@ TILE = 256
 ROWS_AT_ONCE = 32
 
 
+class KeptIds(NamedTuple):
+    """The ids of tokens on a device, in pages as their keys and values are.
+
+    That at place `p` of the sequence in slot `s` is `ids[pages[s, p // size] · size + p % size]`.
+    """
+
+    ids: Tensor  # [pages · page_size] int32
+    pages: NDArray[np.int32]  # [slots, pages of a sequence], of the host
+    page_size: int
+
+
 class Rules(NamedTuple):
     """How the next token of each of `N` rows is chosen; arrays of the host.
 
@@ -28,6 +39,8 @@ class Rules(NamedTuple):
     no token is chosen: bit `i % 32` of word `i // 32` for token `i`. Then comes the temperature,
     then top-k (0: all) and min-p against the likeliest, then top-p over what these leave. A tie at
     a threshold keeps every tied token.
+
+    Where ids are `kept` on the device they are read there, as the host may not know the last yet.
     """
 
     temperature: NDArray[np.float32]  # [N]
@@ -50,6 +63,7 @@ class Rules(NamedTuple):
     ban_ids: NDArray[np.int64]
     mask_of: NDArray[np.int64]  # [N], whose row of `masks`; -1 for none
     masks: NDArray[np.uint32]  # [M, words]
+    kept: KeptIds | None = None  # never for a CPU's kernels
 
 
 class Sampled(NamedTuple):
@@ -83,6 +97,33 @@ class ChoosesTokens(Protocol):
 
         Natural logs in fp32 of the full softmax, the best first, no more than there are tokens.
         """
+
+
+def nothing_asked(count: int) -> Rules:
+    """Return the rules of so many rows that are greedy, and not shaped."""
+    none, ones = np.zeros(count, np.int64), np.ones(count, np.float32)
+    return Rules(
+        temperature=np.zeros(count, np.float32),
+        top_k=none,
+        top_p=ones,
+        log_min_p=np.full(count, -np.inf, np.float32),
+        draws=np.zeros(count),
+        is_shaped=np.zeros(count, np.bool_),
+        repetition_penalty=ones,
+        presence_penalty=np.zeros(count, np.float32),
+        frequency_penalty=np.zeros(count, np.float32),
+        tokens=np.zeros((1, 1), np.int32),
+        slots=none,
+        num_prompt=none,
+        num_known=none,
+        bias_starts=np.zeros(count + 1, np.int64),
+        bias_ids=np.zeros(0, np.int64),
+        bias=np.zeros(0, np.float32),
+        ban_starts=np.zeros(count + 1, np.int64),
+        ban_ids=np.zeros(0, np.int64),
+        mask_of=none - 1,
+        masks=np.zeros((0, 0), np.uint32),
+    )
 
 
 def uniform(seeds: NDArray[np.uint64], positions: NDArray[np.int64]) -> NDArray[np.float64]:
@@ -136,9 +177,15 @@ def _shape(wide: Tensor, rules: Rules, rows: NDArray[np.int64]) -> None:
 
     def known(starts: NDArray[np.int64]) -> tuple[Tensor, Tensor]:
         """Return ids from `starts` on, and the places that their rows have in `wide`."""
-        spans = zip(slots.tolist(), starts.tolist(), stops.tolist(), strict=True)
-        ids = np.concatenate([rules.tokens[slot, start:stop] for slot, start, stop in spans])
-        return _on(wide, np.repeat(np.arange(len(rows)), stops - starts)), _on(wide, ids).long()
+        counts = stops - starts
+        owners = np.repeat(np.arange(len(rows)), counts)
+        places = np.arange(len(owners)) - np.repeat(np.cumsum(counts) - counts - starts, counts)
+        if rules.kept is None:
+            ids = _on(wide, rules.tokens[slots[owners], places])
+        else:
+            kept, pages, size = rules.kept
+            ids = kept[_on(wide, pages[slots[owners], places // size] * size + places % size)]
+        return _on(wide, owners), ids.long()
 
     penalty = rules.repetition_penalty[rows]
     if (penalty != 1).any():

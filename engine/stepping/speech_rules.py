@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from engine.kernels.backends import choose_sampling
-from engine.kernels.sampling import Rules, uniform
+from engine.kernels.sampling import Rules, nothing_asked, uniform
 from engine.model.speech.architecture import Steering
 
 NEVER = float("-inf")
@@ -101,28 +101,8 @@ class SpeechRules:
 
 def _drawing(places: Sequence[Place]) -> Rules:
     """Return how tokens are drawn of scores that went through all other rules."""
-    count = len(places)
-    none, ones = np.zeros(count, np.int64), np.ones(count, np.float32)
     seeds = np.array([place.seed & (2**64 - 1) for place in places], np.uint64)
-    return Rules(
+    return nothing_asked(len(places))._replace(
         temperature=np.array([place.temperature for place in places], np.float32),
-        top_k=none,
-        top_p=ones,
-        log_min_p=np.full(count, NEVER, np.float32),
         draws=uniform(seeds, np.array([place.number for place in places])),
-        is_shaped=np.zeros(count, np.bool_),
-        repetition_penalty=ones,
-        presence_penalty=np.zeros(count, np.float32),
-        frequency_penalty=np.zeros(count, np.float32),
-        tokens=np.zeros((1, 1), np.int32),
-        slots=none,
-        num_prompt=none,
-        num_known=none,
-        bias_starts=np.zeros(count + 1, np.int64),
-        bias_ids=np.zeros(0, np.int64),
-        bias=np.zeros(0, np.float32),
-        ban_starts=np.zeros(count + 1, np.int64),
-        ban_ids=np.zeros(0, np.int64),
-        mask_of=none - 1,
-        masks=np.zeros((0, 0), np.uint32),
     )

@@ -23,7 +23,7 @@ from engine.kernels.attention import AttentionShape, HeadNorms
 from engine.kernels.blocks import Gate
 from engine.kernels.cpu import adapters, blocks, products, sampling, threads
 from engine.kernels.cpu.attention import CpuAttention
-from engine.kernels.sampling import Rules
+from engine.kernels.sampling import nothing_asked
 from engine.kernels.step import Step
 
 CPU = torch.device("cpu")
@@ -92,30 +92,8 @@ def serve() -> None:
 def choose(dtype: torch.dtype) -> None:
     """Choose a token and score it."""
     logits = torch.zeros(1, VOCABULARY, dtype=dtype)
-    number, whole = np.ones(1, np.float32), np.zeros(1, np.int64)
-    rules = Rules(
-        temperature=number,
-        top_k=whole,
-        top_p=number,
-        log_min_p=number,
-        draws=np.zeros(1),
-        is_shaped=np.zeros(1, np.bool_),
-        repetition_penalty=number,
-        presence_penalty=number,
-        frequency_penalty=number,
-        tokens=np.zeros((1, 1), np.int32),
-        slots=whole,
-        num_prompt=whole,
-        num_known=whole,
-        bias_starts=np.zeros(2, np.int64),
-        bias_ids=whole,
-        bias=number,
-        ban_starts=np.zeros(2, np.int64),
-        ban_ids=whole,
-        mask_of=whole - 1,
-        masks=np.zeros((0, 0), np.uint32),
-    )
-    sampling.choose(logits, rules)
+    whole = np.zeros(1, np.int64)
+    sampling.choose(logits, nothing_asked(1))
     sampling.log_probabilities(logits, whole, torch.zeros(1, dtype=torch.int64), 1)
 
 

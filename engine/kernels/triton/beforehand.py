@@ -9,16 +9,18 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 
+import numpy as np
 import torch
 
 from engine.kernels.attention import AttentionShape, HeadNorms
 from engine.kernels.blocks import Gate
-from engine.kernels.triton import blocks, entry
+from engine.kernels.sampling import nothing_asked
+from engine.kernels.triton import blocks, entry, sampling
 from engine.kernels.triton.launching import compiling_for
 
 CPU = torch.device("cpu")
 DTYPES = (torch.bfloat16, torch.float16)
-HIDDEN, HEAD_DIM, PAGE_SIZE = 4096, 128, 16
+HIDDEN, HEAD_DIM, PAGE_SIZE, VOCABULARY = 4096, 128, 16, 128_000
 
 
 def norms(dtype: torch.dtype) -> None:
@@ -54,8 +56,15 @@ def entries(dtype: torch.dtype) -> None:
         entry.store(key, key, slots, pages, pages)
 
 
+def choices(dtype: torch.dtype) -> None:
+    """Choose and score tokens of a vocabulary that is a multiple of 16."""
+    logits = torch.empty(2, VOCABULARY, dtype=dtype)
+    sampling.choose(logits, nothing_asked(2))
+    sampling.log_probabilities(logits, np.arange(2), torch.zeros(2, dtype=torch.int64), 1)
+
+
 # Each calls what a run calls, in the forms that it may call it in.
-CALLS: tuple[Callable[[torch.dtype], None], ...] = (norms, gates, entries)
+CALLS: tuple[Callable[[torch.dtype], None], ...] = (norms, gates, entries, choices)
 
 
 def compile_all(arch: int) -> None:

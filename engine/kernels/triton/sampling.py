@@ -1,0 +1,264 @@
+"""The GPU's choice of tokens, that of `engine.kernels.sampling`: the same by the same draw.
+
+A row's choice is made of what `measuring` knows of its groups, and of another look at the groups
+that thresholds may leave something of. A threshold is looked for by the order of numbers as
+integers, between bounds that every look makes four times narrower; there is no sort.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from engine.kernels.sampling import Rules, Sampled
+from engine.kernels.triton import choices
+from engine.kernels.triton.asking import NUM_WORDS, ask, word_of
+from engine.kernels.triton.launching import arch_of, launch
+from engine.kernels.triton.measuring import (
+    FACTOR,
+    GROUP,
+    IS_BAD,
+    IS_FINITE,
+    ROW,
+    mass,
+    measure,
+    order,
+)
+from engine.kernels.triton.scoring import log_probabilities
+from engine.kernels.triton.shaping import is_shaped, shaped, shapes_of
+
+DRAW, LOG_MIN_P, TOP_P, TOP_K = map(word_of, ("draw", "log_min_p", "top_p", "top_k"))
+LOWEST = tl.constexpr(-0x7F800000)  # the order of minus infinity
+
+__all__ = ["choose", "log_probabilities"]
+
+
+def choose(logits: Tensor, rules: Rules) -> Sampled:
+    """See `ChoosesTokens.choose`; moves the logits once, and again of groups that may be chosen.
+
+    logits `[N, V]` of any float dtype, their rows dense. What a row asks is sent in 64 bytes.
+    """
+    rows, vocabulary = logits.shape
+    asked = ask(rules, vocabulary, logits.device)
+    token_ids = torch.empty(rows, dtype=torch.int64, device=logits.device)
+    is_broken = torch.empty(rows, dtype=torch.bool, device=logits.device)
+    for run in asked.runs:
+        shapes = shapes_of(asked, run, vocabulary)
+        count = run.stop - run.first
+        measured = measure(logits, asked.records, shapes, run.first, count)
+        choice = choices.choose("choose_tokens", arch_of(logits.device))
+        launch(
+            _choose,
+            (count,),
+            logits,
+            asked.records,
+            *shapes,
+            *measured,
+            torch.empty_like(measured.peaks, dtype=torch.int32),
+            token_ids,
+            is_broken,
+            run.first,
+            logits.stride(0),
+            vocabulary,
+            triton.cdiv(vocabulary, 32),
+            shapes.masks.shape[1],
+            choice=choice,
+            ROOM=measured.peaks.shape[1],
+            GROUP=GROUP,
+        )
+    return Sampled(token_ids, is_broken)
+
+
+@triton.jit(do_not_specialize=["first", "words", "mask_words"])
+def _choose(
+    logits,
+    records,
+    bits,
+    adds,
+    masks,
+    peaks,
+    weights,
+    flags,
+    listed,
+    token_ids,
+    is_broken,
+    first,
+    stride,
+    vocabulary,
+    words,
+    mask_words,
+    ROOM: tl.constexpr,
+    GROUP: tl.constexpr,
+    AT_ONCE: tl.constexpr,
+):
+    number = first + tl.program_id(0)
+    record = records + number * NUM_WORDS
+    row = logits + tl.load(record + ROW).to(tl.int64) * stride
+    shape = (record, bits, adds, masks, words, mask_words)
+    whole = (row, vocabulary, shape)
+    groups = tl.arange(0, ROOM)
+    is_group = groups * GROUP < vocabulary
+    here = tl.program_id(0).to(tl.int64) * ROOM
+    peak = tl.load(peaks + here + groups, is_group, other=-float("inf"))
+    flag = tl.load(flags + here + groups, is_group, other=0).to(tl.int32)
+    is_bad = (tl.max(flag & IS_BAD, 0) != 0) | (tl.max(flag & IS_FINITE, 0) == 0)
+    best = tl.max(peak, 0)
+    factor = tl.load(record + FACTOR).to(tl.float32, bitcast=True)
+    token = tl.full([], 0, tl.int32)
+    if (not is_bad) & (best > -float("inf")):
+        if factor > 0:
+            weight = tl.load(weights + here + groups, is_group, other=0.0)
+            room = (listed + here, weights + here)
+            token = _draw(whole, room, groups, peak, weight, best, factor, GROUP, AT_ONCE)
+        else:
+            group = tl.min(tl.where(peak == best, groups, ROOM), 0)
+            columns = group * GROUP + tl.arange(0, GROUP)
+            token = tl.min(tl.where(_numbers(columns, whole) == best, columns, vocabulary), 0)
+    tl.store(token_ids + number, token.to(tl.int64))
+    tl.store(is_broken + number, is_bad)
+
+
+@triton.jit
+def _numbers(columns, whole):
+    """Return a row's logits at some columns as they are shaped, in fp32."""
+    row, vocabulary, shape = whole
+    is_there = columns < vocabulary
+    numbers = tl.load(row + columns, is_there, other=0.0).to(tl.float32)
+    return shaped(numbers, columns, is_there, vocabulary, shape)
+
+
+@triton.jit
+def _draw(
+    whole, room, groups, peak, weight, best, factor, GROUP: tl.constexpr, AT_ONCE: tl.constexpr
+):
+    """Choose by a draw: cut what is left by top-k and min-p, then by top-p, and walk what remains.
+
+    What is left of a row are numbers from an order on, `least`, of which none is below a `floor`
+    once it is scaled.
+    """
+    record = whole[2][0]
+    listed, weights = room
+    log_min_p = tl.load(record + LOG_MIN_P).to(tl.float32, bitcast=True)
+    top_p = tl.load(record + TOP_P).to(tl.float32, bitcast=True)
+    top_k = tl.load(record + TOP_K)
+    has_top_k = (top_k > 0) & (top_k < whole[1])
+    grain = _grain(whole[0], record)
+    end = order(best).to(tl.int64) + grain
+    keys = order(peak)
+    masses = mass(peak, best, factor)
+    sums = weight * masses
+    floor = best * factor + log_min_p
+    least = tl.full([], LOWEST, tl.int64)
+    for by_mass in range(2):
+        is_cut = has_top_k | (log_min_p > -float("inf"))
+        if by_mass == 1:
+            is_cut = top_p < 1
+        if is_cut:
+            goal = top_k.to(tl.float32)
+            weighed = tl.full(peak.shape, 1.0, tl.float32)
+            if by_mass == 1:
+                goal = tl.sum(sums, 0) * top_p
+                weighed = masses
+            high = tl.where(has_top_k | (by_mass == 1), end, least + grain)
+            is_left = (keys >= least) & (peak * factor >= floor)
+            weighed = tl.where(is_left, weighed, 0.0)
+            least = _least_by_peaks(keys, weighed, goal, least, high, grain)
+            tl.store(weights + groups, tl.zeros(groups.shape, tl.float32))
+            count = _list(listed, groups, is_left & (keys >= least))
+            bounds = (least, high, grain)
+            kept = (floor, best, factor, by_mass)
+            least = _least_kept(whole, room, count, goal, bounds, kept, GROUP, AT_ONCE)
+            sums = tl.load(weights + groups)
+    draw = tl.load((record + DRAW).to(tl.pointer_type(tl.float64)))
+    # The token at which the running sum of what is left passes the draw's share of it.
+    shares = sums.to(tl.float64)
+    covered = tl.cumsum(shares, 0)
+    goal = tl.max(covered, 0) * draw
+    last = tl.max(tl.where(sums > 0, groups, 0), 0)  # rounding would step past it
+    group = tl.min(tl.where((covered > goal) & (sums > 0), groups, last), 0)
+    before = tl.sum(tl.where(groups < group, shares, 0.0), 0)
+    columns = group * GROUP + tl.arange(0, GROUP)
+    numbers = _numbers(columns, whole)
+    is_left = (order(numbers) >= least) & (numbers * factor >= floor)
+    inside = tl.where(is_left, mass(numbers, best, factor), 0.0)
+    covered = before + tl.cumsum(inside.to(tl.float64), 0)
+    last = tl.max(tl.where(inside > 0, columns, 0), 0)
+    return tl.min(tl.where((covered > goal) & (inside > 0), columns, last), 0)
+
+
+@triton.jit
+def _grain(row, record):
+    """Return what the orders of a row's logits are all multiples of."""
+    dtype: tl.constexpr = row.dtype.element_ty
+    grain = tl.full([], 1, tl.int64)
+    if not is_shaped(record):
+        if dtype == tl.bfloat16:
+            grain = tl.full([], 2**16, tl.int64)
+        elif dtype == tl.float16:
+            grain = tl.full([], 2**13, tl.int64)
+    return grain
+
+
+@triton.jit
+def _least_by_peaks(keys, weights, goal, low, high, grain):
+    """Return the greatest order from which on the peaks alone reach a goal, or else `low`."""
+    while high - low > grain:
+        middle = low + (high - low) // (2 * grain) * grain
+        has_reached = tl.sum(tl.where(keys >= middle, weights, 0.0), 0) >= goal
+        low = tl.where(has_reached, middle, low)
+        high = tl.where(has_reached, high, middle)
+    return low
+
+
+@triton.jit
+def _list(listed, groups, is_wanted):
+    """Write which groups are wanted, in their order, and return how many."""
+    places = tl.cumsum(is_wanted.to(tl.int32), 0)
+    tl.debug_barrier()  # others may still read the list before this one
+    tl.store(listed + places - 1, groups, is_wanted)
+    tl.debug_barrier()
+    return tl.max(places, 0)
+
+
+@triton.jit
+def _least_kept(whole, room, count, goal, bounds, kept, GROUP: tl.constexpr, AT_ONCE: tl.constexpr):
+    """Return the greatest order from which on numbers of listed groups weigh a goal, or else `low`.
+
+    A number weighs its mass, or 1. From `high` on they do not weigh as much. The masses of each
+    group from what is returned on are left in `weights`, whose others stay.
+    """
+    listed, weights = room
+    low, high, grain = bounds
+    floor, best, factor, by_mass = kept
+    step = high - low
+    while step > 0:
+        step = tl.where(high - low > grain, tl.cdiv(high - low, 4 * grain) * grain, 0)
+        first = (low + step).to(tl.int32)
+        second = (low + 2 * step).to(tl.int32)
+        third = (low + 3 * step).to(tl.int32)
+        of_first = tl.zeros([AT_ONCE, GROUP], tl.float32)
+        of_second, of_third = of_first, of_first
+        for start in range(0, count, AT_ONCE):
+            places = start + tl.arange(0, AT_ONCE)
+            is_listed = places < count
+            group = tl.load(listed + places, is_listed, other=0)
+            columns = group[:, None] * GROUP + tl.arange(0, GROUP)[None, :]
+            numbers = _numbers(tl.where(is_listed[:, None], columns, whole[1]), whole)
+            keys = order(numbers)
+            is_left = (keys >= low) & (numbers * factor >= floor)
+            masses = tl.where(is_left, mass(numbers, best, factor), 0.0)
+            tl.store(weights + group, tl.sum(masses, 1), is_listed)
+            if by_mass == 0:
+                masses = is_left.to(tl.float32)
+            of_first += tl.where(keys >= first, masses, 0.0)
+            of_second += tl.where(keys >= second, masses, 0.0)
+            of_third += tl.where(keys >= third, masses, 0.0)
+        num_reached = (tl.sum(of_first) >= goal).to(tl.int64)
+        num_reached += (tl.sum(of_second) >= goal).to(tl.int64)
+        num_reached += (tl.sum(of_third) >= goal).to(tl.int64)
+        low += num_reached * step
+        high = tl.minimum(high, low + step)
+    tl.debug_barrier()
+    return low
