@@ -55,7 +55,12 @@ def choose_backend(
     shapes: Sequence[AttentionShape], dtype: torch.dtype, device: torch.device
 ) -> MakesBackend:
     """Return the device's own backend where it serves all these layers, else the reference."""
-    if device.type == "cpu":
+    if has_triton(device):
+        from engine.kernels.triton.attention import TritonAttention
+
+        if TritonAttention.serves(shapes, dtype):
+            return TritonAttention
+    elif device.type == "cpu":
         from engine.kernels.cpu.attention import CpuAttention
 
         if CpuAttention.serves(shapes, dtype, device):

@@ -15,7 +15,9 @@ import torch
 from engine.kernels.attention import AttentionShape, HeadNorms
 from engine.kernels.blocks import Gate
 from engine.kernels.sampling import nothing_asked
+from engine.kernels.step import Step
 from engine.kernels.triton import blocks, entry, sampling
+from engine.kernels.triton.attention import TritonAttention
 from engine.kernels.triton.launching import compiling_for
 
 CPU = torch.device("cpu")
@@ -63,8 +65,30 @@ def choices(dtype: torch.dtype) -> None:
     sampling.log_probabilities(logits, np.arange(2), torch.zeros(2, dtype=torch.int64), 1)
 
 
+# Query heads to a key head and their widths, of which models have most, and what few have.
+HEADS = (
+    AttentionShape(4, 1, 128, 128, 1.0),
+    AttentionShape(8, 1, 64, 64, 1.0, has_sinks=True),
+    AttentionShape(2, 1, 256, 192, 1.0, softcap=50.0),
+)
+
+
+def attention(dtype: torch.dtype) -> None:
+    """Call attention of each form; of a step of no tokens, as nothing else is different."""
+    none = np.zeros(0, np.int32)
+    names = ("token_ids", "positions", "slots", "context_lengths", "pages", "logit_rows")
+    starts = {"query_starts": np.zeros(1, np.int32), "page_starts": np.zeros(1, np.int32)}
+    step = Step.pack(0, CPU, **dict.fromkeys(names, none), **starts)
+    for shape in HEADS:
+        backend = TritonAttention([shape], 0, dtype, CPU)
+        backend.prepare(step)
+        sinks = torch.empty(shape.num_query_heads, dtype=dtype) if shape.has_sinks else None
+        query = torch.empty(0, shape.num_query_heads, shape.key_dim, dtype=dtype)
+        backend.attend(0, query, sinks)
+
+
 # Each calls what a run calls, in the forms that it may call it in.
-CALLS: tuple[Callable[[torch.dtype], None], ...] = (norms, gates, entries, choices)
+CALLS: tuple[Callable[[torch.dtype], None], ...] = (norms, gates, entries, choices, attention)
 
 
 def compile_all(arch: int) -> None:

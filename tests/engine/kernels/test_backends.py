@@ -14,23 +14,28 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from engine.kernels import backends
 from engine.kernels import blocks as reference_blocks
-from engine.kernels.attention import AttentionBackend, AttentionShape, HeadNorms
+from engine.kernels.attention import AttentionBackend, AttentionShape, HeadNorms, MakesBackend
 from engine.kernels.backends import choose_backend, choose_blocks, spare_torch_its_threads
 from engine.kernels.cpu import blocks as cpu_blocks
 from engine.kernels.cpu.attention import CpuAttention
 from engine.kernels.reference import ReferenceAttention
 from engine.kernels.triton import blocks as triton_blocks
+from engine.kernels.triton.attention import TritonAttention
 from tests.engine.kernels.paged import CPU, Paged, Piece, Sequences, num_pages, scattered
 from tests.engine.kernels.rows_backend import RowsAttention
 
-Makes = Callable[..., ReferenceAttention | RowsAttention | CpuAttention]
+Makes = Callable[..., ReferenceAttention | RowsAttention | CpuAttention | TritonAttention]
 BACKENDS: dict[str, tuple[Makes, int]] = {
     "reference": (ReferenceAttention, 16),
     "reference, odd pages": (partial(ReferenceAttention, page_size=5), 5),
     "cpu": (CpuAttention, 16),
     "a layout of its own": (RowsAttention, 8),
+    "triton": (TritonAttention, 16),
 }
+# Triton's kernels are interpreted, which is slow: see triton/test_attention.py for more of them.
+QUICK = [name for name in BACKENDS if name != "triton"]
 GROUPED = AttentionShape(6, 2, 16, 16, 0.25)
 SHAPES = {
     "full": AttentionShape(4, 4, 16, 16, 0.25),
@@ -46,8 +51,11 @@ SHAPES = {
     "sinks": replace(GROUPED, has_sinks=True),
     "everything": AttentionShape(6, 2, 8, 16, 0.7, window=20, softcap=2.0, has_sinks=True),
 }
+CASES = [
+    (name, kind) for name in BACKENDS for kind in SHAPES if name in QUICK or kind == "everything"
+]
 # In bf16 a short chunk's weights are rounded before they meet the values.
-TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 2**-5}
+TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 2**-5, torch.float16: 2**-8}
 
 
 def made(
@@ -63,7 +71,11 @@ def made(
 
 
 def check_random_run(
-    name: str, shape: AttentionShape, seed: int, dtype: torch.dtype = torch.float32
+    name: str,
+    shape: AttentionShape,
+    seed: int,
+    dtype: torch.dtype = torch.float32,
+    longest: int = 300,
 ) -> None:
     """Compute random sequences by random steps and hold each token to plain attention.
 
@@ -72,7 +84,7 @@ def check_random_run(
     rng = random.Random(seed)
     size = BACKENDS[name][1]
     lengths = [rng.choice([1, 2, size - 1, size, size + 1, rng.randint(1, 70)]) for _ in range(5)]
-    lengths[0] = rng.choice([2 * size, 3 * size + 1, 300])
+    lengths[0] = rng.choice([2 * size, 3 * size + 1, longest])
     shared = [0] + [
         rng.randint(0, (min(length, lengths[0]) - 1) // size) * size for length in lengths[1:]
     ]
@@ -106,7 +118,7 @@ def check_random_run(
             run(pieces)
 
 
-@pytest.mark.parametrize("name", BACKENDS)
+@pytest.mark.parametrize("name", QUICK)
 @pytest.mark.parametrize("kind", SHAPES)
 @given(seed=st.integers(0, 2**32))
 def test_any_steps_give_plain_attention(name: str, kind: str, seed: int) -> None:
@@ -114,7 +126,7 @@ def test_any_steps_give_plain_attention(name: str, kind: str, seed: int) -> None
     check_random_run(name, SHAPES[kind], seed)
 
 
-@pytest.mark.parametrize("name", BACKENDS)
+@pytest.mark.parametrize("name", QUICK)
 @pytest.mark.parametrize("kind", ["grouped", "everything"])
 @given(seed=st.integers(0, 2**32))
 def test_in_bf16_it_is_plain_attention_but_for_rounding(name: str, kind: str, seed: int) -> None:
@@ -122,8 +134,7 @@ def test_in_bf16_it_is_plain_attention_but_for_rounding(name: str, kind: str, se
     check_random_run(name, SHAPES[kind], seed, torch.bfloat16)
 
 
-@pytest.mark.parametrize("name", BACKENDS)
-@pytest.mark.parametrize("kind", SHAPES)
+@pytest.mark.parametrize(("name", "kind"), CASES)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_who_looks_both_ways_sees_the_whole_sequence(
     name: str, kind: str, dtype: torch.dtype
@@ -131,6 +142,10 @@ def test_who_looks_both_ways_sees_the_whole_sequence(
     """Or all that is less than a window away, before and after; sequences are computed whole."""
     shape = replace(SHAPES[kind], is_causal=False)
     lengths = [1, 2, 15, 16, 17, 64, 65, 130, 300]
+    if name not in QUICK:
+        lengths = [1, 16, 65]
+    if name == "triton" and dtype == torch.bfloat16:
+        dtype = torch.float16  # of bf16 its interpreter has no products
     sequences = Sequences.random(shape, lengths, dtype)
     paged = made(name, sequences, dtype)
     bound = TOLERANCE[dtype]
@@ -140,7 +155,7 @@ def test_who_looks_both_ways_sees_the_whole_sequence(
         torch.testing.assert_close(out.double(), wanted, atol=bound, rtol=bound)
 
 
-@pytest.mark.parametrize("name", BACKENDS)
+@pytest.mark.parametrize("name", QUICK)
 @pytest.mark.parametrize("kind", SHAPES)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_some_tokens_see_on_to_where_their_step_says(
@@ -184,7 +199,7 @@ def test_nothing_is_stored_but_where_the_step_says(name: str) -> None:
     paged = made(name, sequences)
     paged.run([(0, 0, 1), (1, 0, 30), (2, 0, 9)])
     backend = paged.backend
-    assert isinstance(backend, ReferenceAttention | RowsAttention | CpuAttention)
+    assert isinstance(backend, ReferenceAttention | RowsAttention | CpuAttention | TritonAttention)
     held = 40 * sequences.shape.num_kv_heads
     assert int((~backend.keys[0].isnan()).sum()) == held * sequences.shape.key_dim
     assert int((~backend.values[0].isnan()).sum()) == held * sequences.shape.value_dim
@@ -209,7 +224,7 @@ def test_layers_have_pages_of_their_own(name: str) -> None:
 @pytest.mark.parametrize("turned_numbers", [16, 12])
 @pytest.mark.parametrize("is_normed", [True, False])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("name", BACKENDS)
+@pytest.mark.parametrize("name", QUICK)
 def test_heads_enter_normed_and_turned(
     name: str, dtype: torch.dtype, *, is_normed: bool, turned_numbers: int
 ) -> None:
@@ -246,9 +261,27 @@ def test_a_cpu_has_its_own_kernels_where_they_fit_all_layers() -> None:
     assert choose_backend([GROUPED], torch.float16, CPU) is ReferenceAttention
 
 
-def test_another_device_has_the_reference() -> None:
-    """There are no kernels for it yet."""
-    assert choose_backend([GROUPED], torch.bfloat16, torch.device("cuda")) is ReferenceAttention
+@pytest.mark.parametrize(
+    ("shape", "dtype", "capability", "expected"),
+    [
+        (GROUPED, torch.bfloat16, (8, 0), TritonAttention),
+        (GROUPED, torch.float64, (8, 0), ReferenceAttention),
+        (replace(GROUPED, key_dim=257), torch.bfloat16, (8, 0), ReferenceAttention),
+        (replace(GROUPED, num_query_heads=130), torch.bfloat16, (8, 0), ReferenceAttention),
+        (GROUPED, torch.bfloat16, (7, 5), ReferenceAttention),
+    ],
+    ids=["served", "a dtype", "a width", "a group", "an old card"],
+)
+def test_a_gpu_has_its_own_kernels_where_they_fit_all_layers(
+    shape: AttentionShape,
+    dtype: torch.dtype,
+    capability: tuple[int, int],
+    expected: MakesBackend,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Heads too wide or too many, other dtypes, and old cards are left to the reference."""
+    monkeypatch.setattr(backends, "_capability", lambda _: capability)
+    assert choose_backend([GROUPED, shape], dtype, torch.device("cuda")) is expected
 
 
 @pytest.mark.parametrize(
@@ -264,9 +297,10 @@ def test_another_device_has_the_reference() -> None:
     ids=lambda value: value.__name__ if isinstance(value, ModuleType) else str(value),
 )
 def test_what_lies_between_products_is_the_devices_own_where_it_has_any(
-    device: str, dtype: torch.dtype, module: ModuleType
+    device: str, dtype: torch.dtype, module: ModuleType, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The CPU's kernels take two types of numbers, a GPU's three; all else is the reference's."""
+    monkeypatch.setattr(backends, "_capability", lambda _: (8, 0))
     chosen: Any = choose_blocks(dtype, torch.device(device))
     assert chosen is module
 

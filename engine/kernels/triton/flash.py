@@ -1,0 +1,324 @@
+"""The kernel that goes through a step's tiles: rows of queries against places of pages.
+
+Flash attention (Dao et al. 2022): a block of places after another, of which each row keeps its
+highest score, the mass of weights below it, and the sum of the values.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from engine.kernels.attention import AttentionShape
+from engine.kernels.triton import lists
+from engine.kernels.triton.choices import Choice, choose
+from engine.kernels.triton.joining import Parts
+from engine.kernels.triton.launching import arch_of, launch
+from engine.kernels.triton.tiles import ENTRY_FIELDS, TILE_FIELDS
+
+LOG2_E = tl.constexpr(math.log2(math.e))
+NUM_WIDE, NUM_NARROW = tl.constexpr(lists.NUM_WIDE), tl.constexpr(lists.NUM_NARROW)
+WIDE, NARROW = tl.constexpr(lists.WIDE), tl.constexpr(lists.NARROW)
+ENTRIES = tl.constexpr(lists.ENTRIES)
+FIELDS, FIELDS_OF_ENTRY = tl.constexpr(TILE_FIELDS), tl.constexpr(ENTRY_FIELDS)
+
+
+def choose_tiles(shape: AttentionShape, dtype: torch.dtype, arch: str, *, is_wide: bool) -> Choice:
+    """Return the choice for wide or narrow tiles of a layer's queries; a narrow one holds a token.
+
+    Its ROWS are how many queries a tile has at most.
+    """
+    width, bits = max(_block(shape.key_dim), _block(shape.value_dim)), 8 * dtype.itemsize
+    if is_wide:
+        return choose("attention_wide", arch, width=width, bits=bits)
+    choice = choose("attention_narrow", arch, width=width, bits=bits)
+    rows = _block(shape.num_query_heads // shape.num_kv_heads)
+    return replace(choice, sizes={"ROWS": rows, **choice.sizes})
+
+
+def attend_tiles(
+    tiles: tuple[Tensor, int],
+    most: int,
+    shape: AttentionShape,
+    query: Tensor,
+    cache: tuple[Tensor, Tensor, Tensor],
+    sinks: Tensor | None,
+    out: Tensor,
+    parts: Parts,
+    *,
+    is_wide: bool,
+) -> None:
+    """Attend the `query [T, Hq, Dk]` of `most` wide or narrow tiles.
+
+    `tiles` are the lists and where in them the header is; `cache` the numbers of the spans' pages,
+    keys `[pages, Hkv, page_size, Dk]` and values `[…, Dv]`; `sinks [Hq]`. A tile that ends writes
+    to `out [T, Hq, Dv]`, others to `parts`. Moves each tile's keys and values, queries, and what it
+    writes, once.
+    """
+    pages, keys, values = cache
+    # A score is scaled, and in powers of 2; with a softcap, softcap · tanh(x), which is
+    # softcap · (2 · sigmoid(2 · x) - 1).
+    inner, outer = shape.scaling * LOG2_E.value, 0.0
+    if shape.softcap:
+        inner, outer = 2 * shape.scaling / shape.softcap, shape.softcap * LOG2_E.value
+    heads = shape.num_kv_heads
+    launch(
+        _attend_tiles,
+        (most * heads,),
+        *(*tiles, query, pages, keys, values, sinks, out, *parts, inner, outer),
+        *(heads, shape.num_query_heads // heads),
+        choice=choose_tiles(shape, query.dtype, arch_of(query.device), is_wide=is_wide),
+        IS_WIDE=is_wide,
+        KEY_DIM=shape.key_dim,
+        KEY_BLOCK=_block(shape.key_dim),
+        VALUE_DIM=shape.value_dim,
+        VALUE_BLOCK=_block(shape.value_dim),
+        PAGE_SIZE=keys.shape[2],
+        HAS_SOFTCAP=shape.softcap > 0,
+        HAS_SINKS=sinks is not None,
+    )
+
+
+def _block(width: int) -> int:
+    return max(16, int(triton.next_power_of_2(width)))
+
+
+@triton.jit(do_not_specialize=["header", "inner", "outer", "num_heads", "group"])
+def _attend_tiles(
+    numbers,
+    header,
+    query,
+    span_pages,
+    keys,
+    values,
+    sinks,
+    out,
+    part_values,
+    part_states,
+    inner,
+    outer,
+    num_heads,
+    group,
+    IS_WIDE: tl.constexpr,
+    KEY_DIM: tl.constexpr,
+    KEY_BLOCK: tl.constexpr,
+    VALUE_DIM: tl.constexpr,
+    VALUE_BLOCK: tl.constexpr,
+    PAGE_SIZE: tl.constexpr,
+    HAS_SOFTCAP: tl.constexpr,
+    HAS_SINKS: tl.constexpr,
+    ROWS: tl.constexpr,
+    PLACES: tl.constexpr,
+):
+    number, head = tl.program_id(0) // num_heads, tl.program_id(0) % num_heads
+    if number >= tl.load(numbers + header + (NUM_WIDE if IS_WIDE else NUM_NARROW)):
+        return
+    tile = numbers + tl.load(numbers + header + (WIDE if IS_WIDE else NARROW)) + number * FIELDS
+    entries = numbers + tl.load(numbers + header + ENTRIES) + tl.load(tile) * FIELDS_OF_ENTRY
+    count = tl.load(tile + 1)
+    pages = span_pages + tl.load(tile + 2)
+    begin, end, is_end = tl.load(tile + 3), tl.load(tile + 4), tl.load(tile + 5)
+    # A row is a token and one of the query heads of the key head.
+    rows = tl.arange(0, ROWS)
+    entry = entries + rows // group * FIELDS_OF_ENTRY
+    is_row = rows // group < count
+    token = tl.load(entry, is_row, other=0).to(tl.int64)
+    first = tl.load(entry + 2, is_row, other=0)
+    stop = tl.load(entry + 3, is_row, other=0)
+    heads = head * group + rows % group
+    dims, columns = tl.arange(0, KEY_BLOCK), tl.arange(0, VALUE_BLOCK)
+    at = (token * num_heads * group + heads)[:, None] * KEY_DIM + dims[None, :]
+    queries = tl.load(query + at, is_row[:, None] & (dims < KEY_DIM)[None, :], other=0.0)
+    total = tl.zeros([ROWS, VALUE_BLOCK], tl.float32)
+    mass = tl.zeros([ROWS], tl.float32)
+    peak = tl.full([ROWS], float("-inf"), tl.float32)
+    if IS_WIDE:
+        # Blocks that every row sees whole need no masks.
+        last_first = tl.max(tl.where(is_row, first, 0), 0)
+        first_stop = tl.min(tl.where(is_row, stop, end), 0)
+        whole = tl.minimum(begin + tl.cdiv(tl.maximum(last_first - begin, 0), PLACES) * PLACES, end)
+        whole_end = begin + tl.maximum(tl.minimum(first_stop, end) - begin, 0) // PLACES * PLACES
+        whole_end = tl.maximum(whole, whole_end)
+        total, mass, peak = _meet(
+            begin,
+            whole,
+            total,
+            mass,
+            peak,
+            queries,
+            first,
+            stop,
+            end,
+            keys,
+            values,
+            pages,
+            head,
+            num_heads,
+            inner,
+            outer,
+            KEY_DIM,
+            VALUE_DIM,
+            PAGE_SIZE,
+            HAS_SOFTCAP,
+            PLACES,
+            IS_MASKED=True,
+        )
+        total, mass, peak = _meet(
+            whole,
+            whole_end,
+            total,
+            mass,
+            peak,
+            queries,
+            first,
+            stop,
+            end,
+            keys,
+            values,
+            pages,
+            head,
+            num_heads,
+            inner,
+            outer,
+            KEY_DIM,
+            VALUE_DIM,
+            PAGE_SIZE,
+            HAS_SOFTCAP,
+            PLACES,
+            IS_MASKED=False,
+        )
+        total, mass, peak = _meet(
+            whole_end,
+            end,
+            total,
+            mass,
+            peak,
+            queries,
+            first,
+            stop,
+            end,
+            keys,
+            values,
+            pages,
+            head,
+            num_heads,
+            inner,
+            outer,
+            KEY_DIM,
+            VALUE_DIM,
+            PAGE_SIZE,
+            HAS_SOFTCAP,
+            PLACES,
+            IS_MASKED=True,
+        )
+    else:
+        total, mass, peak = _meet(
+            begin,
+            end,
+            total,
+            mass,
+            peak,
+            queries,
+            first,
+            stop,
+            end,
+            keys,
+            values,
+            pages,
+            head,
+            num_heads,
+            inner,
+            outer,
+            KEY_DIM,
+            VALUE_DIM,
+            PAGE_SIZE,
+            HAS_SOFTCAP,
+            PLACES,
+            IS_MASKED=True,
+        )
+    is_number = is_row[:, None] & (columns < VALUE_DIM)[None, :]
+    if is_end:
+        if HAS_SINKS:
+            sink = tl.load(sinks + heads, is_row, other=0.0).to(tl.float32) * LOG2_E
+            highest = tl.maximum(peak, sink)
+            shrink = tl.exp2(peak - highest)
+            total, mass = total * shrink[:, None], mass * shrink + tl.exp2(sink - highest)
+        share = 1 / tl.where(mass > 0, mass, 1.0)  # where nothing was seen, of nothing
+        place = (token * num_heads * group + heads)[:, None] * VALUE_DIM + columns[None, :]
+        tl.store(out + place, (total * share[:, None]).to(out.dtype.element_ty), is_number)
+    else:
+        part = tl.load(entry + 1, is_row, other=0).to(tl.int64) * num_heads * group + heads
+        tl.store(part_values + part[:, None] * VALUE_DIM + columns[None, :], total, is_number)
+        tl.store(part_states + 2 * part, peak, is_row)
+        tl.store(part_states + 2 * part + 1, mass, is_row)
+
+
+@triton.jit
+def _meet(
+    begin,
+    last,
+    total,  # [ROWS, VALUE_BLOCK]
+    mass,  # [ROWS]
+    peak,  # [ROWS]
+    queries,  # [ROWS, KEY_BLOCK]
+    first,  # [ROWS]
+    stop,  # [ROWS]
+    end,
+    keys,
+    values,
+    pages,
+    head,
+    num_heads,
+    inner,
+    outer,
+    KEY_DIM: tl.constexpr,
+    VALUE_DIM: tl.constexpr,
+    PAGE_SIZE: tl.constexpr,
+    HAS_SOFTCAP: tl.constexpr,
+    PLACES: tl.constexpr,
+    IS_MASKED: tl.constexpr,
+):
+    """Let rows meet the places from `begin` to `last`, of which those before `end` are theirs."""
+    KEY_BLOCK: tl.constexpr = queries.shape[1]
+    VALUE_BLOCK: tl.constexpr = total.shape[1]
+    dims, columns = tl.arange(0, KEY_BLOCK), tl.arange(0, VALUE_BLOCK)
+    for place in range(begin, last, PLACES):
+        places = place + tl.arange(0, PLACES)
+        # Beyond the end nothing may be stored yet, and anything may lie there, NaN too.
+        is_place = places < end
+        page = tl.load(pages + places // PAGE_SIZE, is_place, other=0).to(tl.int64)
+        slot = (page * num_heads + head) * PAGE_SIZE + places % PAGE_SIZE
+        from_keys = keys + slot[None, :] * KEY_DIM + dims[:, None]  # [KEY_BLOCK, PLACES]
+        if IS_MASKED or KEY_DIM != KEY_BLOCK:
+            key = tl.load(from_keys, is_place[None, :] & (dims < KEY_DIM)[:, None], other=0.0)
+        else:
+            key = tl.load(from_keys)
+        scores = tl.dot(queries, key, input_precision="ieee") * inner  # [ROWS, PLACES]
+        if HAS_SOFTCAP:
+            scores = outer * (2 * tl.sigmoid(scores) - 1)
+        if IS_MASKED:
+            is_seen = (places[None, :] >= first[:, None]) & (places[None, :] < stop[:, None])
+            # A tile may end before what its rows see does.
+            scores = tl.where(is_seen & is_place[None, :], scores, float("-inf"))
+        highest = tl.maximum(peak, tl.max(scores, 1))
+        base = highest
+        if IS_MASKED:
+            base = tl.where(highest == float("-inf"), 0.0, highest)
+        weights = tl.exp2(scores - base[:, None])
+        shrink = tl.exp2(peak - base)
+        peak, mass = highest, mass * shrink + tl.sum(weights, 1)
+        from_values = values + slot[:, None] * VALUE_DIM + columns[None, :]  # [PLACES, VALUE_BLOCK]
+        if IS_MASKED or VALUE_DIM != VALUE_BLOCK:
+            value = tl.load(
+                from_values, is_place[:, None] & (columns < VALUE_DIM)[None, :], other=0.0
+            )
+        else:
+            value = tl.load(from_values)
+        total = total * shrink[:, None]
+        total = tl.dot(weights.to(value.dtype), value, total, input_precision="ieee")
+    return total, mass, peak
