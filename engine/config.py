@@ -61,11 +61,12 @@ class EngineConfig:
     """How one engine runs one model.
 
     `model` is a local folder or a hub id. `max_model_len` None takes the model's own context.
-    `max_num_batched_tokens` is the token budget of one step. `kv_cache_memory` (bytes) None takes
-    what the device has left after the weights. `quantization` "fp8" makes weights fp8 as they are
-    read; of weights that are quantised in their files it may say how, None takes them as they are.
-    `seed` keys requests that name none. `steps_ahead` 1 prepares a step while another is computed,
-    0 one after the other; None is 1 on a GPU, else 0.
+    `max_num_batched_tokens` is the token budget of one step, `max_num_seqs` the sequences in it;
+    None goes by the device and its memory. `kv_cache_memory` (bytes) None takes what the device has
+    left after the weights. `quantization` "fp8" makes weights fp8 as they are read; of weights that
+    are quantised in their files it may say how, None takes them as they are. `seed` keys requests
+    that name none. `steps_ahead` 1 prepares a step while another is computed, 0 one after the
+    other; None is 1 on a GPU, else 0.
     `admission` says who starts next: who came first, or, where nobody waits for one answer, those
     that begin alike together.
     `runner` says whether a model generates or gives vectors and scores, `convert` which of the two;
@@ -83,8 +84,8 @@ class EngineConfig:
     dtype: DtypeName = "auto"
     device: DeviceName = "auto"
     max_model_len: int | None = None
-    max_num_seqs: int = 256
-    max_num_batched_tokens: int = 2048
+    max_num_seqs: int | None = None
+    max_num_batched_tokens: int | None = None
     kv_cache_memory: int | None = None
     quantization: QuantizationName | None = None
     seed: int = 0
@@ -127,8 +128,9 @@ class EngineConfig:
             )
         if self.steps_ahead not in (None, 0, 1):
             raise EngineError(f"steps_ahead must be 0 or 1, not {self.steps_ahead}")
-        if self.max_num_batched_tokens < self.max_num_seqs:
+        tokens, sequences = self.max_num_batched_tokens, self.max_num_seqs
+        if tokens is not None and sequences is not None and tokens < sequences:
             raise EngineError(
-                f"max_num_batched_tokens ({self.max_num_batched_tokens}) must not be below "
-                f"max_num_seqs ({self.max_num_seqs}): each running sequence takes a token a step"
+                f"max_num_batched_tokens ({tokens}) must not be below max_num_seqs ({sequences}): "
+                "each running sequence takes a token a step"
             )

@@ -13,6 +13,7 @@ from engine.endpoints.served import ServedEngine
 from engine.errors import EngineError
 from engine.files import find_folder, revision_of
 from engine.kinds import KINDS, Kind, kind_of
+from engine.model.placement import step_limits
 from engine.remembered import sources_digest
 
 
@@ -42,7 +43,7 @@ def load_served(
         engine_version=_version(),
         device=torch.cuda.get_device_name(loaded.device) if is_gpu else loaded.device.type,
         num_gpus=config.tensor_parallel_size if is_gpu else 0,
-        max_num_seqs=config.max_num_seqs,
+        max_num_seqs=step_limits(config, loaded.device).max_num_seqs,
         notes=loaded.notes,
         adapters=adapters,
     )

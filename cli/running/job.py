@@ -171,9 +171,8 @@ class _Run:
 
     async def _feed(self, served: Served, reporter: Reporter) -> bool:
         tally = self.live.tally
-        max_inflight = (
-            self.options.max_inflight or _INFLIGHT_PER_SEQUENCE * self.config.max_num_seqs
-        )
+        most = served.info().max_num_seqs
+        max_inflight = self.options.max_inflight or _INFLIGHT_PER_SEQUENCE * most
         feed = Feed(
             served,
             self.writing,

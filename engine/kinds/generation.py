@@ -22,6 +22,7 @@ from engine.kinds.kind import Loaded
 from engine.model.loading import load_model
 from engine.model.memory import Room, find_room
 from engine.model.network import LoadedModel
+from engine.model.placement import step_limits
 from engine.ranks.leading import leader_of
 from engine.scheduling.admission import Admission, ArrivalOrder, PrefixOrder, UrgentFirst
 from engine.scheduling.pages import PagePool
@@ -31,6 +32,7 @@ from engine.scheduling.table import SequenceTable
 from engine.stepping.generation import GenerationWork
 from engine.stepping.graphs import Captures, captures_of, make_graphs
 from engine.stepping.runner import Runner
+from engine.stepping.trial import peak_on, step_bytes
 from engine.text.chat_template import ChatTemplate, read_chat_template
 from engine.text.text_model import GenerationConfig, TextModel, eos_ids, read_generation_config
 from engine.text.tokenizer import load_tokenizer
@@ -71,7 +73,7 @@ class Generation:
             if leader is not None:
                 ending.callback(leader.close)
             model = load_model(config, leader)
-            room = find_room(model, config)
+            room = find_room(model, config, step_bytes=_step_bytes(model, config))
             return (model, room), make_work(model, room, config)
 
         with begun(config, folder, make, ending.close) as (engine, (model, room), vocabulary):
@@ -116,19 +118,29 @@ def _eyes(
     return Eyes(sight, limits, Bringing(fetcher.fetch)), ()
 
 
+def _step_bytes(model: LoadedModel, config: EngineConfig) -> int | None:
+    """Return what the largest step takes, where that can be told and makes a difference."""
+    peak_of = peak_on(model.device)
+    if peak_of is None or config.kv_cache_memory is not None:
+        return None
+    limits = step_limits(config, model.device)
+    return step_bytes(model, limits, lambda room: make_work(model, room, config), peak_of)
+
+
 def make_work(
     model: LoadedModel, room: Room, config: EngineConfig, captures: Captures | None = None
 ) -> GenerationWork:
     """Give a loaded model its pages, table and scheduler; `captures` None goes by the device."""
     if not model.network.needs_torch:
         spare_torch_its_threads(model.device)
+    limits = step_limits(config, model.device)
     attention = model.attention(room.num_pages)
-    table = SequenceTable(config.max_num_seqs, room.max_model_len, attention.page_size)
+    table = SequenceTable(limits.max_num_seqs, room.max_model_len, attention.page_size)
     pool = PagePool(room.num_pages)
     admission = UrgentFirst(ADMISSIONS[config.admission]())
-    scheduler = Scheduler(table, pool, admission, config.max_num_batched_tokens)
+    scheduler = Scheduler(table, pool, admission, limits.max_num_batched_tokens)
     captures = captures or captures_of(model.device)
-    graphs = make_graphs(model, attention, table, config.max_num_batched_tokens, captures)
+    graphs = make_graphs(model, attention, table, limits.max_num_batched_tokens, captures)
     runner = Runner(model, attention, table, graphs)
     steps_ahead = config.steps_ahead
     if steps_ahead is None:

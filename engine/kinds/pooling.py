@@ -20,6 +20,7 @@ from engine.model.encoders.description import EncoderDescription, describe, take
 from engine.model.encoders.loading import load_encoder
 from engine.model.encoders.network import LoadedEncoder
 from engine.model.encoders.saved_modules import ModelFiles
+from engine.model.placement import step_limits
 from engine.scheduling.encoding import EncodingRequest, EncodingResult
 from engine.stepping.encoding import EncodingWork
 from engine.text.chat_template import ChatTemplate, read_chat_template
@@ -72,7 +73,8 @@ def make_work(model: LoadedEncoder, config: EngineConfig) -> EncodingWork:
     """Give a loaded model its steps."""
     if not model.network.needs_torch:
         spare_torch_its_threads(model.device)
-    return EncodingWork(model, config.max_num_batched_tokens, config.max_num_seqs)
+    limits = step_limits(config, model.device)
+    return EncodingWork(model, limits.max_num_batched_tokens, limits.max_num_seqs)
 
 
 def encoder_model(

@@ -12,10 +12,13 @@ from engine.config import EngineConfig
 from engine.errors import OutOfCacheMemory
 from engine.kernels.step import MAX_SLOTS
 from engine.model.network import LoadedModel
+from engine.model.placement import StepLimits, step_limits
 from engine.scheduling.scheduler import MAX_SCORED_ROWS
 
 # A GPU is ours alone; on a CPU the machine's other programs and page cache want their share.
 SHARE_OF_FREE = {"cuda": 0.9, "cpu": 0.4}
+# Where the largest step was measured, what is left is for pieces of memory that fit nowhere.
+SHARE_OF_MEASURED = 0.97
 CGROUP = Path("/sys/fs/cgroup")
 # Of either version: its folder, the limit, what is used, and of that the names in memory.stat of
 # idle and of mapped files.
@@ -38,12 +41,13 @@ class Room:
     max_model_len: int
 
 
-def find_room(model: LoadedModel, settings: EngineConfig) -> Room:
+def find_room(model: LoadedModel, settings: EngineConfig, *, step_bytes: int | None = None) -> Room:
     """Return the room that there is: a context that does not fit is shortened to what does.
 
+    `step_bytes` is what the largest step takes, where that was measured; else it is bounded.
     Raises `OutOfCacheMemory` when there is none at all, or less than `settings.max_model_len`.
     """
-    num_pages = count_pages(model, settings)
+    num_pages = count_pages(model, settings, step_bytes=step_bytes)
     page_size, wanted = model.backend.page_size, model.max_model_len
     room = num_pages * page_size
     if room < wanted and settings.max_model_len is not None:
@@ -56,18 +60,22 @@ def find_room(model: LoadedModel, settings: EngineConfig) -> Room:
     return Room(num_pages, min(room, wanted))
 
 
-def count_pages(model: LoadedModel, settings: EngineConfig) -> int:
+def count_pages(
+    model: LoadedModel, settings: EngineConfig, *, step_bytes: int | None = None
+) -> int:
     """Return the pages to allocate: what fits the memory, and no more than can ever be in use."""
     page_size = model.backend.page_size
     size = model.backend.page_bytes(model.shapes, model.dtype)
+    limits = step_limits(settings, model.device)
     budget = settings.kv_cache_memory
     if budget is None:
+        share = SHARE_OF_FREE[model.device.type] if step_bytes is None else SHARE_OF_MEASURED
         free = free_bytes(model.device)
         if model.device.type == "cpu":  # of which all ranks have one
             free //= settings.tensor_parallel_size
-        free -= _activation_bytes(model, settings)
-        budget = int(free * SHARE_OF_FREE[model.device.type])
-    useful = settings.max_num_seqs * -(-model.max_model_len // page_size)
+        free -= _activation_bytes(model, limits) if step_bytes is None else step_bytes
+        budget = int(free * share)
+    useful = limits.max_num_seqs * -(-model.max_model_len // page_size)
     pages = min(budget // size, useful, MAX_SLOTS // page_size)
     if pages < 1:
         raise OutOfCacheMemory(
@@ -86,11 +94,11 @@ def free_bytes(device: torch.device) -> int:
     return _meminfo_available() if left is None else min(left, _meminfo_available())
 
 
-def _activation_bytes(model: LoadedModel, settings: EngineConfig) -> int:
+def _activation_bytes(model: LoadedModel, limits: StepLimits) -> int:
     """Bound one step's transient tensors: hidden states of all tokens and logits of all rows."""
     widths = 8 * model.hidden_width + 3 * model.inner_width
-    per_step = settings.max_num_batched_tokens * widths * model.dtype.itemsize
-    rows = settings.max_num_seqs + MAX_SCORED_ROWS
+    per_step = limits.max_num_batched_tokens * widths * model.dtype.itemsize
+    rows = limits.max_num_seqs + MAX_SCORED_ROWS
     return per_step + rows * model.vocab_size * (model.dtype.itemsize + 4)
 
 

@@ -1,14 +1,45 @@
-"""Where a model runs and how: its device, its dtype, and the longest sequence that it serves."""
+"""Where a model runs and how: its device and dtype, what a step holds, how long a sequence is."""
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import torch
 
 from engine.config import EngineConfig
 from engine.errors import ModelRefused
 from engine.kernels.backends import check_device
+
+
+class StepLimits(NamedTuple):
+    """How many sequences a step may hold, and how many tokens of them."""
+
+    max_num_seqs: int
+    max_num_batched_tokens: int
+
+
+LIMITS_OF_CPU = StepLimits(256, 2048)
+# By bytes of a GPU, the largest first. Tokens fill products, a card's arithmetic, and bound what a
+# step holds beside its pages; with more sequences than keys and values have room for at full length
+# some give way to others all the time.
+LIMITS_OF_GPU = (
+    (100 * 2**30, StepLimits(1024, 8192)),
+    (60 * 2**30, StepLimits(512, 8192)),
+    (0, StepLimits(256, 4096)),
+)
+
+
+def step_limits(settings: EngineConfig, device: torch.device) -> StepLimits:
+    """Return what was asked for, else what suits the device; what was not asked for gives way."""
+    sequences, tokens = settings.max_num_seqs, settings.max_num_batched_tokens
+    usual = LIMITS_OF_CPU
+    if device.type == "cuda":
+        total = torch.cuda.get_device_properties(device).total_memory
+        usual = next(limits for least, limits in LIMITS_OF_GPU if total >= least)
+    return StepLimits(
+        sequences or min(usual.max_num_seqs, tokens or usual.max_num_seqs),
+        tokens or max(usual.max_num_batched_tokens, sequences or 0),
+    )
 
 
 def choose_device(name: Literal["auto", "cpu", "cuda"]) -> torch.device:

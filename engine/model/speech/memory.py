@@ -6,6 +6,7 @@ from engine.config import EngineConfig
 from engine.errors import OutOfCacheMemory
 from engine.kernels.step import MAX_SLOTS
 from engine.model.memory import SHARE_OF_FREE, free_bytes
+from engine.model.placement import step_limits
 from engine.model.speech.loading import LoadedSpeech
 from engine.model.speech.runner import WINDOWS_AT_ONCE, slot_pages
 
@@ -21,7 +22,8 @@ def count_slots(loaded: LoadedSpeech, settings: EngineConfig) -> int:
         free = free_bytes(loaded.device) - _activation_bytes(loaded, settings)
         budget = int(free * SHARE_OF_FREE[loaded.device.type])
     most = MAX_SLOTS // (pages.of_window * loaded.backend.page_size)
-    slots = min(budget // pages.num_bytes, settings.max_num_seqs, most)
+    sequences = step_limits(settings, loaded.device).max_num_seqs
+    slots = min(budget // pages.num_bytes, sequences, most)
     if slots < 1:
         raise OutOfCacheMemory(
             f"A window of this model needs {pages.num_bytes:,} bytes for what its text attends to, "
@@ -36,5 +38,5 @@ def _activation_bytes(loaded: LoadedSpeech, settings: EngineConfig) -> int:
     model, size = loaded.architecture, loaded.dtype.itemsize
     widths = 8 * model.hidden_size + 2 * max(model.encoder_inner, model.decoder_inner)
     frames = WINDOWS_AT_ONCE * model.window_frames
-    logits = 2 * settings.max_num_seqs * model.vocab_size * (size + 4)
+    logits = 2 * step_limits(settings, loaded.device).max_num_seqs * model.vocab_size * (size + 4)
     return frames * widths * size + logits

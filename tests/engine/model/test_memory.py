@@ -109,6 +109,14 @@ def test_without_a_wish_it_is_a_share_of_what_is_free(machine: Path) -> None:
     assert 0.8 * share * 10**10 < pages * PAGE_BYTES < share * 10**10
 
 
+def test_where_the_largest_step_was_measured_nearly_all_else_is_pages(machine: Path) -> None:
+    """Three hundredths are left for pieces that fit nowhere, not six tenths for other programs."""
+    del machine
+    most = settings(max_num_seqs=2000, max_num_batched_tokens=2000)
+    pages = memory.count_pages(model(max_model_len=10**7), most, step_bytes=4 * 10**9)
+    assert pages == int(0.97 * 6 * 10**9) // PAGE_BYTES
+
+
 VERSIONS = {
     2: ("", "memory.max", "memory.current", "inactive_file", "file_mapped"),
     1: (

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -12,7 +13,7 @@ from engine.errors import EngineError, ModelRefused
 from engine.kernels import backends
 from engine.kernels.triton import driver
 from engine.model import placement
-from engine.model.placement import choose_device, choose_dtype, context_length
+from engine.model.placement import choose_device, choose_dtype, context_length, step_limits
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 
@@ -94,3 +95,26 @@ def test_a_gpu_older_than_the_kernels_needs_none_of_them(card: pytest.MonkeyPatc
     card.setattr(driver, "why_not", lambda: "install gcc")
     assert choose_device("cuda") == CUDA
     assert not backends.has_triton(CUDA)
+
+
+@pytest.mark.parametrize(
+    ("gibibytes", "limits"),
+    [(139.8, (1024, 8192)), (79.2, (512, 8192)), (44.4, (256, 4096)), (21.9, (256, 4096))],
+)
+def test_a_step_holds_what_fills_a_card(
+    monkeypatch: pytest.MonkeyPatch, gibibytes: float, limits: tuple[int, int]
+) -> None:
+    """By its memory, as torch tells it of an H200, an H100, an L40S and an L4."""
+    card = SimpleNamespace(total_memory=int(gibibytes * 2**30))
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: card)
+    assert step_limits(EngineConfig("m"), CUDA) == limits
+
+
+def test_what_a_step_holds_is_what_was_asked_for() -> None:
+    """One of both that was not asked for gives way to the other."""
+    assert step_limits(EngineConfig("m"), CPU) == (256, 2048)
+    assert step_limits(EngineConfig("m", max_num_seqs=7), CPU) == (7, 2048)
+    assert step_limits(EngineConfig("m", max_num_seqs=3000), CPU) == (3000, 3000)
+    assert step_limits(EngineConfig("m", max_num_batched_tokens=99), CPU) == (99, 99)
+    both = EngineConfig("m", max_num_seqs=10, max_num_batched_tokens=20)
+    assert step_limits(both, CPU) == (10, 20)
