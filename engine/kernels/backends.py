@@ -9,9 +9,10 @@ from functools import cache
 import torch
 
 from engine.errors import EngineError
-from engine.kernels import blocks, sampling
+from engine.kernels import blocks, experts, sampling
 from engine.kernels.attention import AttentionShape, MakesBackend
 from engine.kernels.blocks import Blocks
+from engine.kernels.experts import MixesExperts
 from engine.kernels.products import Products, prepack
 from engine.kernels.reference import ReferenceAttention
 from engine.kernels.sampling import ChoosesTokens
@@ -72,8 +73,9 @@ def choose_blocks(dtype: torch.dtype, device: torch.device) -> Blocks:
     """Return the device's own functions where it has them for this dtype, else the reference."""
     if has_triton(device):
         from engine.kernels.triton import blocks as of_gpu
+        from engine.kernels.triton.launching import DTYPES as OF_GPU
 
-        if dtype in of_gpu.DTYPES:
+        if dtype in OF_GPU:
             return of_gpu
     elif device.type == "cpu":
         from engine.kernels.cpu import blocks as of_cpu
@@ -82,6 +84,17 @@ def choose_blocks(dtype: torch.dtype, device: torch.device) -> Blocks:
         if dtype in DTYPES:
             return of_cpu
     return blocks
+
+
+def choose_experts(dtype: torch.dtype, device: torch.device) -> MixesExperts:
+    """Return the device's own functions where it has them for this dtype, else the reference."""
+    if has_triton(device):
+        from engine.kernels.triton import experts as of_gpu
+        from engine.kernels.triton.launching import DTYPES as OF_GPU
+
+        if dtype in OF_GPU:
+            return of_gpu
+    return experts
 
 
 def choose_products(blocks: Blocks, device: torch.device) -> Products:

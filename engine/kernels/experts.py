@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -24,14 +25,37 @@ class ExpertWeights:
     down_bias: Tensor | None  # [E, H]
 
 
+class MixesExperts(Protocol):
+    """These functions for one kind of device."""
+
+    def choose(
+        self, scores: Tensor, count: int, *, among_chosen: bool, is_renormalised: bool
+    ) -> tuple[Tensor, Tensor]:
+        """Return the experts of each token and their shares: `scores [T, E]` → `[T, count]` twice.
+
+        Shares (fp32) are a softmax of the scores, over all or `among_chosen`; renormalised they sum
+        to one.
+        """
+
+    def mix(
+        self,
+        x: Tensor,
+        experts: Tensor,
+        shares: Tensor,
+        weights: ExpertWeights,
+        gate: Gate,
+        blocks: Blocks,
+    ) -> Tensor:
+        """Return the sum of what each token's experts give, by their shares: `x [T, H]` → `[T, H]`.
+
+        Tokens are sorted by expert, so that all of one expert are one product.
+        """
+
+
 def choose(
     scores: Tensor, count: int, *, among_chosen: bool, is_renormalised: bool
 ) -> tuple[Tensor, Tensor]:
-    """Return the experts of each token and their shares: `scores [T, E]` → `[T, count]` twice.
-
-    Shares (fp32) are a softmax of the scores, over all or `among_chosen`; renormalised they sum
-    to one.
-    """
+    """See `MixesExperts.choose`."""
     if among_chosen:
         best, experts = scores.float().topk(count, dim=-1)
         return experts, best.softmax(dim=-1)
@@ -42,10 +66,7 @@ def choose(
 def mix(
     x: Tensor, experts: Tensor, shares: Tensor, weights: ExpertWeights, gate: Gate, blocks: Blocks
 ) -> Tensor:
-    """Return the sum of what each token's experts give, by their shares: `x [T, H]` → `[T, H]`.
-
-    Tokens are sorted by expert, so that all of one expert are one product.
-    """
+    """See `MixesExperts.mix`."""
     count = experts.shape[1]
     order = experts.flatten().argsort(stable=True)  # [T · count]
     sorted_experts = experts.flatten()[order]

@@ -18,10 +18,10 @@ from torch.nn import functional
 
 from engine.kernels.adapters import Adapting, LowRank, Owners
 from engine.kernels.attention import AttentionBackend, HeadNorms
-from engine.kernels.backends import choose_blocks, choose_products
+from engine.kernels.backends import choose_blocks, choose_experts, choose_products
 from engine.kernels.blocks import Blocks, Gate
 from engine.kernels.blocks import turns as turns_of
-from engine.kernels.experts import ExpertWeights, choose, mix
+from engine.kernels.experts import ExpertWeights
 from engine.kernels.products import Product, Products
 from engine.kernels.quantised import Matrix, as_tensor
 from engine.kernels.ranks import ALONE, Group
@@ -244,14 +244,15 @@ class _LayerMaker:
             down_bias=self._vector(f"{role}down_bias"),
         )
         gate, blocks = self._model.gate, self._blocks
+        own = choose_experts(weights.down.dtype, weights.down.device)
 
         def mlp(x: Tensor) -> Tensor:
-            chosen, shares = choose(
+            chosen, shares = own.choose(
                 router(x),
                 experts.chosen,
                 among_chosen=experts.softmax == "chosen",
                 is_renormalised=experts.is_renormalised,
             )
-            return mix(x, chosen, shares, weights, gate, blocks)
+            return own.mix(x, chosen, shares, weights, gate, blocks)
 
         return mlp

@@ -16,7 +16,7 @@ from engine.kernels.attention import AttentionShape, HeadNorms
 from engine.kernels.blocks import Gate
 from engine.kernels.sampling import nothing_asked
 from engine.kernels.step import Step
-from engine.kernels.triton import blocks, entry, sampling
+from engine.kernels.triton import blocks, entry, experts, sampling
 from engine.kernels.triton.attention import TritonAttention
 from engine.kernels.triton.launching import compiling_for
 
@@ -87,8 +87,33 @@ def attention(dtype: torch.dtype) -> None:
         backend.attend(0, query, sinks)
 
 
+def mixtures(dtype: torch.dtype) -> None:
+    """Choose, sort and sum; multiply by large tiles and small, with biases and without."""
+    count, chosen = 64, 8
+    for how in (True, False):
+        experts.choose(
+            torch.empty(2, count, dtype=dtype), chosen, among_chosen=how, is_renormalised=how
+        )
+    ids = torch.zeros(2, chosen, dtype=torch.int32)
+    rows = experts.sort(ids, count)
+    weight = torch.empty(count, HEAD_DIM, HEAD_DIM, dtype=dtype)
+    for num_rows in (2 * chosen, (experts.MANY_ROWS + 1) * count):
+        x, tokens = torch.empty(num_rows, HEAD_DIM, dtype=dtype), torch.empty(num_rows).int()
+        for bias in (None, weight[0]):
+            for named in (None, tokens):
+                experts.grouped(x, named, weight, bias, rows.stops)
+    experts.combine(torch.empty(16, HIDDEN, dtype=dtype), rows.places, torch.empty(2, chosen))
+
+
 # Each calls what a run calls, in the forms that it may call it in.
-CALLS: tuple[Callable[[torch.dtype], None], ...] = (norms, gates, entries, choices, attention)
+CALLS: tuple[Callable[[torch.dtype], None], ...] = (
+    norms,
+    gates,
+    entries,
+    choices,
+    attention,
+    mixtures,
+)
 
 
 def compile_all(arch: int) -> None:

@@ -16,7 +16,6 @@ from engine.kernels.triton.choices import choose
 from engine.kernels.triton.launching import arch_of, launch
 
 norm_weight = blocks.norm_weight
-DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 # gelu's tanh as a sigmoid: x · sigmoid(2·√(2/π) · (x + 0.044715·x³)).
 GELU_SLOPE = tl.constexpr(1.5957691216057308)
 GELU_CUBE = tl.constexpr(0.044715)

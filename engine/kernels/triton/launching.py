@@ -16,6 +16,8 @@ from triton.runtime import driver
 
 from engine.kernels.triton.choices import Choice
 
+# Of the numbers that kernels take.
+DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 # What kernels are compiled for and not run on, while that is so.
 _compiled_for: GPUTarget | None = None
 

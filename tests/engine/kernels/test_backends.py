@@ -16,12 +16,19 @@ from hypothesis import strategies as st
 
 from engine.kernels import backends
 from engine.kernels import blocks as reference_blocks
+from engine.kernels import experts as reference_experts
 from engine.kernels.attention import AttentionBackend, AttentionShape, HeadNorms, MakesBackend
-from engine.kernels.backends import choose_backend, choose_blocks, spare_torch_its_threads
+from engine.kernels.backends import (
+    choose_backend,
+    choose_blocks,
+    choose_experts,
+    spare_torch_its_threads,
+)
 from engine.kernels.cpu import blocks as cpu_blocks
 from engine.kernels.cpu.attention import CpuAttention
 from engine.kernels.reference import ReferenceAttention
 from engine.kernels.triton import blocks as triton_blocks
+from engine.kernels.triton import experts as triton_experts
 from engine.kernels.triton.attention import TritonAttention
 from tests.engine.kernels.paged import CPU, Paged, Piece, Sequences, num_pages, scattered
 from tests.engine.kernels.rows_backend import RowsAttention
@@ -302,6 +309,24 @@ def test_what_lies_between_products_is_the_devices_own_where_it_has_any(
     """The CPU's kernels take two types of numbers, a GPU's three; all else is the reference's."""
     monkeypatch.setattr(backends, "_capability", lambda _: (8, 0))
     chosen: Any = choose_blocks(dtype, torch.device(device))
+    assert chosen is module
+
+
+@pytest.mark.parametrize(
+    ("device", "dtype", "module"),
+    [
+        ("cpu", torch.bfloat16, reference_experts),
+        ("cuda", torch.float16, triton_experts),
+        ("cuda", torch.float64, reference_experts),
+    ],
+    ids=lambda value: value.__name__ if isinstance(value, ModuleType) else str(value),
+)
+def test_experts_are_mixed_by_the_devices_own_functions_where_it_has_any(
+    device: str, dtype: torch.dtype, module: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A GPU has them for three types of numbers."""
+    monkeypatch.setattr(backends, "_capability", lambda _: (8, 0))
+    chosen: Any = choose_experts(dtype, torch.device(device))
     assert chosen is module
 
 

@@ -38,7 +38,10 @@ def mutated(module: ModuleType, mutation: Mutation, folder: Path) -> ModuleType:
 def assert_found(
     check: Callable[[ModuleType], None], module: ModuleType, mutation: Mutation, folder: Path
 ) -> None:
-    """Hold that a check passes the module as it is, and not with the mistake."""
+    """Hold that a check passes the module as it is, and not with the mistake.
+
+    With none may a kernel write beyond its tensors: interpreted, it writes to the process' memory.
+    """
     check(module)
     with pytest.raises(AssertionError):
         check(mutated(module, mutation, folder))

@@ -117,7 +117,9 @@ def test_what_is_no_number_stays_so() -> None:
 
 MISTAKES = {
     check_norms: [
-        Mutation("is_there = columns < width\n    numbers", "is_there = columns < 96\n    numbers"),
+        Mutation(
+            "is_there = columns < width\n    numbers", "is_there = columns < width - 1\n    numbers"
+        ),
         Mutation("tl.sum(numbers * numbers, 0) / width", "tl.sum(numbers * numbers, 0) / BLOCK"),
         Mutation("tl.sum(numbers, 0) / width, 0.0)", "tl.sum(numbers, 0) / width, 1.0)"),
         Mutation(

@@ -51,8 +51,9 @@ def check_entry(
     """Hold queries, and what lies in pages, to the reference."""
     width = (shape.num_query_heads + 2 * shape.num_kv_heads) * shape.key_dim
     qkv = torch.randn(len(SLOTS), width).to(dtype)
-    angles = torch.randn(len(SLOTS), turned)
-    turns = torch.cat([angles.cos(), angles.sin()], dim=1)
+    angles = torch.randn(len(SLOTS) + 1, turned)
+    # Of one token more, whose turns a mistake may read.
+    turns = torch.cat([angles.cos(), angles.sin()], dim=1)[:-1]
     weights = torch.randn(2, shape.key_dim)
     norms = HeadNorms(weights[0], weights[1], 1e-2) if is_normed else None
     exact = HeadNorms(*weights.double(), 1e-2) if is_normed else None
@@ -136,7 +137,7 @@ MISTAKES = {
     check_store: [
         Mutation("is_head = heads < heads_there", "is_head = heads < heads_there - 1"),
         Mutation("(tile // 2) * HEADS", "(tile // 2) * (HEADS + 1)"),
-        Mutation("heads * value_head_stride", "heads * key_head_stride"),
+        Mutation("heads * key_head_stride", "heads * value_head_stride"),
         Mutation(
             "is_head & (columns < WIDTH), other=0.0", "is_head & (columns < WIDTH - 1), other=0.0"
         ),

@@ -1,0 +1,196 @@
+"""A mixture of experts on a GPU, against the reference in float64."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+import torch
+from torch import Tensor
+
+from engine.kernels import blocks as reference_blocks
+from engine.kernels import experts as reference
+from engine.kernels.blocks import Gate
+from engine.kernels.experts import ExpertWeights
+from engine.kernels.triton import blocks, experts
+from tests.engine.kernels.triton.mutating import Mutation, assert_found
+
+BOUND = {torch.float32: 1e-4, torch.float16: 1e-2}
+
+
+def assert_near(got: Tensor, expected: Tensor) -> None:
+    """Hold numbers to exact ones, but for roundings on the way to their dtype."""
+    bound = BOUND[got.dtype]
+    torch.testing.assert_close(got.double(), expected.double(), atol=bound, rtol=bound)
+
+
+def check_choice(module: ModuleType) -> None:
+    """Hold experts and shares to torch's, where no two scores are the same."""
+    for count, chosen in ((5, 3), (1, 1), (8, 8), (33, 4)):
+        scores = torch.stack([torch.randperm(count) for _ in range(3)]) / 2 - 1
+        for among, renormalised in ((True, False), (False, True), (False, False)):
+            how = {"among_chosen": among, "is_renormalised": renormalised}
+            got, shares = module.choose(scores, chosen, **how)
+            wanted, exact = reference.choose(scores, chosen, **how)
+            assert torch.equal(got.long(), wanted)
+            torch.testing.assert_close(shares, exact)
+
+
+def check_sort(module: ModuleType) -> None:
+    """Hold the order to torch's stable one, over more rows than are looked at once."""
+    for tokens, count, num_experts in ((1, 1, 1), (3, 2, 5), (1100, 2, 3)):
+        chosen = torch.randint(0, num_experts, (tokens, count))
+        chosen[-1, -1] = 0
+        rows = module.sort(chosen, num_experts)
+        order = chosen.flatten().argsort(stable=True)
+        assert torch.equal(rows.tokens.long(), order // count)
+        assert torch.equal(rows.owners.long(), chosen.flatten()[order])
+        assert torch.equal(rows.places.long(), order.argsort())
+        counts = chosen.flatten().bincount(minlength=num_experts)
+        assert torch.equal(rows.stops.long(), counts.cumsum(0))
+
+
+def check_products(
+    module: ModuleType, dtype: torch.dtype = torch.float32, inner: int = 33, width: int = 65
+) -> None:
+    """Hold each expert's rows to a plain product: no row, one, a full tile, one more."""
+    counts = torch.tensor([0, 1, 16, 17, 0, 2])
+    weight, bias = torch.randn(6, width, inner).to(dtype), torch.randn(6, width).to(dtype)
+    x = torch.randn(40, inner).to(dtype)
+    tokens = torch.randint(0, 40, (36,), dtype=torch.int32)
+    owners = torch.arange(6).repeat_interleave(counts)
+    exact = (weight[owners].double() @ x[tokens].double()[..., None])[..., 0] + bias[owners]
+    assert_near(module.grouped(x, tokens, weight, bias, counts.cumsum(0).int()), exact)
+
+
+def check_sums(module: ModuleType) -> None:
+    """Hold each token's sum to what it is in float64."""
+    for width, count in ((1, 1), (17, 3), (1030, 2)):
+        rows, shares = torch.randn(4 * count, width), torch.rand(4, count)
+        places = torch.randperm(4 * count).int()
+        own = rows[places].double().view(4, count, width)
+        expected = (own * shares[..., None]).sum(1)
+        assert_near(module.combine(rows, places, shares), expected)
+
+
+@pytest.mark.parametrize("has_biases", [True, False])
+@pytest.mark.parametrize("dtype", BOUND, ids=str)
+def test_each_token_goes_through_its_own_experts(dtype: torch.dtype, *, has_biases: bool) -> None:
+    """All of it: chosen, sorted, multiplied, summed."""
+    inner, width, count = 24, 40, 5
+    gate_up, down = torch.randn(count, 2 * inner, width) / 5, torch.randn(count, width, inner) / 5
+    biases = (torch.randn(count, 2 * inner), torch.randn(count, width)) if has_biases else ()
+    own = [numbers.to(dtype) for numbers in (gate_up, down, *biases)]
+    x, scores = torch.randn(19, width).to(dtype), torch.randn(19, count)
+    how = {"among_chosen": False, "is_renormalised": True}
+    chosen = experts.choose(scores, 2, **how)
+    got = experts.mix(
+        x, *chosen, ExpertWeights(*own, *(() if biases else (None, None))), Gate(), blocks
+    )
+    exact = ExpertWeights(*(numbers.double() for numbers in own), *(() if biases else (None, None)))
+    wanted = torch.zeros(19, width, dtype=torch.float64)
+    for token, (ids, shares) in enumerate(zip(*reference.choose(scores, 2, **how), strict=True)):
+        for expert, share in zip(ids, shares, strict=True):
+            both = exact.gate_up[expert] @ x[token].double()
+            both += exact.gate_up_bias[expert] if exact.gate_up_bias is not None else 0
+            out = exact.down[expert] @ reference_blocks.gated(both[None], Gate())[0]
+            out += exact.down_bias[expert] if exact.down_bias is not None else 0
+            wanted[token] += share * out
+    assert got.dtype == dtype
+    assert_near(got, wanted)
+
+
+def test_experts_are_chosen_as_torch_chooses_them() -> None:
+    """By a softmax of all or of the chosen."""
+    check_choice(experts)
+
+
+def test_of_equal_scores_the_first_are_chosen() -> None:
+    """Each once, also where none could be."""
+    for score in (0.0, -torch.inf):
+        chosen, _ = experts.choose(
+            torch.full((1, 5), score), 3, among_chosen=True, is_renormalised=False
+        )
+        assert chosen.tolist() == [[0, 1, 2]]
+
+
+def test_what_is_no_number_makes_no_share_one() -> None:
+    """And names experts that there are."""
+    scores = torch.tensor([[1.0, torch.nan, 2.0], [torch.nan] * 3])
+    chosen, shares = experts.choose(scores, 2, among_chosen=True, is_renormalised=False)
+    assert chosen.tolist() == [[1, 2], [0, 1]]
+    assert shares.isnan().any(dim=1).all()
+
+
+def test_rows_are_sorted_by_expert() -> None:
+    """Stably, also where an expert has none."""
+    check_sort(experts)
+
+
+@pytest.mark.parametrize(("inner", "width"), [(1, 3), (32, 64), (33, 65), (70, 130)])
+@pytest.mark.parametrize("dtype", BOUND, ids=str)
+def test_products_of_many_experts_are_each_ones_own(
+    dtype: torch.dtype, inner: int, width: int
+) -> None:
+    """Of any width."""
+    check_products(experts, dtype, inner, width)
+
+
+def test_a_sum_is_rounded_once() -> None:
+    """Shares are fp32, and so is what is summed."""
+    check_sums(experts)
+    rows = torch.randn(1, 8).half().repeat(3, 1)
+    third = torch.full((1, 3), 1 / 3)
+    assert torch.equal(experts.combine(rows, torch.arange(3).int(), third), rows[:1])
+
+
+def test_of_no_tokens_nothing_comes() -> None:
+    """Steps may have none."""
+    weights = ExpertWeights(torch.randn(3, 16, 8), torch.randn(3, 8, 8), None, None)
+    chosen = experts.choose(torch.randn(0, 3), 2, among_chosen=True, is_renormalised=False)
+    assert experts.mix(torch.randn(0, 8), *chosen, weights, Gate(), blocks).shape == (0, 8)
+
+
+MISTAKES = {
+    check_choice: [
+        Mutation("is_there = columns < num_experts", "is_there = columns < num_experts - 1"),
+        Mutation("columns == expert", "columns <= expert"),
+        Mutation("is_chosen = ranks < COUNT", "is_chosen = ranks < COUNT - 1"),
+        Mutation("for rank in range(COUNT)", "for rank in range(COUNT - 1)"),
+    ],
+    check_sort: [
+        Mutation("is_row = rows < num_rows", "is_row = rows < num_rows - 1"),
+        Mutation("rows < num_rows, other=-1", "rows < num_rows - 1, other=-1"),
+        Mutation("rows // COUNT", "rows // (COUNT + 1)"),
+        Mutation("stop += tl.sum(is_own, 0)", "stop += 0"),
+    ],
+    check_products: [
+        Mutation("is_row = rows < end", "is_row = rows < end - 1"),
+        Mutation("is_column = columns < width", "is_column = columns < width - 1"),
+        Mutation("is_place = places < inner - at", "is_place = places < inner - at - 1"),
+        Mutation("stops + experts - 1", "stops + experts"),
+        Mutation("tl.cumsum(tiles, 0) <= tile", "tl.cumsum(tiles, 0) < tile"),
+        Mutation("(tile - first) * ROWS", "tile * ROWS"),
+        Mutation("if tile >= tl.sum", "if tile + 1 >= tl.sum"),
+        Mutation("bias + expert * width", "bias + expert"),
+    ],
+    check_sums: [
+        Mutation("is_there = columns < width", "is_there = columns < width - 1"),
+        Mutation("tl.static_range(COUNT)", "tl.static_range(COUNT - 1)"),
+        Mutation("tl.load(shares + token * COUNT + rank)", "tl.load(shares + token + rank)"),
+    ],
+}
+
+
+@pytest.mark.parametrize(
+    ("check", "mistake"),
+    [
+        pytest.param(check, mistake, id=f"{check.__name__}-{number}")
+        for check, mistakes in MISTAKES.items()
+        for number, mistake in enumerate(mistakes)
+    ],
+)
+def test_a_mistake_is_found(check: object, mistake: Mutation, tmp_path: Path) -> None:
+    """A bound that is off by one, or another's place."""
+    assert_found(check, experts, mistake, tmp_path)
