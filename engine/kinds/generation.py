@@ -128,9 +128,14 @@ def _step_bytes(model: LoadedModel, config: EngineConfig) -> int | None:
 
 
 def make_work(
-    model: LoadedModel, room: Room, config: EngineConfig, captures: Captures | None = None
+    model: LoadedModel,
+    room: Room,
+    config: EngineConfig,
+    captures: Captures | None = None,
+    *,
+    keeps_ids: bool | None = None,
 ) -> GenerationWork:
-    """Give a loaded model its pages, table and scheduler; `captures` None goes by the device."""
+    """Give a loaded model its pages, table and scheduler; what is None goes by the device."""
     if not model.network.needs_torch:
         spare_torch_its_threads(model.device)
     limits = step_limits(config, model.device)
@@ -138,10 +143,13 @@ def make_work(
     table = SequenceTable(limits.max_num_seqs, room.max_model_len, attention.page_size)
     pool = PagePool(room.num_pages)
     admission = UrgentFirst(ADMISSIONS[config.admission]())
-    scheduler = Scheduler(table, pool, admission, limits.max_num_batched_tokens)
+    if keeps_ids is None:
+        keeps_ids = model.device.type == "cuda"
+    budget = limits.max_num_batched_tokens
+    scheduler = Scheduler(table, pool, admission, budget, keeps_ids=keeps_ids)
     captures = captures or captures_of(model.device)
-    graphs = make_graphs(model, attention, table, limits.max_num_batched_tokens, captures)
-    runner = Runner(model, attention, table, graphs)
+    graphs = make_graphs(model, attention, table, budget, captures)
+    runner = Runner(model, attention, table, graphs, room.num_pages if keeps_ids else None)
     steps_ahead = config.steps_ahead
     if steps_ahead is None:
         steps_ahead = int(model.device.type == "cuda")

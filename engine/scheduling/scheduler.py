@@ -110,7 +110,8 @@ class _Refusal(NamedTuple):
 class Scheduler:
     """Plans steps over one table and one pool; `add` from anywhere between steps.
 
-    `admission` says who starts next, but suspects of a failed step come before all others.
+    `admission` says who starts next, but suspects of a failed step come before all others. Where
+    the device `keeps_ids`, no step waits for those that penalties are reckoned from.
     """
 
     def __init__(
@@ -120,6 +121,8 @@ class Scheduler:
         admission: Admission,
         max_num_batched_tokens: int,
         courtesy: Courtesy | None = None,
+        *,
+        keeps_ids: bool = False,
     ) -> None:
         self.table = table
         self.pool = pool
@@ -127,6 +130,7 @@ class Scheduler:
         self.bound = StepBound(max_num_batched_tokens)
         self.courtesy = Courtesy() if courtesy is None else courtesy
         self._admission = admission
+        self._keeps_ids = keeps_ids
         self._suspects = ArrivalOrder()
         self._num_started = 0
         self._num_in_flight = 0
@@ -273,8 +277,10 @@ class Scheduler:
         way while another is at its end.
         """
         table = self.table
-        is_unknown = table.num_known[decodes] < table.num_tokens[decodes]
-        if (is_unknown & (table.reads_ids[decodes] | table.is_constrained[decodes])).any():
+        needs_ids = table.is_constrained[decodes]
+        if not self._keeps_ids:
+            needs_ids |= table.reads_ids[decodes]
+        if (needs_ids & (table.num_known[decodes] < table.num_tokens[decodes])).any():
             return True
         return not self.pool.can_allocate(len(self._needy(decodes)))
 

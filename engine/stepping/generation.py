@@ -76,7 +76,7 @@ class GenerationWork:
         self._scheduler = scheduler
         self._failures = Failures(scheduler)
         self._repeats = Repeats()
-        self._sampler = Sampler(scheduler.table)
+        self._sampler = Sampler(scheduler.table, runner.kept_ids)
         self._masks = MaskThreads(scheduler.table, vocab_size)
         self._steps_ahead = steps_ahead
         self._flights: deque[_Flight] = deque()  # oldest first

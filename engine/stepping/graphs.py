@@ -21,6 +21,7 @@ from engine.kernels.attention import AttentionBackend, CapturableBackend
 from engine.kernels.step import Step, host_buffer, places_of
 from engine.model.network import LoadedModel, NetworkInTwo
 from engine.scheduling.table import SequenceTable
+from engine.stepping.ids import DeviceIds
 
 logger = logging.getLogger(__name__)
 
@@ -178,16 +179,16 @@ class Graphs:
         views: dict[str, Any] = {name: self._numbers[place] for name, place in places.items()}
         return Step(num_decodes, **views, copy_on_host=Step(num_decodes, **known))
 
-    def run(self, step: Step, last_ids: Tensor) -> Tensor:
+    def run(self, step: Step, ids: DeviceIds) -> Tensor:
         """Run a step that was packed here → the logits `[N, V]` of its rows.
 
-        Of ids below zero see `Step.with_ids`; `last_ids` are the same tensor in all calls.
+        `ids` are the same in all calls.
         """
         self._attention.prepare(step)
         captured = self._captured.get(step.num_tokens)
         if captured is None:
-            hidden = self._compute(step, last_ids)
-            self._capture(step, last_ids)
+            hidden = self._compute(step, ids)
+            self._capture(step, ids)
         else:
             captured.graph.replay()
             self._network.num_layers_begun += self._num_layers
@@ -199,14 +200,14 @@ class Graphs:
         self._captured.clear()
         self._buckets.clear()
 
-    def _compute(self, step: Step, last_ids: Tensor) -> Tensor:
+    def _compute(self, step: Step, ids: DeviceIds) -> Tensor:
         with self._attention.capturing(step.num_tokens):
-            return self._network.hidden(step.with_ids(last_ids), self._attention)
+            return self._network.hidden(ids.tell(step), self._attention)
 
-    def _capture(self, step: Step, last_ids: Tensor) -> None:
+    def _capture(self, step: Step, ids: DeviceIds) -> None:
         num_begun = self._network.num_layers_begun
         try:
-            graph, hidden = self._captures(lambda: self._compute(step, last_ids))
+            graph, hidden = self._captures(lambda: self._compute(step, ids))
             self._captured[step.num_tokens] = _Captured(graph, hidden)
         except Exception as exc:  # noqa: BLE001 - whatever it was, the step itself is computed
             logger.warning("steps are launched without graphs from now on: %s", exc)

@@ -12,11 +12,13 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from engine.kernels.attention import AttentionBackend
+from engine.kernels.sampling import KeptIds
 from engine.kernels.step import Step
 from engine.model.network import LoadedModel
 from engine.scheduling.scheduler import StepPlan
 from engine.scheduling.table import SequenceTable
 from engine.stepping.graphs import Graphs
+from engine.stepping.ids import DeviceIds
 from engine.stepping.pictures import ShownPictures
 
 
@@ -65,22 +67,26 @@ class Runner:
         attention: AttentionBackend,
         table: SequenceTable,
         graphs: Graphs | None = None,
+        num_kept_pages: int | None = None,
     ) -> None:
+        """Run a model's steps; the device keeps the ids of tokens of so many pages, if of any."""
         self._model = model
         self._attention = attention
         self._graphs = graphs
         self._table = table
         self._pictures = None if model.eye is None else ShownPictures(model.eye, table)
-        # The id that each slot sampled last, which the next step may need before the host has it.
-        self._last_ids = torch.zeros(
-            len(table.sequences), dtype=torch.int32, device=model.device
-        )  # [slots]
+        self._ids = DeviceIds(table, model.device, num_kept_pages)
         self._sampled_slots: Tensor | None = None  # of the step run last, padded
 
     @property
     def num_layers(self) -> int:
         """Return how many layers were begun since the start; readable from another thread."""
         return self._model.network.num_layers_begun
+
+    @property
+    def kept_ids(self) -> KeptIds | None:
+        """Return where the device keeps the ids of tokens, None where it does not."""
+        return self._ids.kept
 
     @torch.inference_mode()
     def run(self, plan: StepPlan) -> Tensor:
@@ -95,13 +101,13 @@ class Runner:
         if self._graphs is not None and self._graphs.may_run(arrays):
             step = self._graphs.pack(plan.num_decodes, arrays)
             self._sampled_slots = step.sampled_slots
-            return self._graphs.run(step, self._last_ids)
+            return self._graphs.run(step, self._ids)
         step = Step.pack(plan.num_decodes, self._model.device, **arrays)
         self._sampled_slots = step.sampled_slots
         if shown is not None:
             step = replace(step, shown=shown.vectors)
-        if (self._table.num_known[plan.slots] < plan.stops).any():
-            step = step.with_ids(self._last_ids)
+        are_known = not (self._table.num_known[plan.slots] < plan.stops).any()
+        step = self._ids.tell(step, are_known=are_known)
         self._attention.prepare(step)
         return self._model.network.forward(step, self._attention)
 
@@ -112,7 +118,7 @@ class Runner:
         `slots` are those of the plan that was run last, which the device has been told with it.
         """
         assert self._sampled_slots is not None
-        self._last_ids[self._sampled_slots[: len(slots)]] = token_ids.to(self._last_ids.dtype)
+        self._ids.remember(self._sampled_slots[: len(slots)], token_ids)
 
     def read_out(self, tensors: Sequence[Tensor]) -> Readout:
         """Send what a step came to on its way to the host."""

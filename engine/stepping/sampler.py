@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from engine.kernels.backends import choose_sampling
-from engine.kernels.sampling import Rules, Sampled, uniform
+from engine.kernels.sampling import KeptIds, Rules, Sampled, uniform
 from engine.scheduling.table import SequenceTable
 from engine.stepping.masks import Masks
 
@@ -23,10 +23,11 @@ NO_MASKS = np.zeros((0, 0), np.uint32)
 
 
 class Sampler:
-    """Chooses tokens for slots of one table."""
+    """Chooses tokens for slots of one table, whose ids the device has `kept`, or the table has."""
 
-    def __init__(self, table: SequenceTable) -> None:
+    def __init__(self, table: SequenceTable, kept: KeptIds | None = None) -> None:
         self._table = table
+        self._kept = kept
 
     @torch.inference_mode()
     def choose(
@@ -70,7 +71,7 @@ class Sampler:
             tokens=table.tokens,
             slots=slots,
             num_prompt=num_prompt,
-            num_known=table.num_known[slots],
+            num_known=table.num_known[slots] if self._kept is None else num_tokens,
             bias_starts=_starts(biases, len(slots)),
             bias_ids=np.fromiter(chain.from_iterable(biases.values()), np.int64),
             bias=np.fromiter((b for one in biases.values() for b in one.values()), np.float32),
@@ -78,6 +79,7 @@ class Sampler:
             ban_ids=np.fromiter(chain.from_iterable(bans.values()), np.int64),
             mask_of=mask_of,
             masks=NO_MASKS if masks is None else masks.words,
+            kept=self._kept,
         )
 
 

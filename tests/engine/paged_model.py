@@ -94,6 +94,7 @@ class PagedModel:
         self.violations: list[AssertionError] = []
         self.num_memory_freed = 0
         self.num_layers = 0
+        self.kept_ids = None
         self._table = table
         self._logits_of = logits_of
         self._width = len(logits_of((0,)))

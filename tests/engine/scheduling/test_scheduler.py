@@ -15,7 +15,7 @@ from engine.scheduling.admission import ArrivalOrder, PrefixOrder, UrgentFirst
 from engine.scheduling.courtesy import Courtesy
 from engine.scheduling.pages import PagePool, page_digests
 from engine.scheduling.scheduler import MAX_SCORED_ROWS
-from engine.scheduling.sequence import SequenceRequest
+from engine.scheduling.sequence import Sampling, SequenceRequest
 from tests.engine.paged_model import chunks_of, spans_of
 from tests.engine.scheduling.yard import (
     END,
@@ -333,6 +333,20 @@ def test_who_starts_next_is_for_the_policy_to_say() -> None:
     assert yard.finished[0] is first
     for sequence in yard.finished:
         assert sequence.generated == expected_tokens(sequence.request)
+
+
+@pytest.mark.parametrize("keeps_ids", [False, True])
+def test_penalties_wait_for_ids_where_only_the_host_can_look_at_them(*, keeps_ids: bool) -> None:
+    """A constraint waits for them in any case."""
+    yard = Yard(steps_ahead=1, keeps_ids=keeps_ids)
+    yard.add([1, 2, 3], 5, sampling=Sampling(presence_penalty=1))
+    yard.run(yard.plan())
+    assert (yard.scheduler.plan() is None) == (not keeps_ids)
+    yard = Yard(steps_ahead=1, keeps_ids=keeps_ids)
+    constrained = yard.add([1, 2, 3], 5)
+    yard.run(yard.plan())
+    yard.table.is_constrained[yard.slot_of(constrained)] = True
+    assert yard.scheduler.plan() is None
 
 
 def test_what_waits_for_room_is_named_once(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -52,6 +52,7 @@ class Yard:
     admission: Admission = field(default_factory=ArrivalOrder)
     steps_ahead: int = 0
     courtesy: Courtesy | None = None
+    keeps_ids: bool = False
     in_flight: list[tuple[StepPlan, list[int]]] = field(default_factory=list)
     finished: list[Sequence] = field(default_factory=list)
     num_steps: int = 0
@@ -61,7 +62,12 @@ class Yard:
         self.table = SequenceTable(self.max_num_seqs, self.max_model_len, PAGE)
         self.pool = PagePool(self.num_pages)
         self.scheduler = Scheduler(
-            self.table, self.pool, self.admission, self.budget, self.courtesy
+            self.table,
+            self.pool,
+            self.admission,
+            self.budget,
+            self.courtesy,
+            keeps_ids=self.keeps_ids,
         )
         self.memory = PageMemory(self.table)
         self.num_added = 0

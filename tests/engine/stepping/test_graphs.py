@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from engine.config import EngineConfig
+from engine.kernels import sampling
 from engine.kernels.attention import AttentionShape
 from engine.kernels.reference import ReferenceAttention
 from engine.kinds.generation import make_work
@@ -22,7 +23,7 @@ from engine.model.memory import Room
 from engine.model.network import LoadedModel, Network
 from engine.protocol.errors import RequestError
 from engine.scheduling.sequence import Sampling, Sequence, SequenceRequest
-from engine.stepping import graphs
+from engine.stepping import graphs, sampler
 from engine.stepping.generation import GenerationWork
 from engine.stepping.graphs import buckets
 from tests.engine.families import VOCAB, build
@@ -112,13 +113,18 @@ def fixture_model(tmp_path_factory: pytest.TempPathFactory) -> LoadedModel:
 
 
 def work_over(
-    model: LoadedModel, captures: CapturesByCallingAgain | None, steps_ahead: int = 0
+    model: LoadedModel,
+    captures: CapturesByCallingAgain | None,
+    steps_ahead: int = 0,
+    *,
+    keeps_ids: bool | None = None,
 ) -> GenerationWork:
     """Return work of few pages and small steps, some of them larger than any graph."""
     config = EngineConfig(
         "tiny", max_num_seqs=6, max_num_batched_tokens=40, steps_ahead=steps_ahead
     )
-    return make_work(model, Room(NUM_PAGES, model.max_model_len), config, captures)
+    room = Room(NUM_PAGES, model.max_model_len)
+    return make_work(model, room, config, captures, keeps_ids=keeps_ids)
 
 
 @dataclass(frozen=True)
@@ -181,6 +187,35 @@ def test_rows_are_those_of_the_plain_loop(model: LoadedModel, seed: int, steps_a
     assert storm(seed).run(work) == expected
     assert captures.num_replays > len(captures.graphs) > 1
     assert work.stats().preemptions > 0
+
+
+@pytest.mark.parametrize("is_graphed", [False, True])
+@pytest.mark.parametrize("seed", range(3))
+def test_rows_are_the_same_where_the_device_keeps_ids(
+    model: LoadedModel, monkeypatch: pytest.MonkeyPatch, seed: int, *, is_graphed: bool
+) -> None:
+    """Penalties are reckoned from them, of tokens that the host does not know yet, too."""
+    monkeypatch.setattr(sampler, "choose_sampling", lambda *_: sampling)
+    asked = penalised(storm(seed))
+    expected = asked.run(work_over(model, None, keeps_ids=False))
+    assert expected != storm(seed).run(work_over(model, None))
+    captures = CapturesByCallingAgain() if is_graphed else None
+    work = work_over(model, captures, steps_ahead=1, keeps_ids=True)
+    assert penalised(storm(seed)).run(work) == expected
+    assert work.stats().preemptions > 0
+
+
+def penalised(storm: Storm) -> Storm:
+    """Return a storm whose rows are all greedy, and penalised in one way or another."""
+    kinds = ("repetition_penalty", 3.0), ("presence_penalty", 2.0), ("frequency_penalty", 1.5)
+    arrivals = {
+        tick: [
+            replace(one, sampling=Sampling(temperature=0, **dict([kinds[len(one.prompt_ids) % 3]])))
+            for one in requests
+        ]
+        for tick, requests in storm.arrivals.items()
+    }
+    return replace(storm, arrivals=arrivals)
 
 
 @pytest.mark.parametrize("steps_ahead", [0, 1])
