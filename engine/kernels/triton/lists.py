@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 
 from engine.kernels.step import Step, host_buffer
-from engine.kernels.triton.prefixes import shared_by_none
+from engine.kernels.triton.prefixes import find_shared
 from engine.kernels.triton.tiles import (
     ENTRY_FIELDS,
     JOIN_FIELDS,
@@ -53,7 +53,7 @@ class Lists:
     def fill(self, step: Step) -> None:
         """Make the tiles of a step and send them on their way to the device."""
         host, self._num_tokens = step.host, step.num_tokens
-        shared = shared_by_none(host.num_decodes)
+        shared = find_shared(host, self._page_size)
         tiles = {
             kind: lay_out(host, step.num_tokens, kind, self._page_size, shared)
             for kind in self._headers

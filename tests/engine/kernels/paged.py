@@ -42,9 +42,10 @@ class Sequences:
         lengths: Sequence[int],
         dtype: torch.dtype = torch.float32,
         beginnings: Sequence[int] = (),
+        seed: int | None = None,
     ) -> Sequences:
         """Make sequences of some lengths, rounded to a dtype."""
-        generator = torch.Generator().manual_seed(sum(lengths))
+        generator = torch.Generator().manual_seed(sum(lengths) if seed is None else seed)
 
         def normal(*size: int) -> Tensor:
             return torch.randn(size, generator=generator).to(dtype)

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
-import random
+import secrets
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
+from types import ModuleType
 
-import numpy as np
 import pytest
 import torch
 from torch import Tensor
+from triton.runtime.errors import InterpreterError
 
 from engine.kernels.attention import AttentionShape
+from engine.kernels.triton import attention, flash, joining
 from engine.kernels.triton.attention import TritonAttention
 from tests.engine.kernels.paged import CPU, Paged, Piece, Sequences, num_pages, scattered
+from tests.engine.kernels.triton.mutating import Mutation, assert_found
 
 SHAPE = AttentionShape(4, 2, 16, 16, 0.25)
 SHAPES = {
@@ -41,34 +45,57 @@ class StoresAtOnce(TritonAttention):
         self.values[layer].transpose(1, 2)[places] = value.to(self.values[layer].dtype)
 
 
-def paged(sequences: Sequences, dtype: torch.dtype = torch.float32, seed: int = 1) -> Paged:
+def paged(
+    sequences: Sequences, dtype: torch.dtype = torch.float32, seed: int = 1
+) -> tuple[Paged, StoresAtOnce]:
     """Return sequences over a backend's pages, with NaN wherever nothing was stored."""
     size = StoresAtOnce.page_size
     backend = StoresAtOnce([sequences.shape], num_pages(sequences, size), dtype, CPU)
     backend.keys[0].fill_(torch.nan)
     backend.values[0].fill_(torch.nan)
-    return Paged(backend, sequences, scattered(sequences, size, seed))
+    return Paged(backend, sequences, scattered(sequences, size, seed)), backend
 
 
 def check(
     shape: AttentionShape,
     steps: Sequence[Sequence[Piece]],
     lengths: Sequence[int],
+    *,
     dtype: torch.dtype = torch.float32,
+    beginnings: Sequence[int] = (),
+    wholes: tuple[tuple[int, int], ...] = (),
 ) -> None:
-    """Hold steps, whose decodes come first, to plain attention."""
-    seed = random.randrange(2**32)
-    print(f"seed {seed}")  # noqa: T201 - to be seen where it fails
-    sequences = Sequences.random(shape, lengths, dtype)
-    over = paged(sequences, dtype, seed)
-    expected = [sequences.expected(index) for index in range(len(lengths))]
+    """Hold steps, whose decodes come first, to plain attention; what no step computes is stored."""
+    seed = secrets.randbits(32)
+    print(f"seed {seed}")  # noqa: T201 - shown where it fails
+    sequences = Sequences.random(shape, lengths, dtype, beginnings, seed)
+    over, backend = paged(replace(sequences, wholes=wholes), dtype, seed)
+    store_before(over, backend, steps[0])
+    expected = [over.sequences.expected(index) for index in range(len(lengths))]
     bound = 1e-5 if dtype == torch.float32 else 2e-3
     for pieces in steps:
-        num_decodes = int(np.sum([stop - start == 1 for _, start, stop in pieces]))
+        num_decodes = sum(stop - start == 1 for _, start, stop in pieces)
         outs = over.run(pieces, num_decodes)
         for (index, start, stop), out in zip(pieces, outs, strict=True):
             wanted = expected[index][start:stop]
             torch.testing.assert_close(out.double(), wanted, atol=bound, rtol=bound)
+
+
+def own(over: Paged, pieces: Sequence[Piece]) -> tuple[Tensor, Tensor]:
+    """Return the keys and values of some pieces: `[T, Hkv, D]`."""
+    all_of = over.sequences
+    key = torch.cat([all_of.keys[index][:, start:stop] for index, start, stop in pieces], dim=1)
+    value = torch.cat([all_of.values[index][:, start:stop] for index, start, stop in pieces], dim=1)
+    return key.transpose(0, 1), value.transpose(0, 1)
+
+
+def store_before(over: Paged, backend: StoresAtOnce, pieces: Sequence[Piece]) -> None:
+    """Store what lies before some pieces, whose sequences nobody computes."""
+    earlier = [(index, 0, start) for index, start, _ in pieces if start]
+    if not earlier:
+        return
+    backend.prepare(over.step(earlier, 0))
+    backend.store(0, *own(over, earlier))
 
 
 @pytest.mark.parametrize("kind", SHAPES)
@@ -80,3 +107,138 @@ def test_steps_give_plain_attention(kind: str) -> None:
         [(3, 70, 71), (0, 34, 40), (2, 2, 18)],
     ]
     check(SHAPES[kind], steps, [40, 17, 18, 71])
+
+
+@pytest.mark.parametrize("kind", ["everything", "three of odd widths", "sinks"])
+def test_in_fp16_it_is_plain_attention_but_for_rounding(kind: str) -> None:
+    """What is summed is fp32; tiles are those of cards that round no more."""
+    check(SHAPES[kind], [[(1, 64, 65), (0, 30, 63)]], [63, 65], dtype=torch.float16)
+
+
+@pytest.mark.parametrize("kind", ["a head each", "window", "softcap", "sinks"])
+def test_long_contexts_are_cut_and_joined(kind: str) -> None:
+    """A decode's and a chunk's; beside short ones."""
+    check(SHAPES[kind], [[(0, 900, 901), (2, 12, 13), (1, 620, 640)]], [901, 640, 13])
+
+
+@pytest.mark.parametrize("kind", ["sixteen to a key head", "sinks", "softcap", "window"])
+def test_what_decodes_share_is_met_together(kind: str) -> None:
+    """All of it by some, less by others, nothing by one; a window ends it."""
+    steps = [[(0, 330, 331), (1, 330, 331), (2, 95, 96), (3, 40, 41), (4, 340, 341)]]
+    lengths, beginnings = [331, 331, 96, 41, 341], [0, 320, 80, 0, 320]
+    check(SHAPES[kind], steps, lengths, beginnings=beginnings)
+
+
+def test_tokens_of_an_image_see_on_to_its_end() -> None:
+    """In chunks that end where it does; a window still ends what lies before."""
+    steps = [[(1, 0, 1), (0, 0, 20)], [(1, 1, 2), (0, 20, 45)]]
+    for kind in ("a head each", "window"):
+        check(SHAPES[kind], steps, [45, 2], wholes=((3, 20), (30, 41)))
+
+
+@pytest.mark.parametrize("kind", ["sinks", "window"])
+def test_who_looks_both_ways_sees_the_whole_sequence(kind: str) -> None:
+    """Of several lengths, to the ends of pages and beyond."""
+    shape = replace(SHAPES[kind], is_causal=False)
+    check(shape, [[(0, 0, 1), (1, 0, 16), (2, 0, 50)]], [1, 16, 50])
+
+
+def test_a_thousand_pages_that_all_share_are_met_once() -> None:
+    """By one tile a piece of them, whatever of their own comes then."""
+    length, count = 1000 * StoresAtOnce.page_size + 3, 3
+    shape = AttentionShape(2, 1, 8, 8, 0.3)
+    sequences = Sequences.random(shape, [length] * count, beginnings=[length - 3] * count)
+    over, backend = paged(sequences)
+    pieces = [(index, length - 1, length) for index in range(count)]
+    store_before(over, backend, pieces)
+    outs = over.run(pieces, count)
+    counts = backend._lists.counts(backend._kinds[0])
+    assert counts.wide + counts.narrow < 2 * count + backend._kinds[0].at_once
+    for index, out in enumerate(outs):
+        query = sequences.queries[index][-1].double()
+        weights = (query @ sequences.keys[index][0].double().T * shape.scaling).softmax(-1)
+        wanted = weights @ sequences.values[index][0].double()
+        torch.testing.assert_close(out[0].double(), wanted, atol=1e-5, rtol=1e-5)
+
+
+def test_what_was_captured_serves_any_step_of_as_many_tokens() -> None:
+    """Its lists stay in one place; more programs than there are tiles leave at once.
+
+    Tokens of no span, which fill a step up, come to nothing.
+    """
+    shape, lengths = replace(SHAPE, has_sinks=True), [70, 300, 33, 20]
+    sequences = Sequences.random(shape, lengths, beginnings=[0, 64, 0, 0])
+    over, backend = paged(sequences)
+    steps: list[list[Piece]] = [
+        [(0, 69, 70), (1, 69, 70), (2, 0, 30)],
+        [(1, 299, 300), (3, 0, 20)],
+    ]
+    places = set()
+    for pieces in steps:
+        store_before(over, backend, pieces)
+        query = torch.full((40, shape.num_query_heads, shape.key_dim), torch.nan)
+        step = over.step(pieces, sum(stop - start == 1 for _, start, stop in pieces))
+        query[: step.num_tokens] = torch.cat(
+            [sequences.queries[index][start:stop] for index, start, stop in pieces]
+        )
+        backend.prepare(replace(step, token_ids=torch.zeros(40), copy_on_host=step))
+        with backend.capturing(40):
+            places.add(backend._lists.numbers.data_ptr())
+            backend.store(0, *own(over, pieces))
+            out = backend.attend(0, query, sequences.sinks)
+        wanted = torch.cat(
+            [sequences.expected(index)[start:stop] for index, start, stop in pieces]
+        ).float()
+        torch.testing.assert_close(out[: step.num_tokens], wanted, atol=1e-5, rtol=1e-5)
+        assert not out[step.num_tokens :].any()
+    assert len(places) == 1
+
+
+def check_module(module: ModuleType) -> None:
+    """Hold a step to plain attention, by what a module has in place of the engine's."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("attend_tiles", "join"):
+            patch.setattr(attention, name, getattr(module, name, getattr(attention, name)))
+        shape = AttentionShape(5, 1, 24, 12, 0.3, has_sinks=True)
+        steps = [[(0, 520, 521), (2, 64, 65), (1, 0, 36)]]
+        try:
+            check(shape, steps, [521, 36, 65])
+            check(replace(shape, window=100), [[(0, 200, 206)]], [206])
+        except InterpreterError as exc:  # numbers that nobody wrote may be too large
+            raise AssertionError from exc
+
+
+MISTAKES = [
+    (flash, Mutation("number >= tl.load", "number + 1 >= tl.load")),
+    (flash, Mutation("is_row = rows // group < count", "is_row = rows // group < count - 1")),
+    (flash, Mutation("(dims < KEY_DIM)[None, :]", "(dims < KEY_DIM - 1)[None, :]")),
+    (flash, Mutation("(dims < KEY_DIM)[:, None]", "(dims < KEY_DIM + 1)[:, None]")),
+    (flash, Mutation("is_place = places < end", "is_place = places < end + 1")),
+    (flash, Mutation("places[None, :] >= first", "places[None, :] > first")),
+    (flash, Mutation("places[None, :] < stop", "places[None, :] <= stop")),
+    (flash, Mutation("first_stop = tl.min(", "first_stop = 1 + tl.min(")),
+    (flash, Mutation("last_first = tl.max(", "last_first = -99 + tl.max(")),
+    (flash, Mutation("places % PAGE_SIZE", "(places + 1) % PAGE_SIZE")),
+    (flash, Mutation("mass * shrink + tl.exp2(sink - highest)", "mass * shrink")),
+    (joining, Mutation("number >= tl.load", "number + 1 >= tl.load")),
+    (joining, Mutation("(part < count)[None, :]", "(part < count - 1)[None, :]")),
+    (joining, Mutation("is_head = heads < num_heads", "is_head = heads < num_heads - 1")),
+    (
+        joining,
+        Mutation(
+            "is_head[:, None] & (columns < WIDTH)", "is_head[:, None] & (columns < WIDTH - 1)"
+        ),
+    ),
+    (joining, Mutation("(columns < WIDTH)[None, None, :]", "(columns < WIDTH - 1)[None, None, :]")),
+    (joining, Mutation("tl.full([HEADS], 1.0", "tl.full([HEADS], 0.0")),
+]
+
+
+@pytest.mark.parametrize(
+    ("module", "mistake"),
+    MISTAKES,
+    ids=lambda value: value.__name__ if isinstance(value, ModuleType) else str(value),
+)
+def test_a_mistake_is_found(module: ModuleType, mistake: Mutation, tmp_path: Path) -> None:
+    """A bound that is off by one, or a sink that is forgotten."""
+    assert_found(check_module, module, mistake, tmp_path)

@@ -1,0 +1,218 @@
+"""A step's tiles: every token meets each place that it sees once, and no other."""
+
+from __future__ import annotations
+
+from itertools import accumulate
+from pathlib import Path
+from types import ModuleType
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from engine.kernels.step import Step
+from engine.kernels.triton import tiles
+from engine.kernels.triton.prefixes import find_shared, shared_by_none
+from engine.kernels.triton.tiles import Kind, Limits, Tiles
+from tests.engine.kernels.triton.mutating import Mutation, assert_found
+
+PAGE_SIZE = 4
+CPU = torch.device("cpu")
+# Tokens that were computed before, and those of the step.
+Span = tuple[int, int]
+
+
+def step_of(spans: list[Span], shared: list[int], *, is_seeing_on: bool = False) -> Step:
+    """Return a step whose decode `d` has the first `shared[d]` pages of a list that all know.
+
+    Those without a number have pages of their own. With `is_seeing_on` chunks see their whole span.
+    """
+    counts = [-(-(context + count) // PAGE_SIZE) for context, count in spans]
+    pages, fresh = [], 1000
+    for number, count in enumerate(counts):
+        common = min(shared[number], spans[number][0] // PAGE_SIZE) if number < len(shared) else 0
+        pages += [np.arange(common), np.arange(fresh, fresh + count - common)]
+        fresh += count
+    positions = [np.arange(context, context + count) for context, count in spans]
+    ends = [
+        np.full(count, context + count) if is_seeing_on else np.arange(context, context + count) + 1
+        for context, count in spans
+    ]
+    num_tokens = sum(map(len, positions))
+    return Step.pack(
+        sum(count == 1 for _, count in spans),
+        CPU,
+        token_ids=np.zeros(num_tokens, np.int64),
+        positions=np.concatenate(positions),
+        slots=np.zeros(num_tokens, np.int64),
+        query_starts=np.array([0, *accumulate(count for _, count in spans)]),
+        context_lengths=np.array([context for context, _ in spans]),
+        page_starts=np.array([0, *accumulate(counts)]),
+        pages=np.concatenate(pages),
+        logit_rows=np.zeros(0, np.int64),
+        ends=np.concatenate(ends),
+    )
+
+
+def places_met(
+    made: Tiles, kind: Kind, step: Step, num_tokens: int
+) -> list[list[tuple[int, int, int]]]:
+    """Return the places that each token meets in all its tiles, each with its page and its part."""
+    pages = step.pages.numpy()
+    met: list[list[tuple[int, int, int]]] = [[] for _ in range(num_tokens)]
+    for rows, most in ((made.wide, kind.wide), (made.narrow, kind.narrow)):
+        for begin, count, list_of_pages, first, last, is_end in rows.tolist():
+            assert 0 < count * kind.group <= most
+            assert first % PAGE_SIZE == 0
+            for token, part, from_place, to_place in made.entries[begin : begin + count].tolist():
+                assert is_end == (part < 0)
+                for place in range(max(first, from_place), min(last, to_place)):
+                    page = int(pages[list_of_pages + place // PAGE_SIZE])
+                    met[token].append((place, page, part))
+    return met
+
+
+def check_tiles(
+    module: ModuleType, spans: list[Span], shared: list[int], kind: Kind, filling: int = 0
+) -> None:
+    """Hold the tiles of a step to what its tokens see, to their parts, and to the limits."""
+    step = step_of(spans, shared, is_seeing_on=kind.window == 0 and kind.is_causal)
+    num_tokens = step.num_tokens + filling
+    found = find_shared(step, PAGE_SIZE)
+    made = module.lay_out(step, num_tokens, kind, PAGE_SIZE, found)
+    assert all(n <= most for n, most in zip(made.counts, Limits.of(kind, num_tokens), strict=True))
+    met = places_met(made, kind, step, num_tokens)
+    starts, page_starts = step.query_starts.tolist(), step.page_starts.tolist()
+    reach = kind.window or 10**9
+    for number, (context, count) in enumerate(spans):
+        for token in range(starts[number], starts[number + 1]):
+            position = context + token - starts[number]
+            end = int(step.visible_ends[token]) if kind.is_causal else position + reach
+            seen = range(max(0, position - reach + 1), min(end, context + count))
+            own = step.pages[page_starts[number] : page_starts[number + 1]].tolist()
+            places = sorted((place, page) for place, page, _ in met[token])
+            assert places == [(place, own[place // PAGE_SIZE]) for place in seen]
+    assert not any(met[step.num_tokens :])
+    joined = {token: range(first, first + count) for token, first, count in made.joins.tolist()}
+    parts = sorted(part for range_of in joined.values() for part in range_of)
+    assert parts == list(range(made.num_parts))
+    for token in range(num_tokens):
+        of_token = made.entries[made.entries[:, 0] == token][:, 1]
+        assert sorted(of_token) == list(joined.get(token, [-1]))
+
+
+KINDS = st.builds(
+    Kind,
+    group=st.sampled_from([1, 2, 3, 16]),
+    window=st.sampled_from([0, 0, 1, 5, 300]),
+    is_causal=st.sampled_from([True, True, False]),
+    wide=st.sampled_from([32, 64]),
+    narrow=st.just(16),
+    at_once=st.sampled_from([1, 3, 20]),
+)
+DECODES = st.lists(
+    st.tuples(st.tuples(st.integers(0, 700), st.just(1)), st.integers(0, 150)), max_size=5
+)
+CHUNKS = st.lists(st.tuples(st.integers(0, 300), st.integers(2, 70)), max_size=2)
+
+
+@given(decodes=DECODES, chunks=CHUNKS, kind=KINDS, filling=st.integers(0, 9))
+def test_every_token_meets_what_it_sees_once(
+    decodes: list[tuple[Span, int]], chunks: list[Span], kind: Kind, filling: int
+) -> None:
+    """Whatever is shared and cut; there are no more tiles than a captured step has room for."""
+    spans = [span for span, _ in decodes] + chunks
+    if spans:
+        check_tiles(tiles, spans, [shared for _, shared in decodes], kind, filling)
+
+
+def shared_runs(step: Step) -> list[tuple[list[int], int, int]]:
+    """Return who shares which pages."""
+    found = find_shared(step, PAGE_SIZE)
+    runs = zip(found.starts, found.stops, found.firsts, found.lasts, strict=True)
+    return [(sorted(found.order[a:b].tolist()), int(c), int(d)) for a, b, c, d in runs]
+
+
+def test_who_shares_more_is_together_for_longer() -> None:
+    """First all, then those who go on together, and in the end each alone."""
+    step = step_of([(100, 1), (400, 1), (395, 1), (400, 1), (18, 1)], [25, 60, 100, 60, 25])
+    assert shared_runs(step) == [
+        ([0, 1, 2, 3, 4], 0, 4),
+        ([0, 1, 2, 3], 4, 25),
+        ([1, 2, 3], 25, 60),
+    ]
+    found = find_shared(step, PAGE_SIZE)
+    assert found.alone_from.tolist() == [25, 60, 60, 60, 4]
+
+
+@pytest.mark.parametrize(
+    ("contexts", "shared"),
+    [([15, 15], [3, 3]), ([40], [10]), ([], []), ([400, 400], [3, 3])],
+    ids=["short", "one", "none", "little"],
+)
+def test_what_is_not_worth_it_is_not_shared(contexts: list[int], shared: list[int]) -> None:
+    """Few pages, one sequence, or none."""
+    step = step_of([(context, 1) for context in contexts] + [(0, 3)], shared)
+    assert shared_runs(step) == []
+
+
+def test_a_page_that_is_not_full_yet_is_shared_by_none() -> None:
+    """The one that a decode writes to."""
+    step = step_of([(16, 1), (16, 1), (19, 1)], [5, 5, 5])
+    assert shared_runs(step) == [([0, 1, 2], 0, 4)]
+
+
+def test_more_than_the_limits_is_neither_cut_nor_shared(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A captured step has no room for more."""
+    kind = Kind(2, 0, is_causal=True, wide=32, narrow=16, at_once=20)
+    step = step_of([(600, 1), (600, 1)], [100, 100])
+    shared = find_shared(step, PAGE_SIZE)
+    assert tiles.lay_out(step, 2, kind, PAGE_SIZE, shared).num_parts > 4
+    monkeypatch.setattr(Limits, "of", lambda *_: Limits(1, 2, 2, 4))
+    made = tiles.lay_out(step, 2, kind, PAGE_SIZE, shared)
+    plain = tiles.lay_out(step, 2, kind._replace(at_once=1), PAGE_SIZE, shared_by_none(2))
+    assert made.counts == (0, 2, 0, 0)
+    assert np.array_equal(made.narrow, plain.narrow)
+
+
+@pytest.mark.parametrize("at_once", [1, 8, 66])
+def test_work_is_cut_until_the_card_computes(at_once: int) -> None:
+    """A long context among short ones is cut, into pieces of a size; short ones never."""
+    kind = Kind(4, 0, is_causal=True, wide=128, narrow=16, at_once=at_once)
+    step = step_of([(6000, 1), (100, 1), (80, 1)], [])
+    made = tiles.lay_out(step, 3, kind, PAGE_SIZE, shared_by_none(3))
+    places = made.narrow[:, 4] - made.narrow[:, 3]
+    assert len(places) == 2 + min(at_once, 24)
+    assert (np.diff(places) <= 0).all()
+    assert places[0] - places[-3] <= tiles.CUT * len(places)
+
+
+def check_all(module: ModuleType) -> None:
+    """Hold tiles of some steps."""
+    kind = Kind(3, 0, is_causal=True, wide=32, narrow=16, at_once=4)
+    for changed in (kind, kind._replace(window=5), kind._replace(window=5, is_causal=False)):
+        check_tiles(
+            module, [(600, 1), (601, 1), (500, 1), (9, 1), (3, 5), (0, 33)], [30, 40], changed, 2
+        )
+
+
+MISTAKES = [
+    Mutation("positions - reach + 1", "positions - reach"),
+    Mutation("np.minimum(positions + reach, ends)", "np.minimum(positions + reach + 1, ends)"),
+    Mutation("[: step.num_decodes] = shared.alone_from * page_size", "[: step.num_decodes] = 0"),
+    Mutation("shared.lasts * page_size", "shared.lasts * page_size + 1"),
+    Mutation(
+        "np.minimum(starts + at_once[run], rows", "np.minimum(starts + at_once[run] - 1, rows"
+    ),
+    Mutation("np.minimum(lasts[tile], firsts + each[tile])", "firsts + each[tile] + 1"),
+    Mutation("ends - counts[joined], counts[joined]", "ends - counts[joined], counts[joined] - 1"),
+    Mutation("counts[tokens] > 1", "counts[tokens] > 2"),
+]
+
+
+@pytest.mark.parametrize("mistake", MISTAKES, ids=str)
+def test_a_mistake_is_found(mistake: Mutation, tmp_path: Path) -> None:
+    """A bound that is off by one."""
+    assert_found(check_all, tiles, mistake, tmp_path)
