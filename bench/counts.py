@@ -18,7 +18,7 @@ from bench.roofline import kv_bytes, pair_flops
 from engine.kernels.attention import AttentionShape
 from engine.model.architecture import Architecture, Block, Experts
 
-Kind = Literal["product", "attention", "pass"]
+Kind = Literal["product", "attention", "entry", "pass"]
 FP32 = 4
 
 
@@ -73,6 +73,30 @@ def kernels_of(model: Architecture, spans: Spans, form: Form) -> list[Kernel]:
     return list(_Step(model, spans, form).kernels())
 
 
+def entry(shape: AttentionShape, tokens: int, itemsize: int) -> Kernel:
+    """Return one layer's: heads are read, and written as queries, or to their pages."""
+    keys = shape.num_kv_heads * (shape.key_dim + shape.value_dim)
+    width = shape.num_query_heads * shape.key_dim + keys
+    return Kernel("entry", "entry", 2 * tokens * width * itemsize)
+
+
+def attention(shape: AttentionShape, spans: Spans, form: Form) -> Kernel:
+    """Return one layer's: keys and values that are seen, queries and what comes of them."""
+    starts, stops, window = spans.starts, spans.stops, shape.window
+    lengths = stops - starts
+    met, places = lengths * (starts + stops + 1) / 2, stops
+    if window:
+        met = np.minimum(met, lengths * window)
+        places = np.minimum(stops, lengths + window)
+    seen = float(places.sum())
+    if form.meets_shared_once and not window:
+        seen -= spans.shared
+    widths = shape.num_query_heads * (shape.key_dim + shape.value_dim)
+    moved = seen * kv_bytes(shape, form.itemsize) + spans.num_tokens * widths * form.itemsize
+    flops = float(met.sum()) * pair_flops(shape)
+    return Kernel("attention", "attention", moved, flops, calls=2)
+
+
 @dataclass(frozen=True, slots=True)
 class _Step:
     model: Architecture
@@ -107,12 +131,12 @@ class _Step:
         stored = shape.num_kv_heads * (shape.key_dim + shape.value_dim)
         attended = shape.num_query_heads * shape.value_dim
         yield self.product("qkv", tokens, hidden, queries + stored)
-        yield Kernel("entry", "pass", 2 * tokens * (queries + stored) * size)
+        yield entry(shape, tokens, size)
         if not form.joins_entry:
             turned = queries + shape.num_kv_heads * shape.key_dim
             times = 3 if self.model.has_head_norms else 1
             yield Kernel("entry", "pass", 2 * times * tokens * turned * size, calls=2 * times)
-        yield self.attention(shape, tokens * (queries + attended) * size)
+        yield attention(shape, self.spans, form)
         if not after:
             return
         if after < tokens:
@@ -159,22 +183,6 @@ class _Step:
         moved = tokens * (inputs + outputs) + inputs * outputs
         flops = 2.0 * tokens * inputs * outputs
         return Kernel(name, "product", moved * self.form.itemsize, flops)
-
-    def attention(self, shape: AttentionShape, moved: float) -> Kernel:
-        """Return the tiles and what joins them, for queries and outputs of so many bytes."""
-        starts, stops, window = self.spans.starts, self.spans.stops, shape.window
-        lengths = stops - starts
-        met, places = lengths * (starts + stops + 1) / 2, stops
-        if window:
-            met = np.minimum(met, lengths * window)
-            places = np.minimum(stops, lengths + window)
-        seen = float(places.sum())
-        if self.form.meets_shared_once and not window:
-            seen -= self.spans.shared
-        keys = seen * kv_bytes(shape, self.form.itemsize)
-        return Kernel(
-            "attention", "attention", keys + moved, float(met.sum()) * pair_flops(shape), calls=2
-        )
 
     def choice(self, rows: int) -> Iterator[Kernel]:
         logits = rows * self.model.vocab_size

@@ -72,6 +72,19 @@ CONFIGS: Mapping[str, Mapping[str, Any]] = {
         "max_position_embeddings": 40_960,
         "tie_word_embeddings": False,
     },
+    # That of `bench.models`.
+    "46m": {
+        **_QWEN3,
+        "hidden_size": 512,
+        "intermediate_size": 1536,
+        "num_hidden_layers": 12,
+        "num_attention_heads": 8,
+        "num_key_value_heads": 4,
+        "head_dim": 64,
+        "vocab_size": 16_384,
+        "max_position_embeddings": 4096,
+        "tie_word_embeddings": True,
+    },
     # For tests of what else takes minutes.
     "tiny": {
         **_QWEN3,

@@ -14,13 +14,14 @@ from __future__ import annotations
 
 import argparse
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 import numpy as np
 
 from bench.cards import CARDS, Card
-from bench.counts import Form, Kernel, Spans, kernels_of
+from bench.counts import Form, Kernel, Kind, Spans, kernels_of
 from bench.roofline import ITEMSIZE, MIXES, Mix, Weights, kv_bytes, serial
 from bench.shapes import architecture
 from engine.model.architecture import Architecture
@@ -38,29 +39,22 @@ MAX_NUM_SEQS = 4096
 MAX_NUM_BATCHED_TOKENS = 8192
 
 
-@dataclass(frozen=True, slots=True)
-class Machine:
-    """What kernels reach of a device: bytes a second by kind, operations a second by kind.
-
-    Each call takes `gap` seconds beside.
-    """
+class Limits(NamedTuple):
+    """Bytes and operations a second that kernels of one kind reach; each call takes `gap` more."""
 
     bandwidth: float
     flops: float
-    attention_flops: float
-    pass_bandwidth: float
-    attention_bandwidth: float
     gap: float
 
-    def seconds(self, kernel: Kernel) -> float:
-        """Return how long so many calls of a kernel take."""
-        gap = self.gap * kernel.calls
-        if kernel.kind == "pass":
-            return kernel.bytes / self.pass_bandwidth + gap
-        if kernel.kind == "attention":
-            moving = kernel.bytes / self.attention_bandwidth
-            return max(moving, kernel.flops / self.attention_flops) + gap
-        return max(kernel.bytes / self.bandwidth, kernel.flops / self.flops) + gap
+
+Machine = Mapping[Kind, Limits]
+
+
+def seconds_of(kernel: Kernel, machine: Machine) -> float:
+    """Return how long so many calls of a kernel take."""
+    limits = machine[kernel.kind]
+    bound = max(kernel.bytes / limits.bandwidth, kernel.flops / limits.flops)
+    return bound + limits.gap * kernel.calls
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,14 +72,14 @@ class Reach:
 
     def of(self, card: Card) -> Machine:
         """Return what kernels reach on a card."""
-        return Machine(
-            bandwidth=card.bandwidth * self.products,
-            flops=card.flops * self.products,
-            attention_flops=card.flops * self.attention_flops,
-            pass_bandwidth=card.bandwidth * self.passes,
-            attention_bandwidth=card.bandwidth * self.attention,
-            gap=self.gap,
-        )
+        copy, flops, gap = card.bandwidth, card.flops, self.gap
+        passes = Limits(copy * self.passes, flops, gap)
+        return {
+            "product": Limits(copy * self.products, flops * self.products, gap),
+            "attention": Limits(copy * self.attention, flops * self.attention_flops, gap),
+            "entry": passes,
+            "pass": passes,
+        }
 
 
 @dataclass(frozen=True, slots=True)
@@ -232,7 +226,7 @@ def take_in(
     """Add one step to a forecast, but for the tokens that it samples."""
     busy = 0.0
     for kernel in kernels:
-        seconds = machine.seconds(kernel)
+        seconds = seconds_of(kernel, machine)
         busy += seconds
         found.by_kernel[kernel.name] += seconds
     calls = sum(kernel.calls for kernel in kernels)

@@ -1,0 +1,188 @@
+"""Every kernel against its reference in float64, on shapes that end within a block or beyond."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from functools import partial
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from bench.gpu_parts.steps import Piece, Yard, rules_of
+from bench.gpu_parts.task import Numbers, Place, Task
+from engine.kernels import blocks as plain_blocks
+from engine.kernels import sampling as plain_sampling
+from engine.kernels.attention import AttentionShape, HeadNorms
+from engine.kernels.backends import choose_backend, choose_blocks, choose_sampling
+from engine.kernels.blocks import Gate, gated
+from engine.kernels.experts import ExpertWeights, choose, mix
+from engine.kernels.reference import ReferenceAttention
+
+WIDTHS = (64, 100, 1024, 4096, 8192)
+GATES = {
+    "silu": Gate("silu"),
+    "gelu_tanh": Gate("gelu_tanh"),
+    "gelu": Gate("gelu"),
+    "gpt-oss": Gate(steepness=1.702, limit=7.0, lift=1.0),
+}
+SHAPES = {
+    "8B": AttentionShape(32, 8, 128, 128, 128**-0.5),
+    "0.6B": AttentionShape(16, 8, 128, 128, 128**-0.5),
+    "1B": AttentionShape(32, 8, 64, 64, 64**-0.5),
+    "seven heads of 96 a key head": AttentionShape(14, 2, 96, 96, 96**-0.5),
+    "gemma 2": AttentionShape(8, 4, 256, 256, 0.0625, window=40, softcap=50.0),
+    "gpt-oss": AttentionShape(64, 8, 64, 64, 0.125, window=128, has_sinks=True),
+    "one key head": AttentionShape(16, 1, 64, 64, 0.125),
+}
+TINY_SHAPES = {
+    "grouped": AttentionShape(4, 2, 16, 16, 0.25),
+    "window": AttentionShape(2, 1, 16, 16, 0.25, window=5, softcap=5.0, has_sinks=True),
+}
+VOCABULARY = 32_000
+# How far what is rounded once, and what is made of sums of rounded numbers, may be off, in units of
+# the dtype's precision.
+NEAR, FAR = 4, 32
+
+
+def tasks(place: Place) -> Iterator[Task]:
+    """Yield norms, gates, attention, choices and experts in each dtype."""
+    for dtype in place.dtypes:
+        name = str(dtype).removeprefix("torch.")
+        yield Task(f"norms, {name}", partial(norms, place, dtype))
+        for kind, gate in GATES.items():
+            yield Task(f"gate {kind}, {name}", partial(gates, place, dtype, gate))
+        shapes = TINY_SHAPES if place.is_tiny else SHAPES
+        for kind, shape in shapes.items():
+            yield Task(f"attention {kind}, {name}", partial(attention, place, dtype, shape))
+        yield Task(f"choice, {name}", partial(choices, place, dtype))
+        yield Task(f"log-probabilities, {name}", partial(scores, place, dtype))
+        yield Task(f"experts, {name}", partial(experts, place, dtype))
+
+
+def held(pairs: Sequence[tuple[Tensor, Tensor]], dtype: torch.dtype, units: float) -> Numbers:
+    """Return how far what was got is from what was expected, and whether that holds.
+
+    A number may be off by so many units of its own size, or of that of all in the mean.
+    """
+    unit = torch.finfo(dtype).eps
+    worst = 0.0
+    for got, expected in pairs:
+        scale = expected.abs().clamp(min=float(expected.square().mean().sqrt()) + 1e-30)
+        off = ((got.double() - expected).abs() / scale).nan_to_num(torch.inf)
+        worst = max(worst, float(off.max()) / unit)
+    return {"units_off": worst, "bound": units, "holds": worst <= units}
+
+
+def norms(place: Place, dtype: torch.dtype) -> Numbers:
+    """All norms at all widths, of the dtype's weights and of fp32 ones (Gemma's)."""
+    blocks, pairs = choose_blocks(dtype, place.device), []
+    for width in WIDTHS[: 2 if place.is_tiny else None]:
+        x, other, stored, bias = torch.randn(4, 7, width, device=place.device).to(dtype)
+        stored, bias = stored[0], bias[0]
+        for offset in (0.0, 1.0):
+            weight, wide = blocks.norm_weight(stored, offset), stored.double() + offset
+            expected = plain_blocks.rms_norm(x.double(), wide, 1e-6)
+            pairs.append((blocks.rms_norm(x, weight, 1e-6), expected))
+            residual = other.clone()
+            got = blocks.add_rms_norm(x, residual, weight, 1e-6)
+            total = x.double() + other.double()
+            pairs.append((got, plain_blocks.rms_norm(total, wide, 1e-6)))
+            pairs.append((residual, total))
+        shift = blocks.norm_weight(bias, 0.0)
+        got = blocks.layer_norm(x, blocks.norm_weight(stored, 0.0), shift, 1e-6)
+        wide = plain_blocks.layer_norm(x.double(), stored.double(), bias.double(), 1e-6)
+        pairs.append((got, wide))
+    return held(pairs, dtype, NEAR)
+
+
+def gates(place: Place, dtype: torch.dtype, gate: Gate) -> Numbers:
+    """One way of joining halves, at all widths."""
+    blocks = choose_blocks(dtype, place.device)
+    pairs = []
+    for width in WIDTHS[: 2 if place.is_tiny else None]:
+        both = 3 * torch.randn(5, 2 * width, device=place.device).to(dtype)
+        pairs.append((blocks.gated(both, gate), gated(both.double(), gate)))
+    return held(pairs, dtype, NEAR)
+
+
+def attention(place: Place, dtype: torch.dtype, shape: AttentionShape) -> Numbers:
+    """Chunks, then decodes and chunks behind them, heads normed and turned on their way."""
+    size = 1 if place.is_tiny else 20
+    yard = Yard([7 * size, 30 * size, 16, 1, 33], shared=16)
+    rounds = (
+        [Piece(0, 0, 7 * size), Piece(1, 0, 16 * size), Piece(2, 0, 15), Piece(4, 0, 16)],
+        [Piece(2, 15, 16), Piece(3, 0, 1), Piece(1, 16 * size, 30 * size - 1), Piece(4, 16, 32)],
+        [Piece(1, 30 * size - 1, 30 * size), Piece(4, 32, 33)],
+    )
+    own = choose_backend([shape], dtype, place.device)
+    backends = [
+        own([shape], yard.num_pages(own.page_size), dtype, place.device),
+        ReferenceAttention(
+            [shape], yard.num_pages(ReferenceAttention.page_size), torch.float64, place.device
+        ),
+    ]
+    blocks = choose_blocks(dtype, place.device)
+    weights = torch.randn(2, shape.key_dim, device=place.device).to(dtype)
+    sinks = torch.randn(shape.num_query_heads, device=place.device) if shape.has_sinks else None
+    pairs = []
+    for pieces in rounds:
+        num_tokens = sum(piece.stop - piece.start for piece in pieces)
+        heads = shape.num_query_heads + 2 * shape.num_kv_heads
+        qkv = torch.randn(num_tokens, heads * shape.key_dim, device=place.device).to(dtype)
+        angles = torch.randn(num_tokens, shape.key_dim // 2, device=place.device)
+        turns = torch.cat([angles.cos(), angles.sin()], dim=1)
+        outs = []
+        for backend, to in zip(backends, (dtype, torch.float64), strict=True):
+            wanted = blocks.norm_weight if to is dtype else plain_blocks.norm_weight
+            of_query, of_key = (wanted(one.to(to), 0.0) for one in weights)
+            backend.prepare(yard.step(pieces, backend.page_size, place.device))
+            angle = turns if to is dtype else turns.double()
+            query = backend.enter(0, qkv.to(to), angle, HeadNorms(of_query, of_key, 1e-6))
+            outs.append((query, backend.attend(0, query, sinks)))
+        pairs += list(zip(*outs, strict=True))
+    return held(pairs, dtype, FAR)
+
+
+def choices(place: Place, dtype: torch.dtype) -> Numbers:
+    """Greedy rows, drawn and shaped ones: the same tokens as in torch."""
+    count, vocabulary = (6, 300) if place.is_tiny else (64, VOCABULARY)
+    logits = (4 * torch.randn(count, vocabulary, device=place.device)).to(dtype)
+    rules = rules_of(count, vocabulary, is_mixed=True)
+    own = choose_sampling(dtype, place.device).choose(logits, rules)
+    plain = plain_sampling.choose(logits, rules)
+    logits[1, vocabulary // 2] = torch.nan
+    broken = choose_sampling(dtype, place.device).choose(logits, rules).is_broken
+    others = int((own.token_ids != plain.token_ids).sum())
+    holds = not others and broken.nonzero().flatten().tolist() == [1]
+    return {"rows": count, "other_tokens": others, "holds": holds}
+
+
+def scores(place: Place, dtype: torch.dtype) -> Numbers:
+    """Log-probabilities of tokens and of the likeliest in their places."""
+    count, vocabulary = (4, 300) if place.is_tiny else (32, VOCABULARY)
+    logits = (4 * torch.randn(count, vocabulary, device=place.device)).to(dtype)
+    chosen = torch.arange(count, device=place.device) * 7
+    own = choose_sampling(dtype, place.device)
+    got = own.log_probabilities(logits, np.arange(count), chosen, 5)
+    wide = logits.double().log_softmax(-1)
+    expected = wide.gather(1, chosen[:, None]).squeeze(1), wide.topk(5).values
+    return held([(got.logprobs, expected[0]), (got.top_logprobs, expected[1])], torch.float32, FAR)
+
+
+def experts(place: Place, dtype: torch.dtype) -> Numbers:
+    """A mixture, of more tokens than a tile has and of widths that no card is built for."""
+    sizes = (5, 4, 2, 32, 24) if place.is_tiny else (150, 16, 4, 352, 200)
+    tokens, count, chosen, hidden, inner = sizes
+    x = torch.randn(tokens, hidden, device=place.device).to(dtype)
+    both = 0.1 * torch.randn(count, 2 * inner, hidden, device=place.device).to(dtype)
+    down = 0.1 * torch.randn(count, hidden, inner, device=place.device).to(dtype)
+    router = torch.randn(tokens, count, device=place.device).to(dtype)
+    ids, shares = choose(router, chosen, among_chosen=False, is_renormalised=True)
+    weights, gate = ExpertWeights(both, down, None, None), GATES["silu"]
+    got = mix(x, ids, shares, weights, gate, choose_blocks(dtype, place.device))
+    expected = torch.zeros(tokens, hidden, dtype=torch.float64, device=place.device)
+    for expert in range(count):
+        inside = gated(x.double() @ both[expert].double().T, gate) @ down[expert].double().T
+        expected += inside * ((ids == expert) * shares.double()).sum(1)[:, None]
+    return held([(got, expected)], dtype, FAR)
