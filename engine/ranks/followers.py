@@ -28,6 +28,7 @@ class Follower:
                 stdin=subprocess.DEVNULL,
                 stdout=2,  # standard output may be for rows
                 env=environment,
+                start_new_session=True,  # Ctrl-C is for the first rank, which decides
             )
         self.rank, self._lost = rank, lost
         self._connection = Connection(ours.detach())

@@ -140,8 +140,6 @@ class Following:
 
 def main() -> None:
     """Follow at the end of an inherited socket."""
-    for number in (signal.SIGINT, signal.SIGTERM):  # the first rank decides
-        signal.signal(number, signal.SIG_IGN)
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     following = Following(Connection(int(sys.argv[1])))
