@@ -22,7 +22,7 @@ from engine.model.architecture import Architecture
 from engine.model.checkpoint import Checkpoint
 from engine.model.description import Description
 from engine.model.network import LoadedModel
-from engine.model.own import Proof
+from engine.model.own import Leads, Proof
 from engine.model.proof import answers, distance_of, refuse_infinite
 from engine.model.proved import proof_fact, prove_once
 from engine.remembered import Fact
@@ -34,14 +34,17 @@ def check_adapters(
     architecture: Architecture,
     loaded: LoadedModel,
     adapters: Sequence[Adapter],
+    *,
+    leader: Leads | None = None,
 ) -> None:
     """Refuse an adapter of a loaded model that computes something else, or no numbers."""
-    proofs = _Proofs(checkpoint, description, architecture, loaded, adapters)
+    proofs = _Proofs(checkpoint, description, architecture, loaded, adapters, leader)
     _, tokens = own.compared(architecture, loaded.device)
     for index, adapter in enumerate(adapters):
         refuse_infinite(_called(adapter), answers(loaded, tokens, adapter=index + 1))
     for index, adapter in enumerate(adapters):
-        proof = prove_once(_fact(checkpoint, loaded, adapter), partial(proofs.of, index))
+        ranks = () if leader is None else (f"{leader.size} ranks",)
+        proof = prove_once(_fact(checkpoint, loaded, adapter, *ranks), partial(proofs.of, index))
         if not proof.holds:
             raise ModelRefused(
                 f"{_called(adapter)}: it gives other logits here than merged into its model "
@@ -62,6 +65,7 @@ class _Proofs:
     architecture: Architecture
     loaded: LoadedModel
     adapters: Sequence[Adapter]
+    leader: Leads | None
 
     def of(self, index: int) -> Proof:
         """Return the proof of one."""
@@ -88,6 +92,7 @@ class _Proofs:
                 device,
                 num_layers=num_layers,
                 adapters=self.adapters,
+                leader=self.leader,
             )
         got = [answers(exact, tokens, adapter=i + 1) for i in range(len(self.adapters))]
         del exact
@@ -131,8 +136,8 @@ def _merged(network: nn.Module, adapter: Adapter) -> Iterator[None]:
             weight.copy_(before)
 
 
-def _fact(checkpoint: Checkpoint, loaded: LoadedModel, adapter: Adapter) -> Fact:
-    """Return the fact of how an adapter's proof goes."""
+def _fact(checkpoint: Checkpoint, loaded: LoadedModel, adapter: Adapter, *others: str) -> Fact:
+    """Return the fact of how an adapter's proof goes, which follows from `others`, too."""
     status = (adapter.folder / TENSORS).stat()
     return proof_fact(
         checkpoint,
@@ -140,4 +145,5 @@ def _fact(checkpoint: Checkpoint, loaded: LoadedModel, adapter: Adapter) -> Fact
         loaded.device,
         f"adapter {status.st_size} {status.st_mtime_ns}",
         (adapter.folder / CONFIG).read_text(encoding="utf-8", errors="replace"),
+        *others,
     )

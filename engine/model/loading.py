@@ -114,24 +114,14 @@ def _run_by_ours(
     quantisation = quantisation_of(description, settings.quantization)
     architecture = architecture_of(description)
     if leader is not None:
-        if settings.lora_modules:
-            raise ModelRefused(
-                f"{name}: adapters ({settings.lora_modules[0].name}) are not shared between ranks: "
-                "merge it into the model, or leave out --tensor-parallel-size."
-            )
-        if quantisation is not None:
-            raise ModelRefused(
-                f"{name}: quantised weights are not shared between ranks: leave out "
-                "--tensor-parallel-size, or use the unquantised model."
-            )
-        check_shares(name, architecture, settings.tensor_parallel_size)
+        check_shares(name, architecture, leader.size)
     max_model_len = context_length(settings, architecture.max_positions)
     device = choose_device(settings.device)
     dtype = choose_dtype(settings.dtype, description.dtype, device)
     checkpoint = find_checkpoint(name, quantisation)
     vision, blind = _vision(checkpoint, description)
     adapters = read_adapters(settings, description, architecture)
-    ranks = () if leader is None else (f"{settings.tensor_parallel_size} ranks",)
+    ranks = () if leader is None else (f"{leader.size} ranks",)
     fact = proof_fact(checkpoint, dtype, device, repr(vision), repr(quantisation), *ranks)
     try:
         loaded = own.load(
@@ -153,7 +143,7 @@ def _run_by_ours(
     tokens = proof_tokens(loaded.vocab_size, ())
     refuse_infinite(name, answers(loaded, tokens))
     if adapters:
-        check_adapters(checkpoint, description, architecture, loaded, adapters)
+        check_adapters(checkpoint, description, architecture, loaded, adapters, leader=leader)
     if loaded.eye is not None:
         loaded = replace(loaded, eye=loaded.eye._replace(sight=_sight(settings, description)))
     notes = [*blind]

@@ -57,8 +57,15 @@ class Proof:
 class Leads(Protocol):
     """The first of the ranks that share a model."""
 
+    size: int
+
     def loaded(
-        self, load: Callable[[Group], LoadedModel], dtype: torch.dtype, num_layers: int | None
+        self,
+        load: Callable[[Group], LoadedModel],
+        dtype: torch.dtype,
+        num_layers: int | None,
+        *,
+        has_adapters: bool,
     ) -> LoadedModel:
         """Have all ranks load their shares, this one's by `load`, and return the model of all."""
 
@@ -93,7 +100,9 @@ def load(
             group=group,
         )
 
-    return share(ALONE) if leader is None else leader.loaded(share, dtype, num_layers)
+    if leader is None:
+        return share(ALONE)
+    return leader.loaded(share, dtype, num_layers, has_adapters=bool(adapters))
 
 
 def load_share(
@@ -121,9 +130,8 @@ def load_share(
         num_layers=num_layers,
         share=group.share,
     )
-    architecture = shared(
-        replace(architecture, blocks=architecture.blocks[:num_layers]), group.share
-    )
+    first = replace(architecture, blocks=architecture.blocks[:num_layers])
+    architecture = shared(first, group.share)
     eye = None
     if vision is not None:
         from engine.model.vision.tower import load_tower
@@ -134,7 +142,7 @@ def load_share(
         network=Decoder(
             architecture,
             weights,
-            adapters=[adapter.placed(architecture, dtype, device) for adapter in adapters],
+            adapters=[one.placed(first, dtype, device, group.share) for one in adapters],
             group=group,
         ),
         shapes=shapes,

@@ -20,11 +20,13 @@ import torch
 from engine.errors import EngineError, first_line_of
 from engine.kernels.attention import AttentionBackend
 from engine.kernels.backends import spare_torch_its_threads
+from engine.model.adapters.loading import read_adapters
 from engine.model.checkpoint import find_checkpoint
 from engine.model.description import read_description
 from engine.model.families import architecture_of
 from engine.model.network import LoadedModel
 from engine.model.own import load_share
+from engine.model.quantised.description import quantisation_of
 from engine.ranks.group import TorchGroup
 from engine.ranks.messages import (
     Allocate,
@@ -99,14 +101,19 @@ class Following:
                 self._forward(told)
 
     def _load(self, told: Load) -> None:
-        description = read_description(self._settings.model)
+        settings = self._settings
+        description = read_description(settings.model)
+        architecture = architecture_of(description)
+        quantisation = quantisation_of(description, settings.quantization)
+        adapters = read_adapters(settings, description, architecture) if told.has_adapters else ()
         model = self._models[told.number] = load_share(
-            find_checkpoint(self._settings.model),
+            find_checkpoint(settings.model, quantisation),
             description,
-            architecture_of(description),
+            architecture,
             told.dtype,
             self._device,
             num_layers=told.num_layers,
+            adapters=adapters,
             group=self._group,
         )
         if not model.network.needs_torch:

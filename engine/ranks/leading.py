@@ -65,10 +65,10 @@ class Leader:
         patience_seconds: float = PATIENCE_SECONDS,
     ) -> None:
         self._settings = settings
-        self._size = settings.tensor_parallel_size
+        self.size = settings.tensor_parallel_size
         self._device = device
         self._patience = patience_seconds
-        self._group = TorchGroup(Share(0, self._size), device, patience_seconds)
+        self._group = TorchGroup(Share(0, self.size), device, patience_seconds)
         self._followers: list[Follower] = []
         self._failure: str | None = None
         self._has_failed, self._is_closed = threading.Event(), threading.Event()
@@ -83,14 +83,19 @@ class Leader:
         )
 
     def loaded(
-        self, load: Callable[[Group], LoadedModel], dtype: torch.dtype, num_layers: int | None
+        self,
+        load: Callable[[Group], LoadedModel],
+        dtype: torch.dtype,
+        num_layers: int | None,
+        *,
+        has_adapters: bool,
     ) -> LoadedModel:
         """Have all ranks load their shares, this one's by `load`, and return the model of all."""
         is_first = not self._followers
         if is_first:
             self._start()
         number = self._number()
-        self._tell(Load(number, dtype, num_layers))
+        self._tell(Load(number, dtype, num_layers, has_adapters))
         own = load(self._group)
         self._hear()
         if is_first:
@@ -142,15 +147,15 @@ class Leader:
 
     def _start(self) -> None:
         # Kernels of several ranks would look for work on each other's cores.
-        threads = max(1, torch.get_num_threads() // self._size)
+        threads = max(1, torch.get_num_threads() // self.size)
         if self._device.type == "cpu":
             torch.set_num_threads(threads)
         environment = {**os.environ, "OMP_NUM_THREADS": str(threads)}
-        for rank in range(1, self._size):
+        for rank in range(1, self.size):
             follower = Follower(rank, environment, self._lose)
             self._followers.append(follower)
             device = "cpu" if self._device.type == "cpu" else f"cuda:{rank}"
-            begin = Begin(self._settings, Share(rank, self._size), device, self._patience)
+            begin = Begin(self._settings, Share(rank, self.size), device, self._patience)
             follower.tell(ForkingPickler.dumps(Told(begin)))
         threading.Thread(target=self._watch, name="tidemill-ranks", daemon=True).start()
 

@@ -33,6 +33,7 @@ class Load(NamedTuple):
     number: int
     dtype: torch.dtype
     num_layers: int | None
+    has_adapters: bool
 
 
 class Meet(NamedTuple):

@@ -18,6 +18,7 @@ from engine.config import EngineConfig
 from engine.errors import ModelRefused, first_line_of
 from engine.files import find_file
 from engine.kernels.adapters import LowRank
+from engine.kernels.ranks import Share
 from engine.model.adapters.description import (
     ALL_LINEAR,
     CONFIG,
@@ -27,13 +28,14 @@ from engine.model.adapters.description import (
 from engine.model.architecture import Architecture
 from engine.model.checkpoint import FLOATS, some
 from engine.model.description import Description
-from engine.model.layout import EMBEDDING, HEAD, weights_of
+from engine.model.layout import EMBEDDING, HEAD, WHOLE, Weight, weights_of
 from engine.model.weights import TEXT_OF_WHOLE
 
 TENSORS = "adapter_model.safetensors"
 PICKLES = ("adapter_model.bin", "adapter_model.pt")
 # What PEFT calls the model that it wraps, and the two halves of a product of low rank.
 WRAPPED = "base_model.model."
+WEIGHT = ".weight"
 _HALF = re.compile(r"(.+)\.lora_([AB])\.weight")
 # Which products of a layer are adapted; those of experts are more than one matrix.
 ROLES = ("qkv", "output", "gate_up", "down")
@@ -71,20 +73,30 @@ class Adapter:
     modules: Mapping[str, Module]
 
     def placed(
-        self, architecture: Architecture, dtype: torch.dtype, device: torch.device
+        self,
+        architecture: Architecture,
+        dtype: torch.dtype,
+        device: torch.device,
+        share: Share = WHOLE,
     ) -> dict[str, LowRank]:
-        """Return what it adds to the decoder's products by their roles: those of merged weights.
+        """Return what it adds to a rank's products by their roles: those of merged weights.
 
         Modules of layers that `architecture` leaves out are left out.
         """
         by_role: dict[str, list[tuple[Site, Module]]] = {}
-        for name, site in sites_of(architecture).items():
+        sites = sites_of(architecture)
+        for name, site in sites.items():
             if name in self.modules:
                 by_role.setdefault(site.role, []).append((site, self.modules[name]))
         heights = {weight.role: weight.shape[0] for weight in weights_of(architecture)}
-        return {
-            role: _joined(heights[role], parts, dtype, device) for role, parts in by_role.items()
-        }
+        placed = {}
+        for weight in weights_of(architecture, share=share):
+            if weight.role in by_role:
+                rows, columns = _own(weight, sites)
+                whole = _joined(heights[weight.role], by_role[weight.role])
+                own = LowRank(whole.down[:, columns], whole.up[rows])
+                placed[weight.role] = LowRank(own.down.to(device, dtype), own.up.to(device, dtype))
+        return placed
 
 
 def read_adapters(
@@ -114,14 +126,24 @@ def sites_of(architecture: Architecture) -> dict[str, Site]:
             start = 0
             for part in weight.parts:
                 height, width = part.shape
-                sites[part.key.removesuffix(".weight")] = Site(weight.role, start, height, width)
+                sites[part.key.removesuffix(WEIGHT)] = Site(weight.role, start, height, width)
                 start += height
     return sites
 
 
-def _joined(
-    height: int, parts: Sequence[tuple[Site, Module]], dtype: torch.dtype, device: torch.device
-) -> LowRank:
+def _own(weight: Weight, sites: Mapping[str, Site]) -> tuple[Tensor, slice]:
+    """Return which rows of a merged weight are a rank's, and which columns."""
+    starts = [sites[part.key.removesuffix(WEIGHT)].start for part in weight.parts]
+    taken = [(*part.taken, *map(range, part.shape[len(part.taken) :])) for part in weight.parts]
+    rows = [
+        torch.arange(start + own.start, start + own.stop)
+        for start, (own, _) in zip(starts, taken, strict=True)
+    ]
+    columns = taken[0][1]  # those of all parts
+    return torch.cat(rows), slice(columns.start, columns.stop)
+
+
+def _joined(height: int, parts: Sequence[tuple[Site, Module]]) -> LowRank:
     """Return modules side by side: each reads its own rows of `down`, and fills its own of `up`."""
     down = torch.cat([module.down.float() for _, module in parts])
     up = torch.zeros(height, len(down))
@@ -131,7 +153,7 @@ def _joined(
         rows = slice(site.start, site.start + site.height)
         up[rows, column : column + rank] = module.scale * module.up.float()
         column += rank
-    return LowRank(down.to(device, dtype), up.to(device, dtype))
+    return LowRank(down, up)
 
 
 def _read(

@@ -71,7 +71,8 @@ class Plan:
         yield from fill(self.plain).items()
         keeps = multiplies_quantised(dtype, device)
         for weight in self.made_fp8:
-            made = to_fp8(fill([weight])[weight.role])
+            whole_rows, columns = _with_whole_rows(weight)
+            made = _columns_of(to_fp8(fill([whole_rows])[weight.role]), columns)
             yield weight.role, made if keeps else made.dequantised()
         for weight, parts in self.quantised:
             whole = self._joined(weight, parts, fill, dtype) if keeps else None
@@ -185,6 +186,27 @@ def _taken(part: Part) -> tuple[range, range]:
     """Return which rows and columns of a matrix are read."""
     rows, columns = (*part.taken, *map(range, part.shape[len(part.taken) :]))
     return rows, columns
+
+
+def _with_whole_rows(weight: Weight) -> tuple[Weight, range | None]:
+    """Return a weight with all of its columns, by which rows are scaled, and those to be kept."""
+    first = weight.parts[0]
+    if len(first.taken) < 2 or len(first.taken[1]) == first.shape[1]:
+        return weight, None
+    parts = tuple(
+        replace(part, taken=(part.taken[0], range(part.shape[1]), *part.taken[2:]))
+        for part in weight.parts
+    )
+    shape = (*weight.shape[:-1], first.shape[1])
+    return replace(weight, shape=shape, parts=parts), first.taken[1]
+
+
+def _columns_of(whole: Quantised, columns: range | None) -> Quantised:
+    """Return neighbouring columns of a weight whose rows have one scale each; None is all."""
+    if columns is None:
+        return whole
+    numbers = whole.numbers[..., columns.start : columns.stop].contiguous()
+    return replace(whole, numbers=numbers, inputs=len(columns), group=len(columns))
 
 
 def _alone(part: Part) -> Weight:

@@ -10,9 +10,11 @@ import pytest
 import torch
 from torch import Tensor
 
+from engine.config import EngineConfig, LoraModule
 from engine.errors import ModelRefused
 from engine.kernels.ranks import ALONE, Group, Share
 from engine.model import own
+from engine.model.adapters.loading import read_adapters
 from engine.model.checkpoint import Checkpoint, find_checkpoint
 from engine.model.description import read_description
 from engine.model.families import architecture_of
@@ -20,6 +22,7 @@ from engine.model.layout import weights_of
 from engine.model.proof import answers, proof_tokens
 from engine.model.shares import check_shares
 from engine.model.weights import read_weights
+from tests.engine.adapters import halves, write_adapter
 from tests.engine.families import build
 from tests.engine.rank_threads import together
 
@@ -83,6 +86,27 @@ def test_every_stored_number_is_some_ranks(tmp_path: Path, name: str) -> None:
     }
     del checkpoint
     assert max(counts) < 0.65 * sum(part.count for part in whole.values())
+
+
+def test_an_adapter_is_shared_as_its_model_is(tmp_path: Path) -> None:
+    """Beside rows of the model itself, of merged tensors and of single ones."""
+    for name in ("Phi3Config", "LlamaConfig"):
+        checkpoint, description, architecture = saved(name, tmp_path / name)
+        targets = ("qkv_proj", "o_proj", "gate_up_proj", "down_proj", "k_proj", "up_proj")
+        folder = write_adapter(tmp_path / f"{name}-adapter", halves(build(name), targets))
+        config = EngineConfig(
+            str(tmp_path / name), lora_modules=(LoraModule("one", str(folder)),), device="cpu"
+        )
+        adapters = read_adapters(config, description, architecture)
+        parts = checkpoint, description, architecture, torch.float32, CPU
+
+        def through(group: Group, parts: Any = parts, adapters: Any = adapters) -> Tensor:
+            loaded = own.load_share(*parts, adapters=adapters, group=group)
+            return answers(loaded, proof_tokens(loaded.vocab_size, ()), adapter=1)
+
+        expected = through(ALONE)
+        assert (expected[0] - expected[1]).abs().max() > 0.1  # the adapter does something
+        torch.testing.assert_close(together(2, through)[0], expected, atol=2e-4, rtol=1e-4)
 
 
 def test_a_vocabulary_that_is_odd_ends_in_zeros(tmp_path: Path) -> None:

@@ -9,8 +9,10 @@ import random
 import select
 import signal
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import closing, contextmanager
+from dataclasses import replace
+from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
 from subprocess import PIPE, Popen
 from typing import Any
@@ -18,7 +20,7 @@ from typing import Any
 import pytest
 import torch
 
-from engine.config import EngineConfig
+from engine.config import EngineConfig, LoraModule
 from engine.errors import EngineClosed, EngineError, ModelRefused, RankFailed
 from engine.kinds.generation import make_work
 from engine.load import load_served
@@ -27,13 +29,15 @@ from engine.model.memory import Room
 from engine.model.network import LoadedModel
 from engine.ranks import leading
 from engine.ranks.leading import Leader, leader_of
-from engine.ranks.messages import Allocate
-from engine.scheduling.sequence import Sampling, SequenceRequest, SequenceResult
+from engine.ranks.messages import Allocate, Told
+from engine.scheduling.sequence import Sampling, SequenceRequest
 from engine.stepping.engine import Engine
 from engine.stepping.generation import GenerationWork
+from tests.engine.adapters import halves, write_adapter
 from tests.engine.families import VOCAB, build
 
 GREEDY = Sampling(temperature=0)
+linux = pytest.mark.skipif(sys.platform != "linux", reason="waits for processes as Linux lets it")
 
 
 def settings(folder: Path, size: int, **other: Any) -> EngineConfig:
@@ -71,18 +75,17 @@ def requests(count: int = 10) -> list[SequenceRequest]:
     ]
 
 
-def rows_of(work: GenerationWork, asked: list[SequenceRequest]) -> list[SequenceResult]:
-    """Run requests to their end."""
+def rows_of(work: GenerationWork, asked: list[SequenceRequest]) -> list[list[int]]:
+    """Run requests to their end and return what they write."""
     sequences = [work.add(request) for request in asked]
     while work.step() is not None:
         pass
-    return [sequence.result() for sequence in sequences]
+    return [sequence.result().token_ids for sequence in sequences]
 
 
-def expected_rows(folder: Path, asked: list[SequenceRequest]) -> list[list[int]]:
+def expected_rows(config: EngineConfig, asked: list[SequenceRequest]) -> list[list[int]]:
     """Return what one process writes that has the whole model."""
-    config = settings(folder, 1)
-    return [row.token_ids for row in rows_of(work_of(load_model(config), config), asked)]
+    return rows_of(work_of(load_model(config), config), asked)
 
 
 def processes_of(leader: Leader) -> list[Any]:
@@ -102,11 +105,14 @@ def has_ended(pid: int) -> bool:
         os.close(watched)
 
 
-def test_two_ranks_write_the_rows_of_one(folder: Path) -> None:
-    """Also when steps fail on their way, pages run out, and networks come and go."""
-    asked = requests()
-    expected = expected_rows(folder, asked)
-    config = settings(folder, 2, steps_ahead=1)
+def test_two_ranks_write_the_rows_of_one(tmp_path: Path, folder: Path) -> None:
+    """Also through adapters and quantised weights, when a step fails, and when pages run out."""
+    modules = halves(build("Qwen3Config"))
+    adapter = str(write_adapter(tmp_path / "adapter", modules, lora_alpha=2))
+    given = {"quantization": "fp8", "lora_modules": (LoraModule("one", adapter),)}
+    asked = [replace(one, adapter=index % 3 % 2) for index, one in enumerate(requests())]
+    expected = expected_rows(settings(folder, 1, **given), asked)
+    config = settings(folder, 2, steps_ahead=1, **given)
     with led(config) as (leader, model):
         work = work_of(model, config, num_pages=12)
         choose, failures = work._sampler.choose, iter([False, True])
@@ -117,104 +123,101 @@ def test_two_ranks_write_the_rows_of_one(folder: Path) -> None:
             return choose(*given)
 
         work._sampler.choose = fails  # type: ignore[method-assign]
-        assert [row.token_ids for row in rows_of(work, asked)] == expected
+        assert rows_of(work, asked) == expected
         assert work.stats().preemptions > 0
         del work
         gc.collect()
         again = work_of(model, config)
         assert not leader._dropped  # the others know that those pages are of no use any more
-        assert [row.token_ids for row in rows_of(again, asked)] == expected
+        assert rows_of(again, asked) == expected
         processes = processes_of(leader)
     assert [process.returncode for process in processes] == [-signal.SIGKILL]
 
 
-def test_four_ranks_share_experts_and_a_head_of_keys(
+def test_four_ranks_share_experts_and_run_out_of_memory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Two key heads are had twice each; sinks, biases and a window are shared as well."""
+    """Two key heads are had twice each; what goes wrong with one rank is said and ends all."""
     monkeypatch.setenv("TIDEMILL_CACHE", str(tmp_path / "cache"))
     build("GptOssConfig").save_pretrained(tmp_path / "model")  # type: ignore[operator]
     asked = requests(4)
     config = settings(tmp_path / "model", 4)
-    with led(config) as (_, model):
-        rows = [row.token_ids for row in rows_of(work_of(model, config), asked)]
-    assert rows == expected_rows(tmp_path / "model", asked)
+    with led(config) as (leader, model):
+        work = work_of(model, config)
+        assert rows_of(work, asked) == expected_rows(settings(tmp_path / "model", 1), asked)
+        message = ForkingPickler.dumps(Told(Allocate(99, 1, 10**14)))
+        leader._followers[1].tell(message)
+        with pytest.raises(RankFailed, match="rank 2: it ran out of memory: "):
+            rows_of(work, requests(5))
+        assert all(has_ended(process.pid) for process in processes_of(leader))
 
 
-def kill(leader: Leader) -> None:
-    """End a rank as the system does that is out of memory."""
-    processes_of(leader)[0].kill()
-
-
-def exhaust(leader: Leader) -> None:
-    """Have the other ranks take more memory than there is."""
-    leader._tell(Allocate(99, 1, 10**14))
-
-
-def confuse(leader: Leader) -> None:
-    """Have the other ranks do what they cannot."""
-    leader._tell(Allocate(99, 98, 1))
-
-
-@pytest.mark.parametrize(
-    ("harm", "words"),
-    [
-        (kill, "rank 1: it was ended by signal 9"),
-        (exhaust, "rank 1: it ran out of memory: "),
-        (confuse, "rank 1: KeyError: 98"),
-    ],
-)
-async def test_a_rank_that_ends_ends_the_engine_with_its_reason(
-    folder: Path, harm: Callable[[Leader], None], words: str
-) -> None:
-    """Whoever waits is told, and nobody is left behind."""
+async def test_a_rank_that_is_killed_ends_the_engine(folder: Path) -> None:
+    """Whoever waits is told why, and nobody is left behind."""
     config = settings(folder, 2)
     leader = Leader(config, torch.device("cpu"))
 
     def make() -> GenerationWork:
         work = work_of(load_model(config, leader), config)
-        harm(leader)
+        processes_of(leader)[0].kill()
         return work
 
     engine = Engine(make, leader.close)
-    with pytest.raises(EngineClosed, match=f"the engine stopped: {words}"):
+    words = "the engine stopped: rank 1: it was ended by signal 9"
+    with pytest.raises(EngineClosed, match=words):
         await engine.generate(requests(2))
     engine.close()
-    assert all(process.returncode is not None for process in processes_of(leader))
+    assert processes_of(leader)[0].returncode is not None
 
 
-def test_a_rank_that_hangs_ends_the_engine(folder: Path) -> None:
-    """It is named, as it answers nothing."""
-    config = settings(folder, 2)
-    with led(config, patience_seconds=600) as (leader, model):
-        work = work_of(model, config)
+@contextmanager
+def with_one_that_hangs() -> Iterator[Leader]:
+    """Yield the first rank of two, the other of which does nothing any more."""
+    leader = Leader(EngineConfig("any", tensor_parallel_size=2), torch.device("cpu"))
+    with closing(leader):
+        leader._start()
         (process,) = processes_of(leader)
         process.send_signal(signal.SIGSTOP)
+        os.waitid(os.P_PID, process.pid, os.WSTOPPED)
+        yield leader
+
+
+@linux
+def test_a_rank_that_hangs_ends_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is named, as it answers nothing."""
+    monkeypatch.setattr(leading, "ANSWER_SECONDS", 0.01)
+    with with_one_that_hangs() as leader:
         leader._patience = 0
         leader._awaited = (0.0, None)
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(leading, "ANSWER_SECONDS", 0.01)
-            leader._watch()
-        with pytest.raises(RankFailed, match="rank 1 does not answer"):
-            rows_of(work, requests(1))
+        leader._watch()
+        with pytest.raises(RankFailed, match="for 0 s: rank 1 does not answer"):
+            leader.check()
+        assert has_ended(processes_of(leader)[0].pid)
 
 
-def test_a_failure_of_the_first_rank_ends_all(folder: Path) -> None:
+@linux
+@pytest.mark.parametrize(
+    ("failure", "words"),
+    [
+        (torch.OutOfMemoryError("CUDA out of memory."), "rank 0: it ran out of memory: CUDA out"),
+        (ValueError("odd"), "rank 0: ValueError: odd"),
+    ],
+)
+def test_a_failure_of_the_first_rank_ends_all(
+    monkeypatch: pytest.MonkeyPatch, failure: Exception, words: str
+) -> None:
     """Amid a step the others wait for it, and cannot go on."""
-    config = settings(folder, 2)
-    with led(config) as (leader, model):
-        work = work_of(model, config)
+    monkeypatch.setattr(leading, "ANSWER_SECONDS", 0.01)
 
-        def fail(*_: Any) -> None:
-            raise torch.OutOfMemoryError("CUDA out of memory.")
+    def fail() -> None:
+        raise failure
 
-        network: Any = model.network
-        network._own.logits = fail
-        with pytest.raises(RankFailed, match="rank 0: it ran out of memory: CUDA out"):
-            rows_of(work, requests(1))
-        with pytest.raises(RankFailed, match="rank 0"):  # and does not begin anew
-            rows_of(work, requests(1))
-        assert all(has_ended(process.pid) for process in processes_of(leader))
+    with with_one_that_hangs() as leader:
+        with pytest.raises(RankFailed, match=words):
+            leader._together(fail)
+        with pytest.raises(RankFailed, match=words):
+            leader.check()
+        assert has_ended(processes_of(leader)[0].pid)
 
 
 LEADS = """
@@ -228,7 +231,7 @@ sys.stdin.read()
 """
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="waits for a process that is another's child")
+@linux
 def test_ranks_end_with_a_first_one_that_is_killed() -> None:
     """They are not left behind."""
     with Popen([sys.executable, "-c", LEADS], stdin=PIPE, stdout=PIPE) as process:
