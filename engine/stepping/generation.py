@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from engine.contract import EngineStats
 from engine.errors import EngineError
+from engine.kernels.step import on_device
 from engine.protocol.errors import InternalError, RequestError
 from engine.scheduling.failures import Failures
 from engine.scheduling.scheduler import Scheduler, StepPlan
@@ -160,9 +161,8 @@ class GenerationWork:
             masks.wait()
         rows = plan.sampled_rows
         is_all = len(rows) == len(logits)
-        sampled = self._sampler.choose(
-            plan.sampled, logits if is_all else logits[torch.from_numpy(rows)], masks
-        )
+        wanted = logits if is_all else logits[on_device(rows, logits.device)]
+        sampled = self._sampler.choose(plan.sampled, wanted, masks)
         self._runner.remember(plan.sampled, sampled.token_ids)
         scores = StepScores(plan, self._table)
         scored = scores.compute(logits, sampled.token_ids)

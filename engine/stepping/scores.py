@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from engine.kernels.backends import choose_sampling
+from engine.kernels.step import on_device
 from engine.scheduling.scheduler import StepPlan
 from engine.scheduling.sequence import TokenLogprob
 from engine.scheduling.table import SequenceTable
@@ -63,8 +64,8 @@ class StepScores:
         known = [table.tokens[one.slot, one.start : one.stop].astype(np.int64) for one in prompts]
         token_ids = torch.cat(
             [
-                sampled_ids[torch.from_numpy(self._sampled)],
-                *(torch.from_numpy(ids).to(logits.device) for ids in known),
+                sampled_ids[on_device(self._sampled, logits.device)],
+                *(on_device(ids, logits.device) for ids in known),
             ]
         )
         num_top = max(
@@ -84,7 +85,7 @@ class StepScores:
         owners = np.repeat(np.arange(len(self._slots)), list(map(len, self._named)))
         ids = np.fromiter(chain.from_iterable(self._named), np.int64)
         index, rows, named = (
-            torch.from_numpy(array).to(logits.device) for array in (owners, self._rows[owners], ids)
+            on_device(array, logits.device) for array in (owners, self._rows[owners], ids)
         )
         chosen = logits[rows, token_ids[index]].float()
         return logprobs[index] + logits[rows, named].float() - chosen

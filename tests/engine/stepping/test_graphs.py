@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from collections.abc import Sequence as Several
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import cast
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -18,7 +20,12 @@ from engine.config import EngineConfig
 from engine.kernels import sampling
 from engine.kernels.attention import AttentionShape
 from engine.kernels.reference import ReferenceAttention
+from engine.kernels.step import Step
 from engine.kinds.generation import make_work
+from engine.model.decoder import Decoder
+from engine.model.description import read_description
+from engine.model.families import architecture_of
+from engine.model.layout import weights_of
 from engine.model.memory import Room
 from engine.model.network import LoadedModel, Network
 from engine.protocol.errors import RequestError
@@ -26,7 +33,7 @@ from engine.scheduling.sequence import Sampling, Sequence, SequenceRequest
 from engine.stepping import graphs, sampler
 from engine.stepping.generation import GenerationWork
 from engine.stepping.graphs import buckets
-from tests.engine.families import VOCAB, build
+from tests.engine.families import FAMILIES, VOCAB, build
 from tests.engine.test_parity import run_by_ours
 
 CPU = torch.device("cpu")
@@ -279,3 +286,55 @@ def test_buckets_leave_little_room_empty() -> None:
     sizes = list(buckets(1000))
     assert sizes[-2] < 1000 <= sizes[-1]
     assert all(8 * (upper - lower - 1) < max(lower, 64) for lower, upper in pairwise(sizes))
+
+
+class Unseen:
+    """A backend of shapes alone."""
+
+    page_size, trash_slot = 4, 0
+
+    def __init__(self, shapes: Several[AttentionShape]) -> None:
+        self._shapes = shapes
+
+    def prepare(self, step: Step) -> None:
+        """Take in nothing."""
+
+    def enter(self, layer: int, qkv: Tensor, turns: Tensor, norms: object) -> Tensor:
+        """Return queries."""
+        del turns, norms
+        shape = self._shapes[layer]
+        return qkv.new_empty(len(qkv), shape.num_query_heads, shape.key_dim)
+
+    def store(self, layer: int, key: Tensor, value: Tensor) -> None:
+        """Store nothing."""
+
+    def attend(self, layer: int, query: Tensor, sinks: Tensor | None = None) -> Tensor:
+        """Return as much as attention does."""
+        del sinks
+        shape = self._shapes[layer]
+        return query.new_empty(len(query), shape.num_query_heads, shape.value_dim)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_what_is_captured_asks_the_device_for_no_number(family: str, tmp_path: Path) -> None:
+    """A device without any would refuse: no size depends on what a step's numbers are."""
+    build(family).config.save_pretrained(tmp_path)  # type: ignore[operator]
+    architecture = architecture_of(read_description(str(tmp_path)))
+    nowhere = torch.device("meta")
+    weights = {
+        weight.role: torch.empty(weight.shape, dtype=torch.bfloat16, device=nowhere)
+        for weight in weights_of(architecture)
+    }
+    each, all_of_them = np.zeros(8, np.int64), np.arange(9)
+    step = Step.pack(
+        8,
+        nowhere,
+        **dict.fromkeys(["token_ids", "positions", "slots", "context_lengths", "pages"], each),
+        **dict.fromkeys(["query_starts", "page_starts"], all_of_them),
+        logit_rows=all_of_them[:8],
+    )
+    attention = Unseen([block.attention for block in architecture.blocks])
+    with torch.inference_mode():
+        step = step.with_ids(torch.zeros(4, dtype=torch.int32, device=nowhere))
+        hidden = Decoder(architecture, weights).hidden(step, attention)
+    assert hidden.shape == (8, architecture.hidden_size)
