@@ -17,7 +17,7 @@ from engine.kernels.products import Products, prepack
 from engine.kernels.reference import ReferenceAttention
 from engine.kernels.sampling import ChoosesTokens
 
-# Types of devices that Triton's kernels serve; what only compiles or interprets them says another.
+# Types of devices that Triton's kernels serve; what only compiles or interprets them says others.
 TRITON_TYPES = {"cuda"}
 # What they are compiled for: Ampere and later.
 FIRST_CAPABILITY = (8, 0)
@@ -99,7 +99,7 @@ def choose_experts(dtype: torch.dtype, device: torch.device) -> MixesExperts:
 
 def choose_products(blocks: Blocks, device: torch.device) -> Products:
     """Return what makes products on a device: by its own kernel, else by oneDNN, else by torch."""
-    if device.type == "cpu":
+    if device.type == "cpu" and not has_triton(device):
         from engine.kernels.cpu.adapters import prepare_adapted
         from engine.kernels.cpu.products import prepare
 
@@ -114,16 +114,16 @@ def multiplies_quantised(dtype: torch.dtype, device: torch.device) -> bool:
 
 def choose_sampling(dtype: torch.dtype, device: torch.device) -> ChoosesTokens:
     """Return the device's own functions where it has them for this dtype, else the reference."""
+    if has_triton(device):
+        from engine.kernels.triton import sampling as of_gpu
+
+        return of_gpu
     if device.type == "cpu":
         from engine.kernels.cpu import sampling as of_cpu
         from engine.kernels.cpu.scalars import DTYPES
 
         if dtype in DTYPES:
             return of_cpu
-    if has_triton(device):
-        from engine.kernels.triton import sampling as of_gpu
-
-        return of_gpu
     return sampling
 
 

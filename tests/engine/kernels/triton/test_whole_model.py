@@ -1,0 +1,60 @@
+"""A whole model by the GPU's kernels, interpreted: the rows are those of torch's own functions."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from engine.config import EngineConfig
+from engine.kernels import backends
+from engine.kernels.triton.attention import TritonAttention
+from engine.kinds.generation import make_work
+from engine.model import own
+from engine.model.checkpoint import find_checkpoint
+from engine.model.description import read_description
+from engine.model.families import architecture_of
+from engine.model.memory import Room
+from engine.scheduling.sequence import Sampling, SequenceRequest
+from tests.engine.families import build
+
+CPU = torch.device("cpu")
+SHARED = list(range(40, 60))
+PROMPTS = ([*SHARED, 7], [*SHARED, 8, 9], [3, 4, 5])
+SAMPLINGS = (
+    Sampling(temperature=0, logprobs=1),
+    Sampling(temperature=1, seed=5),
+    Sampling(temperature=0, repetition_penalty=1.3, logit_bias={9: 1.0}),
+)
+
+
+def rows(folder: Path, kinds: set[str], monkeypatch: pytest.MonkeyPatch) -> list[list[int]]:
+    """Return what a model writes where Triton's kernels serve these types of devices."""
+    monkeypatch.setattr(backends, "TRITON_TYPES", kinds)
+    description, checkpoint = read_description(str(folder)), find_checkpoint(str(folder))
+    parts = checkpoint, description, architecture_of(description)
+    model = own.load(*parts, torch.float32, CPU, num_layers=2)
+    assert (model.backend is TritonAttention) == bool(kinds)
+    config = EngineConfig("tiny", max_num_seqs=4, max_num_batched_tokens=16)
+    work = make_work(model, Room(12, 128), config)
+    items = [
+        work.add(SequenceRequest(prompt, 4, sampling))
+        for prompt, sampling in zip(PROMPTS, SAMPLINGS, strict=True)
+    ]
+    while work.step() is not None:
+        pass
+    return [item.result().token_ids for item in items]
+
+
+@pytest.mark.parametrize(
+    "family",
+    ["Qwen3Config", pytest.param("Gemma2Config", marks=pytest.mark.long)],
+)
+def test_rows_are_those_of_a_cpu(
+    family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Greedy, random and shaped, some with a prefix that is shared, in mixed steps."""
+    build(family).save_pretrained(tmp_path)
+    on_cpu = rows(tmp_path, set(), monkeypatch)
+    assert rows(tmp_path, {"cpu"}, monkeypatch) == on_cpu
