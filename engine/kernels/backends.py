@@ -104,12 +104,17 @@ def choose_products(blocks: Blocks, device: torch.device) -> Products:
         from engine.kernels.cpu.products import prepare
 
         return Products(blocks, [prepare, prepack], prepare_adapted)
+    if has_triton(device):
+        from engine.kernels.triton import products as of_gpu
+
+        ways = [of_gpu.prepare_scaled, of_gpu.prepare_fp8, of_gpu.prepare]
+        return Products(blocks, [], quantised=ways)
     return Products(blocks, [])
 
 
 def multiplies_quantised(dtype: torch.dtype, device: torch.device) -> bool:
     """Say whether the device's products take quantised weights as they are."""
-    return device.type in TRITON_TYPES and dtype in {torch.bfloat16, torch.float16}
+    return has_triton(device) and dtype in {torch.bfloat16, torch.float16}
 
 
 def choose_sampling(dtype: torch.dtype, device: torch.device) -> ChoosesTokens:

@@ -30,7 +30,7 @@ class Quantised:
     """
 
     numbers: Tensor
-    scales: Tensor  # […, O, ⌈I / group⌉]
+    scales: Tensor  # […, O, ⌈I / group⌉], fp32
     zeros: Tensor | None  # […, O, ⌈I / group⌉], uint8
     inputs: int
     group: int

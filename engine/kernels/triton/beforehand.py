@@ -14,9 +14,10 @@ import torch
 
 from engine.kernels.attention import AttentionShape, HeadNorms
 from engine.kernels.blocks import Gate
+from engine.kernels.quantised import FP8, Quantised
 from engine.kernels.sampling import nothing_asked
 from engine.kernels.step import Step
-from engine.kernels.triton import blocks, entry, experts, sampling
+from engine.kernels.triton import blocks, entry, experts, fp8, products, sampling
 from engine.kernels.triton.attention import TritonAttention
 from engine.kernels.triton.launching import compiling_for
 
@@ -105,6 +106,31 @@ def mixtures(dtype: torch.dtype) -> None:
     experts.combine(torch.empty(16, HIDDEN, dtype=dtype), rows.places, torch.empty(2, chosen))
 
 
+def quantised(dtype: torch.dtype) -> None:
+    """Multiply by weights of four bits, and of eight, which come with bf16: small and wide."""
+    for outputs in (HIDDEN, 8 * HIDDEN):
+        words = torch.empty(outputs, HIDDEN // 8, dtype=torch.int32)
+        numbers = torch.empty(outputs, HIDDEN, dtype=FP8)
+        for group in (32, 64, 128, HIDDEN):
+            scales = torch.empty(outputs, HIDDEN // group)
+            zeros = torch.empty_like(scales, dtype=torch.uint8)
+            _multiplied(Quantised(words, scales, zeros, HIDDEN, group, dtype))
+            if dtype == torch.bfloat16 and group >= 128:
+                _multiplied(Quantised(numbers, scales, None, HIDDEN, group, dtype))
+
+
+def _multiplied(weight: Quantised) -> None:
+    """Multiply few rows and many, with a bias and without."""
+    products.dequantised(weight)
+    x = torch.empty(128, HIDDEN, dtype=weight.dtype)
+    for bias in (None, torch.empty(weight.shape[0], dtype=weight.dtype)):
+        for rows in (16, 64, 128):
+            if weight.zeros is None and fp8.multiplies_fp8(CPU):
+                fp8.multiply(x[:rows], weight, bias)
+            elif rows <= products.FEW_ROWS:
+                products.multiply(x[:rows], weight, bias)
+
+
 # Each calls what a run calls, in the forms that it may call it in.
 CALLS: tuple[Callable[[torch.dtype], None], ...] = (
     norms,
@@ -113,6 +139,7 @@ CALLS: tuple[Callable[[torch.dtype], None], ...] = (
     choices,
     attention,
     mixtures,
+    quantised,
 )
 
 

@@ -227,5 +227,5 @@ def _of_four_bits(
             if not torch.equal(groups[order], regular.to(groups.dtype)):
                 raise NotUnderstood(f"its inputs are not in groups of {size}")
             numbers = numbers[:, order]
-    zeros, scales = zeros.contiguous(), scales.contiguous()
+    scales, zeros = scales.float().contiguous(), zeros.contiguous()
     return Quantised(packed(numbers.contiguous()), scales, zeros, inputs, size, dtype, order)

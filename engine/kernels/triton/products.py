@@ -1,0 +1,285 @@
+"""The GPU's products with quantised weights; the reference is `Quantised.dequantised` and torch's.
+
+Few rows are multiplied by numbers that become halves in registers, so that what is read are few
+bits; for many rows, where arithmetic takes the time, the weight is dequantised first. Where the
+device multiplies fp8 numbers, rows become fp8 themselves.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+from torch.nn import functional
+
+from engine.kernels.products import Product
+from engine.kernels.quantised import APART, BLOCK, Quantised
+from engine.kernels.triton import fp8
+from engine.kernels.triton.choices import choose
+from engine.kernels.triton.launching import arch_of, launch
+
+# Up to so many rows weights are read in few bits; a product of more takes its time to multiply.
+FEW_ROWS = 64
+# So many programs fill any card; they share a row's inputs where there are too few outputs.
+MANY_PROGRAMS = 512
+# torch's product of fp8 numbers wants both sides of a weight to be multiples of it.
+ALIGNED = 16
+STEP, WORDS, PLACES = tl.constexpr(BLOCK), tl.constexpr(APART), tl.constexpr(8)
+# fp16's numbers with fp8's bits are so much smaller.
+OF_FP8 = tl.constexpr(256.0)
+
+
+def prepare(weight: Quantised, bias: Tensor | None) -> Product | None:
+    """Return the product with a matrix on its device; None where the kernels do not take it."""
+    if not _serves(weight):
+        return None
+    order = weight.order
+
+    def product(x: Tensor) -> Tensor:
+        x = x if order is None else x[:, order]
+        if len(x) <= FEW_ROWS:
+            return multiply(x.contiguous(), weight, bias)
+        return functional.linear(x, dequantised(weight), bias)
+
+    return product
+
+
+def prepare_fp8(weight: Quantised, bias: Tensor | None) -> Product | None:
+    """Return the product of rows made fp8 with a matrix; None where that is not to be had."""
+    if not (fp8.multiplies_fp8(weight.device) and fp8.serves(weight)):
+        return None
+    return lambda x: fp8.multiply(x, weight, bias)
+
+
+def prepare_scaled(weight: Quantised, bias: Tensor | None) -> Product | None:
+    """Return the same by torch's own product, of weights with a scale a row."""
+    sides = [*weight.shape, ALIGNED]
+    is_even = all(side % ALIGNED == 0 for side in sides)
+    is_row_wise = fp8.serves(weight) and weight.scales.shape[-1] == 1
+    if not (is_even and is_row_wise and fp8.multiplies_fp8(weight.device)):
+        return None
+    scales = weight.scales.T.contiguous()  # [1, O]
+
+    def product(x: Tensor) -> Tensor:
+        numbers, of_rows = fp8.to_fp8(x, weight.inputs)
+        out = torch._scaled_mm(  # noqa: SLF001 - the only name that it has
+            numbers, weight.numbers.T, scale_a=of_rows, scale_b=scales, out_dtype=x.dtype
+        )
+        return out if bias is None else out.add_(bias)
+
+    return product
+
+
+def _serves(weight: Quantised) -> bool:
+    is_one = weight.group >= weight.inputs
+    halves = BLOCK // APART if weight.zeros is not None else 4
+    is_within = BLOCK % weight.group == 0 and BLOCK // weight.group <= halves
+    return len(weight.shape) == 2 and (is_one or weight.group % BLOCK == 0 or is_within)
+
+
+def multiply(x: Tensor, weight: Quantised, bias: Tensor | None) -> Tensor:
+    """Return x · weightᵀ + bias: contiguous `x [T, I]`, its columns in the weight's order.
+
+    Moves the weight's bytes once for 64 rows, x's and out's numbers, and where outputs are few
+    fp32 parts of them.
+    """
+    (rows, inputs), outputs = x.shape, weight.shape[0]
+    tile = 16 if rows <= 16 else FEW_ROWS
+    choice = choose("multiply", arch_of(x.device), rows=tile, outputs=outputs)
+    steps = triton.cdiv(inputs, BLOCK)
+    tiles = triton.cdiv(rows, tile), triton.cdiv(outputs, choice.sizes["OUTPUTS"])
+    shares = max(min(MANY_PROGRAMS // (tiles[0] * tiles[1]), steps // 2), 1)
+    each = triton.cdiv(steps, shares)
+    shares = triton.cdiv(steps, each)
+    out = x.new_empty(rows, outputs)
+    into = out if shares == 1 else x.new_empty(shares, rows, outputs, dtype=torch.float32)
+    arrays = x, _bytes(weight), weight.scales, weight.zeros, into
+    launch(
+        *(_multiply, (*tiles, shares), *arrays, rows, outputs, inputs),
+        *(weight.numbers.shape[-1], weight.scales.shape[-1], *_groups(weight), each),
+        choice=choice, ROWS=tile,
+    )  # fmt: skip
+    if shares == 1:
+        return out if bias is None else out.add_(bias)
+    count = rows * outputs
+    choice = choose("join", arch_of(x.device))
+    grid = (triton.cdiv(count, choice.sizes["BLOCK"]),)
+    launch(_join, grid, into, bias, out, count, outputs, shares, choice=choice)
+    return out
+
+
+def dequantised(weight: Quantised) -> Tensor:
+    """Return what a matrix stands for in the order that its columns have; see `Quantised`.
+
+    Moves its bytes, and O·I numbers of its dtype.
+    """
+    outputs, inputs = weight.shape
+    out = torch.empty(outputs, inputs, dtype=weight.dtype, device=weight.device)
+    choice = choose("dequantise", arch_of(weight.device))
+    grid = (triton.cdiv(outputs, choice.sizes["OUTPUTS"]), triton.cdiv(inputs, BLOCK))
+    arrays = _bytes(weight), weight.scales, weight.zeros, out
+    sizes = outputs, inputs, weight.numbers.shape[-1], weight.scales.shape[-1]
+    launch(_dequantise, grid, *arrays, *sizes, *_groups(weight), choice=choice)
+    return out
+
+
+def _bytes(weight: Quantised) -> Tensor:
+    """Return numbers as Ampere knows them, too."""
+    return weight.numbers.view(torch.uint8) if weight.zeros is None else weight.numbers
+
+
+def _groups(weight: Quantised) -> tuple[int, int]:
+    """Return how many blocks a group has, and how many groups a block."""
+    if weight.group >= weight.inputs:
+        return triton.cdiv(weight.inputs, BLOCK), 1
+    return max(weight.group // BLOCK, 1), max(BLOCK // weight.group, 1)
+
+
+@triton.jit(do_not_specialize=["rows", "groups", "steps_a_group", "steps_each"])
+def _multiply(
+    x,  # [T, inputs]
+    numbers,  # [outputs, words]: int32 with zeros, else uint8
+    scales,  # [outputs, groups]
+    zeros,  # [outputs, groups], or None
+    out,  # [T, outputs]; of more shares than one their parts, [shares, T, outputs]
+    rows,
+    outputs,
+    inputs,
+    words,
+    groups,
+    steps_a_group,
+    GROUPS: tl.constexpr,  # of a step
+    steps_each,
+    ROWS: tl.constexpr,
+    OUTPUTS: tl.constexpr,
+):
+    row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
+    output = tl.program_id(1).to(tl.int64) * OUTPUTS + tl.arange(0, OUTPUTS)
+    has_row, has_output = row < rows, output < outputs
+    first = tl.program_id(2) * steps_each
+    total = tl.zeros((OUTPUTS, ROWS), tl.float32)
+    for step in range(first, min(first + steps_each, tl.cdiv(inputs, STEP))):
+        for part in tl.static_range(GROUPS):
+            group = step // steps_a_group if GROUPS == 1 else step * GROUPS + part
+            has_group = has_output & (group < groups)
+            of_group = tl.zeros((OUTPUTS, ROWS), tl.float32)
+            if zeros is None:
+                column = step * STEP + part * (STEP // GROUPS) + tl.arange(0, STEP // GROUPS)
+                weight = _of_fp8(numbers, output, has_output, column, inputs, x.dtype.element_ty)
+                of_group = tl.dot(weight, _turned(x, row, has_row, column, inputs), of_group)
+            else:
+                place = output[:, None] * words + step * WORDS + tl.arange(0, WORDS)[None, :]
+                held = tl.load(numbers + place, has_output[:, None], other=0)
+                zero = tl.load(zeros + output * groups + group, has_group, other=0)
+                for index in tl.static_range(PLACES // GROUPS):
+                    which = part * (PLACES // GROUPS) + index
+                    column = step * STEP + which * WORDS + tl.arange(0, WORDS)
+                    weight = _of_four_bits(held, which, zero, x.dtype.element_ty)
+                    of_group = tl.dot(weight, _turned(x, row, has_row, column, inputs), of_group)
+            scale = tl.load(scales + output * groups + group, has_group, other=0.0)
+            total += of_group * scale[:, None]
+    if zeros is None:
+        total *= OF_FP8
+    place = (tl.program_id(2).to(tl.int64) * rows + row[None, :]) * outputs + output[:, None]
+    is_there = has_row[None, :] & has_output[:, None]
+    tl.store(out + place, total.to(out.dtype.element_ty), is_there)
+
+
+@triton.jit
+def _turned(x, row, has_row, column, inputs):
+    """Return columns of rows, a column in a line; 0 behind the last."""
+    place = row[None, :] * inputs + column[:, None]
+    return tl.load(x + place, has_row[None, :] & (column < inputs)[:, None], other=0.0)
+
+
+@triton.jit
+def _of_fp8(numbers, output, has_output, column, inputs, dtype: tl.constexpr):
+    """Return fp8 numbers as others, 256 times too small."""
+    place = output[:, None] * inputs + column[None, :]
+    is_there = has_output[:, None] & (column < inputs)[None, :]
+    bits = tl.load(numbers + place, is_there, other=0).to(tl.int16)
+    halves = (((bits & 0x80) << 8) | ((bits & 0x7F) << 7)).to(tl.float16, bitcast=True)
+    return halves.to(dtype)
+
+
+@triton.jit
+def _of_four_bits(words, place: tl.constexpr, zero, dtype: tl.constexpr):
+    """Return the number at a place of each word, less its row's zero.
+
+    Set into the lowest bits of 1024 or 128 it is a float without any conversion.
+    """
+    bits = (words >> (4 * place)) & 15
+    if dtype == tl.float16:
+        number = (bits | 0x6400).to(tl.int16).to(tl.float16, bitcast=True)
+        zero = (zero.to(tl.int16) + 1024).to(tl.float16)
+    elif dtype == tl.bfloat16:
+        number = (bits | 0x4300).to(tl.int16).to(tl.bfloat16, bitcast=True)
+        zero = (zero.to(tl.int16) + 128).to(tl.bfloat16)
+    else:
+        number = bits.to(tl.float32)
+        zero = zero.to(tl.float32)
+    return number - zero[:, None]
+
+
+@triton.jit(do_not_specialize=["shares"])
+def _join(
+    parts,  # [shares, count]
+    bias,  # [outputs], or None
+    out,  # [count]
+    count,
+    outputs,
+    shares,
+    BLOCK: tl.constexpr,
+):
+    place = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    is_there = place < count
+    total = tl.zeros((BLOCK,), tl.float32)
+    for share in range(shares):
+        total += tl.load(parts + share * count + place, is_there, other=0.0)
+    if bias is not None:
+        total += tl.load(bias + place % outputs, is_there, other=0.0).to(tl.float32)
+    tl.store(out + place, total.to(out.dtype.element_ty), is_there)
+
+
+@triton.jit(do_not_specialize=["groups", "steps_a_group"])
+def _dequantise(
+    numbers,  # [outputs, words]: int32 with zeros, else uint8
+    scales,  # [outputs, groups]
+    zeros,  # [outputs, groups], or None
+    out,  # [outputs, inputs]
+    outputs,
+    inputs,
+    words,
+    groups,
+    steps_a_group,
+    GROUPS: tl.constexpr,  # of a step
+    OUTPUTS: tl.constexpr,
+):
+    output = tl.program_id(0).to(tl.int64) * OUTPUTS + tl.arange(0, OUTPUTS)
+    step = tl.program_id(1)
+    has_output = output < outputs
+    for part in tl.static_range(GROUPS):
+        group = step // steps_a_group if GROUPS == 1 else step * GROUPS + part
+        has_group = has_output & (group < groups)
+        scale = tl.load(scales + output * groups + group, has_group, other=0.0)
+        if zeros is None:
+            column = step * STEP + part * (STEP // GROUPS) + tl.arange(0, STEP // GROUPS)
+            weight = _of_fp8(numbers, output, has_output, column, inputs, tl.float32) * OF_FP8
+            _keep(out, weight * scale[:, None], output, has_output, column, inputs)
+        else:
+            place = output[:, None] * words + step * WORDS + tl.arange(0, WORDS)[None, :]
+            held = tl.load(numbers + place, has_output[:, None], other=0)
+            zero = tl.load(zeros + output * groups + group, has_group, other=0)
+            for index in tl.static_range(PLACES // GROUPS):
+                which = part * (PLACES // GROUPS) + index
+                column = step * STEP + which * WORDS + tl.arange(0, WORDS)
+                weight = _of_four_bits(held, which, zero, tl.float32)
+                _keep(out, weight * scale[:, None], output, has_output, column, inputs)
+
+
+@triton.jit
+def _keep(out, weight, output, has_output, column, inputs):
+    place = output[:, None] * inputs + column[None, :]
+    is_there = has_output[:, None] & (column < inputs)[None, :]
+    tl.store(out + place, weight.to(out.dtype.element_ty), is_there)
