@@ -73,7 +73,9 @@ class Generation:
             if leader is not None:
                 ending.callback(leader.close)
             model = load_model(config, leader)
-            room = find_room(model, config, step_bytes=_step_bytes(model, config))
+            step_bytes = _step_bytes(model, config)
+            free = None if leader is None else leader.free_bytes()
+            room = find_room(model, config, step_bytes=step_bytes, free=free)
             return (model, room), make_work(model, room, config)
 
         with begun(config, folder, make, ending.close) as (engine, (model, room), vocabulary):

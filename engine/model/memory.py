@@ -41,13 +41,20 @@ class Room:
     max_model_len: int
 
 
-def find_room(model: LoadedModel, settings: EngineConfig, *, step_bytes: int | None = None) -> Room:
+def find_room(
+    model: LoadedModel,
+    settings: EngineConfig,
+    *,
+    step_bytes: int | None = None,
+    free: int | None = None,
+) -> Room:
     """Return the room that there is: a context that does not fit is shortened to what does.
 
-    `step_bytes` is what the largest step takes, where that was measured; else it is bounded.
+    `step_bytes` is what the largest step takes, where that was measured; else it is bounded. `free`
+    is what the device has left, where that is not this process's alone to say.
     Raises `OutOfCacheMemory` when there is none at all, or less than `settings.max_model_len`.
     """
-    num_pages = count_pages(model, settings, step_bytes=step_bytes)
+    num_pages = count_pages(model, settings, step_bytes=step_bytes, free=free)
     page_size, wanted = model.backend.page_size, model.max_model_len
     room = num_pages * page_size
     if room < wanted and settings.max_model_len is not None:
@@ -61,7 +68,11 @@ def find_room(model: LoadedModel, settings: EngineConfig, *, step_bytes: int | N
 
 
 def count_pages(
-    model: LoadedModel, settings: EngineConfig, *, step_bytes: int | None = None
+    model: LoadedModel,
+    settings: EngineConfig,
+    *,
+    step_bytes: int | None = None,
+    free: int | None = None,
 ) -> int:
     """Return the pages to allocate: what fits the memory, and no more than can ever be in use."""
     page_size = model.backend.page_size
@@ -70,9 +81,7 @@ def count_pages(
     budget = settings.kv_cache_memory
     if budget is None:
         share = SHARE_OF_FREE[model.device.type] if step_bytes is None else SHARE_OF_MEASURED
-        free = free_bytes(model.device)
-        if model.device.type == "cpu":  # of which all ranks have one
-            free //= settings.tensor_parallel_size
+        free = free_bytes(model.device) if free is None else free
         free -= _activation_bytes(model, limits) if step_bytes is None else step_bytes
         budget = int(free * share)
     useful = limits.max_num_seqs * -(-model.max_model_len // page_size)

@@ -82,6 +82,9 @@ class LoadedModel:
     eye: Eye | None = None
     notes: tuple[str, ...] = ()
 
+    def check(self) -> None:
+        """Raise what has made worthless all that was computed since; here nothing can."""
+
     def attention(self, num_pages: int) -> AttentionBackend:
         """Allocate so many pages of every layer."""
         return self.backend(self.shapes, num_pages, self.dtype, self.device)

@@ -24,18 +24,22 @@ from engine.model.adapters.loading import read_adapters
 from engine.model.checkpoint import find_checkpoint
 from engine.model.description import read_description
 from engine.model.families import architecture_of
+from engine.model.memory import free_bytes
 from engine.model.network import LoadedModel
 from engine.model.own import load_share
 from engine.model.quantised.description import quantisation_of
 from engine.ranks.group import TorchGroup
 from engine.ranks.messages import (
+    LESS,
     Allocate,
     Answer,
     Begin,
     Done,
     Failed,
     Forward,
+    Free,
     Load,
+    Measure,
     Meet,
     Message,
     Ping,
@@ -78,7 +82,7 @@ class Following:
     def fail(self, exc: Exception) -> None:
         """Say what went wrong."""
         if isinstance(exc, torch.OutOfMemoryError | MemoryError):
-            words = f"it ran out of memory: {first_line_of(exc)}"
+            words = f"it ran out of memory{LESS}: {first_line_of(exc)}"
         elif isinstance(exc, EngineError):
             words = str(exc)
         else:
@@ -97,6 +101,8 @@ class Following:
                 model = self._models[told.model]
                 self._attentions[told.number] = model.attention(told.num_pages)
                 self._answer(Done())
+            case Measure():
+                self._answer(Free(free_bytes(self._device)))
             case Forward():
                 self._forward(told)
 

@@ -19,6 +19,7 @@ class TorchGroup:
     """A `Group` of processes on one machine, once they have met."""
 
     def __init__(self, share: Share, device: torch.device, patience_seconds: float) -> None:
+        """Let ranks wait for each other for so long; who leads ends them sooner, with a reason."""
         self.share = share
         self._device = device
         self._patience = timedelta(seconds=patience_seconds)
@@ -38,6 +39,7 @@ class TorchGroup:
             options._devices = [make.create_device(hostname="127.0.0.1")]  # noqa: SLF001
         options._timeout = self._patience  # noqa: SLF001
         self._group = make(store, *self.share, options)
+        self.add(torch.zeros(1, device=self._device))  # what cannot be connected, shows here
 
     def add(self, x: Tensor) -> Tensor:
         """See `Group.add`."""

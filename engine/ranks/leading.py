@@ -26,11 +26,25 @@ from engine.errors import EngineError, RankFailed, first_line_of
 from engine.kernels.attention import AttentionBackend
 from engine.kernels.ranks import Group, Share
 from engine.kernels.step import Step
+from engine.model.memory import free_bytes
 from engine.model.network import LoadedModel, Network
 from engine.model.placement import choose_device
 from engine.ranks.followers import Follower
 from engine.ranks.group import TorchGroup
-from engine.ranks.messages import Allocate, Begin, Done, Forward, Load, Meet, Message, Ping, Told
+from engine.ranks.messages import (
+    LESS,
+    Allocate,
+    Answer,
+    Begin,
+    Forward,
+    Free,
+    Load,
+    Measure,
+    Meet,
+    Message,
+    Ping,
+    Told,
+)
 
 # Ranks may wait for one that compiles its kernels; where it is longer than that, one hangs.
 PATIENCE_SECONDS = 300.0
@@ -68,7 +82,7 @@ class Leader:
         self.size = settings.tensor_parallel_size
         self._device = device
         self._patience = patience_seconds
-        self._group = TorchGroup(Share(0, self.size), device, patience_seconds)
+        self._group = TorchGroup(Share(0, self.size), device, 2 * patience_seconds)
         self._followers: list[Follower] = []
         self._failure: str | None = None
         self._has_failed, self._is_closed = threading.Event(), threading.Event()
@@ -132,6 +146,14 @@ class Leader:
 
         return self._together(compute)
 
+    def free_bytes(self) -> int:
+        """Return what each rank could still take: the least of GPUs, its part of a processor's."""
+        own = free_bytes(self._device)
+        if self._device.type == "cpu":
+            return own // self.size
+        self._tell(Measure())
+        return min([own, *(one.num_bytes for one in self._hear() if isinstance(one, Free))])
+
     def check(self) -> None:
         """Raise `RankFailed` where a rank has failed: nothing computed since then is right."""
         if self._failure is not None:
@@ -155,7 +177,7 @@ class Leader:
             follower = Follower(rank, environment, self._lose)
             self._followers.append(follower)
             device = "cpu" if self._device.type == "cpu" else f"cuda:{rank}"
-            begin = Begin(self._settings, Share(rank, self.size), device, self._patience)
+            begin = Begin(self._settings, Share(rank, self.size), device, 2 * self._patience)
             follower.tell(ForkingPickler.dumps(Told(begin)))
         threading.Thread(target=self._watch, name="tidemill-ranks", daemon=True).start()
 
@@ -172,12 +194,16 @@ class Leader:
         for follower in self._followers:
             follower.tell(data)
 
-    def _hear(self) -> None:
+    def _hear(self) -> list[Answer]:
         """Wait until all have done what they were told; raises `RankFailed` when one cannot."""
+        answers = []
         for follower in self._followers:
-            if not isinstance(follower.answers.get(), Done):
+            answer = follower.answers.get()
+            if answer is None:
                 self._has_failed.wait()
-                self.check()
+                raise RankFailed(self._failure)
+            answers.append(answer)
+        return answers
 
     def _together(self, compute: Callable[[], T]) -> T:
         """Compute what others compute, too, each waiting for the others."""
@@ -262,8 +288,12 @@ class _LedModel(LoadedModel):
         """Allocate so many pages of every layer on all ranks."""
         return self.leader.allocate(self, num_pages)
 
+    def check(self) -> None:
+        """Raise `RankFailed` where a rank has failed."""
+        self.leader.check()
+
 
 def _words_of(exc: Exception) -> str:
     if isinstance(exc, torch.OutOfMemoryError):
-        return f"it ran out of memory: {first_line_of(exc)}"
+        return f"it ran out of memory{LESS}: {first_line_of(exc)}"
     return f"{type(exc).__name__}: {first_line_of(exc)}"

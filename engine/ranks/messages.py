@@ -15,6 +15,8 @@ from engine.config import EngineConfig
 from engine.kernels.ranks import Share
 from engine.kernels.step import Step
 
+# What to do about a rank that runs out of memory.
+LESS = " (a smaller --max-num-batched-tokens or --kv-cache-memory takes less)"
 _ARRAYS = [field.name for field in fields(Step) if field.name not in {"num_decodes", "shown"}]
 
 
@@ -48,6 +50,10 @@ class Allocate(NamedTuple):
     number: int
     model: int
     num_pages: int
+
+
+class Measure(NamedTuple):
+    """Say how much memory your device has left."""
 
 
 class Ping(NamedTuple):
@@ -101,7 +107,7 @@ class Forward:
         return bool((self.numbers[:first] < 0).any())
 
 
-Message = Begin | Load | Meet | Allocate | Ping | Forward
+Message = Begin | Load | Meet | Allocate | Measure | Ping | Forward
 
 
 class Told(NamedTuple):
@@ -115,6 +121,12 @@ class Done(NamedTuple):
     """What was asked for is there."""
 
 
+class Free(NamedTuple):
+    """The answer to `Measure`."""
+
+    num_bytes: int
+
+
 class Pong(NamedTuple):
     """The answer to `Ping`."""
 
@@ -125,4 +137,4 @@ class Failed(NamedTuple):
     words: str
 
 
-Answer = Done | Pong | Failed
+Answer = Done | Free | Pong | Failed

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -22,10 +22,16 @@ from engine.stepping.ids import DeviceIds
 from engine.stepping.pictures import ShownPictures
 
 
+def _nothing() -> None:
+    """Raise nothing."""
+
+
 class Readout:
     """What a step came to, on its way to the host behind the step itself, in one copy."""
 
-    def __init__(self, tensors: Sequence[Tensor]) -> None:
+    def __init__(self, tensors: Sequence[Tensor], check: Callable[[], None] = _nothing) -> None:
+        """Send tensors; `check` raises once they are there where they are worthless."""
+        self._check = check
         self._host = list(tensors)
         self._is_there: torch.cuda.Event | None = None
         if any(tensor.is_cuda for tensor in tensors):
@@ -39,6 +45,7 @@ class Readout:
         """
         if self._is_there is not None:
             self._is_there.synchronize()
+        self._check()
         return [tensor.numpy() for tensor in self._host]
 
 
@@ -122,7 +129,7 @@ class Runner:
 
     def read_out(self, tensors: Sequence[Tensor]) -> Readout:
         """Send what a step came to on its way to the host."""
-        return Readout(tensors)
+        return Readout(tensors, self._model.check)
 
     def free_memory(self) -> None:
         """Give back what the device's allocator keeps for later: it may lie in pieces too small."""

@@ -10,7 +10,7 @@ import select
 import signal
 import sys
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, nullcontext
 from dataclasses import replace
 from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
@@ -29,12 +29,16 @@ from engine.model.memory import Room
 from engine.model.network import LoadedModel
 from engine.ranks import leading
 from engine.ranks.leading import Leader, leader_of
-from engine.ranks.messages import Allocate, Told
+from engine.ranks.messages import Allocate, Free, Told
 from engine.scheduling.sequence import Sampling, SequenceRequest
 from engine.stepping.engine import Engine
 from engine.stepping.generation import GenerationWork
 from tests.engine.adapters import halves, write_adapter
 from tests.engine.families import VOCAB, build
+from tests.engine.test_parity import run_all
+from tests.engine.test_vision_parity import requests as seen_requests
+from tests.engine.vision_models import build as seeing
+from tests.engine.vision_models import save
 
 GREEDY = Sampling(temperature=0)
 linux = pytest.mark.skipif(sys.platform != "linux", reason="waits for processes as Linux lets it")
@@ -147,9 +151,25 @@ def test_four_ranks_share_experts_and_run_out_of_memory(
         assert rows_of(work, asked) == expected_rows(settings(tmp_path / "model", 1), asked)
         message = ForkingPickler.dumps(Told(Allocate(99, 1, 10**14)))
         leader._followers[1].tell(message)
-        with pytest.raises(RankFailed, match="rank 2: it ran out of memory: "):
+        with pytest.raises(RankFailed, match=r"rank 2: it ran out of memory .*--max-num"):
             rows_of(work, requests(5))
         assert all(has_ended(process.pid) for process in processes_of(leader))
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("kind", ["gemma3", "qwen2_5_vl"])
+def test_what_the_first_rank_sees_is_shown_to_all(tmp_path: Path, kind: str) -> None:
+    """Vectors of images go to the others with the steps that show them."""
+    save(seeing(kind), tmp_path)
+    rows = []
+    for size in (1, 2):
+        config = settings(tmp_path, size)
+        with led(config) if size > 1 else nullcontext((None, load_model(config))) as (_, model):
+            assert model.eye is not None
+            asked = seen_requests(model.eye.sight)
+            results, _ = run_all(model, asked, num_pages=9, budget=10, steps_ahead=1)
+            rows.append([result.token_ids for result in results])
+    assert rows[0] == rows[1]
 
 
 async def test_a_rank_that_is_killed_ends_the_engine(folder: Path) -> None:
@@ -199,7 +219,10 @@ def test_a_rank_that_hangs_ends_all(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("failure", "words"),
     [
-        (torch.OutOfMemoryError("CUDA out of memory."), "rank 0: it ran out of memory: CUDA out"),
+        (
+            torch.OutOfMemoryError("CUDA out of memory."),
+            "rank 0: it ran out of memory .*: CUDA out",
+        ),
         (ValueError("odd"), "rank 0: ValueError: odd"),
     ],
 )
@@ -218,6 +241,16 @@ def test_a_failure_of_the_first_rank_ends_all(
         with pytest.raises(RankFailed, match=words):
             leader.check()
         assert has_ended(processes_of(leader)[0].pid)
+
+
+def test_room_is_what_the_fullest_gpu_has(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And of a processor's memory each rank has its part."""
+    leader = Leader(EngineConfig("any", tensor_parallel_size=3), torch.device("cpu"))
+    monkeypatch.setattr(leading, "free_bytes", lambda _: 900)
+    assert leader.free_bytes() == 300
+    monkeypatch.setattr(leader, "_device", torch.device("cuda"))
+    monkeypatch.setattr(leader, "_hear", lambda: [Free(800), Free(950)])
+    assert leader.free_bytes() == 800
 
 
 LEADS = """

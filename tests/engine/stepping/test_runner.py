@@ -5,18 +5,31 @@ from __future__ import annotations
 import random
 
 import numpy as np
+import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from engine.errors import RankFailed
 from engine.kernels.step import Step
 from engine.scheduling.scheduler import StepPlan
 from engine.scheduling.sequence import Sampling, Sequence, SequenceRequest
 from engine.scheduling.table import SequenceTable
-from engine.stepping.runner import arrays_of, sent
+from engine.stepping.runner import Readout, arrays_of, sent
 from tests.engine.paged_model import spans_of
 
 GREEDY = Sampling(temperature=0)
+
+
+def test_what_arrives_is_not_taken_where_it_is_worthless() -> None:
+    """Whoever waits for a step hears what made it so."""
+
+    def check() -> None:
+        raise RankFailed("rank 1: it ended")
+
+    assert Readout([torch.tensor([3])]).wait()[0].tolist() == [3]
+    with pytest.raises(RankFailed):
+        Readout([torch.tensor([3])], check).wait()
 
 
 def random_plan(rng: random.Random, page_size: int) -> tuple[StepPlan, SequenceTable]:
