@@ -27,9 +27,10 @@ from bench.roofline import MIXES, Mix, serial
 from bench.shapes import architecture
 from bench.simulator import Setting, forecast
 from engine.config import EngineConfig
-from engine.kinds.generation import make_work
-from engine.model.memory import Room, find_room
+from engine.kinds.generation import make_work, measured_room
+from engine.model.memory import Room
 from engine.model.network import LoadedModel
+from engine.model.placement import step_limits
 from engine.scheduling.sequence import Sampling, SequenceRequest
 from engine.stepping.generation import GenerationWork
 
@@ -76,7 +77,7 @@ def made(name: str, device: torch.device, *, is_tiny: bool) -> Made:
     if is_tiny:
         config = EngineConfig(name, max_num_seqs=4, max_num_batched_tokens=32)
         return Made(model, Room(16, 64), config)
-    return Made(model, find_room(model, config), config)
+    return Made(model, measured_room(model, config), config)
 
 
 class Load:
@@ -110,7 +111,8 @@ def generate(place: Place, name: str, mix: Mix, goal: float) -> Numbers:
     shape = architecture(name)
     work = make_work(model, room, config)
     places = room.num_pages * model.backend.page_size
-    num_first = min(config.max_num_seqs, int((places - mix.shared) / (mix.prompt + mix.output / 2)))
+    limits = step_limits(config, model.device)
+    num_first = min(limits.max_num_seqs, int((places - mix.shared) / (mix.prompt + mix.output / 2)))
     load = Load(work, mix, model.vocab_size, num_first)
     steps_before = fill(load, num_first)
     numbers = window(place, load)
@@ -123,7 +125,7 @@ def generate(place: Place, name: str, mix: Mix, goal: float) -> Numbers:
     numbers.update(steps_until_full=steps_before, first_sequences=num_first)
     if not place.is_tiny:
         numbers["memory_bytes"] = torch.cuda.max_memory_allocated(place.device)
-        tokens = config.max_num_batched_tokens
+        tokens = limits.max_num_batched_tokens
         setting = Setting(shape, card, max_num_seqs=num_first, max_num_batched_tokens=tokens)
         foretold = forecast(setting, mix, 512)
         numbers["foretold_outputs_per_second"] = foretold.outputs_per_second

@@ -73,9 +73,8 @@ class Generation:
             if leader is not None:
                 ending.callback(leader.close)
             model = load_model(config, leader)
-            step_bytes = _step_bytes(model, config)
-            free = None if leader is None else leader.free_bytes()
-            room = find_room(model, config, step_bytes=step_bytes, free=free)
+            free = None if leader is None else leader.free_bytes
+            room = measured_room(model, config, free)
             return (model, room), make_work(model, room, config)
 
         with begun(config, folder, make, ending.close) as (engine, (model, room), vocabulary):
@@ -120,13 +119,18 @@ def _eyes(
     return Eyes(sight, limits, Bringing(fetcher.fetch)), ()
 
 
-def _step_bytes(model: LoadedModel, config: EngineConfig) -> int | None:
-    """Return what the largest step takes, where that can be told and makes a difference."""
-    peak_of = peak_on(model.device)
-    if peak_of is None or config.kv_cache_memory is not None:
-        return None
-    limits = step_limits(config, model.device)
-    return step_bytes(model, limits, lambda room: make_work(model, room, config), peak_of)
+def measured_room(
+    model: LoadedModel, config: EngineConfig, free: Callable[[], int] | None = None
+) -> Room:
+    """Return the room beside the largest step, which runs once where what it takes can be told.
+
+    `free` tells what is left then, where not only this device is asked.
+    """
+    taken, peak_of = None, peak_on(model.device)
+    if peak_of is not None and config.kv_cache_memory is None:
+        limits = step_limits(config, model.device)
+        taken = step_bytes(model, limits, lambda room: make_work(model, room, config), peak_of)
+    return find_room(model, config, step_bytes=taken, free=None if free is None else free())
 
 
 def make_work(
