@@ -9,10 +9,11 @@ from functools import cache
 import torch
 
 from engine.errors import EngineError
-from engine.kernels import blocks, experts, sampling
+from engine.kernels import blocks, experts, pooling, sampling
 from engine.kernels.attention import AttentionShape, MakesBackend
 from engine.kernels.blocks import Blocks
 from engine.kernels.experts import MixesExperts
+from engine.kernels.pooling import Pools
 from engine.kernels.products import Products, prepack
 from engine.kernels.reference import ReferenceAttention
 from engine.kernels.sampling import ChoosesTokens
@@ -95,6 +96,15 @@ def choose_experts(dtype: torch.dtype, device: torch.device) -> MixesExperts:
         if dtype in OF_GPU:
             return of_gpu
     return experts
+
+
+def choose_pooling(device: torch.device) -> Pools:
+    """Return the device's own functions where it has them, else the reference."""
+    if has_triton(device):
+        from engine.kernels.triton import pooling as of_gpu
+
+        return of_gpu
+    return pooling
 
 
 def choose_products(blocks: Blocks, device: torch.device) -> Products:

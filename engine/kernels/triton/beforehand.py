@@ -14,10 +14,11 @@ import torch
 
 from engine.kernels.attention import AttentionShape, HeadNorms
 from engine.kernels.blocks import Gate
+from engine.kernels.pooling import Segments
 from engine.kernels.quantised import FP8, Quantised
 from engine.kernels.sampling import nothing_asked
 from engine.kernels.step import Step
-from engine.kernels.triton import blocks, entry, experts, fp8, products, sampling
+from engine.kernels.triton import blocks, entry, experts, fp8, pooling, products, sampling
 from engine.kernels.triton.attention import TritonAttention
 from engine.kernels.triton.launching import compiling_for
 
@@ -131,6 +132,15 @@ def _multiplied(weight: Quantised) -> None:
                 products.multiply(x[:rows], weight, bias)
 
 
+def vectors(dtype: torch.dtype) -> None:
+    """Pool by each mode, alone and beside another, and bring to length 1."""
+    starts = torch.tensor([0, 1])
+    for mode in pooling.MODES:
+        hidden = torch.empty(1, HIDDEN, dtype=dtype)
+        pooling.pool(hidden, Segments(starts, starts[:1]), (mode, mode))
+    pooling.unit(torch.empty(1, HIDDEN))
+
+
 # Each calls what a run calls, in the forms that it may call it in.
 CALLS: tuple[Callable[[torch.dtype], None], ...] = (
     norms,
@@ -140,6 +150,7 @@ CALLS: tuple[Callable[[torch.dtype], None], ...] = (
     attention,
     mixtures,
     quantised,
+    vectors,
 )
 
 

@@ -120,14 +120,15 @@ class Encoder:
         first = self._first_position
         if not first:
             return step.positions
-        is_text = step.token_ids != first - 1
+        host = step.host  # a device would be waited for
+        is_text = host.token_ids != first - 1
         if is_text.all():
             return step.positions + first
         counts = is_text.cumsum(0)
-        begun = (counts - is_text.long())[step.query_starts[:-1].long()]
-        lengths = step.query_starts.diff().long()
+        begun = (counts - is_text.long())[host.query_starts[:-1].long()]
+        lengths = host.query_starts.diff().long()
         places = (counts - begun.repeat_interleave(lengths)) * is_text + first - 1
-        return places.int()
+        return places.int().to(step.positions.device)
 
     def _norm(self, weights: dict[str, Tensor], role: str) -> Norm:
         weight = weights.pop(role)

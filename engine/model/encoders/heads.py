@@ -10,8 +10,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from engine.kernels.backends import choose_pooling
+from engine.kernels.pooling import Segments
 from engine.model.encoders.architecture import HeadLinear, HeadPart
-from engine.model.encoders.pooling import Segments, pool
 
 # What is wanted of the network: all tokens, or the first or the last of each sequence.
 Wanted = Literal["all", "first", "last"]
@@ -40,7 +41,7 @@ class Head:
 
     def __call__(self, hidden: Tensor, segments: Segments) -> Tensor:
         """Return what a model gives for each sequence, fp32: `hidden [N, H]` → `[S, D]`."""
-        x = pool(hidden, segments, self.modes)
+        x = choose_pooling(hidden.device).pool(hidden, segments, self.modes)
         for part in self.parts:
             x = part(x)
         return x
@@ -56,7 +57,7 @@ def parts_of(head: Sequence[HeadPart], weights: Mapping[str, Tensor]) -> tuple[P
 
 def unit(x: Tensor) -> Tensor:
     """Return vectors at length 1."""
-    return functional.normalize(x, dim=-1)
+    return choose_pooling(x.device).unit(x)
 
 
 def _part(part: HeadPart, weight: Tensor, bias: Tensor | None) -> Part:

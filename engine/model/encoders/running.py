@@ -11,10 +11,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from engine.kernels.attention import AttentionBackend
+from engine.kernels.pooling import Segments
 from engine.kernels.step import Step
 from engine.model.encoders.heads import Wanted
 from engine.model.encoders.network import LoadedEncoder
-from engine.model.encoders.pooling import Segments
 
 
 class TokenSequence(NamedTuple):

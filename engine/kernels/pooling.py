@@ -1,12 +1,16 @@
-"""Vectors of tokens to one of their sequence: sequences lie end to end, without padding."""
+"""Vectors of tokens to one of their sequence, in torch: the reference, on any device.
+
+Sequences lie end to end, without padding.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 
 class Segments(NamedTuple):
@@ -24,13 +28,28 @@ class Segments(NamedTuple):
         return self.starts[1:] - self.starts[:-1]
 
 
-def pool(hidden: Tensor, segments: Segments, modes: Sequence[str]) -> Tensor:
-    """Return one vector a sequence, fp32: `hidden [N, H]` → `[S, len(modes) · H]`.
+class Pools(Protocol):
+    """These functions for one kind of device."""
 
-    As sentence-transformers has these modes; a row depends on its own sequence alone.
-    """
+    def pool(self, hidden: Tensor, segments: Segments, modes: Sequence[str]) -> Tensor:
+        """Return one vector a sequence, fp32: `hidden [N, H]` → `[S, len(modes) · H]`.
+
+        As sentence-transformers has these modes; a row depends on its own sequence alone.
+        """
+
+    def unit(self, x: Tensor) -> Tensor:
+        """Return vectors `[S, D]` fp32 at length 1."""
+
+
+def pool(hidden: Tensor, segments: Segments, modes: Sequence[str]) -> Tensor:
+    """See `Pools.pool`."""
     pooled = [_WAYS[mode](hidden, segments) for mode in modes]
     return pooled[0] if len(pooled) == 1 else torch.cat(pooled, dim=1)
+
+
+def unit(x: Tensor) -> Tensor:
+    """See `Pools.unit`."""
+    return functional.normalize(x, dim=-1)
 
 
 def _first(hidden: Tensor, segments: Segments) -> Tensor:

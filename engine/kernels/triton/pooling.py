@@ -1,0 +1,118 @@
+"""The GPU's way from vectors of tokens to one of their sequence.
+
+The reference is `engine.kernels.pooling`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from engine.kernels.pooling import Segments
+from engine.kernels.triton.choices import choose
+from engine.kernels.triton.launching import arch_of, launch
+
+MODES = ("cls", "lasttoken", "max", "mean", "mean_sqrt_len_tokens", "weightedmean")
+# What a vector is divided by at least.
+SHORTEST = tl.constexpr(1e-12)
+
+
+def pool(hidden: Tensor, segments: Segments, modes: Sequence[str]) -> Tensor:
+    """See `Pools.pool`; for each mode moves N·H numbers, of the first or last S·H, and 4·S·H bytes.
+
+    A sequence is summed in the same order whatever runs beside it.
+    """
+    hidden = hidden.contiguous()
+    count, width = len(segments.skipped), hidden.shape[1]
+    out = hidden.new_empty(count, len(modes) * width, dtype=torch.float32)
+    choice = choose("pool", arch_of(hidden.device), width=width)
+    for place, mode in enumerate(modes):
+        launch(
+            *(_pool, (count, triton.cdiv(width, choice.sizes["COLUMNS"]))),
+            *(hidden, *segments, out, width, len(modes) * width, place * width),
+            choice=choice, MODE=mode,
+        )  # fmt: skip
+    return out
+
+
+def unit(x: Tensor) -> Tensor:
+    """See `Pools.unit`; moves 8·S·D bytes."""
+    rows = x.contiguous()
+    out = torch.empty_like(rows)
+    count, width = rows.shape
+    block = triton.next_power_of_2(width)
+    choice = choose("unit", arch_of(x.device), width=width)
+    launch(_unit, (count,), rows, out, width, choice=choice, BLOCK=block)
+    return out
+
+
+@triton.jit
+def _pool(
+    hidden,  # [N, width]
+    starts,  # [S + 1] int64
+    skipped,  # [S] int64
+    out,  # [S, stride] fp32, of which columns from `first` on are written
+    width,
+    stride,
+    first,
+    MODE: tl.constexpr,
+    ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+):
+    """Pool some columns of one sequence."""
+    sequence = tl.program_id(0).to(tl.int64)
+    columns = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
+    is_column = columns < width
+    start, stop = tl.load(starts + sequence), tl.load(starts + sequence + 1)
+    if MODE == "cls":
+        stop = start + 1
+    if MODE == "lasttoken":
+        start = stop - 1
+    before = tl.load(skipped + sequence)
+    nothing: tl.constexpr = float("-inf") if MODE == "max" else 0.0
+    total = tl.full([ROWS, COLUMNS], nothing, tl.float32)
+    for at in range(start, stop, ROWS):
+        rows = at + tl.arange(0, ROWS)
+        is_there = (rows < stop)[:, None] & is_column[None, :]
+        source = hidden + rows[:, None] * width + columns[None, :]
+        numbers = tl.load(source, is_there, other=nothing).to(tl.float32)
+        if MODE == "max":
+            total = tl.maximum(total, numbers, propagate_nan=tl.PropagateNan.ALL)
+        elif MODE == "weightedmean":
+            total += numbers * (before + 1 + rows - start)[:, None].to(tl.float32)
+        else:
+            total += numbers
+    count = stop - start
+    if MODE == "max":
+        # A largest number of rows would pass over what is none.
+        is_none = tl.max((total <= float("inf")).to(tl.int32) ^ 1, 0) == 1
+        pooled = tl.where(is_none, float("nan"), tl.max(total, 0))
+    else:
+        pooled = tl.sum(total, 0)
+    if MODE == "mean":
+        pooled /= count.to(tl.float32)
+    if MODE == "mean_sqrt_len_tokens":
+        pooled /= tl.sqrt(count.to(tl.float32))
+    if MODE == "weightedmean":
+        pooled /= (count * before + count * (count + 1) // 2).to(tl.float32)
+    tl.store(out + sequence * stride + first + columns, pooled, is_column)
+
+
+@triton.jit
+def _unit(
+    x,  # [S, width]
+    out,  # the same
+    width,
+    BLOCK: tl.constexpr,
+):
+    """Bring one vector to length 1."""
+    row = tl.program_id(0).to(tl.int64) * width
+    columns = tl.arange(0, BLOCK)
+    is_there = columns < width
+    numbers = tl.load(x + row + columns, is_there, other=0.0)
+    length = tl.sqrt(tl.sum(numbers * numbers, 0))
+    tl.store(out + row + columns, numbers / tl.maximum(length, SHORTEST), is_there)
