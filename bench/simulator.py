@@ -1,7 +1,7 @@
 """What a card would give before there is one: steps as the scheduler plans them, timed by counting.
 
     python -m bench.simulator [--card h200] [--model llama-3-8b] [--mixes 1024/128,220/200]
-        [--max-num-seqs 4096] [--max-num-batched-tokens 8192] [--levers]
+        [--max-num-seqs 1024] [--max-num-batched-tokens 8192] [--levers]
 
 Each step that the engine's own scheduler plans takes, for each of its kernels, the time of its
 bytes or of its operations, whichever is longer (`bench.counts`), at what kernels are held to reach
@@ -35,7 +35,7 @@ from engine.scheduling.table import SequenceTable
 PAGE_SIZE = 16
 NUM_STEPS = 2048
 NUM_WAITING = 64
-MAX_NUM_SEQS = 4096
+MAX_NUM_SEQS = 1024
 MAX_NUM_BATCHED_TOKENS = 8192
 
 
