@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol, runtime_checkable
 
@@ -59,6 +60,14 @@ class Eye(NamedTuple):
     tower: Tower
 
 
+class InGraphs(NamedTuple):
+    """What graphs hold at most, and the ids `[slots]` that they take where the host knows none."""
+
+    most_tokens: int
+    most_pages: int
+    last_ids: Tensor
+
+
 @dataclass(frozen=True, slots=True)
 class LoadedModel:
     """A network on its device, and what the engine must know to serve it.
@@ -81,6 +90,13 @@ class LoadedModel:
     eos_token_ids: object = None
     eye: Eye | None = None
     notes: tuple[str, ...] = ()
+
+    def graphed(
+        self, step: Step, attention: AttentionBackend, graphs: InGraphs, call: Callable[[], Tensor]
+    ) -> Tensor:
+        """Call what computes a step in graphs; whoever shares the model hears of it first."""
+        del step, attention, graphs
+        return call()
 
     def check(self) -> None:
         """Raise what has made worthless all that was computed since; here nothing can."""

@@ -27,7 +27,7 @@ from engine.kernels.attention import AttentionBackend
 from engine.kernels.ranks import Group, Share
 from engine.kernels.step import Step
 from engine.model.memory import free_bytes
-from engine.model.network import LoadedModel, Network
+from engine.model.network import InGraphs, LoadedModel, Network, NetworkInTwo
 from engine.model.placement import choose_device
 from engine.ranks.followers import Follower
 from engine.ranks.group import TorchGroup
@@ -38,6 +38,7 @@ from engine.ranks.messages import (
     Begin,
     Forward,
     Free,
+    GraphSizes,
     Load,
     Measure,
     Meet,
@@ -114,6 +115,7 @@ class Leader:
         self._hear()
         if is_first:
             self._meet()
+        assert isinstance(own.network, NetworkInTwo)  # our decoder, which alone is shared
         network = _LedNetwork(own.network, self, number)
         self._tell_when_gone(network, number)
         parts = {field.name: getattr(own, field.name) for field in fields(LoadedModel)}
@@ -143,6 +145,27 @@ class Leader:
             if step.shown is not None:
                 self._group.spread(step.shown)
             return network.forward(step, attention)
+
+        return self._together(compute)
+
+    def graphed(
+        self,
+        number: int,
+        step: Step,
+        attention: AttentionBackend,
+        graphs: InGraphs,
+        call: Callable[[], Tensor],
+    ) -> Tensor:
+        """Compute a step of model `number` in graphs on all ranks; `call` computes this one's."""
+        self.check()
+        sizes = GraphSizes(graphs.most_tokens, graphs.most_pages, len(graphs.last_ids))
+        message = Forward.of(step, number, self._numbers[attention], sizes)
+        self._tell(message)
+
+        def compute() -> Tensor:
+            if message.has_unknown_ids:
+                self._group.spread(graphs.last_ids)
+            return call()
 
         return self._together(compute)
 
@@ -257,11 +280,11 @@ class Leader:
 
 
 class _LedNetwork:
-    """A `Network` of all ranks."""
+    """A `NetworkInTwo` of all ranks; of its halves alone nobody else is told."""
 
-    def __init__(self, own: Network, leader: Leader, number: int) -> None:
+    def __init__(self, own: NetworkInTwo, leader: Leader, number: int) -> None:
         self._own, self._leader, self._number = own, leader, number
-        self.needs_torch = own.needs_torch
+        self.needs_torch, self.hidden, self.logits = own.needs_torch, own.hidden, own.logits
 
     @property
     def num_layers_begun(self) -> int:
@@ -287,6 +310,12 @@ class _LedModel(LoadedModel):
     def attention(self, num_pages: int) -> AttentionBackend:
         """Allocate so many pages of every layer on all ranks."""
         return self.leader.allocate(self, num_pages)
+
+    def graphed(
+        self, step: Step, attention: AttentionBackend, graphs: InGraphs, call: Callable[[], Tensor]
+    ) -> Tensor:
+        """See `LoadedModel.graphed`."""
+        return self.leader.graphed(self.number, step, attention, graphs, call)
 
     def check(self) -> None:
         """Raise `RankFailed` where a rank has failed."""

@@ -60,12 +60,20 @@ class Ping(NamedTuple):
     """Answer at once, whatever else you do."""
 
 
+class GraphSizes(NamedTuple):
+    """What graphs of one attention hold at most: tokens, pages, and slots' ids."""
+
+    most_tokens: int
+    most_pages: int
+    num_slots: int
+
+
 @dataclass(frozen=True, slots=True)
 class Forward:
     """Compute a step by a model and its attention.
 
     Its arrays lie end to end in `numbers`. `shown` is the shape of vectors that ranks are given by
-    the first; ids below zero it gives them, too.
+    the first; ids below zero it gives them, too. With `graphs` of these sizes it is one of them.
     """
 
     model: int
@@ -74,9 +82,12 @@ class Forward:
     lengths: Mapping[str, int]
     numbers: NDArray[np.int32]
     shown: tuple[int, int] | None
+    graphs: GraphSizes | None
 
     @classmethod
-    def of(cls, step: Step, model: int, attention: int) -> Forward:
+    def of(
+        cls, step: Step, model: int, attention: int, graphs: GraphSizes | None = None
+    ) -> Forward:
         """Return the message of a step."""
         arrays = {
             name: array.numpy()
@@ -90,15 +101,13 @@ class Forward:
             {name: len(array) for name, array in arrays.items()},
             np.concatenate(list(arrays.values())),
             None if step.shown is None else (step.shown.shape[0], step.shown.shape[1]),
+            graphs,
         )
 
-    def step(self, device: torch.device) -> Step:
-        """Return the step on a device, without what it shows."""
+    def arrays(self) -> dict[str, NDArray[Any]]:
+        """Return the arrays of the step."""
         ends = np.cumsum([*self.lengths.values()])
-        arrays: dict[str, NDArray[Any]] = dict(
-            zip(self.lengths, np.split(self.numbers, ends[:-1]), strict=True)
-        )
-        return Step.pack(self.num_decodes, device, **arrays)
+        return dict(zip(self.lengths, np.split(self.numbers, ends[:-1]), strict=True))
 
     @property
     def has_unknown_ids(self) -> bool:

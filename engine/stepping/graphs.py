@@ -11,6 +11,7 @@ from __future__ import annotations
 import logging
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -19,9 +20,8 @@ from torch import Tensor
 
 from engine.kernels.attention import AttentionBackend, CapturableBackend
 from engine.kernels.step import Step, host_buffer, places_of
-from engine.model.network import LoadedModel, NetworkInTwo
+from engine.model.network import InGraphs, LoadedModel, NetworkInTwo
 from engine.scheduling.table import SequenceTable
-from engine.stepping.ids import DeviceIds
 
 logger = logging.getLogger(__name__)
 
@@ -46,6 +46,15 @@ class Graph(Protocol):
 
 # Captures what a function launches, and returns that with the tensor that it puts its result in.
 Captures = Callable[[Callable[[], Tensor]], tuple[Graph, Tensor]]
+
+
+class TellsIds(Protocol):
+    """What slots sampled `last`, `[slots]`, and what tells a step of it."""
+
+    last: Tensor
+
+    def tell(self, step: Step) -> Step:
+        """Return the step with the ids that only the device knows."""
 
 
 class CudaCaptures:
@@ -84,10 +93,9 @@ def make_graphs(
     ):
         return None
     return Graphs(
+        model,
         network,
         attention,
-        model.device,
-        num_layers=len(model.shapes),
         most_tokens=min(tokens_worth_a_graph(model), max_tokens),
         most_pages=min(table.pages.size, MOST_PAGES),
         captures=captures,
@@ -125,25 +133,23 @@ class Graphs:
 
     def __init__(
         self,
+        model: LoadedModel,
         network: NetworkInTwo,
         attention: CapturableBackend,
-        device: torch.device,
         *,
-        num_layers: int,
         most_tokens: int,
         most_pages: int,
         captures: Captures,
     ) -> None:
-        self._network = network
+        self._model, self._network = model, network
         self._attention = attention
-        self._num_layers = num_layers
         self._buckets = list(buckets(most_tokens))
-        self._most_pages = most_pages
+        self._most_tokens, self._most_pages = most_tokens, most_pages
         self._captures = captures
         self._captured: dict[int, _Captured] = {}
         lengths = {**_lengths(self._buckets[-1]), "pages": most_pages}
         most_numbers = places_of(lengths)["pages"].stop
-        self._numbers = torch.zeros(most_numbers, dtype=torch.int32, device=device)
+        self._numbers = torch.zeros(most_numbers, dtype=torch.int32, device=model.device)
 
     def may_run(self, arrays: Arrays) -> bool:
         """Say whether a step of these arrays may be run here."""
@@ -179,11 +185,15 @@ class Graphs:
         views: dict[str, Any] = {name: self._numbers[place] for name, place in places.items()}
         return Step(num_decodes, **views, copy_on_host=Step(num_decodes, **known))
 
-    def run(self, step: Step, ids: DeviceIds) -> Tensor:
+    def run(self, step: Step, ids: TellsIds) -> Tensor:
         """Run a step that was packed here → the logits `[N, V]` of its rows.
 
         `ids` are the same in all calls.
         """
+        graphs = InGraphs(self._most_tokens, self._most_pages, ids.last)
+        return self._model.graphed(step, self._attention, graphs, partial(self._run, step, ids))
+
+    def _run(self, step: Step, ids: TellsIds) -> Tensor:
         self._attention.prepare(step)
         captured = self._captured.get(step.num_tokens)
         if captured is None:
@@ -191,7 +201,7 @@ class Graphs:
             self._capture(step, ids)
         else:
             captured.graph.replay()
-            self._network.num_layers_begun += self._num_layers
+            self._network.num_layers_begun += len(self._model.shapes)
             hidden = captured.hidden
         return self._network.logits(hidden[: len(step.host.logit_rows)])
 
@@ -200,11 +210,11 @@ class Graphs:
         self._captured.clear()
         self._buckets.clear()
 
-    def _compute(self, step: Step, ids: DeviceIds) -> Tensor:
+    def _compute(self, step: Step, ids: TellsIds) -> Tensor:
         with self._attention.capturing(step.num_tokens):
             return self._network.hidden(ids.tell(step), self._attention)
 
-    def _capture(self, step: Step, ids: DeviceIds) -> None:
+    def _capture(self, step: Step, ids: TellsIds) -> None:
         num_begun = self._network.num_layers_begun
         try:
             graph, hidden = self._captures(lambda: self._compute(step, ids))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from threading import Barrier, BrokenBarrierError
 from typing import TypeVar
 
@@ -41,6 +42,14 @@ class ThreadGroup:
     def spread(self, x: Tensor) -> Tensor:
         """Take what the first has."""
         return x.copy_(self._all(x)[0])
+
+    def meet(self, folder: Path) -> None:
+        """Be there."""
+        assert folder.is_dir()
+
+    def leave(self) -> None:
+        """Let nobody wait."""
+        self._board.met.abort()
 
     def _all(self, x: Tensor) -> list[Tensor]:
         board = self._board
