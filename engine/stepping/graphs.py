@@ -65,10 +65,13 @@ class CudaCaptures:
 
     def __call__(self, compute: Callable[[], Tensor]) -> tuple[Graph, Tensor]:
         """Capture; see `Captures`."""
-        graph = torch.cuda.CUDAGraph()
-        # Other threads may ask the device for memory meanwhile.
-        with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
-            result = compute()
+        graph, stream = torch.cuda.CUDAGraph(), torch.cuda.current_stream()
+        try:
+            # Other threads may ask the device for memory meanwhile.
+            with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
+                result = compute()
+        finally:
+            torch.cuda.set_stream(stream)  # which a capture that fails does not leave as it was
         return graph, result
 
 
@@ -147,6 +150,7 @@ class Graphs:
         self._most_tokens, self._most_pages = most_tokens, most_pages
         self._captures = captures
         self._captured: dict[int, _Captured] = {}
+        self._views: dict[int, dict[str, Any]] = {}  # of buckets: where their arrays lie
         lengths = {**_lengths(self._buckets[-1]), "pages": most_pages}
         most_numbers = places_of(lengths)["pages"].stop
         self._numbers = torch.zeros(most_numbers, dtype=torch.int32, device=model.device)
@@ -175,14 +179,18 @@ class Graphs:
             "page_starts": num_pages,
         }
         host = host_buffer(places["pages"].stop, self._numbers.device)
+        numbers = host.numpy()
         known: dict[str, Any] = {}
         for name, place in places.items():
-            room, length = host[place], len(arrays[name])
-            room[:length] = torch.from_numpy(arrays[name])
-            room[length:] = filling.get(name, 0)
-            known[name] = room[:length]
+            stop = place.start + len(arrays[name])
+            numbers[place.start : stop] = arrays[name]
+            numbers[stop : place.stop] = filling.get(name, 0)
+            known[name] = host[place.start : stop]
         self._numbers[: len(host)].copy_(host, non_blocking=True)
-        views: dict[str, Any] = {name: self._numbers[place] for name, place in places.items()}
+        if bucket not in self._views:
+            self._views[bucket] = {name: self._numbers[place] for name, place in places.items()}
+            self._views[bucket]["pages"] = self._numbers[places["pages"].start :]
+        views = self._views[bucket]
         return Step(num_decodes, **views, copy_on_host=Step(num_decodes, **known))
 
     def run(self, step: Step, ids: TellsIds) -> Tensor:

@@ -6,6 +6,7 @@ of any device take on their way, and would leave a card's gigabytes unused.
 
 from __future__ import annotations
 
+import gc
 import logging
 from collections.abc import Callable
 from dataclasses import replace
@@ -49,6 +50,7 @@ def peak_on(device: torch.device) -> PeakOf | None:
         before = torch.cuda.memory_reserved(device)
         torch.cuda.reset_peak_memory_stats(device)
         call()
+        gc.collect()  # what a trial made is gone before the rest is counted
         torch.cuda.synchronize(device)
         most = torch.cuda.max_memory_reserved(device)
         torch.cuda.empty_cache()

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from collections.abc import Sequence as Several
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
@@ -261,6 +261,32 @@ def test_what_cannot_be_captured_is_launched(
     assert [record.getMessage() for record in caplog.records] == [
         "steps are launched without graphs from now on: no room for a graph"
     ]
+
+
+def test_a_capture_that_fails_leaves_the_stream_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By torch's own means it would not: what is launched next would overtake what came before."""
+    streams = ["the engine's"]
+
+    @contextmanager
+    def capture(_graph: object, **_: object) -> Iterator[None]:
+        streams.append("of captures")
+        yield
+        raise AssertionError("a capture that fails does not come to its end")
+
+    monkeypatch.setattr(torch.cuda, "graph", capture)
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", object)
+    monkeypatch.setattr(torch.cuda, "graph_pool_handle", object)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda: streams[-1])
+    monkeypatch.setattr(torch.cuda, "set_stream", streams.append)
+    captures = graphs.CudaCaptures()
+    with pytest.raises(torch.OutOfMemoryError):
+        captures(no_room)
+    assert streams == ["the engine's", "of captures", "the engine's"]
+
+
+def no_room() -> Tensor:
+    """Fail as a device without memory does."""
+    raise torch.OutOfMemoryError
 
 
 def test_a_graph_is_worth_it_while_the_host_is_slower() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import random
 import weakref
 from collections.abc import Callable
@@ -115,6 +116,14 @@ def test_no_step_takes_more_than_the_largest(model: LoadedModel) -> None:
 
     taken = peak_of(run) - num_pages * model.backend.page_bytes(model.shapes, model.dtype)
     assert 0.3 * measured < taken <= 1.01 * measured
+
+
+def test_nothing_of_a_trial_is_held(model: LoadedModel) -> None:
+    """What is free is looked at behind it."""
+    with Counting() as counting:
+        trial.step_bytes(model, LIMITS, over(model), peak_of)
+        gc.collect()
+        assert counting.held < 0.01 * counting.most
 
 
 @pytest.mark.parametrize("longest", [512, 100, 60])
