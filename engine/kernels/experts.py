@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from engine.kernels.blocks import Blocks, Gate
+from engine.kernels.quantised import Matrix, as_tensor
 
 # What torch's grouped product wants rows to be a multiple of.
 ALIGNED_BYTES = 16
@@ -19,8 +20,8 @@ ALIGNED_BYTES = 16
 class ExpertWeights:
     """The MLPs of `E` experts, gate and up as one, and their biases."""
 
-    gate_up: Tensor  # [E, 2·I, H]
-    down: Tensor  # [E, H, I]
+    gate_up: Matrix  # [E, 2·I, H]
+    down: Matrix  # [E, H, I]
     gate_up_bias: Tensor | None  # [E, 2·I]
     down_bias: Tensor | None  # [E, H]
 
@@ -71,13 +72,13 @@ def mix(
     order = experts.flatten().argsort(stable=True)  # [T · count]
     sorted_experts = experts.flatten()[order]
     stops = torch.searchsorted(
-        sorted_experts, torch.arange(len(weights.down), device=x.device), right=True
+        sorted_experts, torch.arange(weights.down.shape[0], device=x.device), right=True
     ).int()
     tokens = order // count
-    both = _grouped(x[tokens], weights.gate_up, stops)
+    both = _grouped(x[tokens], as_tensor(weights.gate_up), stops)
     if weights.gate_up_bias is not None:
         both += weights.gate_up_bias[sorted_experts]
-    out = _grouped(blocks.gated(both, gate), weights.down, stops)
+    out = _grouped(blocks.gated(both, gate), as_tensor(weights.down), stops)
     if weights.down_bias is not None:
         out += weights.down_bias[sorted_experts]
     weighted = torch.empty_like(out, dtype=torch.float32)

@@ -238,8 +238,8 @@ class _LayerMaker:
     def _experts(self, role: str, experts: Experts) -> Product:
         router = self._product(f"{role}router")
         weights = ExpertWeights(
-            gate_up=as_tensor(self._weights.pop(f"{role}gate_up")),
-            down=as_tensor(self._weights.pop(f"{role}down")),
+            gate_up=self._weights.pop(f"{role}gate_up"),
+            down=self._weights.pop(f"{role}down"),
             gate_up_bias=self._vector(f"{role}gate_up_bias"),
             down_bias=self._vector(f"{role}down_bias"),
         )

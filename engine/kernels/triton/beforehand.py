@@ -109,15 +109,25 @@ def mixtures(dtype: torch.dtype) -> None:
 
 def quantised(dtype: torch.dtype) -> None:
     """Multiply by weights of four bits, and of eight, which come with bf16: small and wide."""
-    for outputs in (HIDDEN, 8 * HIDDEN):
+    for outputs, sizes in ((HIDDEN, (32, 64, 128, HIDDEN)), (8 * HIDDEN, (128,))):
         words = torch.empty(outputs, HIDDEN // 8, dtype=torch.int32)
         numbers = torch.empty(outputs, HIDDEN, dtype=FP8)
-        for group in (32, 64, 128, HIDDEN):
+        for group in sizes:
             scales = torch.empty(outputs, HIDDEN // group)
             zeros = torch.empty_like(scales, dtype=torch.uint8)
             _multiplied(Quantised(words, scales, zeros, HIDDEN, group, dtype))
             if dtype == torch.bfloat16 and group >= 128:
                 _multiplied(Quantised(numbers, scales, None, HIDDEN, group, dtype))
+    count = 64  # experts, whose groups are large
+    scales = torch.empty(count, HEAD_DIM, HIDDEN // 128)
+    zeros, words = torch.empty_like(scales, dtype=torch.uint8), words[: count * HEAD_DIM]
+    numbers, ends = numbers[: count * HEAD_DIM], torch.empty(count, dtype=torch.int32)
+    x, tokens = torch.empty(8, HIDDEN, dtype=dtype), torch.empty(8, dtype=torch.int32)
+    for stored, zero in ((words, zeros), *([(numbers, None)] if dtype == torch.bfloat16 else [])):
+        stacked = stored.view(count, HEAD_DIM, -1)
+        weight = Quantised(stacked, scales, zero, HIDDEN, 128, dtype)
+        for named in (None, tokens):
+            experts.grouped_few_bits(x, named, weight, ends)
 
 
 def _multiplied(weight: Quantised) -> None:

@@ -16,7 +16,8 @@ from torch.nn import functional
 
 from engine.kernels.blocks import Blocks, Gate
 from engine.kernels.experts import ALIGNED_BYTES, ExpertWeights
-from engine.kernels.triton import choices
+from engine.kernels.quantised import Matrix, Quantised
+from engine.kernels.triton import choices, products
 from engine.kernels.triton.launching import arch_of, launch
 
 # Where torch's grouped product runs on the device alone; elsewhere it reads `stops` on the host.
@@ -59,7 +60,7 @@ def mix(
     x: Tensor, experts: Tensor, shares: Tensor, weights: ExpertWeights, gate: Gate, blocks: Blocks
 ) -> Tensor:
     """See `MixesExperts.mix`."""
-    rows = sort(experts, len(weights.down))
+    rows = sort(experts, weights.down.shape[0])
     both = _products(x, rows.tokens, weights.gate_up, weights.gate_up_bias, rows)
     out = _products(blocks.gated(both, gate), None, weights.down, weights.down_bias, rows)
     return combine(out, rows.places, shares)
@@ -108,6 +109,27 @@ def grouped(
     return out
 
 
+def grouped_few_bits(x: Tensor, tokens: Tensor | None, weight: Quantised, stops: Tensor) -> Tensor:
+    """Do what `grouped` does with weights of few bits `[E, O, I]`, `x` in the order of these.
+
+    Moves S·(I + O) numbers, and the bytes of each expert that has rows once for every tile of them.
+    """
+    x = x.contiguous()
+    count = len(x) if tokens is None else len(tokens)
+    num_experts, outputs, inputs = weight.shape
+    choice = choices.choose("grouped_few_bits", arch_of(x.device))
+    at_once = choice.sizes["ROWS"]
+    tiles = (count + min(count, num_experts) * (at_once - 1)) // at_once
+    out = x.new_empty(count, outputs)
+    arrays = x, tokens, products.bytes_of(weight), weight.scales, weight.zeros, stops, out
+    launch(
+        *(_grouped_few_bits, (tiles, triton.cdiv(outputs, choice.sizes["OUTPUTS"])), *arrays),
+        *(num_experts, outputs, inputs, weight.numbers.shape[-1], weight.scales.shape[-1]),
+        *products.groups_of(weight), choice=choice, EXPERTS=triton.next_power_of_2(num_experts),
+    )  # fmt: skip
+    return out
+
+
 def combine(rows: Tensor, places: Tensor, shares: Tensor) -> Tensor:
     """Sum each token's rows by their shares, rounded once: `rows [S, H]`, `[T, count]` → `[T, H]`.
 
@@ -123,8 +145,15 @@ def combine(rows: Tensor, places: Tensor, shares: Tensor) -> Tensor:
 
 
 def _products(
-    x: Tensor, tokens: Tensor | None, weight: Tensor, bias: Tensor | None, rows: Sorted
+    x: Tensor, tokens: Tensor | None, weight: Matrix, bias: Tensor | None, rows: Sorted
 ) -> Tensor:
+    if isinstance(weight, Quantised):
+        if weight.order is not None:
+            x = x[:, weight.order]
+        if products.serves(weight) and len(rows.owners) <= MANY_ROWS * weight.shape[0]:
+            out = grouped_few_bits(x, tokens, weight, rows.stops)
+            return out if bias is None else out.add_(bias[rows.owners])
+        weight = products.dequantised(weight)
     is_aligned = all(size * weight.itemsize % ALIGNED_BYTES == 0 for size in weight.shape[1:])
     is_torchs = weight.dtype == torch.bfloat16 and arch_of(x.device) in GROUPED_BY_TORCH
     if not is_torchs or not is_aligned:
@@ -221,19 +250,10 @@ def _grouped(
     INNER: tl.constexpr,
 ):
     """Multiply some rows of one expert by some columns of its weight."""
-    tile = tl.program_id(0)
-    experts = tl.arange(0, EXPERTS)
-    is_expert = experts < num_experts
-    ends = tl.load(stops + experts, is_expert, other=0)
-    begins = tl.load(stops + experts - 1, is_expert & (experts > 0), other=0)
-    tiles = tl.cdiv(tl.where(is_expert, ends - begins, 0), ROWS)
-    if tile >= tl.sum(tiles, 0):
+    expert, first, end = _tile_of(stops, num_experts, EXPERTS, ROWS)
+    if expert == num_experts:
         return
-    expert = tl.sum((tl.cumsum(tiles, 0) <= tile).to(tl.int32), 0)
-    first = tl.sum(tl.where(experts < expert, tiles, 0), 0)
-    begin = tl.sum(tl.where(experts == expert, begins, 0), 0)
-    end = tl.sum(tl.where(experts == expert, ends, 0), 0)
-    rows = begin + (tile - first) * ROWS + tl.arange(0, ROWS)
+    rows = first + tl.arange(0, ROWS)
     is_row = rows < end
     sources = rows if tokens is None else tl.load(tokens + rows, is_row, other=0)
     columns = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
@@ -254,6 +274,64 @@ def _grouped(
         total += added.to(tl.float32)[None, :]
     to = out + rows.to(tl.int64)[:, None] * width + columns[None, :]
     tl.store(to, total.to(out.dtype.element_ty), is_row[:, None] & is_column[None, :])
+
+
+@triton.jit
+def _tile_of(stops, num_experts, EXPERTS: tl.constexpr, ROWS: tl.constexpr):
+    """Return a program's expert, its first row and where that expert's end.
+
+    Programs that are left over have the expert behind the last.
+    """
+    tile = tl.program_id(0)
+    experts = tl.arange(0, EXPERTS)
+    is_expert = experts < num_experts
+    ends = tl.load(stops + experts, is_expert, other=0)
+    begins = tl.load(stops + experts - 1, is_expert & (experts > 0), other=0)
+    tiles = tl.cdiv(tl.where(is_expert, ends - begins, 0), ROWS)
+    expert = tl.sum((is_expert & (tl.cumsum(tiles, 0) <= tile)).to(tl.int32), 0)
+    first = tl.sum(tl.where(experts < expert, tiles, 0), 0)
+    begin = tl.sum(tl.where(experts == expert, begins, 0), 0)
+    end = tl.sum(tl.where(experts == expert, ends, 0), 0)
+    return expert, begin + (tile - first) * ROWS, end
+
+
+# Numbers of groups change with the weight, and make no other kernel.
+@triton.jit(do_not_specialize=["groups", "steps_a_group"])
+def _grouped_few_bits(
+    x,  # [T, inputs], or [S, inputs]
+    tokens,  # [S] int32, or None
+    numbers,  # [num_experts, outputs, words]: int32 with zeros, else uint8
+    scales,  # [num_experts, outputs, groups]
+    zeros,  # the same, or None
+    stops,  # [num_experts] int32
+    out,  # [S, outputs]
+    num_experts,
+    outputs,
+    inputs,
+    words,
+    groups,
+    steps_a_group,
+    GROUPS: tl.constexpr,  # of a step
+    EXPERTS: tl.constexpr,
+    ROWS: tl.constexpr,
+    OUTPUTS: tl.constexpr,
+):
+    """Multiply some rows of one expert by some outputs of its weight."""
+    expert, begin, behind = _tile_of(stops, num_experts, EXPERTS, ROWS)
+    if expert == num_experts:
+        return
+    row = begin + tl.arange(0, ROWS)
+    has_row = row < behind
+    source = row if tokens is None else tl.load(tokens + row, has_row, other=0)
+    output = tl.program_id(1).to(tl.int64) * OUTPUTS + tl.arange(0, OUTPUTS)
+    has_output = output < outputs
+    total = products.accumulated(
+        *(x, source.to(tl.int64), has_row, numbers, scales, zeros),
+        *(expert.to(tl.int64) * outputs + output, has_output, 0, tl.cdiv(inputs, products.STEP)),
+        *(inputs, words, groups, steps_a_group, GROUPS, ROWS, OUTPUTS),
+    )
+    to = out + row.to(tl.int64)[None, :] * outputs + output[:, None]
+    tl.store(to, total.to(out.dtype.element_ty), has_row[None, :] & has_output[:, None])
 
 
 @triton.jit

@@ -32,7 +32,7 @@ OF_FP8 = tl.constexpr(256.0)
 
 def prepare(weight: Quantised, bias: Tensor | None) -> Product | None:
     """Return the product with a matrix on its device; None where the kernels do not take it."""
-    if not _serves(weight):
+    if len(weight.shape) != 2 or not serves(weight):
         return None
     order = weight.order
 
@@ -71,11 +71,12 @@ def prepare_scaled(weight: Quantised, bias: Tensor | None) -> Product | None:
     return product
 
 
-def _serves(weight: Quantised) -> bool:
+def serves(weight: Quantised) -> bool:
+    """Say whether the kernels take what shares a scale."""
     is_one = weight.group >= weight.inputs
     halves = BLOCK // APART if weight.zeros is not None else 4
     is_within = BLOCK % weight.group == 0 and BLOCK // weight.group <= halves
-    return len(weight.shape) == 2 and (is_one or weight.group % BLOCK == 0 or is_within)
+    return is_one or weight.group % BLOCK == 0 or is_within
 
 
 def multiply(x: Tensor, weight: Quantised, bias: Tensor | None) -> Tensor:
@@ -94,10 +95,10 @@ def multiply(x: Tensor, weight: Quantised, bias: Tensor | None) -> Tensor:
     shares = triton.cdiv(steps, each)
     out = x.new_empty(rows, outputs)
     into = out if shares == 1 else x.new_empty(shares, rows, outputs, dtype=torch.float32)
-    arrays = x, _bytes(weight), weight.scales, weight.zeros, into
+    arrays = x, bytes_of(weight), weight.scales, weight.zeros, into
     launch(
         *(_multiply, (*tiles, shares), *arrays, rows, outputs, inputs),
-        *(weight.numbers.shape[-1], weight.scales.shape[-1], *_groups(weight), each),
+        *(weight.numbers.shape[-1], weight.scales.shape[-1], *groups_of(weight), each),
         choice=choice, ROWS=tile,
     )  # fmt: skip
     if shares == 1:
@@ -110,26 +111,26 @@ def multiply(x: Tensor, weight: Quantised, bias: Tensor | None) -> Tensor:
 
 
 def dequantised(weight: Quantised) -> Tensor:
-    """Return what a matrix stands for in the order that its columns have; see `Quantised`.
+    """Return what a weight stands for in the order that its columns have; see `Quantised`.
 
     Moves its bytes, and O·I numbers of its dtype.
     """
-    outputs, inputs = weight.shape
-    out = torch.empty(outputs, inputs, dtype=weight.dtype, device=weight.device)
+    outputs, inputs = weight.shape[:-1].numel(), weight.inputs
+    out = torch.empty(weight.shape, dtype=weight.dtype, device=weight.device)
     choice = choose("dequantise", arch_of(weight.device))
     grid = (triton.cdiv(outputs, choice.sizes["OUTPUTS"]), triton.cdiv(inputs, BLOCK))
-    arrays = _bytes(weight), weight.scales, weight.zeros, out
+    arrays = bytes_of(weight), weight.scales, weight.zeros, out
     sizes = outputs, inputs, weight.numbers.shape[-1], weight.scales.shape[-1]
-    launch(_dequantise, grid, *arrays, *sizes, *_groups(weight), choice=choice)
+    launch(_dequantise, grid, *arrays, *sizes, *groups_of(weight), choice=choice)
     return out
 
 
-def _bytes(weight: Quantised) -> Tensor:
+def bytes_of(weight: Quantised) -> Tensor:
     """Return numbers as Ampere knows them, too."""
     return weight.numbers.view(torch.uint8) if weight.zeros is None else weight.numbers
 
 
-def _groups(weight: Quantised) -> tuple[int, int]:
+def groups_of(weight: Quantised) -> tuple[int, int]:
     """Return how many blocks a group has, and how many groups a block."""
     if weight.group >= weight.inputs:
         return triton.cdiv(weight.inputs, BLOCK), 1
@@ -158,8 +159,39 @@ def _multiply(
     output = tl.program_id(1).to(tl.int64) * OUTPUTS + tl.arange(0, OUTPUTS)
     has_row, has_output = row < rows, output < outputs
     first = tl.program_id(2) * steps_each
+    total = accumulated(
+        *(x, row, has_row, numbers, scales, zeros, output, has_output),
+        *(first, min(first + steps_each, tl.cdiv(inputs, STEP))),
+        *(inputs, words, groups, steps_a_group, GROUPS, ROWS, OUTPUTS),
+    )
+    place = (tl.program_id(2).to(tl.int64) * rows + row[None, :]) * outputs + output[:, None]
+    is_there = has_row[None, :] & has_output[:, None]
+    tl.store(out + place, total.to(out.dtype.element_ty), is_there)
+
+
+@triton.jit
+def accumulated(
+    x,
+    row,  # [ROWS]
+    has_row,
+    numbers,
+    scales,
+    zeros,
+    output,  # [OUTPUTS]
+    has_output,
+    first,
+    last,
+    inputs,
+    words,
+    groups,
+    steps_a_group,
+    GROUPS: tl.constexpr,
+    ROWS: tl.constexpr,
+    OUTPUTS: tl.constexpr,
+):
+    """Return the sums of some steps, `[OUTPUTS, ROWS]`; what else there is see `_multiply`."""
     total = tl.zeros((OUTPUTS, ROWS), tl.float32)
-    for step in range(first, min(first + steps_each, tl.cdiv(inputs, STEP))):
+    for step in range(first, last):
         for part in tl.static_range(GROUPS):
             group = step // steps_a_group if GROUPS == 1 else step * GROUPS + part
             has_group = has_output & (group < groups)
@@ -181,9 +213,7 @@ def _multiply(
             total += of_group * scale[:, None]
     if zeros is None:
         total *= OF_FP8
-    place = (tl.program_id(2).to(tl.int64) * rows + row[None, :]) * outputs + output[:, None]
-    is_there = has_row[None, :] & has_output[:, None]
-    tl.store(out + place, total.to(out.dtype.element_ty), is_there)
+    return total
 
 
 @triton.jit

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 
@@ -13,6 +14,7 @@ from engine.kernels import blocks as reference_blocks
 from engine.kernels import experts as reference
 from engine.kernels.blocks import Gate
 from engine.kernels.experts import ExpertWeights
+from engine.kernels.quantised import Quantised, packed, to_fp8
 from engine.kernels.triton import blocks, experts
 from tests.engine.kernels.triton.mutating import Mutation, assert_found
 
@@ -62,6 +64,23 @@ def check_products(
     owners = torch.arange(6).repeat_interleave(counts)
     exact = (weight[owners].double() @ x[tokens].double()[..., None])[..., 0] + bias[owners]
     assert_near(module.grouped(x, tokens, weight, bias, counts.cumsum(0).int()), exact)
+
+
+def check_few_bits(module: ModuleType) -> None:
+    """Hold products with experts of few bits to each one's own in float64, rows named or not."""
+    counts = torch.tensor([0, 3, 17, 0, 5])
+    owners = torch.arange(5).repeat_interleave(counts)
+    x, tokens = torch.randn(25, 136), torch.randint(0, 25, (25,), dtype=torch.int32)
+    numbers = torch.randint(0, 16, (5, 66, 136), dtype=torch.uint8)
+    scales, zeros = torch.rand(5, 66, 5), torch.randint(0, 16, (5, 66, 5), dtype=torch.uint8)
+    four = Quantised(packed(numbers), scales, zeros, 136, 32, torch.float64)
+    eight = replace(to_fp8(torch.randn(5, 66, 136)), dtype=torch.float64)
+    for weight, named in ((four, tokens), (eight, None)):
+        own = x if named is None else x[named]
+        exact = (weight.dequantised()[owners] @ own.double()[..., None])[..., 0]
+        stops = counts.cumsum(0).int()
+        got = module.grouped_few_bits(x, named, replace(weight, dtype=torch.float32), stops)
+        assert (got - exact).abs().max() <= 1e-5 * exact.abs().max()
 
 
 def check_sums(module: ModuleType) -> None:
@@ -137,6 +156,38 @@ def test_products_of_many_experts_are_each_ones_own(
     check_products(experts, dtype, inner, width)
 
 
+def test_products_of_experts_of_few_bits_are_each_ones_own() -> None:
+    """Of four and of eight."""
+    check_few_bits(experts)
+
+
+@pytest.mark.parametrize("order", [None, torch.arange(32).flip(0)], ids=["as it is", "sorted"])
+@pytest.mark.parametrize("many", [experts.MANY_ROWS, 0], ids=["few rows", "many rows"])
+def test_a_mixture_of_few_bits_is_that_of_what_they_stand_for(
+    monkeypatch: pytest.MonkeyPatch, order: Tensor | None, many: int
+) -> None:
+    """By few bits, or dequantised; by the reference, too."""
+    monkeypatch.setattr(experts, "MANY_ROWS", many)
+    gate_up, down = (
+        Quantised(
+            packed(torch.randint(0, 16, (3, outputs, 32), dtype=torch.uint8)),
+            torch.rand(3, outputs, 1) / 20,
+            torch.full((3, outputs, 1), 8, dtype=torch.uint8),
+            *(32, 32, torch.float32, order),
+        )
+        for outputs in (64, 32)
+    )
+    biases = torch.randn(3, 64), torch.randn(3, 32)
+    x, scores = torch.randn(4, 32), torch.randn(4, 3)
+    chosen = experts.choose(scores, 2, among_chosen=True, is_renormalised=True)
+    plain = ExpertWeights(gate_up.dequantised(), down.dequantised(), *biases)
+    few = ExpertWeights(gate_up, down, *biases)
+    expected = reference.mix(x, *chosen, plain, Gate(), reference_blocks)
+    for mix in (experts.mix, reference.mix):
+        got = mix(x, *chosen, few, Gate(), reference_blocks)
+        torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-3)
+
+
 def test_a_sum_is_rounded_once() -> None:
     """Shares are fp32, and so is what is summed."""
     check_sums(experts)
@@ -172,8 +223,17 @@ MISTAKES = {
         Mutation("stops + experts - 1", "stops + experts"),
         Mutation("tl.cumsum(tiles, 0) <= tile", "tl.cumsum(tiles, 0) < tile"),
         Mutation("(tile - first) * ROWS", "tile * ROWS"),
-        Mutation("if tile >= tl.sum", "if tile + 1 >= tl.sum"),
+        Mutation(
+            "expert == num_experts:\n        return\n    rows",
+            "expert + 1 >= num_experts:\n        return\n    rows",
+        ),
         Mutation("bias + expert * width", "bias + expert"),
+    ],
+    check_few_bits: [
+        Mutation("has_row = row < behind", "has_row = row < behind - 1"),
+        Mutation("has_output = output < outputs", "has_output = output < outputs - 1"),
+        Mutation("tl.load(tokens + row, has_row", "tl.load(tokens + row * 0, has_row"),
+        Mutation("* outputs + output, has_output", "* (outputs - 1) + output, has_output"),
     ],
     check_sums: [
         Mutation("is_there = columns < width", "is_there = columns < width - 1"),
