@@ -14,6 +14,7 @@ from contextlib import closing, contextmanager, nullcontext
 from dataclasses import replace
 from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
+from socket import socketpair
 from subprocess import PIPE, Popen
 from typing import Any
 
@@ -21,9 +22,13 @@ import pytest
 import torch
 
 from engine.config import EngineConfig, LoraModule
-from engine.errors import EngineClosed, EngineError, ModelRefused, RankFailed
+from engine.errors import EngineError, ModelRefused, RankFailed
 from engine.kinds.generation import make_work
 from engine.load import load_served
+from engine.model import own
+from engine.model.checkpoint import find_checkpoint
+from engine.model.description import read_description
+from engine.model.families import architecture_of
 from engine.model.loading import load_model
 from engine.model.memory import Room
 from engine.model.network import LoadedModel
@@ -31,7 +36,6 @@ from engine.ranks import leading
 from engine.ranks.leading import Leader, leader_of
 from engine.ranks.messages import Allocate, Free, Told
 from engine.scheduling.sequence import Sampling, SequenceRequest
-from engine.stepping.engine import Engine
 from engine.stepping.generation import GenerationWork
 from tests.engine.adapters import halves, write_adapter
 from tests.engine.families import VOCAB, build
@@ -110,7 +114,10 @@ def has_ended(pid: int) -> bool:
 
 
 def test_two_ranks_write_the_rows_of_one(tmp_path: Path, folder: Path) -> None:
-    """Also through adapters and quantised weights, when a step fails, and when pages run out."""
+    """Also through adapters and quantised weights, when a step fails, and when pages run out.
+
+    Until one of them is killed.
+    """
     modules = halves(build("Qwen3Config"))
     adapter = str(write_adapter(tmp_path / "adapter", modules, lora_alpha=2))
     given = {"quantization": "fp8", "lora_modules": (LoraModule("one", adapter),)}
@@ -134,21 +141,27 @@ def test_two_ranks_write_the_rows_of_one(tmp_path: Path, folder: Path) -> None:
         again = work_of(model, config)
         assert not leader._dropped  # the others know that those pages are of no use any more
         assert rows_of(again, asked) == expected
-        processes = processes_of(leader)
-    assert [process.returncode for process in processes] == [-signal.SIGKILL]
+        (process,) = processes_of(leader)
+        process.kill()
+        with pytest.raises(RankFailed, match="rank 1: it was ended by signal 9"):
+            rows_of(again, requests(11))
+    assert process.returncode == -signal.SIGKILL
 
 
-def test_four_ranks_share_experts_and_run_out_of_memory(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_four_ranks_share_experts_and_run_out_of_memory(tmp_path: Path) -> None:
     """Two key heads are had twice each; what goes wrong with one rank is said and ends all."""
-    monkeypatch.setenv("TIDEMILL_CACHE", str(tmp_path / "cache"))
     build("GptOssConfig").save_pretrained(tmp_path / "model")  # type: ignore[operator]
-    asked = requests(4)
+    asked, rows = requests(4), []
     config = settings(tmp_path / "model", 4)
-    with led(config) as (leader, model):
-        work = work_of(model, config)
-        assert rows_of(work, asked) == expected_rows(settings(tmp_path / "model", 1), asked)
+    description = read_description(config.model)
+    parts = find_checkpoint(config.model), description, architecture_of(description)
+    leader = Leader(config, torch.device("cpu"))
+    with closing(leader):
+        for of_all in (None, leader):
+            model = own.load(*parts, torch.float32, torch.device("cpu"), leader=of_all)
+            work = work_of(model, config)
+            rows.append(rows_of(work, asked))
+        assert rows[0] == rows[1]
         message = ForkingPickler.dumps(Told(Allocate(99, 1, 10**14)))
         leader._followers[1].tell(message)
         with pytest.raises(RankFailed, match=r"rank 2: it ran out of memory .*--max-num"):
@@ -170,24 +183,6 @@ def test_what_the_first_rank_sees_is_shown_to_all(tmp_path: Path, kind: str) -> 
             results, _ = run_all(model, asked, num_pages=9, budget=10, steps_ahead=1)
             rows.append([result.token_ids for result in results])
     assert rows[0] == rows[1]
-
-
-async def test_a_rank_that_is_killed_ends_the_engine(folder: Path) -> None:
-    """Whoever waits is told why, and nobody is left behind."""
-    config = settings(folder, 2)
-    leader = Leader(config, torch.device("cpu"))
-
-    def make() -> GenerationWork:
-        work = work_of(load_model(config, leader), config)
-        processes_of(leader)[0].kill()
-        return work
-
-    engine = Engine(make, leader.close)
-    words = "the engine stopped: rank 1: it was ended by signal 9"
-    with pytest.raises(EngineClosed, match=words):
-        await engine.generate(requests(2))
-    engine.close()
-    assert processes_of(leader)[0].returncode is not None
 
 
 @contextmanager
@@ -264,7 +259,18 @@ sys.stdin.read()
 """
 
 
+def test_a_rank_ends_when_the_first_is_gone() -> None:
+    """As soon as its socket closes, by itself and without a word."""
+    ours, theirs = socketpair()
+    with theirs:
+        command = [sys.executable, "-m", "engine.ranks.following", str(theirs.fileno())]
+        process = Popen(command, pass_fds=[theirs.fileno()])
+    ours.close()
+    assert process.wait(60) == 0
+
+
 @linux
+@pytest.mark.long
 def test_ranks_end_with_a_first_one_that_is_killed() -> None:
     """They are not left behind."""
     with Popen([sys.executable, "-c", LEADS], stdin=PIPE, stdout=PIPE) as process:

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from engine.contract import EngineStats
-from engine.errors import EngineClosed, ModelRefused
+from engine.errors import EngineClosed, ModelRefused, RankFailed
 from engine.protocol.errors import InternalError, RequestError
 from engine.scheduling.sequence import Sampling, Sequence, SequenceRequest, SequenceResult
 from engine.stepping.engine import Engine, _Call
@@ -46,6 +46,29 @@ async def until(condition: Callable[[], bool]) -> None:
     async with asyncio.timeout(PATIENCE_SECONDS):
         while not condition():  # noqa: ASYNC110 - the other thread knows no event loop
             await asyncio.sleep(0.001)
+
+
+async def test_what_ends_an_engine_is_said_in_its_own_words() -> None:
+    """And what is to be done at its end is done, once."""
+    rig, ended = Rig(logits_of), list[str]()
+    rig.model.fails = lambda _: RankFailed("rank 1: it was ended")
+    engine = Engine(lambda: rig.work, lambda: ended.append("once"))
+    with pytest.raises(EngineClosed, match="the engine stopped: rank 1: it was ended"):
+        await engine.generate([request()])
+    engine.close()
+    assert ended == ["once"]
+
+
+def test_what_is_to_be_done_at_the_end_is_done_where_nothing_began() -> None:
+    """As when a model is refused that other processes are loading, too."""
+    ended = list[str]()
+
+    def make() -> Any:
+        raise ModelRefused("no")
+
+    with pytest.raises(ModelRefused):
+        Engine(make, lambda: ended.append("once"))
+    assert ended == ["once"]
 
 
 class Stage:
