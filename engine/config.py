@@ -14,6 +14,7 @@ DeviceName = Literal["auto", "cpu", "cuda"]
 AdmissionName = Literal["arrival", "prefix"]
 RunnerName = Literal["auto", "generate", "pooling"]
 ConvertName = Literal["auto", "none", "embed", "classify"]
+CacheDtypeName = Literal["auto", "fp8", "fp8_e4m3"]
 QuantizationName = Literal["fp8", "compressed-tensors", "awq", "gptq"]
 
 
@@ -35,6 +36,7 @@ _NAMES = {
     "admission": get_args(AdmissionName),
     "runner": get_args(RunnerName),
     "convert": get_args(ConvertName),
+    "kv_cache_dtype": get_args(CacheDtypeName),
     "quantization": (None, *get_args(QuantizationName)),
 }
 _AT_LEAST_ONE = (
@@ -63,10 +65,11 @@ class EngineConfig:
     `model` is a local folder or a hub id. `max_model_len` None takes the model's own context.
     `max_num_batched_tokens` is the token budget of one step, `max_num_seqs` the sequences in it;
     None goes by the device and its memory. `kv_cache_memory` (bytes) None takes what the device has
-    left after the weights. `quantization` "fp8" makes weights fp8 as they are read; of weights that
-    are quantised in their files it may say how, None takes them as they are. `seed` keys requests
-    that name none. `steps_ahead` 1 prepares a step while another is computed, 0 one after the
-    other; None is 1 on a GPU, else 0.
+    left after the weights; `kv_cache_dtype` "fp8", which is fp8_e4m3, keeps keys and values in
+    eight bits, "auto" as the weights are. `quantization` "fp8" makes weights fp8 as they are read;
+    of weights that are quantised in their files it may say how, None takes them as they are.
+    `seed` keys requests that name none. `steps_ahead` 1 prepares a step while another is computed,
+    0 one after the other; None is 1 on a GPU, else 0.
     `admission` says who starts next: who came first, or, where nobody waits for one answer, those
     that begin alike together.
     `runner` says whether a model generates or gives vectors and scores, `convert` which of the two;
@@ -87,6 +90,7 @@ class EngineConfig:
     max_num_seqs: int | None = None
     max_num_batched_tokens: int | None = None
     kv_cache_memory: int | None = None
+    kv_cache_dtype: CacheDtypeName = "auto"
     quantization: QuantizationName | None = None
     seed: int = 0
     steps_ahead: int | None = None

@@ -155,6 +155,7 @@ def engine_config(options: EngineOptions) -> EngineConfig:
         return EngineConfig(
             model,
             dtype=options.dtype,
+            kv_cache_dtype=options.kv_cache_dtype,
             device=options.device,
             seed=options.seed,
             runner=options.runner,

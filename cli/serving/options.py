@@ -49,6 +49,7 @@ class EngineOptions:
     max_num_seqs: int | None = None
     max_num_batched_tokens: int | None = None
     kv_cache_memory: int | None = None
+    kv_cache_dtype: Literal["auto", "fp8", "fp8_e4m3"] = "auto"
     quantization: Literal["fp8", "compressed-tensors", "awq", "gptq"] | None = None
     tensor_parallel_size: int | None = None
     seed: int = 0
@@ -146,6 +147,12 @@ def add_engine_flags(parser: argparse.ArgumentParser) -> None:
         type=size_in_bytes,
         metavar="SIZE",
         help="memory for the KV cache, such as 512M or 4G (default: what is free)",
+    )
+    add(
+        "--kv-cache-dtype",
+        choices=("auto", "fp8", "fp8_e4m3"),
+        default="auto",
+        help="fp8 keeps twice as many tokens, less exactly (default: as the weights are)",
     )
     add(
         "--tensor-parallel-size",

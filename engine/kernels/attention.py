@@ -12,6 +12,9 @@ from torch import Tensor
 
 from engine.kernels.step import Step
 
+# What --kv-cache-dtype fp8 keeps keys and values in, and its largest number.
+FP8, LARGEST_FP8 = torch.float8_e4m3fn, 448.0
+
 
 @dataclass(frozen=True, slots=True)
 class AttentionShape:
@@ -86,7 +89,11 @@ class CapturableBackend(AttentionBackend, Protocol):
 
 
 class MakesBackend(Protocol):
-    """A class of backends: how much a page takes, and one over so many pages."""
+    """A class of backends: how much a page takes, and one over so many pages.
+
+    `dtype` is what keys and values are kept in: the network's, or `FP8`, in which a number beyond
+    its largest becomes that.
+    """
 
     page_size: int
 

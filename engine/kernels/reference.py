@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from engine.kernels.attention import AttentionShape, HeadNorms
+from engine.kernels.attention import FP8, LARGEST_FP8, AttentionShape, HeadNorms
 from engine.kernels.blocks import turned
 from engine.kernels.step import Step
 
@@ -99,8 +99,9 @@ class ReferenceAttention:
 
     def store(self, layer: int, key: Tensor, value: Tensor) -> None:
         """Write the step's `key [T, Hkv, Dk]` and `value [T, Hkv, Dv]` to their slots."""
-        self.keys[layer].permute(0, 3, 1, 2)[self._places] = key
-        self.values[layer].transpose(1, 2)[self._places] = value
+        keys, values = self.keys[layer], self.values[layer]
+        _bits(keys).permute(0, 3, 1, 2)[self._places] = _bits(_kept(key, keys.dtype))
+        _bits(values).transpose(1, 2)[self._places] = _bits(_kept(value, values.dtype))
 
     def attend(self, layer: int, query: Tensor, sinks: Tensor | None = None) -> Tensor:
         """Attend every token to what it sees: `[T, Hq, Dk]` → `[T, Hq, Dv]`."""
@@ -115,7 +116,11 @@ class ReferenceAttention:
         query = query[span.start : span.stop]  # [t, Hq, Dk]
         ends = None if self._ends is None else self._ends[span.start : span.stop]
         length = span.length
-        key, value = gather(self.keys[layer], self.values[layer], span.pages, length)
+        pages = (_bits(self.keys[layer]), _bits(self.values[layer]))
+        key, value = (
+            numbers.view(self.keys[layer].dtype).to(query.dtype)
+            for numbers in gather(*pages, span.pages, length)
+        )
         if shape.softcap or sinks is not None or shape.key_dim != shape.value_dim:
             return attend(query, key, value, shape, sinks, ends)
         is_whole = not shape.window or length <= shape.window
@@ -131,6 +136,18 @@ class ReferenceAttention:
             enable_gqa=shape.num_query_heads != shape.num_kv_heads,
         )
         return out[0].transpose(0, 1)
+
+
+def _kept(numbers: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return numbers as they are kept."""
+    if dtype == FP8:
+        numbers = numbers.clamp(-LARGEST_FP8, LARGEST_FP8)
+    return numbers.to(dtype)
+
+
+def _bits(numbers: Tensor) -> Tensor:
+    """Return numbers of eight bits as whole ones, which torch gathers and scatters everywhere."""
+    return numbers.view(torch.uint8) if numbers.dtype == FP8 else numbers
 
 
 def gather(keys: Tensor, values: Tensor, pages: Tensor, length: int) -> tuple[Tensor, Tensor]:

@@ -50,6 +50,15 @@ def refuse_ranks(config: EngineConfig, gives: str) -> None:
         )
 
 
+def refuse_cache_dtype(config: EngineConfig, gives: str) -> None:
+    """Refuse a type of the KV cache for a model that gives something else than text."""
+    if config.kv_cache_dtype != "auto":
+        raise ModelRefused(
+            f"{config.model} gives {gives}: --kv-cache-dtype {config.kv_cache_dtype} is for models "
+            "that write text only; leave it out"
+        )
+
+
 class Kind(Protocol):
     """One kind of model."""
 

@@ -11,6 +11,7 @@ from functools import partial
 
 from engine.config import EngineConfig
 from engine.errors import EngineError, ModelRefused, first_line_of
+from engine.kernels.attention import FP8
 from engine.kernels.backends import multiplies_quantised
 from engine.model import own
 from engine.model.adapter_proof import check_adapters
@@ -35,7 +36,8 @@ def load_model(settings: EngineConfig, leader: Leads | None = None) -> LoadedMod
     A `leader` shares it with other ranks.
     """
     try:
-        return _loaded(settings, leader)
+        loaded = _loaded(settings, leader)
+        return loaded if settings.kv_cache_dtype == "auto" else loaded.kept_in(FP8)
     except EngineError:
         raise
     except Exception as exc:  # a broken folder may fail anywhere in transformers

@@ -58,7 +58,7 @@ def find_room(
     page_size, wanted = model.backend.page_size, model.max_model_len
     room = num_pages * page_size
     if room < wanted and settings.max_model_len is not None:
-        size = model.backend.page_bytes(model.shapes, model.dtype)
+        size = model.page_bytes
         raise OutOfCacheMemory(
             f"--max-model-len {wanted} needs {-(-wanted // page_size) * size:,} bytes of "
             f"KV cache, but there is room for {room} tokens ({num_pages * size:,} bytes): lower "
@@ -76,7 +76,7 @@ def count_pages(
 ) -> int:
     """Return the pages to allocate: what fits the memory, and no more than can ever be in use."""
     page_size = model.backend.page_size
-    size = model.backend.page_bytes(model.shapes, model.dtype)
+    size = model.page_bytes
     limits = step_limits(settings, model.device)
     budget = settings.kv_cache_memory
     if budget is None:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import NamedTuple, Protocol, runtime_checkable
+from dataclasses import dataclass, replace
+from typing import NamedTuple, Protocol, Self, runtime_checkable
 
 import numpy as np
 import torch
@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from engine.kernels.attention import AttentionBackend, AttentionShape, MakesBackend
+from engine.kernels.backends import choose_backend
 from engine.kernels.step import Step
 from engine.scheduling.pictures import Sight
 
@@ -72,7 +73,8 @@ class InGraphs(NamedTuple):
 class LoadedModel:
     """A network on its device, and what the engine must know to serve it.
 
-    `shapes[i]` is what layer i attends with, `backend` what makes the attention of all of them.
+    `shapes[i]` is what layer i attends with, `backend` what makes the attention of all of them,
+    `cache_dtype` what keys and values are kept in, None as the network computes them.
     `hidden_width` and `inner_width` are those of the widest layer. `eos_token_ids` is as the
     model's config has it: an id, a list of ids, or None. Without an `eye` it sees no images.
     `notes` are for who runs it.
@@ -90,6 +92,22 @@ class LoadedModel:
     eos_token_ids: object = None
     eye: Eye | None = None
     notes: tuple[str, ...] = ()
+    cache_dtype: torch.dtype | None = None
+
+    def kept_in(self, dtype: torch.dtype | None) -> Self:
+        """Return the model with keys and values in a dtype of their own; None is the network's.
+
+        Proofs are made with the network's.
+        """
+        if dtype == self.cache_dtype:
+            return self
+        backend = choose_backend(self.shapes, dtype or self.dtype, self.device)
+        return replace(self, backend=backend, cache_dtype=dtype)
+
+    @property
+    def page_bytes(self) -> int:
+        """Return the bytes that one page takes over all layers."""
+        return self.backend.page_bytes(self.shapes, self.cache_dtype or self.dtype)
 
     def graphed(
         self, step: Step, attention: AttentionBackend, graphs: InGraphs, call: Callable[[], Tensor]
@@ -103,4 +121,4 @@ class LoadedModel:
 
     def attention(self, num_pages: int) -> AttentionBackend:
         """Allocate so many pages of every layer."""
-        return self.backend(self.shapes, num_pages, self.dtype, self.device)
+        return self.backend(self.shapes, num_pages, self.cache_dtype or self.dtype, self.device)

@@ -124,7 +124,7 @@ class Leader:
     def allocate(self, model: _LedModel, num_pages: int) -> AttentionBackend:
         """Allocate pages on all ranks, and return this one's."""
         number = self._number()
-        self._tell(Allocate(number, model.number, num_pages))
+        self._tell(Allocate(number, model.number, num_pages, model.cache_dtype))
         own = LoadedModel.attention(model, num_pages)
         self._hear()
         self._numbers[own] = number

@@ -45,11 +45,15 @@ class Meet(NamedTuple):
 
 
 class Allocate(NamedTuple):
-    """Allocate so many pages of a model's layers as attention `number`; answered."""
+    """Allocate so many pages of a model's layers as attention `number`; answered.
+
+    Keys and values are kept in `cache_dtype`, None as the network computes them.
+    """
 
     number: int
     model: int
     num_pages: int
+    cache_dtype: torch.dtype | None = None
 
 
 class Measure(NamedTuple):

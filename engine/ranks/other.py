@@ -52,8 +52,9 @@ class OtherRank:
             case Load():
                 self._load(told.message)
                 return Done()
-            case Allocate(number, model, num_pages):
-                self._attentions[number] = self._models[model].attention(num_pages)
+            case Allocate(number, model, num_pages, dtype):
+                kept = self._models[model].kept_in(dtype)
+                self._attentions[number] = kept.attention(num_pages)
                 return Done()
             case Measure():
                 return Free(free_bytes(self._device))

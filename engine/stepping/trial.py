@@ -91,7 +91,7 @@ def step_bytes(
     if num_steps != [len(trials)]:
         logger.warning("the largest step does not fit into memory: smaller ones will be made")
         return None
-    return max(most - num_pages * model.backend.page_bytes(model.shapes, model.dtype), 0)
+    return max(most - num_pages * model.page_bytes, 0)
 
 
 def _requests(most: int, num_tokens: int, model: LoadedModel) -> list[SequenceRequest]:

@@ -150,6 +150,8 @@ def worker_flags(model: Model) -> list[str]:
         *model.aliases,
         "--dtype",
         model.dtype,
+        "--kv-cache-dtype",
+        model.kv_cache_dtype,
         "--device",
         "cuda",
     ]

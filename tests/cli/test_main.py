@@ -72,7 +72,7 @@ def test_each_flag_reaches_its_option() -> None:
         "--max-inflight 7 --max-line-bytes 2M --enable-metrics --host 0.0.0.0 --port 0 "
         "--model m --served-model-name one two --chat-template t --dtype half --device cuda "
         "--max-model-len 100 --max-num-seqs 8 --max-num-batched-tokens 64 "
-        "--kv-cache-memory 4GiB --quantization fp8 --seed 5"
+        "--kv-cache-memory 4GiB --kv-cache-dtype fp8_e4m3 --quantization fp8 --seed 5"
     )
     assert options(*typed.split()) == RunOptions(
         input_file="in",
@@ -96,6 +96,7 @@ def test_each_flag_reaches_its_option() -> None:
         max_num_seqs=8,
         max_num_batched_tokens=64,
         kv_cache_memory=4 * 2**30,
+        kv_cache_dtype="fp8_e4m3",
         quantization="fp8",
         seed=5,
     )
@@ -122,6 +123,7 @@ def test_sizes_have_binary_units(text: str, size: int) -> None:
         ["--seed", "-1"],
         ["--dtype", "int8"],
         ["--quantization", "bitsandbytes"],
+        ["--kv-cache-dtype", "fp8_e5m2"],
         ["--dialect", "other"],
         ["--on-invalid-line", "ignore"],
         ["--tensor-parallel-size", "0"],

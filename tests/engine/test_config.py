@@ -29,6 +29,7 @@ def test_a_model_is_all_that_must_be_named() -> None:
         ("max_num_seqs", 0),
         ("max_num_batched_tokens", 0),
         ("kv_cache_memory", 0),
+        ("kv_cache_dtype", "fp8_e5m2"),
         ("steps_ahead", 2),
         ("steps_ahead", -1),
         ("admission", "longest"),

@@ -72,3 +72,28 @@ def test_greedy_output_of_200_prompts_is_transformers_eager_output() -> None:
         assert got.token_ids == best
         assert got.logprobs is not None
         assert [entry.logprob for entry in got.logprobs] == pytest.approx(logprobs, abs=1e-3)
+
+
+def test_with_a_cache_of_eight_bits_nearly_all_tokens_are_the_same() -> None:
+    """A page takes a quarter of one in fp32; the model is proved as it is without."""
+    from transformers import AutoTokenizer
+
+    prompts = ask_ids(AutoTokenizer.from_pretrained(MODEL_PATH))[:12]
+    config = EngineConfig(
+        *(str(MODEL_PATH), "float32", "cpu"),
+        max_num_seqs=8,
+        max_num_batched_tokens=64,
+        kv_cache_dtype="fp8",
+    )
+    small = load_model(config)
+    plain = small.kept_in(None)
+    assert plain.page_bytes == 4 * small.page_bytes
+    rows = []
+    for model in (small, plain):
+        work = make_work(model, Room(60, model.max_model_len), config)
+        sequences = [work.add(SequenceRequest(ids, 8, Sampling(temperature=0))) for ids in prompts]
+        while work.step() is not None:
+            pass
+        rows.append([sequence.result().token_ids for sequence in sequences])
+    same = sum(first == second for first, second in zip(*rows, strict=True))
+    assert same >= 10

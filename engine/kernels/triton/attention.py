@@ -14,7 +14,7 @@ from functools import cache
 import torch
 from torch import Tensor
 
-from engine.kernels.attention import AttentionShape, HeadNorms
+from engine.kernels.attention import FP8, AttentionShape, HeadNorms
 from engine.kernels.step import Step
 from engine.kernels.triton import entry
 from engine.kernels.triton.flash import attend_tiles, choose_tiles
@@ -23,7 +23,7 @@ from engine.kernels.triton.launching import arch_of
 from engine.kernels.triton.lists import Lists
 from engine.kernels.triton.tiles import Kind, Limits
 
-DTYPES = (torch.bfloat16, torch.float16, torch.float32)
+DTYPES = (torch.bfloat16, torch.float16, torch.float32, FP8)
 # The widest heads whose tiles fit the cards, and the most query heads to a key head.
 WIDEST = 256
 MOST_IN_GROUP = 64

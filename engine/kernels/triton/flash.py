@@ -14,13 +14,15 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from engine.kernels.attention import AttentionShape
+from engine.kernels.attention import FP8, AttentionShape
 from engine.kernels.triton import lists
 from engine.kernels.triton.choices import Choice, choose
 from engine.kernels.triton.joining import Parts
 from engine.kernels.triton.launching import arch_of, launch
 from engine.kernels.triton.tiles import ENTRY_FIELDS, TILE_FIELDS
 
+# The first architecture that has numbers of eight bits.
+FIRST_WITH_FP8 = 89
 LOG2_E = tl.constexpr(math.log2(math.e))
 NUM_WIDE, NUM_NARROW = tl.constexpr(lists.NUM_WIDE), tl.constexpr(lists.NUM_NARROW)
 WIDE, NARROW = tl.constexpr(lists.WIDE), tl.constexpr(lists.NARROW)
@@ -56,11 +58,16 @@ def attend_tiles(
     """Attend the `query [T, Hq, Dk]` of `most` wide or narrow tiles.
 
     `tiles` are the lists and where in them the header is; `cache` the numbers of the spans' pages,
-    keys `[pages, Hkv, page_size, Dk]` and values `[…, Dv]`; `sinks [Hq]`. A tile that ends writes
+    keys `[pages, Hkv, page_size, Dk]` and values `[…, Dv]`, of the query's dtype or of eight bits;
+    `sinks [Hq]`. A tile that ends writes
     to `out [T, Hq, Dv]`, others to `parts`. Moves each tile's keys and values, queries, and what it
     writes, once.
     """
     pages, keys, values = cache
+    arch = arch_of(query.device)
+    choice = choose_tiles(shape, keys.dtype, arch, is_wide=is_wide)
+    if keys.dtype == FP8 and not _reads_fp8(arch):
+        keys, values = keys.view(torch.uint8), values.view(torch.uint8)
     # A score is scaled, and in powers of 2; with a softcap, softcap · tanh(x), which is
     # softcap · (2 · sigmoid(2 · x) - 1).
     inner, outer = shape.scaling * LOG2_E.value, 0.0
@@ -72,7 +79,7 @@ def attend_tiles(
         (most * heads,),
         *(*tiles, query, pages, keys, values, sinks, out, *parts, inner, outer),
         *(heads, shape.num_query_heads // heads),
-        choice=choose_tiles(shape, query.dtype, arch_of(query.device), is_wide=is_wide),
+        choice=choice,
         IS_WIDE=is_wide,
         KEY_DIM=shape.key_dim,
         KEY_BLOCK=_block(shape.key_dim),
@@ -82,6 +89,11 @@ def attend_tiles(
         HAS_SOFTCAP=shape.softcap > 0,
         HAS_SINKS=sinks is not None,
     )
+
+
+def _reads_fp8(arch: str) -> bool:
+    """Say whether a card widens numbers of eight bits by itself; others do bit by bit."""
+    return arch.startswith("sm_") and int(arch.removeprefix("sm_")) >= FIRST_WITH_FP8
 
 
 def _block(width: int) -> int:
@@ -298,6 +310,7 @@ def _meet(
             key = tl.load(from_keys, is_place[None, :] & (dims < KEY_DIM)[:, None], other=0.0)
         else:
             key = tl.load(from_keys)
+        key = _widened(key, queries.dtype)
         scores = tl.dot(queries, key, input_precision="ieee") * inner  # [ROWS, PLACES]
         if HAS_SOFTCAP:
             scores = outer * (2 * tl.sigmoid(scores) - 1)
@@ -319,6 +332,19 @@ def _meet(
             )
         else:
             value = tl.load(from_values)
+        value = _widened(value, queries.dtype)
         total = total * shrink[:, None]
         total = tl.dot(weights.to(value.dtype), value, total, input_precision="ieee")
     return total, mass, peak
+
+
+@triton.jit
+def _widened(numbers, kind: tl.constexpr):
+    """Return numbers of eight bits, or any, as another dtype: bytes are float8_e4m3fn's."""
+    if numbers.dtype == tl.uint8:
+        bits = numbers.to(tl.uint16)
+        # The exponent of fp16 is larger by 8; the mantissa has 7 bits more.
+        wide = ((bits & 0x80) << 8) | ((bits & 0x7F) << 7)
+        wide = wide.to(tl.float16, bitcast=True) * 256.0
+        return tl.where((bits & 0x7F) == 0x7F, float("nan"), wide).to(kind)
+    return numbers.to(kind)

@@ -17,7 +17,13 @@ from hypothesis import strategies as st
 from engine.kernels import backends
 from engine.kernels import blocks as reference_blocks
 from engine.kernels import experts as reference_experts
-from engine.kernels.attention import AttentionBackend, AttentionShape, HeadNorms, MakesBackend
+from engine.kernels.attention import (
+    FP8,
+    AttentionBackend,
+    AttentionShape,
+    HeadNorms,
+    MakesBackend,
+)
 from engine.kernels.backends import (
     choose_backend,
     choose_blocks,
@@ -199,6 +205,30 @@ def test_who_looks_both_ways_comes_to_the_same_alone_and_in_company(window: int)
         assert torch.equal(alone, together[index])
 
 
+@pytest.mark.parametrize("name", ["reference", "triton"])
+def test_keys_and_values_of_eight_bits_are_those_that_are_nearest(name: str) -> None:
+    """What is beyond the largest becomes that; queries and sums are as they would be."""
+    lengths = [1, 18, 70]
+    sequences = Sequences.random(SHAPES["sinks"], lengths)
+    sequences.values[1][:, 3] *= 1000
+    exact = replace(
+        sequences,
+        keys=[key.to(FP8).float() for key in sequences.keys],
+        values=[value.clamp(-448, 448).to(FP8).float() for value in sequences.values],
+    )
+    make, page_size = BACKENDS[name]
+    backend = make([sequences.shape], num_pages(sequences, page_size), FP8, CPU)
+    paged = Paged(backend, sequences, scattered(sequences, page_size))
+    for pieces in ([(0, 0, 1), (1, 0, 18), (2, 0, 65)], [(2, 65, 66)], [(2, 66, 70)]):
+        decodes = int(pieces[0][2] - pieces[0][1] == 1)
+        for (index, start, stop), out in zip(pieces, paged.run(pieces, decodes), strict=True):
+            wanted = exact.expected(index)[start:stop]
+            torch.testing.assert_close(out.double(), wanted, atol=1e-5, rtol=1e-5)
+    assert make.page_bytes([sequences.shape], FP8) * 4 == make.page_bytes(
+        [sequences.shape], torch.float32
+    )
+
+
 @pytest.mark.parametrize("name", BACKENDS)
 def test_nothing_is_stored_but_where_the_step_says(name: str) -> None:
     """As many numbers as the step's tokens have; every other slot stays as it was."""
@@ -266,18 +296,20 @@ def test_a_cpu_has_its_own_kernels_where_they_fit_all_layers() -> None:
         assert choose_backend([GROUPED] * 2, dtype, CPU) is CpuAttention
     assert choose_backend([GROUPED, odd], torch.bfloat16, CPU) is ReferenceAttention
     assert choose_backend([GROUPED], torch.float16, CPU) is ReferenceAttention
+    assert choose_backend([GROUPED], FP8, CPU) is ReferenceAttention
 
 
 @pytest.mark.parametrize(
     ("shape", "dtype", "capability", "expected"),
     [
         (GROUPED, torch.bfloat16, (8, 0), TritonAttention),
+        (GROUPED, FP8, (8, 0), TritonAttention),
         (GROUPED, torch.float64, (8, 0), ReferenceAttention),
         (replace(GROUPED, key_dim=257), torch.bfloat16, (8, 0), ReferenceAttention),
         (replace(GROUPED, num_query_heads=130), torch.bfloat16, (8, 0), ReferenceAttention),
         (GROUPED, torch.bfloat16, (7, 5), ReferenceAttention),
     ],
-    ids=["served", "a dtype", "a width", "a group", "an old card"],
+    ids=["served", "eight bits", "a dtype", "a width", "a group", "an old card"],
 )
 def test_a_gpu_has_its_own_kernels_where_they_fit_all_layers(
     shape: AttentionShape,

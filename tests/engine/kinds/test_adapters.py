@@ -50,6 +50,13 @@ def test_only_models_that_write_text_have_adapters() -> None:
             load_served(EngineConfig(str(model), lora_modules=LOUD))
 
 
+def test_only_models_that_write_text_have_a_cache_of_a_type() -> None:
+    """Others keep no keys and values beyond a step, or those of slots of their own."""
+    for model, words in ((minilm(), "gives vectors or scores"), (demo.SPEECH_PATH, "gives what")):
+        with pytest.raises(ModelRefused, match=f"{words}.*--kv-cache-dtype fp8 "):
+            load_served(EngineConfig(str(model), kv_cache_dtype="fp8"))
+
+
 def test_settings_that_name_an_adapter_twice_or_too_many_are_refused() -> None:
     """A name must mean one thing."""
     with pytest.raises(EngineError, match="an adapter and its model are both called loud"):

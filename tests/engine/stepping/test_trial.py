@@ -114,7 +114,7 @@ def test_no_step_takes_more_than_the_largest(model: LoadedModel) -> None:
         while work.step() is not None:
             pass
 
-    taken = peak_of(run) - num_pages * model.backend.page_bytes(model.shapes, model.dtype)
+    taken = peak_of(run) - num_pages * model.page_bytes
     assert 0.3 * measured < taken <= 1.01 * measured
 
 

@@ -14,6 +14,7 @@ BIG = {
     "max_workers": 8,
     "weights": "s3://weights-of-big/models/big",
     "dtype": "bfloat16",
+    "kv_cache_dtype": "fp8",
     "args": ["--max-num-seqs", "64"],
 }
 SMALL = {"name": "small", "gpu": "t4", "weights": "s3://weights-of-small/small/"}

@@ -186,6 +186,7 @@ def test_a_worker_is_told_its_model_by_flags_that_it_knows(made: Compute) -> Non
         assert options.model == model["weights"]
         assert options.device == "cuda"
         assert options.dtype == model.get("dtype", "auto")
+        assert options.kv_cache_dtype == model.get("kv_cache_dtype", "auto")
         assert options.device == "cuda"
     assert options_of(made, "orgbig").max_num_seqs == 64
 
