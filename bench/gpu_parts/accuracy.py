@@ -12,11 +12,19 @@ from torch import Tensor
 from bench.gpu_parts.steps import Piece, Yard, rules_of
 from bench.gpu_parts.task import Numbers, Place, Task
 from engine.kernels import blocks as plain_blocks
+from engine.kernels import pooling as plain_pooling
 from engine.kernels import sampling as plain_sampling
 from engine.kernels.attention import AttentionShape, HeadNorms
-from engine.kernels.backends import choose_backend, choose_blocks, choose_sampling
+from engine.kernels.backends import (
+    choose_backend,
+    choose_blocks,
+    choose_experts,
+    choose_pooling,
+    choose_sampling,
+)
 from engine.kernels.blocks import Gate, gated
-from engine.kernels.experts import ExpertWeights, choose, mix
+from engine.kernels.experts import ExpertWeights
+from engine.kernels.pooling import Segments
 from engine.kernels.reference import ReferenceAttention
 
 WIDTHS = (64, 100, 1024, 4096, 8192)
@@ -46,7 +54,7 @@ NEAR, FAR = 4, 32
 
 
 def tasks(place: Place) -> Iterator[Task]:
-    """Yield norms, gates, attention, choices and experts in each dtype."""
+    """Yield norms, gates, attention, choices, experts and pooling in each dtype."""
     for dtype in place.dtypes:
         name = str(dtype).removeprefix("torch.")
         yield Task(f"norms, {name}", partial(norms, place, dtype))
@@ -57,7 +65,9 @@ def tasks(place: Place) -> Iterator[Task]:
             yield Task(f"attention {kind}, {name}", partial(attention, place, dtype, shape))
         yield Task(f"choice, {name}", partial(choices, place, dtype))
         yield Task(f"log-probabilities, {name}", partial(scores, place, dtype))
-        yield Task(f"experts, {name}", partial(experts, place, dtype))
+        for width in (352, 353):
+            yield Task(f"experts of {width}, {name}", partial(experts, place, dtype, width))
+        yield Task(f"pooling, {name}", partial(pooling, place, dtype))
 
 
 def held(pairs: Sequence[tuple[Tensor, Tensor]], dtype: torch.dtype, units: float) -> Numbers:
@@ -170,19 +180,37 @@ def scores(place: Place, dtype: torch.dtype) -> Numbers:
     return held([(got.logprobs, expected[0]), (got.top_logprobs, expected[1])], torch.float32, FAR)
 
 
-def experts(place: Place, dtype: torch.dtype) -> Numbers:
-    """A mixture, of more tokens than a tile has and of widths that no card is built for."""
-    sizes = (5, 4, 2, 32, 24) if place.is_tiny else (150, 16, 4, 352, 200)
-    tokens, count, chosen, hidden, inner = sizes
+def experts(place: Place, dtype: torch.dtype, width: int) -> Numbers:
+    """A mixture of more tokens than a tile has; of an odd width torch has no product for it."""
+    tokens, count, chosen, inner = (5, 4, 2, 24) if place.is_tiny else (150, 16, 4, 200)
+    hidden = width // 11 if place.is_tiny else width
     x = torch.randn(tokens, hidden, device=place.device).to(dtype)
     both = 0.1 * torch.randn(count, 2 * inner, hidden, device=place.device).to(dtype)
     down = 0.1 * torch.randn(count, hidden, inner, device=place.device).to(dtype)
     router = torch.randn(tokens, count, device=place.device).to(dtype)
-    ids, shares = choose(router, chosen, among_chosen=False, is_renormalised=True)
+    own = choose_experts(dtype, place.device)
+    ids, shares = own.choose(router, chosen, among_chosen=False, is_renormalised=True)
+    best = router.double().topk(chosen).values.softmax(-1)
     weights, gate = ExpertWeights(both, down, None, None), GATES["silu"]
-    got = mix(x, ids, shares, weights, gate, choose_blocks(dtype, place.device))
+    got = own.mix(x, ids, shares, weights, gate, choose_blocks(dtype, place.device))
     expected = torch.zeros(tokens, hidden, dtype=torch.float64, device=place.device)
     for expert in range(count):
         inside = gated(x.double() @ both[expert].double().T, gate) @ down[expert].double().T
         expected += inside * ((ids == expert) * shares.double()).sum(1)[:, None]
-    return held([(got, expected)], dtype, FAR)
+    return held([(got, expected), (shares, best)], dtype, FAR)
+
+
+def pooling(place: Place, dtype: torch.dtype) -> Numbers:
+    """Each mode, of sequences that end within a tile and at its end, and vectors at length 1."""
+    lengths = torch.tensor([1, 16, 17] if place.is_tiny else [1, 15, 16, 17, 500])
+    starts = torch.cat([torch.zeros(1, dtype=torch.int64), lengths.cumsum(0)])
+    segments = Segments(starts.to(place.device), (lengths - 1).to(place.device))
+    on_host = Segments(starts, lengths - 1)
+    hidden = torch.randn(int(starts[-1]), 100, device=place.device).to(dtype)
+    own, pairs = choose_pooling(place.device), []
+    for mode in ("cls", "lasttoken", "max", "mean", "mean_sqrt_len_tokens", "weightedmean"):
+        wide = plain_pooling.pool(hidden.double().cpu(), on_host, [mode])
+        pairs.append((own.pool(hidden, segments, [mode]), wide.to(place.device)))
+    pooled = own.pool(hidden, segments, ["mean"])
+    pairs.append((own.unit(pooled), plain_pooling.unit(pooled.double())))
+    return held(pairs, torch.float32, FAR)
