@@ -49,7 +49,13 @@ def rows(folder: Path, kinds: set[str], monkeypatch: pytest.MonkeyPatch) -> list
 
 @pytest.mark.parametrize(
     "family",
-    ["Qwen3Config", pytest.param("Gemma2Config", marks=pytest.mark.long)],
+    [
+        "Qwen3Config",
+        *(
+            pytest.param(family, marks=pytest.mark.long)
+            for family in ("Gemma2Config", "GptOssConfig", "Qwen3MoeConfig")
+        ),
+    ],
 )
 def test_rows_are_those_of_a_cpu(
     family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
