@@ -118,6 +118,7 @@ class Model(_Table):
     max_workers: Annotated[int, Field(ge=1, le=1000)] = 1
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     kv_cache_dtype: Literal["auto", "fp8", "fp8_e4m3"] = "auto"
+    quantization: Literal["", "fp8"] = ""
     gpu_hour_price: Annotated[float, Field(ge=0, le=1000, allow_inf_nan=False)] = 0.0
     aliases: Annotated[tuple[Alias, ...], Field(strict=False)] = ()
     adapters: Annotated[tuple[Adapter, ...], Field(strict=False)] = ()

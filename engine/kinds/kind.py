@@ -59,6 +59,14 @@ def refuse_cache_dtype(config: EngineConfig, gives: str) -> None:
         )
 
 
+def refuse_quantization(config: EngineConfig, gives: str) -> None:
+    """Refuse to make weights of few bits for a model that gives something else than text."""
+    if config.quantization is not None:
+        raise ModelRefused(
+            f"{config.model} gives {gives}: its weights stay as they are; leave out --quantization"
+        )
+
+
 class Kind(Protocol):
     """One kind of model."""
 

@@ -35,7 +35,13 @@ from engine.model.checkpoint import (
 )
 from engine.model.description import NotUnderstood
 from engine.model.layout import EMBEDDING, HEAD, WHOLE, Weight, table, weights_of
-from engine.model.quantised.loading import DERIVED, IGNORED, names_of, planned
+from engine.model.quantised.loading import (
+    DERIVED,
+    IGNORED,
+    names_of,
+    planned,
+    without_empty_biases,
+)
 from engine.model.staging import Staging, staging_for
 
 DTYPES = {
@@ -92,18 +98,19 @@ def read_weights(
         # transformers, too, believes what is stored and not what is said.
         more = [*more, table("head", HEAD, architecture, share)]
         wanted.append(table("head", HEAD, architecture))
-    needed = planned(checkpoint.quantisation, wanted, stored).tensors()
-    if any(block.experts for block in architecture.blocks) and missing_from(stored, needed):
-        check_count(checkpoint, _count(needed))
-        raise NotUnderstood("its experts may be stored in another way")
-    ignored = DERIVED if checkpoint.quantisation is None else IGNORED
-    check_stored(checkpoint, architecture.title, needed, stored, is_part=is_part, ignored=ignored)
-    first = replace(architecture, blocks=architecture.blocks[:num_layers])
-    own = [*weights_of(first, has_head=has_head, share=share), *more]
 
     def fill(several: Sequence[Weight]) -> dict[str, Tensor]:
         return filled(checkpoint.name, several, stored, dtype, device)
 
+    needed = planned(checkpoint.quantisation, wanted, stored).tensors()
+    if any(block.experts for block in architecture.blocks) and missing_from(stored, needed):
+        check_count(checkpoint, _count(needed))
+        raise NotUnderstood("its experts may be stored in another way")
+    stored = without_empty_biases(checkpoint.quantisation, wanted, stored, fill)
+    ignored = DERIVED if checkpoint.quantisation is None else IGNORED
+    check_stored(checkpoint, architecture.title, needed, stored, is_part=is_part, ignored=ignored)
+    first = replace(architecture, blocks=architecture.blocks[:num_layers])
+    own = [*weights_of(first, has_head=has_head, share=share), *more]
     weights = dict(planned(checkpoint.quantisation, own, stored).read(fill, dtype, device))
     head = weights.get("head") if architecture.is_tied else None
     if isinstance(head, Tensor) and torch.equal(head, as_tensor(weights["embedding"])):

@@ -157,6 +157,8 @@ def worker_flags(model: Model) -> list[str]:
     ]
     if model.gpus_per_worker > 1:
         flags += ["--tensor-parallel-size", str(model.gpus_per_worker)]
+    if model.quantization:
+        flags += ["--quantization", model.quantization]
     if model.weights:
         flags += ["--model", model.weights]
     flags += adapter_flags(model)

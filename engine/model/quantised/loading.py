@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 import torch
 from torch import Tensor
@@ -14,7 +14,7 @@ from engine.kernels.backends import multiplies_quantised
 from engine.kernels.quantised import Matrix, Quantised, joined, to_fp8
 from engine.model.layout import Part, Weight, whole
 from engine.model.quantised.description import Quantisation
-from engine.model.quantised.forms import Form
+from engine.model.quantised.forms import FLOATS, Form
 
 # The products that are made fp8 as they are read: neither embedding, head nor routers.
 MADE_FP8 = ("qkv", "output", "gate_up", "down")
@@ -39,6 +39,7 @@ class Stored(Protocol):
         """Return its shape."""
 
 
+StoredT = TypeVar("StoredT", bound=Stored)
 Fill = Callable[[Sequence[Weight]], dict[str, Tensor]]
 Pieces = dict[str, Weight]
 
@@ -155,6 +156,29 @@ def names_of(quantisation: Quantisation | None, wanted: Sequence[Weight]) -> lis
         ):
             names += [f"{_module(part)}.{name}" for name in names_of_form]
     return names
+
+
+def without_empty_biases(
+    quantisation: Quantisation | None,
+    wanted: Sequence[Weight],
+    stored: Mapping[str, StoredT],
+    fill: Fill,
+) -> dict[str, StoredT]:
+    """Return what is stored but biases of zeros, which some tools write beside every matrix.
+
+    Only those are left out that the network has no place for.
+    """
+    if quantisation is None or quantisation.form is None:
+        return dict(stored)
+    keys = {part.key for weight in wanted for part in weight.parts}
+    modules = {_module(part) for weight in wanted for part in weight.parts if _is_matrix(part)}
+    biases = {f"{module}.bias" for module in modules} & stored.keys() - keys
+    empty = {
+        key
+        for key in sorted(biases)
+        if stored[key].kind in FLOATS and not fill([whole(key, key, *stored[key].shape)])[key].any()
+    }
+    return {key: tensor for key, tensor in stored.items() if key not in empty}
 
 
 def _pieces(form: Form, part: Part, stored: Mapping[str, Stored]) -> Pieces:

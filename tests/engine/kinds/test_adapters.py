@@ -57,6 +57,13 @@ def test_only_models_that_write_text_have_a_cache_of_a_type() -> None:
             load_served(EngineConfig(str(model), kv_cache_dtype="fp8"))
 
 
+def test_only_models_that_write_text_are_made_of_fewer_bits() -> None:
+    """Others say what to leave out."""
+    for model in (minilm(), demo.SPEECH_PATH):
+        with pytest.raises(ModelRefused, match="leave out --quantization"):
+            load_served(EngineConfig(str(model), quantization="fp8"), served_names=("m",))
+
+
 def test_settings_that_name_an_adapter_twice_or_too_many_are_refused() -> None:
     """A name must mean one thing."""
     with pytest.raises(EngineError, match="an adapter and its model are both called loud"):

@@ -15,6 +15,7 @@ BIG = {
     "weights": "s3://weights-of-big/models/big",
     "dtype": "bfloat16",
     "kv_cache_dtype": "fp8",
+    "quantization": "fp8",
     "args": ["--max-num-seqs", "64"],
 }
 SMALL = {"name": "small", "gpu": "t4", "weights": "s3://weights-of-small/small/"}

@@ -95,6 +95,7 @@ def test_a_worker_has_the_gpus_that_the_configuration_says(made: Compute) -> Non
         shared = words[words.index("--tensor-parallel-size") + 1] if count != "1" else "1"
         assert shared == count
         assert ("--tensor-parallel-size" in words) == (count != "1")
+        assert ("--quantization" in words) == ("quantization" in model)
 
 
 @pytest.mark.parametrize(

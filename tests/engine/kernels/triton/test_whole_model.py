@@ -9,6 +9,7 @@ import torch
 
 from engine.config import EngineConfig
 from engine.kernels import backends
+from engine.kernels.triton import fp8
 from engine.kernels.triton.attention import TritonAttention
 from engine.kinds.generation import make_work
 from engine.model import own
@@ -16,8 +17,12 @@ from engine.model.checkpoint import find_checkpoint
 from engine.model.description import read_description
 from engine.model.families import architecture_of
 from engine.model.memory import Room
+from engine.model.proof import answers
+from engine.model.quantised import loading
+from engine.model.quantised.description import quantisation_of
 from engine.scheduling.sequence import Sampling, SequenceRequest
 from tests.engine.families import build
+from tests.engine.model.quantised.checkpoints import save
 
 CPU = torch.device("cpu")
 SHARED = list(range(40, 60))
@@ -64,3 +69,26 @@ def test_rows_are_those_of_a_cpu(
     build(family).save_pretrained(tmp_path)
     on_cpu = rows(tmp_path, set(), monkeypatch)
     assert rows(tmp_path, {"cpu"}, monkeypatch) == on_cpu
+
+
+@pytest.mark.parametrize(
+    ("form", "family", "bound"),
+    [("awq", "Qwen3Config", 0.02), ("fp8, blocks", "MixtralConfig", 0.02)],
+)
+def test_quantised_weights_that_are_kept_give_what_they_stand_for(
+    form: str, family: str, bound: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Merged, through experts and beside what is not quantised, but for the rounding of halves."""
+    save(form, tmp_path, family)
+    monkeypatch.setattr(fp8, "multiplies_fp8", lambda _: False)
+    description = read_description(str(tmp_path))
+    checkpoint = find_checkpoint(str(tmp_path), quantisation_of(description, None))
+    parts = checkpoint, description, architecture_of(description)
+    monkeypatch.setattr(backends, "TRITON_TYPES", {"cpu"})
+    logits = []
+    for keeps in (True, False):
+        monkeypatch.setattr(loading, "multiplies_quantised", lambda *_, keeps=keeps: keeps)
+        model = own.load(*parts, torch.float16, CPU, num_layers=1)
+        logits.append(answers(model, torch.arange(3, 11))[0])
+    apart = torch.linalg.vector_norm(logits[0] - logits[1])
+    assert 0 < apart <= bound * torch.linalg.vector_norm(logits[1])

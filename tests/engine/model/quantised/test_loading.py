@@ -182,6 +182,30 @@ def test_tensors_that_lack_or_are_others_are_refused(tmp_path: Path) -> None:
             load_model(settings(tmp_path))
 
 
+def test_biases_are_left_out_that_are_zero_and_have_no_place(tmp_path: Path) -> None:
+    """AutoGPTQ writes one beside every matrix; another is what the model does not have."""
+    save("gptq", tmp_path)
+    tensors = load_file(tmp_path / WHOLE)
+    bias = torch.zeros(96)
+    tensors["model.layers.1.mlp.up_proj.bias"] = bias
+    save_file(tensors, tmp_path / WHOLE, metadata={"format": "pt"})
+    assert isinstance(load_model(settings(tmp_path)).network, Decoder)
+    bias[5] = 1
+    save_file(tensors, tmp_path / WHOLE, metadata={"format": "pt"})
+    with pytest.raises(ModelRefused, match=r"up_proj\.bias.* has no place"):
+        load_model(settings(tmp_path))
+
+
+def test_fp8_weights_that_are_no_numbers_are_refused(tmp_path: Path) -> None:
+    """Not every kernel would show them."""
+    save("fp8, per tensor", tmp_path)
+    tensors = load_file(tmp_path / WHOLE)
+    tensors["model.layers.1.mlp.up_proj.weight"].view(torch.uint8)[3, 4] = 255
+    save_file(tensors, tmp_path / WHOLE, metadata={"format": "pt"})
+    with pytest.raises(ModelRefused, match="hold what is no number"):
+        load_model(settings(tmp_path))
+
+
 def change(folder: Path, **changes: Any) -> None:
     """Store another config in a folder."""
     config = json.loads((folder / "config.json").read_text())
