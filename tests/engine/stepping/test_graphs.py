@@ -30,9 +30,11 @@ from engine.model.memory import Room
 from engine.model.network import LoadedModel, Network
 from engine.protocol.errors import RequestError
 from engine.scheduling.sequence import Sampling, Sequence, SequenceRequest
+from engine.scheduling.table import SequenceTable
 from engine.stepping import graphs, sampler
 from engine.stepping.generation import GenerationWork
 from engine.stepping.graphs import buckets
+from engine.stepping.ids import DeviceIds
 from tests.engine.families import FAMILIES, VOCAB, build
 from tests.engine.test_parity import run_by_ours
 
@@ -261,6 +263,51 @@ def test_what_cannot_be_captured_is_launched(
     assert [record.getMessage() for record in caplog.records] == [
         "steps are launched without graphs from now on: no room for a graph"
     ]
+
+
+def test_a_step_is_filled_up_with_tokens_of_no_sequence(model: LoadedModel) -> None:
+    """On the device, at the same addresses each time; the host knows what was asked for."""
+    attention = model.attention(7)
+    table = SequenceTable(6, 64, attention.page_size)
+    packer = graphs.make_graphs(model, attention, table, 24, CapturesByCallingAgain())
+    assert packer is not None
+    arrays = {
+        "token_ids": np.array([5, 6, 7]),
+        "positions": np.array([4, 0, 1]),
+        "slots": np.array([8, 12, 13]),
+        "query_starts": np.array([0, 1, 3]),
+        "context_lengths": np.array([4, 0]),
+        "page_starts": np.array([0, 2, 3]),
+        "pages": np.array([1, 2, 3]),
+        "logit_rows": np.array([0, 2]),
+        "adapters": np.zeros(2, np.int64),
+        "sampled_slots": np.array([1]),
+    }
+    first, step = packer.pack(1, arrays), packer.pack(1, arrays)
+    fillings = {"slots": 28, "query_starts": 3, "page_starts": 3}
+    for name in arrays.keys() - {"adapters", "pages"}:
+        asked = arrays[name]
+        numbers: Tensor = getattr(step, name)
+        assert numbers.data_ptr() == getattr(first, name).data_ptr()
+        assert getattr(step.host, name).tolist() == asked.tolist()
+        left = len(numbers) - len(asked)
+        assert numbers.tolist() == [*asked, *[fillings.get(name, 0)] * left]
+    assert (step.num_tokens, len(step.query_starts)) == (8, 9)
+    assert step.pages[:3].tolist() == step.host.pages.tolist() == [1, 2, 3]
+    with torch.inference_mode():
+        logits = packer.run(step, DeviceIds(table, CPU))
+    assert logits.shape == (2, model.vocab_size)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("seed", range(100, 130))
+def test_any_storm_ends_as_without_graphs(model: LoadedModel, seed: int) -> None:
+    """Whatever fails in it, and when."""
+    rng = random.Random(seed)
+    failure = rng.choice([None, RuntimeError("no"), torch.OutOfMemoryError("no")])
+    captures = CapturesByCallingAgain(failure, rng.choice([None, None, 0, 1, 2]))
+    expected = storm(seed).run(work_over(model, None))
+    assert storm(seed).run(work_over(model, captures, seed % 2)) == expected
 
 
 def test_a_capture_that_fails_leaves_the_stream_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
