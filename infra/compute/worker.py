@@ -20,6 +20,7 @@ from infra.logs import log_group
 STOP_SECONDS = 120
 # Of the image: container/Dockerfile.
 _USER = "10001:10001"
+_SHARED_MEMORY_MIB = 1024
 _CACHE, _SCRATCH = "/var/cache/tidemill", "/tmp"  # noqa: S108 - a volume of the task's own
 _HEALTH_FILE = f"{_SCRATCH}/tidemill-health"
 
@@ -105,7 +106,13 @@ class WorkerService(Construct):
             memory_mib=str(gpu.memory_gib * count * 1024),
             task_role=role,
         )
-        linux = ecs.LinuxParameters(self, "Linux", init_process_enabled=True)
+        linux = ecs.LinuxParameters(
+            self,
+            "Linux",
+            init_process_enabled=True,
+            # Where GPUs talk through the host's memory, NCCL wants more than Docker gives.
+            shared_memory_size=_SHARED_MEMORY_MIB if count > 1 else None,
+        )
         linux.drop_capabilities(ecs.Capability.ALL)
         container = task.add_container(
             "worker",

@@ -96,6 +96,8 @@ def test_a_worker_has_the_gpus_that_the_configuration_says(made: Compute) -> Non
         assert shared == count
         assert ("--tensor-parallel-size" in words) == (count != "1")
         assert ("--quantization" in words) == ("quantization" in model)
+        memory = container["LinuxParameters"].get("SharedMemorySize")
+        assert memory == (None if count == "1" else 1024)
 
 
 @pytest.mark.parametrize(
