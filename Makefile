@@ -30,7 +30,7 @@ INSTALLED_NODE_CLIENT := tests/node/node_modules/.installed
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
-.PHONY: help fuzz-api demo browser screenshots demo-engine bootstrap deploy destroy smoke test test-all chaos soak check format openapi demo-model demo-speech demo-reranker examples bench bench-generation bench-encoders bench-serve bench-speech bench-grammar bench-start bench-host bench-batches bench-upload bench-mixed bench-models clean
+.PHONY: help fuzz-api demo browser screenshots demo-engine bootstrap deploy destroy smoke test test-all chaos soak check format openapi demo-model demo-speech demo-reranker examples bench bench-generation bench-encoders bench-serve bench-speech bench-grammar bench-start bench-host bench-batches bench-upload bench-mixed bench-gpu bench-models clean
 
 help:
 	@echo "make demo          install, run the whole cloud on this machine, drop the example file into it"
@@ -64,6 +64,7 @@ help:
 	@echo "make bench-host    lines/s and memory of the host path at 10,000 and 1,000,000 lines"
 	@echo "make bench-batches batches through an emulator: lines/s, memory, and 1, 2, 4 workers"
 	@echo "make bench-upload  a file of 1 GB through the dashboard: seconds, and the browser's memory"
+	@echo "make bench-gpu     on a machine with a GPU: all that takes one to know, in nine minutes"
 	@echo "make bench-models  make the random-weight models and files, base and a to g, of the benchmarks"
 	@echo "make clean         remove $(VENV), $(OUT) and all caches"
 
@@ -276,6 +277,9 @@ bench-batches: $(INSTALLED_DEV) $(INSTALLED_MINISTACK)
 
 bench-mixed: $(OUT)/bench/46m/config.json
 	$(BIN)/python -m bench.mixed $(OUT)/bench/46m
+
+bench-gpu: $(INSTALLED_ENGINE)
+	$(BIN)/python -m bench.gpu
 
 bench-upload: $(INSTALLED_DEV) $(INSTALLED_MINISTACK) $(INSTALLED_NODE) $(INSTALLED_BROWSER)
 	$(BIN)/python -m bench.browser_upload --runs 3

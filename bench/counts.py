@@ -35,18 +35,20 @@ class Kernel(NamedTuple):
 class Spans(NamedTuple):
     """A step as `StepPlan` has it: tokens `starts[s] : stops[s]`, and the logits that are wanted.
 
-    `shared` counts tokens of pages that were met before in the same step.
+    `shared` counts tokens of pages that were met before in the same step, `filling` those of no
+    sequence, which fill a graph's size up.
     """
 
     starts: NDArray[np.int64]  # [S]
     stops: NDArray[np.int64]  # [S]
     num_rows: int
     shared: int = 0
+    filling: int = 0
 
     @property
     def num_tokens(self) -> int:
         """Tokens that the step computes."""
-        return int((self.stops - self.starts).sum())
+        return int((self.stops - self.starts).sum()) + self.filling
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,37 +13,14 @@ from __future__ import annotations
 import argparse
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import NamedTuple
 
 from bench.cards import CARDS, Card
+from bench.mixes import MIXES, Mix
 from bench.shapes import architecture
 from engine.kernels.attention import AttentionShape
 from engine.model.architecture import Architecture, Block
 
 ITEMSIZE = 2  # of weights, and of keys and values
-
-
-class Mix(NamedTuple):
-    """Requests of `prompt` tokens of their own behind `shared` ones, and `output` new ones."""
-
-    prompt: int
-    output: int
-    shared: int = 0
-
-    @classmethod
-    def read(cls, words: str) -> Mix:
-        """Read "1024/128", or "512+100/100" where 512 are shared by all."""
-        before, _, output = words.partition("/")
-        shared, plus, prompt = before.rpartition("+")
-        return cls(int(prompt), int(output), int(shared) if plus else 0)
-
-    def __str__(self) -> str:
-        """Return the mix as it is read."""
-        shared = f"{self.shared}+" if self.shared else ""
-        return f"{shared}{self.prompt}/{self.output}"
-
-
-MIXES = tuple(map(Mix.read, ("1024/128", "128/1024", "220/200", "512+100/100")))
 
 
 @dataclass(frozen=True, slots=True)

@@ -60,6 +60,9 @@ class Silence:
     def prepare(self, step: Step) -> None:
         """Take in nothing."""
 
+    def check(self) -> None:
+        """Raise nothing."""
+
     def forward(self, step: Step, attention: AttentionBackend) -> Tensor:
         """Return logits of which the first is as good as any."""
         del attention

@@ -13,30 +13,32 @@ share is that of the serial roofline (`bench.roofline`). Nothing here was measur
 from __future__ import annotations
 
 import argparse
+from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import count
 from typing import NamedTuple
-
-import numpy as np
 
 from bench.cards import CARDS, Card
 from bench.counts import Form, Kernel, Kind, Spans, kernels_of
-from bench.roofline import ITEMSIZE, MIXES, Mix, Weights, kv_bytes, serial
+from bench.mixes import MIXES, Mix
+from bench.roofline import ITEMSIZE, Weights, kv_bytes, serial
 from bench.shapes import architecture
+from bench.supply import Supply, land
 from engine.model.architecture import Architecture
+from engine.model.placement import LIMITS_OF_GPU, StepLimits
 from engine.scheduling.admission import ArrivalOrder
 from engine.scheduling.pages import PagePool
 from engine.scheduling.scheduler import Scheduler, StepPlan
 from engine.scheduling.sequence import Sequence as OneSequence
-from engine.scheduling.sequence import SequenceRequest
 from engine.scheduling.table import SequenceTable
+from engine.stepping.graphs import CARD_FLOPS, LAYER_SECONDS, buckets
 
 PAGE_SIZE = 16
 NUM_STEPS = 2048
-NUM_WAITING = 64
-MAX_NUM_SEQS = 1024
-MAX_NUM_BATCHED_TOKENS = 8192
+MANY_IDS = 1 << 30
+CALLS_A_LAYER = 10
 
 
 class Limits(NamedTuple):
@@ -86,24 +88,24 @@ class Reach:
 class Host:
     """What a step costs the host: planned, packed, sampled and collected, and what launches cost.
 
-    A launch from Python takes some 8 µs, a graph one launch for up to `graphed` tokens. Overlapped,
-    the host does all this while the device is at the step before.
+    A graph is one launch, which steps have that are no larger than is worth it (ADR 54).
+    Overlapped, the host does all this while the device is at the step before, unless that must be
+    collected before the next can be planned.
     """
 
-    step: float = 1.5e-3
+    step: float = 1e-3
     sequence: float = 1e-6
-    call: float = 8e-6
+    call: float = LAYER_SECONDS / CALLS_A_LAYER
     replay: float = 5e-5
-    graphed: int = 1024
+    has_graphs: bool = True
     overlaps: bool = True
 
-    def seconds(self, on_device: float, num_calls: int, num_tokens: int, num_spans: int) -> float:
+    def seconds(self, busy: float, launching: float, num_spans: int, *, waits: bool) -> float:
         """Return how long it is from one step to the next."""
-        launching = self.replay if num_tokens <= self.graphed else num_calls * self.call
         thinking = self.step + num_spans * self.sequence
-        if self.overlaps:
-            return max(on_device, thinking + launching)
-        return thinking + max(on_device, launching)
+        if self.overlaps and not waits:
+            return max(busy, thinking + launching)
+        return thinking + max(busy, launching)
 
 
 REACH, HOST, FORM = Reach(), Host(), Form()
@@ -111,11 +113,15 @@ REACH, HOST, FORM = Reach(), Host(), Form()
 
 @dataclass(slots=True)
 class Forecast:
-    """What steps came to: seconds, those in which the device was busy, tokens, and by kernel."""
+    """What steps came to: seconds, those in which the device was busy, tokens, and by kernel.
+
+    Of the steps, `waits` could not be planned before another was collected.
+    """
 
     seconds: float = 0.0
     busy: float = 0.0
     steps: int = 0
+    waits: int = 0
     outputs: int = 0
     tokens: int = 0
     preemptions: int = 0
@@ -129,111 +135,107 @@ class Forecast:
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """All that a forecast goes by, but the mix."""
+    """All that a forecast goes by, but the mix; limits that are None are those of the card."""
 
     model: Architecture
     card: Card
     reach: Reach = REACH
     host: Host = HOST
     form: Form = FORM
-    max_num_seqs: int = MAX_NUM_SEQS
-    max_num_batched_tokens: int = MAX_NUM_BATCHED_TOKENS
+    max_num_seqs: int | None = None
+    max_num_batched_tokens: int | None = None
 
+    @property
+    def limits(self) -> StepLimits:
+        """Return what a step may hold."""
+        usual = next(limits for least, limits in LIMITS_OF_GPU if self.card.memory >= least)
+        return StepLimits(
+            self.max_num_seqs or usual.max_num_seqs,
+            self.max_num_batched_tokens or usual.max_num_batched_tokens,
+        )
 
-class Supply:
-    """Requests of one mix without end, over the engine's own scheduler.
+    @property
+    def num_pages(self) -> int:
+        """Return how many pages the card has room for."""
+        a_page = sum(kv_bytes(block.attention) for block in self.model.blocks) * PAGE_SIZE
+        return int(self.card.pool(Weights.of(self.model).held * ITEMSIZE) / a_page)
 
-    Those that start first have been at it for a while: their outputs so far are of their prompts,
-    so that the mixture that lasts is there from the start.
-    """
-
-    def __init__(self, mix: Mix, num_pages: int, setting: Setting) -> None:
-        self._mix = mix
-        self._rng = np.random.default_rng(0)
-        self._beginning = self._ids(mix.shared)
-        length = mix.shared + mix.prompt + mix.output
-        self.table = SequenceTable(setting.max_num_seqs, length, PAGE_SIZE)
-        pool = PagePool(num_pages)
-        self.scheduler = Scheduler(self.table, pool, ArrivalOrder(), setting.max_num_batched_tokens)
-        self._num_added = 0
-        own = num_pages * PAGE_SIZE / (mix.prompt + mix.output / 2)
-        for _ in range(min(setting.max_num_seqs, int(own))):
-            self._add(int(self._rng.integers(0, mix.output)))
-        self.num_first, self.num_started = self._num_added, 0
-
-    def plan(self) -> StepPlan:
-        """Return the next step; somebody always waits."""
-        while self.scheduler.num_waiting < NUM_WAITING:
-            self._add(0)
-        plan = self.scheduler.plan()
-        assert plan is not None
-        self.num_started += int(plan.starts_anew.sum())
-        return plan
-
-    def collect(self, plan: StepPlan) -> None:
-        """Let a step have been computed."""
-        table, slots = self.table, plan.sampled
-        self.scheduler.launch(plan)
-        nothing = np.zeros(len(slots), np.int64)
-        self.scheduler.collect(plan, nothing, nothing.astype(np.bool_))
-        for slot in slots[table.num_known[slots] >= table.max_tokens[slots]].tolist():
-            self.scheduler.finish(slot)
-
-    def spans(self, plan: StepPlan) -> Spans:
-        """Return what a step computes, and what of it is shared."""
-        shared = 0
-        if self._mix.shared:
-            counts = -(-plan.stops // PAGE_SIZE)
-            rows = self.table.pages[plan.slots]
-            met = rows[np.arange(rows.shape[1]) < counts[:, None]]
-            shared = (len(met) - len(np.unique(met))) * PAGE_SIZE
-        return Spans(plan.starts, plan.stops, int(plan.num_logits.sum()), shared)
-
-    def _add(self, done: int) -> None:
-        prompt = [*self._beginning, *self._ids(self._mix.prompt + done)]
-        request = SequenceRequest(prompt, self._mix.output - done)
-        self.scheduler.add(OneSequence(request, self._num_added))
-        self._num_added += 1
-
-    def _ids(self, count: int) -> list[int]:
-        ids: list[int] = self._rng.integers(1, 1 << 30, count).tolist()
-        return ids
+    @property
+    def buckets(self) -> list[int]:
+        """Return the sizes of steps that have a graph."""
+        if not self.host.has_graphs:
+            return []
+        a_layer = Weights.of(self.model).active / len(self.model.blocks)
+        most = round(LAYER_SECONDS * CARD_FLOPS / (2 * a_layer))
+        return list(buckets(min(most, self.limits.max_num_batched_tokens)))
 
 
 def forecast(setting: Setting, mix: Mix, num_steps: int = NUM_STEPS) -> Forecast:
-    """Return what so many steps come to, once all that fit have started."""
-    model, card = setting.model, setting.card
-    a_page = sum(kv_bytes(block.attention) for block in model.blocks) * PAGE_SIZE
-    num_pages = int(card.pool(Weights.of(model).held * ITEMSIZE) / a_page)
-    supply = Supply(mix, num_pages, setting)
-    while supply.num_started < supply.num_first:
-        supply.collect(supply.plan())
-    machine, found = setting.reach.of(card), Forecast()
-    before = supply.scheduler.num_preemptions
+    """Return what so many steps come to, once as many requests as fit have started."""
+    num_pages, (max_num_seqs, max_tokens) = setting.num_pages, setting.limits
+    table = SequenceTable(max_num_seqs, mix.shared + mix.prompt + mix.output, PAGE_SIZE)
+    scheduler = Scheduler(table, PagePool(num_pages), ArrivalOrder(), max_tokens, keeps_ids=True)
+    arrivals = count()
+    supply = Supply(
+        mix,
+        scheduler,
+        lambda request: scheduler.add(OneSequence(request, next(arrivals))),
+        mix.at_once(num_pages * PAGE_SIZE, max_num_seqs),
+        MANY_IDS,
+    )
+    supply.fill()
+    found, before = Forecast(), scheduler.num_preemptions
+    machine, sizes = setting.reach.of(setting.card), setting.buckets
+    in_flight: StepPlan | None = None
     for _ in range(num_steps):
-        plan = supply.plan()
-        spans = supply.spans(plan)
-        take_in(found, kernels_of(model, spans, setting.form), spans, machine, setting.host)
+        supply.top_up()
+        plan = scheduler.plan()
+        waits = plan is None
+        if plan is None:
+            assert in_flight is not None
+            land(scheduler, in_flight)
+            in_flight, plan = None, scheduler.plan()
+            assert plan is not None
+        take_in(found, setting, supply.spans(plan), machine, sizes, waits=waits)
         found.outputs += len(plan.sampled)
-        supply.collect(plan)
-    found.preemptions = supply.scheduler.num_preemptions - before
+        scheduler.launch(plan)
+        if in_flight is not None:
+            land(scheduler, in_flight)
+        in_flight = plan
+        if not setting.host.overlaps:
+            land(scheduler, plan)
+            in_flight = None
+    found.preemptions = scheduler.num_preemptions - before
     return found
 
 
 def take_in(
-    found: Forecast, kernels: Sequence[Kernel], spans: Spans, machine: Machine, host: Host
+    found: Forecast,
+    setting: Setting,
+    spans: Spans,
+    machine: Machine,
+    sizes: Sequence[int],
+    *,
+    waits: bool,
 ) -> None:
-    """Add one step to a forecast, but for the tokens that it samples."""
-    busy = 0.0
-    for kernel in kernels:
+    """Add one step to a forecast, but for the tokens that it samples; `sizes` have a graph."""
+    host, form = setting.host, setting.form
+    place = bisect_left(sizes, spans.num_tokens)
+    found.tokens += spans.num_tokens
+    if place < len(sizes):
+        spans = spans._replace(filling=sizes[place] - spans.num_tokens)
+        form = replace(form, last_rows_only=False)
+    busy, calls = 0.0, 0
+    for kernel in kernels_of(setting.model, spans, form):
         seconds = seconds_of(kernel, machine)
         busy += seconds
+        calls += kernel.calls
         found.by_kernel[kernel.name] += seconds
-    calls = sum(kernel.calls for kernel in kernels)
-    found.seconds += host.seconds(busy, calls, spans.num_tokens, len(spans.starts))
+    launching = host.replay if place < len(sizes) else calls * host.call
+    found.seconds += host.seconds(busy, launching, len(spans.starts), waits=waits)
     found.busy += busy
     found.steps += 1
-    found.tokens += spans.num_tokens
+    found.waits += waits
 
 
 def levers(setting: Setting) -> Iterator[tuple[str, Setting]]:
@@ -241,8 +243,8 @@ def levers(setting: Setting) -> Iterator[tuple[str, Setting]]:
     host, form = setting.host, setting.form
     yield "as it is built", setting
     yield "host and device in turns", replace(setting, host=replace(host, overlaps=False))
-    yield "no graphs", replace(setting, host=replace(host, graphed=0))
-    both = replace(host, graphed=0, overlaps=False)
+    yield "no graphs", replace(setting, host=replace(host, has_graphs=False))
+    both = replace(host, has_graphs=False, overlaps=False)
     yield "neither", replace(setting, host=both)
     yield "sums and norms apart", replace(setting, form=replace(form, joins_norms=False))
     apart = replace(form, joins_entry=False)
@@ -260,19 +262,19 @@ def table(
 ) -> Iterator[str]:
     """Yield the lines of a table, each when it is known."""
     yield (
-        "| in/out | | step, ms | tokens a step | preempted a step | device busy | out tok/s "
-        "| of the roofline |"
+        "| in/out | | step, ms | tokens a step | gave way, a step | waited | device busy "
+        "| out tok/s | of the roofline |"
     )
-    yield "|---|---|" + "---:|" * 6
+    yield "|---|---|" + "---:|" * 7
     for mix in mixes:
         for name, setting in ways:
             found = forecast(setting, mix, num_steps)
             bound = serial(setting.model, setting.card, mix).outputs_per_second
-            rate = found.outputs_per_second
+            rate, steps = found.outputs_per_second, found.steps
             yield (
-                f"| {mix} | {name} | {found.seconds / found.steps * 1e3:.1f} "
-                f"| {found.tokens / found.steps:,.0f} | {found.preemptions / found.steps:.2f} "
-                f"| {found.busy / found.seconds:.0%} "
+                f"| {mix} | {name} | {found.seconds / steps * 1e3:.1f} "
+                f"| {found.tokens / steps:,.0f} | {found.preemptions / steps:.2f} "
+                f"| {found.waits / steps:.0%} | {found.busy / found.seconds:.0%} "
                 f"| {rate:,.0f} | {rate / bound:.0%} |"
             )
 
@@ -283,8 +285,8 @@ def main() -> None:
     parser.add_argument("--card", choices=CARDS, default="h200")
     parser.add_argument("--model", default="llama-3-8b", help="a known shape, or a folder")
     parser.add_argument("--mixes", default=",".join(map(str, MIXES)))
-    parser.add_argument("--max-num-seqs", type=int, default=MAX_NUM_SEQS)
-    parser.add_argument("--max-num-batched-tokens", type=int, default=MAX_NUM_BATCHED_TOKENS)
+    parser.add_argument("--max-num-seqs", type=int, help="else the card's")
+    parser.add_argument("--max-num-batched-tokens", type=int, help="else the card's")
     parser.add_argument("--steps", type=int, default=NUM_STEPS)
     parser.add_argument("--levers", action="store_true", help="and without one thing at a time")
     arguments = parser.parse_args()

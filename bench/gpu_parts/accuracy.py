@@ -20,11 +20,13 @@ from engine.kernels.backends import (
     choose_blocks,
     choose_experts,
     choose_pooling,
+    choose_products,
     choose_sampling,
 )
 from engine.kernels.blocks import Gate, gated
 from engine.kernels.experts import ExpertWeights
 from engine.kernels.pooling import Segments
+from engine.kernels.quantised import Quantised, packed, to_fp8
 from engine.kernels.reference import ReferenceAttention
 
 WIDTHS = (64, 100, 1024, 4096, 8192)
@@ -51,6 +53,8 @@ VOCABULARY = 32_000
 # How far what is rounded once, and what is made of sums of rounded numbers, may be off, in units of
 # the dtype's precision.
 NEAR, FAR = 4, 32
+# What rounding rows to fp8 makes of a product, as a share of it: each number is off by a 32nd.
+FP8_BOUND = 0.04
 
 
 def tasks(place: Place) -> Iterator[Task]:
@@ -68,6 +72,8 @@ def tasks(place: Place) -> Iterator[Task]:
         for width in (352, 353):
             yield Task(f"experts of {width}, {name}", partial(experts, place, dtype, width))
         yield Task(f"pooling, {name}", partial(pooling, place, dtype))
+        yield Task(f"fp8 product, {name}", partial(fp8_products, place, dtype))
+        yield Task(f"4-bit product, {name}", partial(four_bit_products, place, dtype))
 
 
 def held(pairs: Sequence[tuple[Tensor, Tensor]], dtype: torch.dtype, units: float) -> Numbers:
@@ -134,7 +140,7 @@ def attention(place: Place, dtype: torch.dtype, shape: AttentionShape) -> Number
     ]
     blocks = choose_blocks(dtype, place.device)
     weights = torch.randn(2, shape.key_dim, device=place.device).to(dtype)
-    sinks = torch.randn(shape.num_query_heads, device=place.device) if shape.has_sinks else None
+    sinks = torch.randn(shape.num_query_heads, device=place.device).to(dtype)
     pairs = []
     for pieces in rounds:
         num_tokens = sum(piece.stop - piece.start for piece in pieces)
@@ -149,7 +155,8 @@ def attention(place: Place, dtype: torch.dtype, shape: AttentionShape) -> Number
             backend.prepare(yard.step(pieces, backend.page_size, place.device))
             angle = turns if to is dtype else turns.double()
             query = backend.enter(0, qkv.to(to), angle, HeadNorms(of_query, of_key, 1e-6))
-            outs.append((query, backend.attend(0, query, sinks)))
+            asked = sinks.to(to) if shape.has_sinks else None
+            outs.append((query, backend.attend(0, query, asked)))
         pairs += list(zip(*outs, strict=True))
     return held(pairs, dtype, FAR)
 
@@ -214,3 +221,33 @@ def pooling(place: Place, dtype: torch.dtype) -> Numbers:
     pooled = own.pool(hidden, segments, ["mean"])
     pairs.append((own.unit(pooled), plain_pooling.unit(pooled.double())))
     return held(pairs, torch.float32, FAR)
+
+
+def fp8_products(place: Place, dtype: torch.dtype) -> Numbers:
+    """Weights in fp8, and on cards that multiply such numbers what they are multiplied with."""
+    height, width = (48, 64) if place.is_tiny else (1024, 2048)
+    weight = to_fp8(torch.randn(height, width, device=place.device).to(dtype))
+    return multiplied(place, weight, FP8_BOUND)
+
+
+def four_bit_products(place: Place, dtype: torch.dtype) -> Numbers:
+    """Weights of four bits, a scale and a zero for 64 inputs."""
+    height, width = (48, 256) if place.is_tiny else (1024, 2048)
+    groups = width // 64
+    numbers = torch.randint(0, 16, (height, width), device=place.device, dtype=torch.uint8)
+    zeros = torch.randint(0, 16, (height, groups), device=place.device, dtype=torch.uint8)
+    scales = (0.1 * torch.rand(height, groups, device=place.device)).to(dtype)
+    weight = Quantised(packed(numbers), scales, zeros, inputs=width, group=64, dtype=dtype)
+    return multiplied(place, weight, 4 * torch.finfo(dtype).eps)
+
+
+def multiplied(place: Place, weight: Quantised, bound: float) -> Numbers:
+    """Multiply few rows and many, by the kernel of either; off by a share of the whole."""
+    product = choose_products(choose_blocks(weight.dtype, place.device), place.device).make(weight)
+    worst = 0.0
+    for rows in (1, 5) if place.is_tiny else (1, 17, 300):
+        x = torch.randn(rows, weight.inputs, device=place.device).to(weight.dtype)
+        expected = x.double() @ weight.dequantised().double().T
+        off = torch.linalg.vector_norm(product(x).double() - expected)
+        worst = max(worst, float(off / torch.linalg.vector_norm(expected)))
+    return {"share_off": worst, "bound": bound, "holds": worst <= bound}

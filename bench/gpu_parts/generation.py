@@ -1,9 +1,9 @@
 """Tokens a second of the whole engine but its texts, as a share of the serial roofline.
 
-Random weights of a shape, requests of one mix without end, and a window of seconds once as many run
-as fit: those that start first have been at it for a while, so that the mixture is the lasting one
-(`bench.simulator.Supply`). Then some steps under torch's profiler: how long the device was busy,
-how long the host waited for it, and which kernels took how long.
+Random weights of a shape, requests of one mix without end, and a window of seconds. As many run
+from the start as fit, and have been at it for a while: their keys and values are noise that nobody
+computed, as many as there would be (`bench.supply`). Then some steps under torch's profiler: how
+long the device was busy, how long the host waited for it, and which kernels took how long.
 """
 
 from __future__ import annotations
@@ -12,34 +12,34 @@ import gc
 import time
 from collections import defaultdict
 from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from functools import cache, partial
 from itertools import count
-from typing import NamedTuple
+from typing import Any, NamedTuple, cast
 
-import numpy as np
 import torch
 from torch.profiler import DeviceType, ProfilerActivity, profile
 
 from bench.cards import CARDS
 from bench.gpu_parts.task import Numbers, Place, Task
+from bench.mixes import MIXES, Mix
 from bench.random_models import loaded, random_weights
-from bench.roofline import MIXES, Mix, serial
+from bench.roofline import serial
 from bench.shapes import architecture
 from bench.simulator import Setting, forecast
+from bench.supply import Supply
 from engine.config import EngineConfig
+from engine.kernels.attention import MakesBackend
 from engine.kinds.generation import make_work, measured_room
 from engine.model.memory import Room
 from engine.model.network import LoadedModel
 from engine.model.placement import step_limits
-from engine.scheduling.sequence import Sampling, SequenceRequest
 from engine.stepping.generation import GenerationWork
 
 # Models, the share of the roofline that each is held to, and the seconds that are measured.
 MODELS = {"llama-3-8b": 0.75, "qwen3-0.6b": 0.55}
-WINDOW_SECONDS = 12.0
-PROFILED_STEPS = 12
-NUM_WAITING = 64
-GREEDY = Sampling(temperature=0)
+WARM_SECONDS, WINDOW_SECONDS = 3.0, 9.0
+PROFILED_STEPS, FEWEST_STEPS = 12, 4
 TINY_MIX = Mix(12, 6, shared=16)
 # What blocks the host until the device is through.
 WAITS = ("cudaEventSynchronize", "cudaStreamSynchronize", "cudaDeviceSynchronize")
@@ -51,7 +51,7 @@ def tasks(place: Place) -> Iterator[Task]:
         yield Task(f"tiny {TINY_MIX}", partial(generate, place, "tiny", TINY_MIX, 0.0))
         return
     for name, goal in MODELS.items():
-        made.cache_clear()  # what takes pages takes all that is free
+        made.cache_clear()  # who takes pages takes all that is free
         gc.collect()
         torch.cuda.empty_cache()
         for mix in MIXES:
@@ -68,95 +68,97 @@ class Made(NamedTuple):
 
 @cache
 def made(name: str, device: torch.device, *, is_tiny: bool) -> Made:
-    """Return a model of random weights."""
+    """Return a model of random weights, with the pages that a run would have."""
     dtype = torch.float32 if is_tiny else torch.bfloat16
     shape = architecture(name)
     with torch.inference_mode():
-        model = loaded(shape, random_weights(shape, dtype, device), max_model_len=2048)
-    config = EngineConfig(name)
+        model = loaded(shape, random_weights(shape, dtype, device))
+    model = replace(model, backend=with_noise(model.backend))
     if is_tiny:
         config = EngineConfig(name, max_num_seqs=4, max_num_batched_tokens=32)
         return Made(model, Room(16, 64), config)
+    config = EngineConfig(name)
     return Made(model, measured_room(model, config), config)
 
 
-class Load:
-    """Requests of one mix without end."""
+def with_noise(backend: MakesBackend) -> MakesBackend:
+    """Return a backend whose pages hold numbers from the start: zeros would cost no power."""
+    assert isinstance(backend, type)
 
-    def __init__(self, work: GenerationWork, mix: Mix, vocabulary: int, num_first: int) -> None:
-        self.work, self._mix, self._vocabulary = work, mix, vocabulary
-        self._rng = np.random.default_rng(0)
-        self._beginning = self._ids(mix.shared)
-        for _ in range(num_first):
-            self._add(int(self._rng.integers(0, mix.output)))
+    class Noisy(backend):  # type: ignore[misc,valid-type]
+        def __init__(self, *args: Any, **others: Any) -> None:
+            super().__init__(*args, **others)
+            for pages in (*self.keys, *self.values):
+                pages.normal_()
 
-    def step(self) -> None:
-        """Run the next step; somebody always waits."""
-        while self.work.stats().waiting < NUM_WAITING:
-            self._add(0)
-        self.work.step()
-
-    def _add(self, done: int) -> None:
-        prompt = [*self._beginning, *self._ids(self._mix.prompt + done)]
-        self.work.add(SequenceRequest(prompt, self._mix.output - done, GREEDY))
-
-    def _ids(self, count: int) -> list[int]:
-        ids: list[int] = self._rng.integers(0, self._vocabulary, count).tolist()
-        return ids
+    return cast("MakesBackend", Noisy)
 
 
 def generate(place: Place, name: str, mix: Mix, goal: float) -> Numbers:
     """Measure one model with one mix."""
     model, room, config = made(name, place.device, is_tiny=place.is_tiny)
-    shape = architecture(name)
+    shape, limits = architecture(name), step_limits(config, place.device)
+    gc.collect()  # the pages of the mix before
     work = make_work(model, room, config)
-    places = room.num_pages * model.backend.page_size
-    limits = step_limits(config, model.device)
-    num_first = min(limits.max_num_seqs, int((places - mix.shared) / (mix.prompt + mix.output / 2)))
-    load = Load(work, mix, model.vocab_size, num_first)
-    steps_before = fill(load, num_first)
+    num_first = mix.at_once(room.num_pages * model.backend.page_size, limits.max_num_seqs)
+    scheduler = work._scheduler  # noqa: SLF001 - whose steps are not all computed
+    supply = Supply(mix, scheduler, work.add, num_first, model.vocab_size)
+    num_filling = supply.fill()
+    load = Load(work, supply)
+    load.run_for(0.0 if place.is_tiny else WARM_SECONDS, place)  # kernels and graphs are made
     numbers = window(place, load)
-    card = place.card
-    for key, of in (("of_h200s_roofline", CARDS["h200"]), ("of_roofline", card)):
+    for key, of in (("of_h200s_roofline", CARDS["h200"]), ("of_roofline", place.card)):
         bound = serial(shape, of, mix).outputs_per_second
         numbers[key] = numbers["outputs_per_second"] / bound
-    numbers["roofline"] = serial(shape, card, mix).outputs_per_second
-    numbers.update(bound=goal, holds=numbers["of_roofline"] >= goal, pages=room.num_pages)
-    numbers.update(steps_until_full=steps_before, first_sequences=num_first)
     if not place.is_tiny:
+        numbers.update(bound=goal, holds=numbers["of_roofline"] >= goal)
         numbers["memory_bytes"] = torch.cuda.max_memory_allocated(place.device)
-        tokens = limits.max_num_batched_tokens
-        setting = Setting(shape, card, max_num_seqs=num_first, max_num_batched_tokens=tokens)
+        setting = Setting(shape, place.card, max_num_seqs=num_first)
         foretold = forecast(setting, mix, 512)
         numbers["foretold_outputs_per_second"] = foretold.outputs_per_second
         numbers["foretold_step_seconds"] = foretold.seconds / foretold.steps
-    numbers["profile"] = profiled(place, load)
+        numbers["foretold_kernel_seconds"] = {
+            kernel: seconds / foretold.steps for kernel, seconds in foretold.by_kernel.items()
+        }
+    numbers.update(
+        num_pages=room.num_pages,
+        max_num_seqs=limits.max_num_seqs,
+        max_num_batched_tokens=limits.max_num_batched_tokens,
+        sequences_at_first=num_first,
+        steps_of_filling=num_filling,
+        profile=profiled(place, load),
+    )
     return numbers
 
 
-def fill(load: Load, num_first: int) -> int:
-    """Run steps until so many sequences have begun to answer; return how many it took."""
-    for steps in count():
-        stats = load.work.stats()
-        is_full = stats.running >= 0.95 * num_first or stats.preemptions
-        if is_full or stats.output_tokens > num_first:
-            return steps
-        load.step()
-    raise AssertionError
+@dataclass(frozen=True, slots=True)
+class Load:
+    """Work with somebody always waiting."""
+
+    work: GenerationWork
+    supply: Supply
+
+    def step(self) -> None:
+        """Run the next step."""
+        self.supply.top_up()
+        self.work.step()
+
+    def run_for(self, seconds: float, place: Place) -> float:
+        """Run steps for so long, and some at least; return how long it was."""
+        started = time.perf_counter()
+        for num_steps in count():
+            took = time.perf_counter() - started
+            if num_steps >= FEWEST_STEPS and took >= seconds:
+                break
+            self.step()
+        place.wait()
+        return time.perf_counter() - started
 
 
 def window(place: Place, load: Load) -> Numbers:
     """Count what comes in some seconds."""
-    place.wait()
-    before, started = load.work.stats(), time.perf_counter()
-    seconds = 0.0
-    while seconds < (0.0 if place.is_tiny else WINDOW_SECONDS):
-        load.step()
-        seconds = time.perf_counter() - started
-    if place.is_tiny:
-        for _ in range(4):
-            load.step()
-        seconds = time.perf_counter() - started
+    before = load.work.stats()
+    seconds = load.run_for(0.0 if place.is_tiny else WINDOW_SECONDS, place)
     after = load.work.stats()
     steps = after.steps - before.steps
     return {

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from bench.gpu_parts.task import Numbers, Place, Task
-from bench.roofline import Mix
+from bench.mixes import Mix
 from bench.shapes import CONFIGS, architecture
 
 # How many requests are given to either; few enough for the time that there is.

@@ -13,6 +13,7 @@ SHOWN: Mapping[str, Callable[[Any], str]] = {
     "share_of_product": lambda value: f"{value:.0%} of a product",
     "host_seconds": lambda value: f"{value * 1e6:.1f} µs of the host",
     "units_off": lambda value: f"off by {value:.1f} units",
+    "share_off": lambda value: f"off by {value:.2%}",
     "other_tokens": lambda value: f"{value} other tokens",
     "rows_alike": lambda value: f"{value} rows alike",
     "largest_gap": lambda value: f"largest gap {value:.3f}",

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from bench.gpu_parts.task import Numbers, Place, Task
 from bench.random_models import filled_from, loaded
@@ -15,6 +16,7 @@ from engine.kinds.generation import make_work
 from engine.model.memory import Room
 from engine.model.network import LoadedModel
 from engine.scheduling.sequence import Sampling, SequenceRequest
+from engine.stepping.graphs import Captures, Graph
 
 GREEDY = Sampling(temperature=0)
 # How far below the likeliest a token may be that rounding made the choice, in standard deviations
@@ -23,11 +25,17 @@ BOUND = 0.15
 
 
 def tasks(place: Place) -> Iterator[Task]:
-    """Yield the comparison."""
-    yield Task("greedy rows", lambda: rows(place))
+    """Yield the comparison of steps as they are run, and of steps that are no graphs."""
+    yield Task("greedy rows", lambda: rows(place, None))
+    yield Task("greedy rows, no graphs", lambda: rows(place, refuse))
 
 
-def rows(place: Place) -> Numbers:
+def refuse(_compute: Callable[[], Tensor]) -> tuple[Graph, Tensor]:
+    """Capture nothing, so that all is launched plainly."""
+    raise RuntimeError("no graphs were asked for")
+
+
+def rows(place: Place, captures: Captures | None) -> Numbers:
     """Generate by our loop; ask transformers, token by token, what it would have said instead.
 
     transformers reads what ours generated, so that one near tie does not make all that follows
@@ -49,7 +57,8 @@ def rows(place: Place) -> Numbers:
     lengths = rng.integers(prompt // 2, prompt, count)
     prompts = [rng.integers(0, model.vocab_size, length).tolist() for length in lengths]
     weights = filled_from(model, theirs.state_dict(), dtype, place.device)
-    ours = generated(loaded(model, weights, max_model_len=prompt + output), prompts, output)
+    network = loaded(model, weights, max_model_len=prompt + output)
+    ours = generated(network, prompts, output, captures)
     same, gaps = 0, []
     with torch.inference_mode():
         for before, after in zip(prompts, ours, strict=True):
@@ -68,12 +77,14 @@ def rows(place: Place) -> Numbers:
     }
 
 
-def generated(model: LoadedModel, prompts: list[list[int]], output: int) -> list[list[int]]:
+def generated(
+    model: LoadedModel, prompts: list[list[int]], output: int, captures: Captures | None
+) -> list[list[int]]:
     """Return what our loop says to each prompt."""
     config = EngineConfig("random", max_num_seqs=64, max_num_batched_tokens=1024)
     total = sum(map(len, prompts)) + len(prompts) * (output + 64)
     room = Room(total // model.backend.page_size + 1, model.max_model_len)
-    work = make_work(model, room, config)
+    work = make_work(model, room, config, captures)
     sequences = [work.add(SequenceRequest(prompt, output, GREEDY)) for prompt in prompts]
     while work.step() is not None:
         pass

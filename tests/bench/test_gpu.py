@@ -36,7 +36,7 @@ def test_every_part_runs_on_a_cpu(tmp_path: Path) -> None:
         env={**environment, "OMP_NUM_THREADS": "1"},
         capture_output=True,
         text=True,
-        timeout=600,
+        timeout=1200,
         check=True,
     ).stdout
     parts = json.loads(path.read_text())["parts"]

@@ -7,7 +7,8 @@ from dataclasses import replace
 import pytest
 
 from bench.cards import CARDS
-from bench.roofline import Mix, Weights, pairs, serial, table
+from bench.mixes import Mix
+from bench.roofline import Weights, pairs, serial, table
 from bench.shapes import architecture
 from engine.kernels.attention import AttentionShape
 

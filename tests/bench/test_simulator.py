@@ -9,7 +9,8 @@ import pytest
 
 from bench.cards import CARDS
 from bench.counts import Form, Spans, kernels_of
-from bench.roofline import Mix, Weights, kv_bytes, serial
+from bench.mixes import Mix
+from bench.roofline import Weights, kv_bytes, serial
 from bench.shapes import architecture
 from bench.simulator import Host, Reach, Setting, forecast, levers, table
 from engine.model.architecture import Architecture
@@ -111,12 +112,12 @@ def test_every_lever_shows_as_a_number() -> None:
     """What is left out costs tokens a second; kernels at the ceilings bring some."""
     quick = replace(SETTING, host=Host(step=2e-5, sequence=0, call=2e-5))
     rates = {
-        name: forecast(setting, Mix(32, 32, shared=64), 24).outputs_per_second
+        name: forecast(setting, Mix(32, 32, shared=64), 96).outputs_per_second
         for name, setting in levers(quick)
     }
     built = rates.pop("as it is built")
     assert rates.pop("kernels at the card's ceilings") > built
-    assert rates["neither"] <= min(rates["no graphs"], rates["host and device in turns"])
+    assert rates.pop("all rows to the end") == built  # as graphs have them anyway
     assert all(rate < built for rate in rates.values()), rates
 
 

@@ -1,0 +1,34 @@
+"""Mixes of requests, by how many tokens they are of."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+
+class Mix(NamedTuple):
+    """Requests of `prompt` tokens of their own behind `shared` ones, and `output` new ones."""
+
+    prompt: int
+    output: int
+    shared: int = 0
+
+    @classmethod
+    def read(cls, words: str) -> Mix:
+        """Read "1024/128", or "512+100/100" where 512 are shared by all."""
+        before, _, output = words.partition("/")
+        shared, plus, prompt = before.rpartition("+")
+        return cls(int(prompt), int(output), int(shared) if plus else 0)
+
+    def __str__(self) -> str:
+        """Return the mix as it is read."""
+        shared = f"{self.shared}+" if self.shared else ""
+        return f"{shared}{self.prompt}/{self.output}"
+
+    def at_once(self, places: float, max_num_seqs: int) -> int:
+        """Return how many requests so many places of keys and values hold, half way through."""
+        own = (places - self.shared) / (self.prompt + self.output / 2)
+        return max(1, min(max_num_seqs, int(own)))
+
+
+# Those that the engine is held to.
+MIXES = tuple(map(Mix.read, ("1024/128", "128/1024", "220/200", "512+100/100")))
