@@ -1,9 +1,13 @@
 """What the GPU's kernels take of a card: registers, shared memory, and what is spilled.
 
-    python -m bench.kernel_table [--write docs/kernels.md]
+    python -m bench.kernel_table [--write docs/kernels.md | --check docs/kernels.md]
+        [--architectures 80,89,90]
 
 Compiles what the hot models ask for, in bf16 and for the architectures named below, without a card,
-and reads it off the machine code. Whoever changes a kernel or a choice writes the table again.
+and reads it off the machine code. Whoever changes a kernel or a choice writes the table again;
+`--check` says which rows are missing or no longer true of kernels, constants, warps and stages: the
+rest may differ with a compiler's version. The exit status is 1 where it finds such rows, a kernel
+spills, or asks for more shared memory than a card has.
 """
 
 from __future__ import annotations
@@ -24,16 +28,18 @@ from triton import knobs
 from engine.kernels.triton.launching import compiling_for
 from engine.model.beforehand import USUAL, run, without_memory
 
-ARCHITECTURES = (80, 90)
+# What a program may have of shared memory on each, in bytes; one of 8.6 has what one of 8.9 has.
+MOST_SHARED = {80: 166_912, 89: 101_376, 90: 232_448}
 HOT = ("Llama-3-8B", "Qwen3-0.6B")
 USAGE = re.compile(r"REG:(\d+) STACK:(\d+)")
 PAGE = """# The GPU's kernels
 
-What each takes of a multiprocessor where it is hot: in bf16, for the shapes of {models}. Registers
+What each takes of a multiprocessor where it is hot: in bf16, for {models}. Registers
 are those of one thread (255 is the most), shared memory is in bytes of one program; bytes spilled
 are those of one thread, which live in slow memory, and there should be none. A slash stands between
-{architectures}. `python -m bench.kernel_table --write docs/kernels.md` makes this page, by Triton
-{version}, without a card; what the kernels do on one is in [performance.md](performance.md).
+{architectures}, a dash where another tile is chosen. `python -m bench.kernel_table --write
+docs/kernels.md` makes this page, by Triton {version}, without a card; what the kernels do on one is
+in [performance.md](performance.md).
 
 | kernel | constants | warps | stages | registers | shared memory | spilled |
 |---|---|---|---|---|---|---|
@@ -63,7 +69,11 @@ class Usage:
 Table = dict[Compiled, dict[int, Usage]]
 
 
-def compile_hot(models: Iterable[str] = HOT, architectures: Iterable[int] = ARCHITECTURES) -> Table:
+def compiled(
+    models: Iterable[str] = HOT,
+    architectures: Iterable[int] = tuple(MOST_SHARED),
+    dtype: torch.dtype = torch.bfloat16,
+) -> Table:
     """Compile what these models ask for and return what each kernel takes."""
     table: Table = {}
 
@@ -73,7 +83,7 @@ def compile_hot(models: Iterable[str] = HOT, architectures: Iterable[int] = ARCH
         constants = {src.fn.arg_names[path[0]]: value for path, value in src.constants.items()}
         key = Compiled(
             src.fn.__name__.removeprefix("_"),
-            ", ".join(f"{name} {_said(value)}" for name, value in sorted(constants.items())),
+            ", ".join(filter(None, (_said(*it) for it in sorted(constants.items())))),
             metadata["num_warps"],
             metadata["num_stages"],
         )
@@ -90,7 +100,7 @@ def compile_hot(models: Iterable[str] = HOT, architectures: Iterable[int] = ARCH
         for arch in architectures:
             with compiling_for(arch):
                 for model in models:
-                    run(USUAL[model], torch.bfloat16)
+                    run(USUAL[model], dtype)
     return table
 
 
@@ -108,45 +118,79 @@ def usage_of(files: dict[str, str], shared: int) -> Usage:
     return Usage(int(found[1]), shared, int(found[2]))
 
 
-def page(table: Table, models: Sequence[str] = HOT) -> str:
+def faults(table: Table) -> list[str]:
+    """Return what spills, and what no card of an architecture has room for."""
+    return [
+        f"{key.kernel} ({key.constants}) on sm_{arch}: {usage}"
+        for key, usages in sorted(table.items())
+        for arch, usage in usages.items()
+        if usage.spilled or usage.shared > MOST_SHARED[arch]
+    ]
+
+
+def page(table: Table) -> str:
     """Return the page that shows the table."""
-    architectures = sorted({arch for usages in table.values() for arch in usages})
     return PAGE.format(
-        models=" and ".join(models),
-        architectures=" and ".join(f"sm_{arch}" for arch in architectures),
+        models=" and ".join(HOT),
+        architectures=", ".join(f"sm_{arch}" for arch in MOST_SHARED),
         version=triton.__version__,
         rows="\n".join(_row(key, table[key]) for key in sorted(table)),
     )
 
 
+def stale(table: Table, text: str, architectures: Sequence[int]) -> list[str]:
+    """Return what the page says otherwise than a table of some architectures: rows' beginnings."""
+    rows = [line for line in text.splitlines() if line.startswith("| `")]
+    cells = [[cell.strip() for cell in row.split("|")[1:-1]] for row in rows]
+    places = [list(MOST_SHARED).index(arch) for arch in architectures]
+    told = {
+        _beginning(row[:4]) for row in cells if any(row[4].split(" / ")[at] != "–" for at in places)
+    }
+    return sorted(told ^ {_beginning(_cells(key)) for key in table})
+
+
+def _beginning(cells: Sequence[str]) -> str:
+    return f"| {' | '.join(cells)} |"
+
+
+def _cells(key: Compiled) -> list[str]:
+    return [f"`{key.kernel}`", key.constants, str(key.num_warps), str(key.num_stages)]
+
+
 def _row(key: Compiled, usages: dict[int, Usage]) -> str:
     columns = [
-        " / ".join(f"{getattr(usages[arch], name):,}" for arch in sorted(usages))
+        " / ".join(
+            f"{getattr(usages[arch], name):,}" if arch in usages else "–" for arch in MOST_SHARED
+        )
         for name in ("registers", "shared", "spilled")
     ]
-    numbers = (str(number) for number in (key.num_warps, key.num_stages))
-    return f"| {' | '.join((f'`{key.kernel}`', key.constants, *numbers, *columns))} |"
+    return _beginning([*_cells(key), *columns])
 
 
-def _said(value: Any) -> str:
-    return str(value.__name__ if callable(value) else value)
+def _said(name: str, value: Any) -> str:
+    if value is None or value is True:
+        return name if value else f"no {name}"
+    return "" if value is False else f"{name} {value}"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Print the page, or write it; return the exit status."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--write", type=Path)
+    parser.add_argument("--check", type=Path)
+    parser.add_argument("--architectures", default=",".join(map(str, MOST_SHARED)))
     asked = parser.parse_args(arguments)
-    table = compile_hot()
-    text = page(table)
-    if asked.write is None:
-        sys.stdout.write(text)
+    architectures = [int(arch) for arch in asked.architectures.split(",")]
+    table = compiled(HOT, architectures)
+    found = faults(table)
+    if asked.check is not None:
+        found += stale(table, asked.check.read_text(encoding="utf-8"), architectures)
+    elif asked.write is not None:
+        asked.write.write_text(page(table), encoding="utf-8")
     else:
-        asked.write.write_text(text, encoding="utf-8")
-    spilled = {key for key, usages in table.items() if any(it.spilled for it in usages.values())}
-    for key in sorted(spilled):
-        sys.stderr.write(f"{key.kernel} spills: {key}\n")
-    return 1 if spilled else 0
+        sys.stdout.write(page(table))
+    sys.stderr.writelines(f"{fault}\n" for fault in found)
+    return 1 if found else 0
 
 
 if __name__ == "__main__":

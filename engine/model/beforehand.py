@@ -220,9 +220,7 @@ def compile_all(arch: int, models: Iterable[Architecture] = tuple(USUAL.values()
     """Compile what models ask for on an architecture such as 90, in each dtype they may run in."""
     with compiling_for(arch), without_memory():
         for architecture in models:
-            # In other dtypes it is torch that multiplies experts, and not without memory.
-            has_experts = any(block.experts for block in architecture.blocks)
-            for dtype in DTYPES[: 1 if has_experts else None]:
+            for dtype in DTYPES:
                 run(architecture, dtype)
 
 

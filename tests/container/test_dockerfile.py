@@ -134,7 +134,7 @@ def test_kernels_are_compiled_when_it_is_built() -> None:
     assert {f"NUMBA_CACHE_DIR={folder}", code} < {*of_cpu}
     assert of_cpu[-2:] == ["-m", "engine.kernels.cpu.beforehand"]
     assert {f"TRITON_CACHE_DIR={folder}/triton", code} < {*of_gpu}
-    assert of_gpu[-5:] == ["-m", "engine.model.beforehand", "80", "89", "90"]
+    assert of_gpu[-6:] == ["-m", "engine.model.beforehand", "80", "86", "89", "90"]
     assert not any(folder.startswith(volume) for volume in volumes())
 
 

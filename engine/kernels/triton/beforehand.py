@@ -1,13 +1,12 @@
-"""`python -m engine.kernels.triton.beforehand 80 90`: compiles the kernels for these architectures.
+"""Every kernel compiled for an architecture, in the forms that differ by more than a model's sizes.
 
-No card is needed. What is made lies where TRITON_CACHE_DIR says. An image brings what models of
-usual shapes ask for besides: `engine.model.beforehand`.
+No card is needed. What is made lies where TRITON_CACHE_DIR says. An image brings this, and what
+models of usual shapes ask for besides: `engine.model.beforehand`.
 """
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 import numpy as np
 import torch
@@ -164,14 +163,9 @@ CALLS: tuple[Callable[[torch.dtype], None], ...] = (
 )
 
 
-def compile_all(arch: int) -> None:
+def compile_all(arch: int, dtypes: Iterable[torch.dtype] = DTYPES) -> None:
     """Compile every kernel for an architecture, in each dtype that models are served in."""
     with compiling_for(arch):
-        for dtype in DTYPES:
+        for dtype in dtypes:
             for call in CALLS:
                 call(dtype)
-
-
-if __name__ == "__main__":
-    for asked in sys.argv[1:]:
-        compile_all(int(asked))

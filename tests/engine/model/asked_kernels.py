@@ -38,8 +38,8 @@ from engine.stepping import sampler, scores
 from tests.engine.families import build
 
 CPU = torch.device("cpu")
-# Norms of heads; a cap on scores, a window, norms with an offset.
-FAMILIES = ("Qwen3Config", "Gemma2Config")
+# Norms of heads; a cap on scores, a window, norms with an offset; sinks, biases and experts.
+FAMILIES = ("Qwen3Config", "Gemma2Config", "GptOssConfig")
 SAMPLINGS = (
     Sampling(temperature=0),
     Sampling(temperature=0, repetition_penalty=1.1, logit_bias={5: 2.0}, logprobs=2),
