@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from engine.kernels.sampling import Rules
+from engine.kernels.step import ALIGNED, host_buffer
 
 # How one token is chosen. Places are among the rows of what they name; NONE is none.
 ASKED = np.dtype(
@@ -37,8 +38,6 @@ ASKED = np.dtype(
 NONE = -1
 # Ids that come from the host lie in pages of so many; as many as keys and values do.
 PAGE = 16
-# Sections of the buffer begin where a kernel may take the device's widest load for granted.
-ALIGNED_WORDS = 4
 # Numbers that rows of one run have added to their logits, at most: 256 MB.
 MOST_ADDS = 2**26
 
@@ -117,8 +116,8 @@ def ask(rules: Rules, vocabulary: int, device: torch.device) -> Asked:
 def send(arrays: Sequence[NDArray[Any]], device: torch.device) -> list[Tensor]:
     """Copy arrays of four-byte numbers, or of records of them, to a device → int32, flat."""
     words = [np.ascontiguousarray(array).reshape(-1).view(np.int32) for array in arrays]
-    room = [-(-len(part) // ALIGNED_WORDS) * ALIGNED_WORDS for part in words]
-    buffer = torch.empty(sum(room), dtype=torch.int32, pin_memory=device.type == "cuda")
+    room = [-(-len(part) // ALIGNED) * ALIGNED for part in words]
+    buffer = host_buffer(sum(room), device)
     for section, part in zip(buffer.split(room), words, strict=True):
         section.numpy()[: len(part)] = part
     there = buffer.to(device, non_blocking=True).split(room)

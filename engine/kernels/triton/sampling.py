@@ -2,7 +2,7 @@
 
 A row's choice is made of what `measuring` knows of its groups, and of another look at the groups
 that thresholds may leave something of. A threshold is looked for by the order of numbers as
-integers, between bounds that every look makes four times narrower; there is no sort.
+integers, between bounds that every look makes narrower; there is no sort.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ from engine.kernels.triton.measuring import (
     order,
 )
 from engine.kernels.triton.scoring import log_probabilities
-from engine.kernels.triton.shaping import is_shaped, shaped, shapes_of
+from engine.kernels.triton.shaping import shaped, shapes_of
 
 DRAW, LOG_MIN_P, TOP_P, TOP_K = map(word_of, ("draw", "log_min_p", "top_p", "top_k"))
-LOWEST = tl.constexpr(-0x7F800000)  # the order of minus infinity
+LOWEST = tl.constexpr(-0x7F7FFFFF)  # the order of the lowest number that is finite
 
 __all__ = ["choose", "log_probabilities"]
 
@@ -144,32 +144,29 @@ def _draw(
     top_p = tl.load(record + TOP_P).to(tl.float32, bitcast=True)
     top_k = tl.load(record + TOP_K)
     has_top_k = (top_k > 0) & (top_k < whole[1])
-    grain = _grain(whole[0], record)
-    end = order(best).to(tl.int64) + grain
+    has_floor = log_min_p > -float("inf")
+    floor = best * factor + log_min_p
     keys = order(peak)
     masses = mass(peak, best, factor)
     sums = weight * masses
-    floor = best * factor + log_min_p
-    least = tl.full([], LOWEST, tl.int64)
+    least = tl.full([], LOWEST, tl.int32)
     for by_mass in range(2):
-        is_cut = has_top_k | (log_min_p > -float("inf"))
+        is_cut = has_top_k | has_floor
+        goal = top_k.to(tl.float32)
+        weighed = tl.full(peak.shape, 1.0, tl.float32)
         if by_mass == 1:
             is_cut = top_p < 1
+            goal = tl.sum(sums, 0) * top_p
+            weighed = masses
         if is_cut:
-            goal = top_k.to(tl.float32)
-            weighed = tl.full(peak.shape, 1.0, tl.float32)
-            if by_mass == 1:
-                goal = tl.sum(sums, 0) * top_p
-                weighed = masses
-            high = tl.where(has_top_k | (by_mass == 1), end, least + grain)
             is_left = (keys >= least) & (peak * factor >= floor)
             weighed = tl.where(is_left, weighed, 0.0)
-            least = _least_by_peaks(keys, weighed, goal, least, high, grain)
+            end = tl.where(has_top_k | (by_mass == 1), order(best), least) + 1
+            least = _least_by_peaks(keys, weighed, goal, least, end)
             tl.store(weights + groups, tl.zeros(groups.shape, tl.float32))
             count = _list(listed, groups, is_left & (keys >= least))
-            bounds = (least, high, grain)
             kept = (floor, best, factor, by_mass)
-            least = _least_kept(whole, room, count, goal, bounds, kept, GROUP, AT_ONCE)
+            least = _least_kept(whole, room, count, goal, least, end, kept, GROUP, AT_ONCE)
             sums = tl.load(weights + groups)
     draw = tl.load((record + DRAW).to(tl.pointer_type(tl.float64)))
     # The token at which the running sum of what is left passes the draw's share of it.
@@ -189,27 +186,20 @@ def _draw(
 
 
 @triton.jit
-def _grain(row, record):
-    """Return what the orders of a row's logits are all multiples of."""
-    dtype: tl.constexpr = row.dtype.element_ty
-    grain = tl.full([], 1, tl.int64)
-    if not is_shaped(record):
-        if dtype == tl.bfloat16:
-            grain = tl.full([], 2**16, tl.int64)
-        elif dtype == tl.float16:
-            grain = tl.full([], 2**13, tl.int64)
-    return grain
-
-
-@triton.jit
-def _least_by_peaks(keys, weights, goal, low, high, grain):
-    """Return the greatest order from which on the peaks alone reach a goal, or else `low`."""
-    while high - low > grain:
-        middle = low + (high - low) // (2 * grain) * grain
+def _least_by_peaks(keys, weights, goal, low, high):
+    """Return the greatest order below `high` from which on peaks alone reach a goal, or `low`."""
+    while low + 1 < high:
+        middle = low + _share(low, high, 2)
         has_reached = tl.sum(tl.where(keys >= middle, weights, 0.0), 0) >= goal
         low = tl.where(has_reached, middle, low)
         high = tl.where(has_reached, high, middle)
     return low
+
+
+@triton.jit
+def _share(low, high, parts):
+    """Return a part of what lies between, rounded up; the difference may be more than an int32."""
+    return ((high.to(tl.int64) - low + parts - 1) // parts).to(tl.int32)
 
 
 @triton.jit
@@ -223,23 +213,26 @@ def _list(listed, groups, is_wanted):
 
 
 @triton.jit
-def _least_kept(whole, room, count, goal, bounds, kept, GROUP: tl.constexpr, AT_ONCE: tl.constexpr):
-    """Return the greatest order from which on numbers of listed groups weigh a goal, or else `low`.
+def _least_kept(
+    whole, room, count, goal, low, high, kept, GROUP: tl.constexpr, AT_ONCE: tl.constexpr
+):
+    """Return an order from which on numbers of listed groups weigh a goal, and no fewer would do.
 
-    A number weighs its mass, or 1. From `high` on they do not weigh as much. The masses of each
-    group from what is returned on are left in `weights`, whose others stay.
+    A number weighs its mass, or 1. From `high` on they weigh less than the goal; where they do from
+    `low` on, too, all these are left. Each look makes the bounds four times narrower, and more
+    where nothing lies; the last finds but one number between them, however often it comes. It
+    leaves the masses of each listed group in `weights`.
     """
     listed, weights = room
-    low, high, grain = bounds
     floor, best, factor, by_mass = kept
-    step = high - low
-    while step > 0:
-        step = tl.where(high - low > grain, tl.cdiv(high - low, 4 * grain) * grain, 0)
-        first = (low + step).to(tl.int32)
-        second = (low + 2 * step).to(tl.int32)
-        third = (low + 3 * step).to(tl.int32)
+    is_open = True
+    while is_open:
+        step = _share(low, high, 4)
+        first, second, third = low + step, low + 2 * step, low + 3 * step
         of_first = tl.zeros([AT_ONCE, GROUP], tl.float32)
         of_second, of_third = of_first, of_first
+        least = tl.full([AT_ONCE, GROUP], 2**31 - 1, tl.int32)
+        most = tl.full([AT_ONCE, GROUP], LOWEST, tl.int32)
         for start in range(0, count, AT_ONCE):
             places = start + tl.arange(0, AT_ONCE)
             is_listed = places < count
@@ -248,6 +241,9 @@ def _least_kept(whole, room, count, goal, bounds, kept, GROUP: tl.constexpr, AT_
             numbers = _numbers(tl.where(is_listed[:, None], columns, whole[1]), whole)
             keys = order(numbers)
             is_left = (keys >= low) & (numbers * factor >= floor)
+            is_between = is_left & (keys < high)
+            least = tl.minimum(least, tl.where(is_between, keys, 2**31 - 1))
+            most = tl.maximum(most, tl.where(is_between, keys, LOWEST))
             masses = tl.where(is_left, mass(numbers, best, factor), 0.0)
             tl.store(weights + group, tl.sum(masses, 1), is_listed)
             if by_mass == 0:
@@ -255,10 +251,14 @@ def _least_kept(whole, room, count, goal, bounds, kept, GROUP: tl.constexpr, AT_
             of_first += tl.where(keys >= first, masses, 0.0)
             of_second += tl.where(keys >= second, masses, 0.0)
             of_third += tl.where(keys >= third, masses, 0.0)
-        num_reached = (tl.sum(of_first) >= goal).to(tl.int64)
-        num_reached += (tl.sum(of_second) >= goal).to(tl.int64)
-        num_reached += (tl.sum(of_third) >= goal).to(tl.int64)
-        low += num_reached * step
-        high = tl.minimum(high, low + step)
+        lowest, highest = tl.min(least), tl.max(most)
+        is_open = lowest < highest
+        if is_open:
+            num_reached = (tl.sum(of_first) >= goal).to(tl.int32)
+            num_reached += (tl.sum(of_second) >= goal).to(tl.int32)
+            num_reached += (tl.sum(of_third) >= goal).to(tl.int32)
+            low += num_reached * step
+            high = tl.minimum(tl.minimum(high, low + step), highest + 1)
+            low = tl.maximum(low, lowest)
     tl.debug_barrier()
     return low

@@ -123,13 +123,5 @@ def shaped(numbers, columns, is_there, vocabulary, shape):
 
 
 @triton.jit
-def is_shaped(record):
-    """Say whether a row's logits become other numbers than a model's dtype has."""
-    repetition = tl.load(record + REPETITION).to(tl.float32, bitcast=True)
-    presence = tl.load(record + PRESENCE).to(tl.float32, bitcast=True)
-    return (repetition != 1) | (presence != 0) | (tl.load(record + ADDS) >= 0)
-
-
-@triton.jit
 def _bit(words, columns):
     return ((words >> (columns % 32)) & 1) != 0

@@ -2,51 +2,255 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from contextlib import ExitStack
+from pathlib import Path
 from types import ModuleType
+from typing import TypeVar
+from unittest.mock import patch
 
 import numpy as np
 import pytest
 import torch
+from numpy.typing import NDArray
+from torch import Tensor
 
 from engine.kernels import sampling as reference
-from engine.kernels.triton import sampling
+from engine.kernels.sampling import KeptIds, Rules, Sampled
+from engine.kernels.triton import asking, measuring, sampling, scoring, shaping
+from engine.kernels.triton.measuring import GROUP
 from tests.engine.kernels.rules import Rule, joined
+from tests.engine.kernels.test_sampling import check_draw
+from tests.engine.kernels.triton.mutating import Mutation, assert_found
 
-RULES = [
-    Rule(0),
-    Rule(),
+Result = TypeVar("Result")
+
+CUTS = [
     Rule(0.7, 5),
-    Rule(1, 0, 0.9),
-    Rule(1, 0, 1, 0.1),
-    Rule(0.7, 50, 0.8, 0.01),
-    Rule(0, repetition=1.3, presence=1, frequency=0.5, prompt=[1, 2, 3], generated=[4, 5, 5, 499]),
-    Rule(bias={5: 6.0, 499: 2.0}, bans=[31, 98], mask=[5, 31, 40, 98, 400]),
+    Rule(),
+    Rule(2, 0, 0.9),
+    Rule(1.3, 0, 1, 0.1),
+    Rule(1, 1),
+    Rule(2, 50, 0.8, 0.01),
 ]
 
 
-def check_choice(module: ModuleType) -> None:
-    """Hold choices to the reference's."""
-    rng = np.random.default_rng(0)
-    logits = torch.from_numpy(rng.normal(0, 3, (len(RULES), 500))).half()
-    rules = joined(RULES, rng.random(len(RULES)))
-    chosen, expected = module.choose(logits, rules), reference.choose(logits.double(), rules)
-    assert chosen.token_ids.tolist() == expected.token_ids.tolist()
+def draws(count: int) -> NDArray[np.float64]:
+    """Return so many draws, every other one the first that there is, and one the last."""
+    numbers = torch.rand(count, dtype=torch.float64).numpy()
+    numbers[::2] = 0
+    numbers[1:2] = 1 - 2.0**-53
+    return numbers
+
+
+def check_cuts(
+    module: ModuleType,
+    vocabulary: int = 2 * GROUP + 3,
+    scale: float = 4,
+    rules: list[Rule] = CUTS,
+) -> None:
+    """Hold choices to what sorting leaves; the last group is a few tokens, one the likeliest."""
+    logits = (torch.randn(len(rules), vocabulary) * scale).half()
+    logits[:, -1] = logits.amax(1) + scale / 2
+    numbers = draws(len(rules))
+    choose = module.choose if hasattr(module, "_choose") else sampling.choose
+    chosen = with_module(module, lambda: choose(logits, joined(rules, numbers)))
     assert not chosen.is_broken.any()
+    tokens = chosen.token_ids.tolist()
+    assert max(tokens) < vocabulary
+    for row, rule, draw, token in zip(logits.float().numpy(), rules, numbers, tokens, strict=True):
+        if rule.temperature == 0:
+            assert token == row.argmax()
+        else:
+            check_draw(row, rule, float(draw), token)
 
 
-@pytest.mark.long
-def test_a_choice_is_the_references() -> None:
-    """Greedy, random, cut and shaped, of the same draw."""
-    check_choice(sampling)
+@pytest.mark.parametrize("vocabulary", [1, GROUP, 3000])
+def test_a_draw_falls_where_the_thresholds_put_it(vocabulary: int) -> None:
+    """In a group, at its end, and where groups are looked at in turns."""
+    check_cuts(sampling, vocabulary)
 
 
-@pytest.mark.parametrize("top", [0, 4])
-def test_log_probabilities_are_those_of_the_whole_softmax(top: int) -> None:
-    """Of any rows in any order, the best first."""
-    logits = torch.randn(4, 500, generator=torch.Generator().manual_seed(0)) * 5
-    rows, chosen = np.array([3, 0, 3]), torch.tensor([0, 499, 250])
-    scores = sampling.log_probabilities(logits, rows, chosen, top)
-    expected = reference.log_probabilities(logits.double(), rows, chosen, top)
-    torch.testing.assert_close(scores.logprobs, expected.logprobs)
-    torch.testing.assert_close(scores.top_logprobs, expected.top_logprobs)
-    assert scores.top_ids.tolist() == expected.top_ids.tolist()
+@pytest.mark.parametrize("scale", [0.0, 0.01])
+def test_a_flat_row_is_cut_as_any(scale: float) -> None:
+    """Ties stay together, and no group can be left out."""
+    check_cuts(sampling, scale=scale)
+
+
+def check_top_k(module: ModuleType) -> None:
+    """Hold what is left to the last so many of a row that grows: the first draw is its first."""
+    counts = [1, 2, 3, 5, 40, 300]
+    logits = torch.arange(2 * GROUP + 3).expand(len(counts), -1) / 64
+    rules = joined([Rule(9, count) for count in counts], np.zeros(len(counts)))
+    chosen = module.choose(logits, rules).token_ids
+    assert (logits.shape[1] - chosen).tolist() == counts
+
+
+def test_so_many_are_left_as_are_asked_for() -> None:
+    """Not one more, however many groups they are of."""
+    check_top_k(sampling)
+
+
+def test_a_nucleus_ends_with_the_token_that_reaches_it() -> None:
+    """Masses 4, 2 and 2: half of them is the first token, and not one more."""
+    half = -float(np.float32(np.log(2)))
+    logits = torch.full((2, GROUP + 2), -torch.inf)
+    logits[:, [7, 9, GROUP]] = torch.tensor([0, half, half])
+    rules = [Rule(top_p=0.5), Rule(top_p=0.501)]
+    assert sampling.choose(logits, joined(rules, np.full(2, 0.999))).token_ids.tolist() == [
+        7,
+        GROUP,
+    ]
+
+
+SHAPED = [
+    Rule(0, repetition=1.8, prompt=[0, 31, 32, 599], generated=[64]),
+    Rule(0, repetition=0.6, presence=2.5, prompt=[1], generated=[31, 32, 600, 600]),
+    Rule(0, frequency=1.1, prompt=[5, 5], generated=[63, 64, 64, 64, 599, 600]),
+    Rule(0, bias={0: 3.0, 600: 5.5}, bans=[31, 599]),
+    Rule(0, mask=[31, 32, 599, 600]),
+    Rule(1, 3, bias={0: 4.0}, mask=[0, 31, 40, 600], prompt=[1], generated=[2], presence=-1),
+    Rule(0),
+]
+
+
+def check_shaped(module: ModuleType, times: int = 1) -> None:
+    """Hold choices to the reference's: of logits that changes decide, so that each is needed."""
+    touched = [0, 1, 31, 32, 63, 64, 599, 600]
+    logits = torch.randn(times * len(SHAPED), 601) * 0.3
+    logits[:, touched] += 2 + torch.rand(len(logits), len(touched))
+    rules = joined(SHAPED * times, draws(len(logits)))
+    assert_same(with_module(module, lambda: sampling.choose(logits, rules)), logits, rules)
+
+
+def assert_same(chosen: Sampled, logits: Tensor, rules: Rules) -> None:
+    """Hold choices to the reference's."""
+    expected = reference.choose(logits, rules)
+    assert chosen.token_ids.tolist() == expected.token_ids.tolist()
+    assert chosen.is_broken.tolist() == expected.is_broken.tolist()
+
+
+def with_module(module: ModuleType, call: Callable[[], Result]) -> Result:
+    """Call something with a module's functions in place of those that others took of it."""
+    with ExitStack() as patches:
+        for other in (sampling, scoring, measuring):
+            for name in (
+                {"shaped", "shapes_of", "measure"} & vars(module).keys() & vars(other).keys()
+            ):
+                patches.enter_context(patch.object(other, name, getattr(module, name)))
+        return call()
+
+
+def test_logits_are_shaped_as_the_references() -> None:
+    """By everything that shapes, at the ends of words and of rows."""
+    check_shaped(shaping, 4)
+
+
+def test_rows_that_add_more_than_there_is_room_for_are_run_in_turns(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Each finds its own numbers."""
+    monkeypatch.setattr(asking, "MOST_ADDS", 2 * 601)
+    assert len(asking._runs(asking.records_of(5), joined(SHAPED[3:4] * 5, draws(5)), 601)[0]) == 3
+    check_shaped(shaping)
+
+
+def test_a_history_is_found_in_pages_of_the_device() -> None:
+    """In any order, as long as it may be, up to an id that the host does not know."""
+    vocabulary, size, lengths = 700, 4, [1, 4, 1030, 7]
+    pages = torch.randperm(2000).numpy().astype(np.int32)[: 4 * 300].reshape(4, 300)
+    ids = torch.randint(vocabulary, (2000 * size,), dtype=torch.int32)
+    kept = KeptIds(ids, pages, size)
+    rules = [Rule(0, repetition=5.0, presence=1.5, frequency=0.5)] * 4
+    logits = torch.rand(4, vocabulary) + 1
+    asked = joined(rules, draws(4))._replace(
+        num_prompt=np.array([0, 2, 500, 7]), num_known=np.array(lengths), kept=kept
+    )
+    chosen = sampling.choose(logits, asked)
+    assert_same(chosen, logits, asked)
+    known = np.zeros((4, 1100), np.int32)
+    for slot, row in enumerate(pages):
+        known[slot] = ids.view(-1, size)[row].flatten()[:1100]
+    assert_same(chosen, logits, asked._replace(kept=None, tokens=known))
+
+
+@pytest.mark.parametrize("rule", [Rule(0), Rule(1, 5, 0.5)], ids=str)
+def test_a_row_that_is_not_finite_is_broken(rule: Rule) -> None:
+    """A NaN or an infinity anywhere, or nothing but minus infinity; one that is banned is not."""
+    logits = torch.linspace(-3, 3, 5 * 300).view(5, 300)
+    logits[0, 299] = torch.nan
+    logits[1, 0] = torch.inf
+    logits[2] = -torch.inf
+    logits[3, 5:] = -torch.inf
+    barred = Rule(rule.temperature, mask=[])
+    chosen = sampling.choose(logits, joined([rule] * 4 + [barred], draws(5)))
+    assert chosen.is_broken.tolist() == [True, True, True, False, False]
+    assert ((chosen.token_ids >= 0) & (chosen.token_ids < 300)).all()
+
+
+def check_scores(module: ModuleType) -> None:
+    """Hold scores to the softmax of all, of any rows in any order; the first of those that tie."""
+    logits = (torch.randn(3, 2 * GROUP + 5) * 3).round()
+    logits[:, [3, 5, GROUP, -1]] = logits.amax()
+    rows, chosen = np.array([2, 0, 2]), torch.tensor([0, 2 * GROUP + 4, 40])
+    score = getattr(module, "log_probabilities", scoring.log_probabilities)
+    scores = with_module(module, lambda: score(logits, rows, chosen, 6))
+    expected = logits.double().log_softmax(-1)[rows]
+    best = expected.sort(dim=-1, descending=True, stable=True)
+    assert torch.allclose(scores.logprobs.double(), expected[range(3), chosen], atol=2e-5)
+    assert torch.allclose(scores.top_logprobs.double(), best.values[:, :6], atol=2e-5)
+    assert scores.top_ids.tolist() == best.indices[:, :6].tolist()
+
+
+def test_log_probabilities_are_those_of_the_whole_softmax() -> None:
+    """The best first, over groups."""
+    check_scores(scoring)
+
+
+def test_log_probabilities_bear_huge_logits_and_more_places_than_tokens() -> None:
+    """Nothing overflows, and a banned token has minus infinity."""
+    logits = torch.tensor([[1e30, -1e30, 0.0], [4e4, 4e4, -torch.inf]])
+    scores = sampling.log_probabilities(logits, np.arange(2), torch.tensor([0, 2]), 20)
+    assert scores.logprobs.tolist() == [0, -torch.inf]
+    assert scores.top_ids.tolist() == [[0, 2, 1], [0, 1, 2]]
+    halves = [-np.log(2), -np.log(2), -np.inf]
+    assert scores.top_logprobs[1].tolist() == pytest.approx(halves, abs=1e-2)
+    none = sampling.log_probabilities(logits, np.arange(2), torch.zeros(2).long(), 0)
+    assert none.top_ids.shape == (2, 0)
+
+
+def check_few_cuts(module: ModuleType) -> None:
+    """Hold those to it that need all of the search."""
+    check_cuts(module, rules=[Rule(0), Rule(50), Rule(9, 3), Rule(3, 0, 0.7)])
+
+
+MISTAKES = [
+    (check_few_cuts, measuring, "is_there = columns < vocabulary", "is_there = columns < 514"),
+    (check_few_cuts, measuring, "is_group = groups * GROUP <", "is_group = groups * GROUP + 3 <"),
+    (check_few_cuts, sampling, "is_there = columns < vocabulary", "is_there = columns < 514"),
+    (check_few_cuts, sampling, "is_group = groups * GROUP <", "is_group = groups * GROUP + 3 <"),
+    (check_top_k, sampling, "is_listed = places < count", "is_listed = places < count - 1"),
+    (check_few_cuts, sampling, "= tl.max(covered, 0) * draw", "= draw"),
+    (check_top_k, sampling, "tl.sum(of_third) >= goal", "tl.sum(of_third) > goal"),
+    (check_top_k, sampling, "highest + 1)", "highest)"),
+    (check_shaped, shaping, "is_known = places < num_known", "is_known = places < num_known - 1"),
+    (check_shaped, shaping, "places >= tl.load(", "places > tl.load("),
+    (check_shaped, shaping, "is_there = entries < count", "is_there = entries < count - 1"),
+    (check_shaped, shaping, "(columns % 32)) & 1", "(columns % 31)) & 1"),
+    (check_shaped, shaping, "seen + token // 32", "seen + token // 33"),
+    (check_scores, scoring, "is_group = groups * GROUP <", "is_group = groups * GROUP + 5 <"),
+    (check_scores, scoring, "(columns > after)", "(columns >= after)"),
+    (check_scores, scoring, "(columns > token)", "(columns >= token)"),
+]
+
+
+@pytest.mark.parametrize("place", range(len(MISTAKES)))
+def test_a_mistake_is_found(place: int, tmp_path: Path) -> None:
+    """A bound that is off by one, in each place that has one; in numbers that show it."""
+    check, module, right, wrong = MISTAKES[place]
+
+    def check_seeded(module: ModuleType) -> None:
+        torch.manual_seed(1)
+        check(module)
+
+    assert_found(check_seeded, module, Mutation(right, wrong), tmp_path)
