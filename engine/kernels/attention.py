@@ -12,9 +12,6 @@ from torch import Tensor
 
 from engine.kernels.step import Step
 
-# What --kv-cache-dtype fp8 keeps keys and values in, and its largest number.
-FP8, LARGEST_FP8 = torch.float8_e4m3fn, 448.0
-
 
 @dataclass(frozen=True, slots=True)
 class AttentionShape:

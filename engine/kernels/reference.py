@@ -14,8 +14,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from engine.kernels.attention import FP8, LARGEST_FP8, AttentionShape, HeadNorms
+from engine.kernels.attention import AttentionShape, HeadNorms
 from engine.kernels.blocks import turned
+from engine.kernels.quantised import FP8, FP8_MAX
 from engine.kernels.step import Step
 
 CPU = torch.device("cpu")
@@ -141,7 +142,7 @@ class ReferenceAttention:
 def _kept(numbers: Tensor, dtype: torch.dtype) -> Tensor:
     """Return numbers as they are kept."""
     if dtype == FP8:
-        numbers = numbers.clamp(-LARGEST_FP8, LARGEST_FP8)
+        numbers = numbers.clamp(-FP8_MAX, FP8_MAX)
     return numbers.to(dtype)
 
 

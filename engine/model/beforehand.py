@@ -24,7 +24,7 @@ import torch
 from engine.kernels import backends
 from engine.kernels.attention import AttentionBackend, AttentionShape
 from engine.kernels.blocks import Gate
-from engine.kernels.quantised import Matrix
+from engine.kernels.quantised import FP8, Matrix
 from engine.kernels.sampling import Rules
 from engine.kernels.step import Step
 from engine.kernels.triton import beforehand as of_kernels
@@ -139,21 +139,24 @@ def without_memory() -> Iterator[None]:
         backends.TRITON_TYPES.remove(META.type)
 
 
-def made(architecture: Architecture, dtype: torch.dtype) -> tuple[Decoder, AttentionBackend]:
-    """Return a decoder without numbers, and its attention over one page."""
+def made(
+    architecture: Architecture, dtype: torch.dtype, kept: torch.dtype | None = None
+) -> tuple[Decoder, AttentionBackend]:
+    """Return a decoder without numbers, and its attention over one page, in a dtype of its own."""
+    kept = kept or dtype
     weights: dict[str, Matrix] = {
         weight.role: torch.empty(weight.shape, dtype=dtype, device=META)
         for weight in weights_of(architecture)
     }
     shapes = tuple(block.attention for block in architecture.blocks)
-    attention = backends.choose_backend(shapes, dtype, META)(shapes, 1, dtype, META)
+    attention = backends.choose_backend(shapes, kept, META)(shapes, 1, kept, META)
     return Decoder(architecture, weights), attention
 
 
 @torch.inference_mode()
-def run(architecture: Architecture, dtype: torch.dtype) -> None:
+def run(architecture: Architecture, dtype: torch.dtype, kept: torch.dtype | None = None) -> None:
     """Run all steps of a decoder and choose and score its tokens."""
-    network, attention = made(architecture, dtype)
+    network, attention = made(architecture, dtype, kept)
     sampling = backends.choose_sampling(dtype, META)
     for spans in STEPS:
         step = packed(spans, attention.page_size)
@@ -222,6 +225,7 @@ def compile_all(arch: int, models: Iterable[Architecture] = tuple(USUAL.values()
         for architecture in models:
             for dtype in DTYPES:
                 run(architecture, dtype)
+            run(architecture, DTYPES[0], FP8)
 
 
 def main(architectures: Sequence[int]) -> int:

@@ -11,8 +11,8 @@ from functools import partial
 
 from engine.config import EngineConfig
 from engine.errors import EngineError, ModelRefused, first_line_of
-from engine.kernels.attention import FP8
 from engine.kernels.backends import multiplies_quantised
+from engine.kernels.quantised import FP8
 from engine.model import own
 from engine.model.adapter_proof import check_adapters
 from engine.model.adapters.loading import read_adapters

@@ -14,7 +14,8 @@ from functools import cache
 import torch
 from torch import Tensor
 
-from engine.kernels.attention import FP8, AttentionShape, HeadNorms
+from engine.kernels.attention import AttentionShape, HeadNorms
+from engine.kernels.quantised import FP8
 from engine.kernels.step import Step
 from engine.kernels.triton import entry
 from engine.kernels.triton.flash import attend_tiles, choose_tiles

@@ -14,7 +14,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from engine.kernels.attention import FP8, AttentionShape
+from engine.kernels.attention import AttentionShape
+from engine.kernels.quantised import FP8
 from engine.kernels.triton import lists
 from engine.kernels.triton.choices import Choice, choose
 from engine.kernels.triton.joining import Parts

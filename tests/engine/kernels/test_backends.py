@@ -18,7 +18,6 @@ from engine.kernels import backends
 from engine.kernels import blocks as reference_blocks
 from engine.kernels import experts as reference_experts
 from engine.kernels.attention import (
-    FP8,
     AttentionBackend,
     AttentionShape,
     HeadNorms,
@@ -32,6 +31,7 @@ from engine.kernels.backends import (
 )
 from engine.kernels.cpu import blocks as cpu_blocks
 from engine.kernels.cpu.attention import CpuAttention
+from engine.kernels.quantised import FP8
 from engine.kernels.reference import ReferenceAttention
 from engine.kernels.triton import blocks as triton_blocks
 from engine.kernels.triton import experts as triton_experts

@@ -8,12 +8,14 @@ from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
 from triton.runtime.errors import InterpreterError
 
 from engine.kernels.attention import AttentionShape
+from engine.kernels.quantised import FP8
 from engine.kernels.triton import attention, flash, joining
 from engine.kernels.triton.attention import TritonAttention
 from tests.engine.kernels.paged import CPU, Paged, Piece, Sequences, num_pages, scattered
@@ -206,6 +208,43 @@ def check_module(module: ModuleType) -> None:
             check(replace(shape, window=100), [[(0, 200, 206)]], [206])
         except InterpreterError as exc:  # numbers that nobody wrote may be too large
             raise AssertionError from exc
+
+
+def check_eight_bits(module: ModuleType) -> None:
+    """Hold every number of eight bits to what torch takes it for, as values that one token sees."""
+    shape = AttentionShape(1, 1, 16, 256, 1.0)
+    sequences = Sequences.random(shape, [1])
+    bits = torch.arange(256, dtype=torch.uint8)
+    numbers = bits.view(FP8).float()
+    backend = TritonAttention([shape], 1, FP8, CPU)
+    over = Paged(backend, sequences, [np.zeros(1, np.int64)])
+    backend.prepare(over.step([(0, 0, 1)], 1))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(attention, "attend_tiles", module.attend_tiles)
+        backend.keys[0].zero_()
+        backend.values[0].view(torch.uint8)[0, 0, 0] = bits
+        out = backend.attend(0, sequences.queries[0])[0, 0]
+    torch.testing.assert_close(out, numbers, atol=0, rtol=0, equal_nan=True)
+
+
+def test_numbers_of_eight_bits_are_what_torch_takes_them_for() -> None:
+    """All 256 of them: small ones, the largest, and what is no number."""
+    check_eight_bits(flash)
+
+
+@pytest.mark.parametrize(
+    "mistake",
+    [
+        Mutation("(bits & 0x80) << 8", "(bits & 0x00) << 8"),
+        Mutation("(bits & 0x7F) << 7)", "(bits & 0x3F) << 7)"),
+        Mutation("bitcast=True) * 256.0", "bitcast=True) * 255.0"),
+        Mutation("(bits & 0x7F) == 0x7F", "(bits & 0xFF) == 0x7F"),
+    ],
+    ids=str,
+)
+def test_a_mistake_in_widening_is_found(mistake: Mutation, tmp_path: Path) -> None:
+    """A bit that is lost, another exponent."""
+    assert_found(check_eight_bits, flash, mistake, tmp_path)
 
 
 MISTAKES = [
