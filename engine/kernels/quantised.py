@@ -18,6 +18,7 @@ FP8_MAX = 448.0
 # Of so many inputs the 4-bit numbers lie in words beside each other, each word those of eight
 # inputs that are so far apart: a kernel takes neighbours out of neighbouring words by one shift.
 BLOCK, APART = 128, 16
+ROWS_AT_ONCE = 4096
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,11 +125,21 @@ def unpacked(words: Tensor, inputs: int) -> Tensor:
 
 
 def to_fp8(weight: Tensor) -> Quantised:
-    """Return a weight `[…, O, I]` as fp8 with a scale a row, the largest number's being 448."""
-    numbers, scales = rows_to_fp8(weight.flatten(0, -2), weight.shape[-1])
+    """Return a weight `[…, O, I]` as fp8 with a scale a row, the largest number's being 448.
+
+    So many rows at once, as what is between takes several times as much as they do.
+    """
+    numbers = torch.empty(weight.shape, dtype=FP8, device=weight.device)
+    scales = torch.empty(*weight.shape[:-1], 1, device=weight.device)
+    tensors = (tensor.flatten(0, -2) for tensor in (weight, numbers, scales))
+    every = (torch.split(tensor, ROWS_AT_ONCE) for tensor in tensors)
+    for rows, own, of_rows in zip(*every, strict=True):
+        made, scale = rows_to_fp8(rows, weight.shape[-1])
+        own.copy_(made)
+        of_rows.copy_(scale)
     return Quantised(
-        numbers.view(weight.shape),
-        scales.view(*weight.shape[:-1], 1),
+        numbers,
+        scales,
         None,
         inputs=weight.shape[-1],
         group=weight.shape[-1],

@@ -12,7 +12,8 @@ from safetensors.torch import load_file, save_file
 
 from engine.config import EngineConfig
 from engine.errors import ModelRefused
-from engine.kernels.quantised import Quantised, as_tensor
+from engine.kernels import quantised
+from engine.kernels.quantised import Quantised, as_tensor, rows_to_fp8, to_fp8
 from engine.kernels.ranks import Share
 from engine.model.checkpoint import WHOLE, find_checkpoint
 from engine.model.decoder import Decoder
@@ -102,12 +103,19 @@ def test_experts_are_quantised_one_by_one(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("family", ["Qwen3Config", "MixtralConfig"])
-def test_weights_are_made_fp8_as_they_are_read(tmp_path: Path, family: str) -> None:
-    """With a scale a row; embedding, head and routers stay as they are."""
+def test_weights_are_made_fp8_as_they_are_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, family: str
+) -> None:
+    """With a scale a row, some rows at once; embedding, head and routers stay as they are."""
+    monkeypatch.setattr(quantised, "ROWS_AT_ONCE", 40)
     build(family).save_pretrained(tmp_path)  # type: ignore[operator]
     plain, made = (
         answers(load_model(settings(tmp_path, quantization=asked)), IDS) for asked in (None, "fp8")
     )
+    weight = torch.randn(3, 50, 8)
+    numbers, scales = rows_to_fp8(weight.view(150, 8), 8)
+    got = to_fp8(weight)
+    assert torch.equal(got.dequantised(), (numbers.float() * scales).view(3, 50, 8))
     apart = torch.linalg.vector_norm(plain - made) / torch.linalg.vector_norm(plain)
     assert 0.01 < apart < 0.3
 
