@@ -1,6 +1,6 @@
 """What choosing the tokens of a step costs, by our kernels and by the reference in torch.
 
-    python -m bench.sampling_cost [--rows 256] [--vocabulary 152000] [--steps 30]
+    python -m bench.sampling_cost [--rows 256] [--vocabulary 152000] [--steps 30] [--device cpu]
 
 Logits are random in bf16, as those of a model with random weights: so flat that a nucleus of 0.9
 holds most of a vocabulary. Figures are medians of a step's sampling, what the sampler gathers in
@@ -58,6 +58,8 @@ def median(run: Callable[[], object], times: int) -> float:
     for _ in range(times + 1):
         started = time.perf_counter()
         run()
+        if torch.cuda.is_available():
+            torch.cuda.synchronize()
         taken.append((time.perf_counter() - started) * 1e3)
     return statistics.median(taken[1:])
 
@@ -68,10 +70,12 @@ def main() -> None:
     parser.add_argument("--rows", type=int, default=256)
     parser.add_argument("--vocabulary", type=int, default=152_000)
     parser.add_argument("--steps", type=int, default=30)
+    parser.add_argument("--device", default="cpu")
     parser.add_argument("--no-reference", action="store_true", help="measure our kernels alone")
     asked = parser.parse_args()
     generator = torch.Generator().manual_seed(0)
     logits = torch.randn(asked.rows, asked.vocabulary, generator=generator).bfloat16()
+    logits = logits.to(asked.device)
 
     def show(name: str, own: Callable[[], object], in_torch: Callable[[], object]) -> None:
         kernels = median(own, asked.steps)
@@ -88,7 +92,7 @@ def main() -> None:
                 partial(sampler.choose, slots, logits),
                 partial(reference.choose, logits, rules),
             )
-        rows, chosen = np.arange(asked.rows), torch.zeros(asked.rows, dtype=torch.int64)
+        rows, chosen = np.arange(asked.rows), torch.zeros_like(logits[:, 0], dtype=torch.int64)
         kernels = choose_sampling(logits.dtype, logits.device)
         show(
             "log-probabilities of 20",
