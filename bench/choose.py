@@ -200,8 +200,9 @@ class Bench:
 
 
 def _milliseconds(event: Any) -> float:
-    """Return what an event took on the card, if it is one of our kernels, whose names begin so."""
-    return event.device_time_total / 1000 if event.key.startswith("_") else 0.0
+    """Return what an event took on the card, if it is one of our kernels, by its name."""
+    is_ours = event.key.startswith("_") and not event.key.startswith("_Z")  # mangled C++
+    return event.device_time_total / 1000 if is_ours else 0.0
 
 
 def packed(

@@ -20,12 +20,15 @@ import httpx
 import pytest
 
 import demo
+from engine.kernels.triton.driver import make_library
 from handler.aws.sync import Aws
 from handler.weights.manifest import Location, find_weights
 from localstack.cloud import Cloud
 from localstack.resources import create_resources
 from tests.container.dockerfile import ROOT, Image, volumes
 from tests.emulators import Emulator
+from tests.engine.kernels.triton import launched
+from tests.engine.kernels.triton.test_driver import BODY
 
 # The image's own environment is built for this: torch and all that it needs.
 pytestmark = pytest.mark.long
@@ -165,6 +168,19 @@ def test_a_dropped_file_becomes_rows(
     assert report["tidemill"]["engine_version"] == project["version"]
     assert outside_volumes(image) == before
     assert not image.path(image.environment["NUMBA_CACHE_DIR"]).exists()  # nothing was compiled
+
+
+def test_a_kernel_is_launched_without_a_compiler(image: Image, tmp_path: Path) -> None:
+    """By what the image brings, and by a driver that does nothing; nothing is written anywhere."""
+    made = make_library(tmp_path, BODY)
+    before = outside_volumes(image)
+    container = Container(image, {"LD_LIBRARY_PATH": str(made.parent)}, tmp_path / "log")
+    code = Path(launched.__file__).read_text(encoding="utf-8")
+    status, said = container.output(image.program("python"), "-c", code)
+    assert status == 0, said
+    assert "cuLaunchKernelEx" in said.split()
+    assert outside_volumes(image) == before
+    assert not image.path(image.environment["TRITON_CACHE_DIR"]).exists()  # nothing was compiled
 
 
 def test_without_words_it_is_a_worker(image: Image, tmp_path: Path) -> None:
