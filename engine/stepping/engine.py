@@ -123,7 +123,7 @@ class Engine(Generic[RequestT, ResultT]):
         try:
             self._work = make_work()
         except BaseException as exc:  # noqa: BLE001 - raised again where the engine was asked for
-            at_end()
+            self._end(at_end)
             made.set_exception(exc)
             return
         made.set_result(None)
@@ -135,13 +135,20 @@ class Engine(Generic[RequestT, ResultT]):
             words = str(exc) if isinstance(exc, EngineError) else f"{type(exc).__name__}: {exc}"
             reason = f"the engine stopped: {words}"
         self._is_closed = True
-        at_end()
+        self._end(at_end)
         calls = set(self._call_of.values())
         while not self._inbox.empty():
             call = self._inbox.get()
             if call is not None:
                 calls.add(call)
         self._send((call, EngineClosed(reason)) for call in calls)
+
+    def _end(self, at_end: Callable[[], None]) -> None:
+        """Do what is to be done at the end; whoever waits hears of that, whatever fails in it."""
+        try:
+            at_end()
+        except Exception:
+            logger.exception("the engine did not end as it should")
 
     def _step_until_closed(self) -> None:
         is_idle = True

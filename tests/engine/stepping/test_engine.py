@@ -71,6 +71,35 @@ def test_what_is_to_be_done_at_the_end_is_done_where_nothing_began() -> None:
     assert ended == ["once"]
 
 
+async def test_an_end_that_fails_keeps_nobody_waiting() -> None:
+    """Neither who makes the engine nor who has asked it for something."""
+
+    def refuse() -> Any:
+        raise ModelRefused("no")
+
+    def fail() -> None:
+        raise RuntimeError("the end failed")
+
+    refusals = list[ModelRefused]()
+
+    def begin() -> None:
+        try:
+            Engine(refuse, fail)
+        except ModelRefused as exc:
+            refusals.append(exc)
+
+    beginning = threading.Thread(target=begin, daemon=True)
+    beginning.start()
+    beginning.join(PATIENCE_SECONDS)
+    assert refusals
+    rig = Rig(logits_of)
+    rig.model.fails = lambda _: RankFailed("rank 1: it was ended")
+    engine = Engine(lambda: rig.work, fail)
+    with pytest.raises(EngineClosed, match="rank 1: it was ended"):
+        await asyncio.wait_for(engine.generate([request()]), PATIENCE_SECONDS)
+    engine.close()
+
+
 class Stage:
     """An engine over a scripted model whose steps can be held up and made to fail.
 
