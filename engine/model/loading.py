@@ -9,6 +9,8 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import partial
 
+import torch
+
 from engine.config import EngineConfig
 from engine.errors import EngineError, ModelRefused, first_line_of
 from engine.kernels.backends import multiplies_quantised
@@ -40,6 +42,12 @@ def load_model(settings: EngineConfig, leader: Leads | None = None) -> LoadedMod
         return loaded if settings.kv_cache_dtype == "auto" else loaded.kept_in(FP8)
     except EngineError:
         raise
+    except torch.OutOfMemoryError as exc:
+        raise ModelRefused(
+            f"{settings.model}: it does not fit into the GPU's memory ({first_line_of(exc)}): free "
+            "some or take a smaller model; --quantization fp8 takes half of bf16's, "
+            "--tensor-parallel-size shares a model between GPUs."
+        ) from exc
     except Exception as exc:  # a broken folder may fail anywhere in transformers
         reason = first_line_of(exc).partition(" For details")[0]
         raise ModelRefused(f"{settings.model}: cannot be loaded: {reason}") from exc
@@ -138,6 +146,8 @@ def _run_by_ours(
         )
         prove = partial(own.prove, checkpoint, description, architecture, loaded, vision)
         proof = prove_once(fact, prove if leader is None else partial(prove, leader=leader))
+    except torch.OutOfMemoryError:
+        raise  # transformers' classes would take no less
     except (TypeError, ValueError, RuntimeError) as exc:
         raise NotUnderstood(f"it cannot run here: {first_line_of(exc)}") from exc
     if not proof.holds:

@@ -79,7 +79,10 @@ def step_bytes(
     num_steps = []
 
     def run() -> None:
-        work = make_work(Room(num_pages, model.max_model_len))
+        try:
+            work = make_work(Room(num_pages, model.max_model_len))
+        except torch.OutOfMemoryError:
+            return
         for requests in trials:
             for request in requests:
                 work.add(request)

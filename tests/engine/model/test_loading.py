@@ -10,6 +10,7 @@ import torch
 
 from engine.config import EngineConfig
 from engine.errors import ModelRefused
+from engine.model import own
 from engine.model.loading import load_model
 from tests.engine.families import build
 
@@ -40,4 +41,19 @@ def test_pickled_weights_are_refused(tmp_path: Path) -> None:
     network.config.save_pretrained(tmp_path)
     torch.save(network.state_dict(), tmp_path / "pytorch_model.bin")
     with pytest.raises(ModelRefused, match="safetensors"):
+        load_model(EngineConfig(str(tmp_path)))
+
+
+def test_a_model_that_fits_no_memory_is_refused_with_what_helps(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And nobody else tries to load it, who would take no less."""
+    build("LlamaConfig").save_pretrained(tmp_path)  # type: ignore[operator]
+
+    def load(*_: object, **__: object) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
+
+    monkeypatch.setattr(own, "load", load)
+    refused = r"does not fit .*Tried to allocate 2.00 GiB.*--quantization fp8 .*--tensor-parallel"
+    with pytest.raises(ModelRefused, match=refused):
         load_model(EngineConfig(str(tmp_path)))

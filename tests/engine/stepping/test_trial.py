@@ -171,3 +171,15 @@ def test_a_step_that_does_not_fit_is_told(
     full = replace(model, network=network)
     assert trial.step_bytes(full, LIMITS, over(full), peak_of) is None
     assert "the largest step does not fit into memory" in caplog.text
+
+
+def test_pages_that_do_not_fit_are_told(
+    model: LoadedModel, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Those of a trial; how much room there is, whoever counts pages says."""
+
+    def make(_: Room) -> GenerationWork:
+        raise torch.OutOfMemoryError
+
+    assert trial.step_bytes(model, LIMITS, make, peak_of) is None
+    assert "the largest step does not fit into memory" in caplog.text
