@@ -14,6 +14,7 @@ from torch import Tensor
 
 from engine.kernels.attention import AttentionShape, HeadNorms
 from engine.kernels.triton.choices import choose
+from engine.kernels.triton.eight_bits import as_e4m3
 from engine.kernels.triton.launching import arch_of, launch
 
 
@@ -25,12 +26,11 @@ def enter(
     slots: Tensor,
     keys: Tensor,
     values: Tensor,
-    scales: tuple[float, float] = (1.0, 1.0),
 ) -> Tensor:
     """Split, norm, turn and store in one pass; see `AttentionBackend.enter`.
 
-    `slots [T]` int32. What is stored is divided by its one of `scales`, of keys and of values.
-    Moves each number of `qkv [T, (Hq + 2·Hkv)·D]` once in and once out, and 8·T·R + 4·T bytes.
+    `slots [T]` int32. Moves each number of `qkv [T, (Hq + 2·Hkv)·D]` once in and once out, and
+    8·T·R + 4·T bytes.
     """
     heads, width = shape.num_kv_heads, shape.key_dim
     assert width == shape.value_dim
@@ -43,8 +43,7 @@ def enter(
     tiles = triton.cdiv(shape.num_query_heads, at_once) + 2 * triton.cdiv(heads, at_once)
     launch(
         *(_enter, (len(qkv), tiles), qkv, turns, query_weight, key_weight, float(eps)),
-        *(slots, query, _stored(keys), _stored(values), 1 / scales[0], 1 / scales[1]),
-        *(shape.num_query_heads, heads),
+        *(slots, query, _stored(keys), _stored(values), shape.num_query_heads, heads),
         choice=choice, WIDTH=width, TURNED=turns.shape[1] // 2, PAGE_SIZE=keys.shape[2],
         BLOCK=triton.next_power_of_2(width),
     )  # fmt: skip
@@ -57,9 +56,8 @@ def store(
     slots: Tensor,
     keys: Tensor,
     values: Tensor,
-    scales: tuple[float, float] = (1.0, 1.0),
 ) -> None:
-    """Write `key [T, Hkv, Dk]` and `value [T, Hkv, Dv]` to their slots, divided by `scales`.
+    """Write `key [T, Hkv, Dk]` and `value [T, Hkv, Dv]` to their slots.
 
     Moves each number once in and once out, and 4·T bytes.
     """
@@ -68,8 +66,7 @@ def store(
     choice = choose("store", arch_of(key.device), head_dim=key_width)
     launch(
         *(_store, (len(key), 2 * triton.cdiv(heads, choice.sizes["HEADS"])), key, value, slots),
-        *(_stored(keys), _stored(values), 1 / scales[0], 1 / scales[1], heads),
-        *(*key.stride()[:2], *value.stride()[:2]),
+        *(_stored(keys), _stored(values), heads, *key.stride()[:2], *value.stride()[:2]),
         choice=choice, KEY_WIDTH=key_width, VALUE_WIDTH=value_width, PAGE_SIZE=keys.shape[2],
         BLOCK=triton.next_power_of_2(max(key_width, value_width)),
     )  # fmt: skip
@@ -97,8 +94,6 @@ def _enter(
     query,  # [T, Hq, WIDTH]
     keys,  # [pages, Hkv, PAGE_SIZE, WIDTH]
     values,
-    key_factor,
-    value_factor,
     query_heads,
     key_heads,
     WIDTH: tl.constexpr,
@@ -127,10 +122,10 @@ def _enter(
         source = row + (query_heads + heads) * WIDTH
         if is_key:
             numbers = _turned(source, is_head, own_turns, key_weight, eps, WIDTH, TURNED, BLOCK)
-            _write(keys + to, is_head, numbers * key_factor, WIDTH, BLOCK)
+            _write(keys + to, is_head, numbers, WIDTH, BLOCK)
         else:
             numbers = _read(source + key_heads * WIDTH, is_head, WIDTH, BLOCK)
-            _write(values + to, is_head, numbers * value_factor, WIDTH, BLOCK)
+            _write(values + to, is_head, numbers, WIDTH, BLOCK)
 
 
 @triton.jit(do_not_specialize=["heads_there"], do_not_specialize_on_alignment=["slots"])
@@ -140,8 +135,6 @@ def _store(
     slots,  # [T]
     keys,  # [pages, Hkv, PAGE_SIZE, KEY_WIDTH]
     values,  # [pages, Hkv, PAGE_SIZE, VALUE_WIDTH]
-    key_factor,
-    value_factor,
     heads_there,
     key_stride,
     key_head_stride,
@@ -160,11 +153,11 @@ def _store(
     place = _place(tl.load(slots + token), heads, heads_there, PAGE_SIZE)
     if tile % 2 == 0:
         source = key + token * key_stride + heads * key_head_stride
-        numbers = _read(source, is_head, KEY_WIDTH, BLOCK) * key_factor
+        numbers = _read(source, is_head, KEY_WIDTH, BLOCK)
         _write(keys + place * KEY_WIDTH, is_head, numbers, KEY_WIDTH, BLOCK)
     else:
         source = value + token * value_stride + heads * value_head_stride
-        numbers = _read(source, is_head, VALUE_WIDTH, BLOCK) * value_factor
+        numbers = _read(source, is_head, VALUE_WIDTH, BLOCK)
         _write(values + place * VALUE_WIDTH, is_head, numbers, VALUE_WIDTH, BLOCK)
 
 
@@ -218,20 +211,5 @@ def _read(source, is_head, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
 def _write(target, is_head, numbers, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
     columns = tl.arange(0, BLOCK)[None, :]
     kind: tl.constexpr = target.dtype.element_ty
-    stored = _as_e4m3(numbers) if kind == tl.uint8 else numbers.to(kind)
+    stored = as_e4m3(numbers) if kind == tl.uint8 else numbers.to(kind)
     tl.store(target + columns, stored, is_head & (columns < WIDTH))
-
-
-@triton.jit
-def _as_e4m3(numbers):
-    """Return the bits of float8_e4m3fn that are nearest, ties to even."""
-    size = tl.abs(numbers)
-    size = tl.where(size > 448.0, 448.0, size)
-    bits = size.to(tl.int32, bitcast=True)
-    # Three bits of the mantissa stay, and of the exponent what is above -7.
-    normal = ((bits + 0x7FFFF + ((bits >> 20) & 1)) >> 20) - (120 << 3)
-    # Below, numbers are multiples of 2**-9: the last bit of what is added to them.
-    small = (size + 16384.0).to(tl.int32, bitcast=True) - 0x46800000
-    code = tl.where(size < 0.015625, small, normal)
-    code = tl.where(bits > 0x7F800000, 0x7F, code)
-    return (code | ((numbers.to(tl.int32, bitcast=True) >> 24) & 0x80)).to(tl.uint8)

@@ -18,6 +18,7 @@ from engine.kernels.attention import AttentionShape
 from engine.kernels.quantised import FP8
 from engine.kernels.triton import lists
 from engine.kernels.triton.choices import Choice, choose
+from engine.kernels.triton.eight_bits import OF_HALVES, halves_of_e4m3
 from engine.kernels.triton.joining import Parts
 from engine.kernels.triton.launching import arch_of, launch
 from engine.kernels.triton.tiles import ENTRY_FIELDS, TILE_FIELDS
@@ -60,9 +61,8 @@ def attend_tiles(
 
     `tiles` are the lists and where in them the header is; `cache` the numbers of the spans' pages,
     keys `[pages, Hkv, page_size, Dk]` and values `[…, Dv]`, of the query's dtype or of eight bits;
-    `sinks [Hq]`. A tile that ends writes
-    to `out [T, Hq, Dv]`, others to `parts`. Moves each tile's keys and values, queries, and what it
-    writes, once.
+    `sinks [Hq]`. A tile that ends writes to `out [T, Hq, Dv]`, others to `parts`. Moves each tile's
+    keys and values, queries, and what it writes, once.
     """
     pages, keys, values = cache
     arch = arch_of(query.device)
@@ -343,9 +343,6 @@ def _meet(
 def _widened(numbers, kind: tl.constexpr):
     """Return numbers of eight bits, or any, as another dtype: bytes are float8_e4m3fn's."""
     if numbers.dtype == tl.uint8:
-        bits = numbers.to(tl.uint16)
-        # The exponent of fp16 is larger by 8; the mantissa has 7 bits more.
-        wide = ((bits & 0x80) << 8) | ((bits & 0x7F) << 7)
-        wide = wide.to(tl.float16, bitcast=True) * 256.0
-        return tl.where((bits & 0x7F) == 0x7F, float("nan"), wide).to(kind)
+        wide = halves_of_e4m3(numbers) * OF_HALVES
+        return tl.where((numbers & 0x7F) == 0x7F, float("nan"), wide).to(kind)
     return numbers.to(kind)

@@ -10,19 +10,16 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from engine.kernels.quantised import BLOCK, FP8, FP8_MAX, Quantised
+from engine.kernels.quantised import BLOCK, FP8, Quantised
 from engine.kernels.triton.choices import choose
+from engine.kernels.triton.eight_bits import LARGEST, as_e4m3
 from engine.kernels.triton.launching import arch_of, launch
 
 # What multiplies fp8 numbers, and Triton's name for them, is there from Ada on.
 FIRST_ARCH = 89
 # Rows that a program may have, by how many there are.
 TILES = (16, 64, 128)
-LARGEST = tl.constexpr(FP8_MAX)
 STEP = tl.constexpr(BLOCK)
-# Below it fp8 numbers are subnormal, and added to these it rounds them.
-LOWEST_NORMAL = tl.constexpr(0.015625)
-ROUNDS_SUBNORMAL = tl.constexpr(16384.0)
 
 
 def multiplies_fp8(device: torch.device) -> bool:
@@ -100,7 +97,7 @@ def _row_to_fp8(
     for start in range(0, width, BLOCK):
         column = start + tl.arange(0, BLOCK)
         value = tl.load(x + row + column, column < width, other=0.0).to(tl.float32)
-        tl.store(numbers + row + column, _fp8_bits(value / scale), column < width)
+        tl.store(numbers + row + column, as_e4m3(value / scale), column < width)
 
 
 @triton.jit
@@ -119,26 +116,13 @@ def _groups_to_fp8(
     place = row * width + column
     value = tl.load(x + place, column < width, other=0.0).to(tl.float32)
     scale = _scale(tl.max(tl.abs(value), 1))
-    tl.store(numbers + place, _fp8_bits(value / scale[:, None]), column < width)
+    tl.store(numbers + place, as_e4m3(value / scale[:, None]), column < width)
     tl.store(scales + row * groups + group, scale, group < groups)
 
 
 @triton.jit
 def _scale(largest):
     return tl.where(largest > 0, largest / LARGEST, 1.0)
-
-
-@triton.jit
-def _fp8_bits(value):
-    """Return numbers as fp8, rounded to even: an interpreter's own conversion rounds otherwise."""
-    size = tl.minimum(tl.abs(value), LARGEST)
-    bits = size.to(tl.int32, bitcast=True)
-    # Seven exponents of fp8 are 120 below fp32's; 20 of its bits of mantissa are dropped.
-    normal = ((bits + 0x7FFFF + ((bits >> 20) & 1)) >> 20) - (120 << 3)
-    lifted = (size + ROUNDS_SUBNORMAL).to(tl.int32, bitcast=True)
-    subnormal = lifted - 0x46800000
-    rounded = tl.where(size < LOWEST_NORMAL, subnormal, normal)
-    return (rounded | ((value < 0).to(tl.int32) << 7)).to(tl.uint8)
 
 
 @triton.jit(do_not_specialize=["rows", "groups", "steps_a_group"])

@@ -17,6 +17,7 @@ from engine.kernels.products import Product
 from engine.kernels.quantised import APART, BLOCK, Quantised
 from engine.kernels.triton import fp8
 from engine.kernels.triton.choices import choose
+from engine.kernels.triton.eight_bits import OF_HALVES, halves_of_e4m3
 from engine.kernels.triton.launching import arch_of, launch
 
 # Up to so many rows weights are read in few bits; a product of more takes its time to multiply.
@@ -26,8 +27,6 @@ MANY_PROGRAMS = 512
 # torch's product of fp8 numbers wants both sides of a weight to be multiples of it.
 ALIGNED = 16
 STEP, WORDS, PLACES = tl.constexpr(BLOCK), tl.constexpr(APART), tl.constexpr(8)
-# fp16's numbers with fp8's bits are so much smaller.
-OF_FP8 = tl.constexpr(256.0)
 
 
 def prepare(weight: Quantised, bias: Tensor | None) -> Product | None:
@@ -212,7 +211,7 @@ def accumulated(
             scale = tl.load(scales + output * groups + group, has_group, other=0.0)
             total += of_group * scale[:, None]
     if zeros is None:
-        total *= OF_FP8
+        total *= OF_HALVES
     return total
 
 
@@ -228,9 +227,7 @@ def _of_fp8(numbers, output, has_output, column, inputs, dtype: tl.constexpr):
     """Return fp8 numbers as others, 256 times too small."""
     place = output[:, None] * inputs + column[None, :]
     is_there = has_output[:, None] & (column < inputs)[None, :]
-    bits = tl.load(numbers + place, is_there, other=0).to(tl.int16)
-    halves = (((bits & 0x80) << 8) | ((bits & 0x7F) << 7)).to(tl.float16, bitcast=True)
-    return halves.to(dtype)
+    return halves_of_e4m3(tl.load(numbers + place, is_there, other=0)).to(dtype)
 
 
 @triton.jit
@@ -295,7 +292,7 @@ def _dequantise(
         scale = tl.load(scales + output * groups + group, has_group, other=0.0)
         if zeros is None:
             column = step * STEP + part * (STEP // GROUPS) + tl.arange(0, STEP // GROUPS)
-            weight = _of_fp8(numbers, output, has_output, column, inputs, tl.float32) * OF_FP8
+            weight = _of_fp8(numbers, output, has_output, column, inputs, tl.float32) * OF_HALVES
             _keep(out, weight * scale[:, None], output, has_output, column, inputs)
         else:
             place = output[:, None] * words + step * WORDS + tl.arange(0, WORDS)[None, :]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
@@ -12,7 +13,8 @@ from torch import Tensor
 
 from engine.kernels import blocks as reference
 from engine.kernels.attention import AttentionShape, HeadNorms
-from engine.kernels.triton import entry
+from engine.kernels.quantised import FP8, FP8_MAX
+from engine.kernels.triton import eight_bits, entry
 from tests.engine.kernels.triton.mutating import Mutation, assert_found
 
 PAGE_SIZE, PAGES = 4, 3
@@ -99,25 +101,33 @@ def test_keys_and_values_are_stored_as_they_are() -> None:
     check_store(entry)
 
 
-def test_eight_bits_are_the_nearest() -> None:
-    """Every number that they have, what lies halfway, what is beyond, and none."""
-    own = torch.arange(256, dtype=torch.uint8).view(torch.float8_e4m3fn).float()
+def check_eight_bits(module: ModuleType) -> None:
+    """Hold every number that they have, what lies halfway, what is beyond, and NaN to torch's."""
+    own = torch.arange(256, dtype=torch.uint8).view(FP8).float()
     halves = (own[:126] + own[1:127]) / 2
     near = torch.cat([halves, halves.nextafter(torch.tensor(0.0)), torch.randn(200), own])
-    numbers = torch.cat([near, torch.tensor([448.1, -1e9, torch.inf, 1e-9, -0.0])])
+    numbers = torch.cat([near, torch.tensor([448.1, 512.0, -1e9, torch.inf, 1e-9, -0.0])])
     count = len(numbers)
     shape = AttentionShape(1, 1, count, count, 1.0)
-    keys, values = (
-        torch.zeros(1, 1, 1, count, dtype=torch.uint8).view(torch.float8_e4m3fn) for _ in range(2)
-    )
     slots = torch.zeros(1, dtype=torch.int32)
-    entry.store(numbers.view(1, 1, -1), numbers.view(1, 1, -1), slots, keys, values, (1.0, 2.0))
-    for pages, scale in ((keys, 1), (values, 2)):
-        wanted = (numbers / scale).clamp(-448, 448).to(torch.float8_e4m3fn)
-        assert torch.equal(pages.view(-1).view(torch.uint8), wanted.view(torch.uint8))
-    entry.enter(numbers.repeat(1, 3), torch.empty(1, 0), None, shape, slots, values, keys, (2.0, 1))
-    wanted = (numbers / 2).clamp(-448, 448).to(torch.float8_e4m3fn)
-    assert torch.equal(values.view(-1).view(torch.uint8), wanted.view(torch.uint8))
+    wanted = numbers.clamp(-FP8_MAX, FP8_MAX).to(FP8)
+
+    def pages() -> tuple[Tensor, Tensor]:
+        keys, values = (torch.zeros(1, 1, 1, count, dtype=torch.uint8).view(FP8) for _ in range(2))
+        return keys, values
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(entry, "as_e4m3", module.as_e4m3)
+        stored, entered = pages(), pages()
+        entry.store(numbers.view(1, 1, -1), numbers.view(1, 1, -1), slots, *stored)
+        entry.enter(numbers.repeat(1, 3), torch.empty(1, 0), None, shape, slots, *entered)
+    for got in (*stored, *entered):
+        assert torch.equal(got.view(-1).view(torch.uint8), wanted.view(torch.uint8))
+
+
+def test_eight_bits_are_the_nearest() -> None:
+    """Of keys and values, however they are stored."""
+    check_eight_bits(eight_bits)
 
 
 MISTAKES = {
@@ -142,6 +152,13 @@ MISTAKES = {
             "is_head & (columns < WIDTH), other=0.0", "is_head & (columns < WIDTH - 1), other=0.0"
         ),
     ],
+    check_eight_bits: [
+        Mutation("0x7FFFF + ((bits", "0x80000 + ((bits"),
+        Mutation("tl.where(is_nan, 0x7F, code)", "code"),
+        Mutation("size > LARGEST, LARGEST, size", "size > 600.0, LARGEST, size"),
+        Mutation("size < LOWEST_NORMAL, subnormal", "size <= LOWEST_NORMAL / 2, subnormal"),
+        Mutation(">> 24) & 0x80", ">> 24) & 0"),
+    ],
 }  # fmt: skip
 
 
@@ -153,6 +170,8 @@ MISTAKES = {
         for number, mistake in enumerate(mistakes)
     ],
 )
-def test_a_mistake_is_found(check: object, mistake: Mutation, tmp_path: Path) -> None:
-    """A bound that is off by one, or a stride that is another's."""
-    assert_found(check, entry, mistake, tmp_path)
+def test_a_mistake_is_found(
+    check: Callable[[ModuleType], None], mistake: Mutation, tmp_path: Path
+) -> None:
+    """A bound that is off by one, or a stride or a bit that is another's."""
+    assert_found(check, eight_bits if check is check_eight_bits else entry, mistake, tmp_path)

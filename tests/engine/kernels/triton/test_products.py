@@ -15,7 +15,7 @@ from torch.nn import functional
 from engine.kernels import blocks
 from engine.kernels.products import Products
 from engine.kernels.quantised import FP8, FP8_MAX, Quantised, packed, rows_to_fp8
-from engine.kernels.triton import fp8, products
+from engine.kernels.triton import eight_bits, fp8, products
 from tests.engine.kernels.triton.mutating import Mutation, assert_found
 
 BOUND = {torch.float32: 1e-5, torch.float16: 4e-3}
@@ -78,6 +78,16 @@ def check_dequantised(module: ModuleType) -> None:
             assert torch.equal(module.dequantised(weight), weight.dequantised())
 
 
+def check_halves(module: ModuleType) -> None:
+    """Hold every number of eight bits but NaN to torch's."""
+    bits = torch.arange(256, dtype=torch.uint8)
+    numbers = bits[bits & 127 != 127].view(2, -1).view(FP8)
+    weight = Quantised(numbers, torch.ones(2, 1), None, 127, 127, torch.float32)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(products, "halves_of_e4m3", module.halves_of_e4m3)
+        assert torch.equal(products.dequantised(weight), numbers.float())
+
+
 def check_to_fp8(module: ModuleType) -> None:
     """Hold numbers and scales to the reference's, bit by bit, from tiny rows to large ones."""
     x = torch.randn(6, 2500) * torch.tensor([0.1, 1e4, 1e-3, 0.0, 1e-20, 3.0])[:, None]
@@ -118,6 +128,15 @@ def test_rows_become_fp8_as_torch_rounds_them() -> None:
     check_to_fp8(fp8)
 
 
+@pytest.mark.parametrize("group", [256, 128])
+def test_what_is_no_number_becomes_none(group: int) -> None:
+    """Whoever chooses tokens must hear of it; others beside it are what they were."""
+    x = torch.randn(2, 256)
+    x[0, 200] = torch.nan
+    numbers, _ = fp8.to_fp8(x, group)
+    assert torch.equal(numbers.float().isnan(), x.isnan())
+
+
 def test_rows_of_fp8_are_multiplied_by_fp8() -> None:
     """By rows and by groups."""
     check_multiply_fp8(fp8)
@@ -146,7 +165,8 @@ MISTAKES: list[tuple[ModuleType, Callable[[ModuleType], None], Mutation]] = [
         check_multiply,
         Mutation("(words >> (4 * place)) & 15", "(words >> (4 * place)) & 7"),
     ),
-    (products, check_dequantised, Mutation("(bits & 0x80) << 8", "(bits & 0x40) << 8")),
+    (eight_bits, check_halves, Mutation("(bits & 0x80) << 8", "(bits & 0) << 8")),
+    (eight_bits, check_halves, Mutation("(bits & 0x7F) << 7", "(bits & 0x3F) << 7")),
     (
         products,
         check_dequantised,
@@ -163,14 +183,13 @@ MISTAKES: list[tuple[ModuleType, Callable[[ModuleType], None], Mutation]] = [
             "other=9e9).to(tl.float32)\n        largest",
         ),
     ),
-    (fp8, check_to_fp8, Mutation("0x7FFFF + ((bits", "0x80000 + ((bits")),
     (fp8, check_to_fp8, Mutation("group < groups", "group < groups - 1")),
     (
         fp8,
         check_to_fp8,
         Mutation(
-            "_fp8_bits(value / scale[:, None]), column < width",
-            "_fp8_bits(value / scale[:, None]), column < width - 1",
+            "as_e4m3(value / scale[:, None]), column < width",
+            "as_e4m3(value / scale[:, None]), column < width - 1",
         ),
     ),
     (fp8, check_multiply_fp8, Mutation("row < rows,", "row < rows - 1,")),
