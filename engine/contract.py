@@ -111,7 +111,10 @@ class Served(Responder, Protocol):
         """Return what runs here, and on what."""
 
     def stats(self) -> EngineStats:
-        """Return what the engine is doing now; must not wait for it."""
+        """Return what the engine is doing now; must not wait for it.
+
+        Raises `EngineError` when it is known that nothing can be answered any more.
+        """
 
     def close(self) -> None:
         """Stop the engine; called once, last."""

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from engine.contract import Online
     from server.local.here import Local
     from server.local.store import Store
+    from server.means import Means
     from server.settings import ServerSettings
 
 _EPILOG = """\
@@ -216,7 +217,7 @@ def run_server(options: ServeOptions, *, load: Load[Online]) -> int:
             settings,
             heard=signals.heard_by,
             listening=lambda address: say(f"serving {', '.join(names)} at {address}"),
-            beside=partial(_beside, local),
+            beside=partial(_beside, local, means),
         ).run()
     if means.gate.is_lost:
         raise EngineFailed("the engine cannot go on: start the server again")
@@ -225,13 +226,15 @@ def run_server(options: ServeOptions, *, load: Load[Online]) -> int:
 
 
 @asynccontextmanager
-async def _beside(local: Local) -> AsyncIterator[None]:
-    """Run batches, and touch the file that a container's health is told by."""
+async def _beside(local: Local, means: Means) -> AsyncIterator[None]:
+    """Run batches, watch the engine, and touch the file that a container's health is told by."""
     from cli.health import VARIABLE, Pulse
+    from server.watching import watched
 
     file = os.environ.get(VARIABLE)
     async with AsyncExitStack() as stack:
         await stack.enter_async_context(Pulse(Path(file) if file else None).beating())
+        await stack.enter_async_context(watched(means.engine, means.gate))
         await stack.enter_async_context(local.at_work())
         yield
 

@@ -18,7 +18,7 @@ class Follower:
     """The process of a rank, and a thread that hears what it answers; `lost` is told of its end."""
 
     def __init__(
-        self, rank: int, environment: Mapping[str, str], lost: Callable[[str], None]
+        self, rank: int, environment: Mapping[str, str], lost: Callable[[Failed], None]
     ) -> None:
         ours, theirs = socket.socketpair()
         with theirs:
@@ -55,20 +55,21 @@ class Follower:
         self._connection.close()
 
     def _listen(self) -> None:
-        words = None
+        end = None
         with suppress(EOFError, OSError):
-            while words is None:
+            while end is None:
                 answer = self._connection.recv()
                 if isinstance(answer, Failed):
-                    words = answer.words
+                    end = answer
                 elif isinstance(answer, Pong):
                     self.is_alive.set()
                 else:
                     self.answers.put(answer)
-        if words is not None:
-            self._process.kill()
-        status = self._process.wait()
-        if words is None:
-            words = f"it was ended by signal {-status}" if status < 0 else f"it exited by {status}"
-        self._lost(f"rank {self.rank}: {words}")
+        if end is None:
+            status = self._process.wait()
+            by = f"was ended by signal {-status}" if status < 0 else f"exited by {status}"
+            end = Failed(f"it {by}")
+        self._lost(end._replace(words=f"rank {self.rank}: {end.words}"))
         self.answers.put(None)
+        self.kill()
+        self._process.wait()

@@ -13,16 +13,15 @@ import sys
 import threading
 from contextlib import suppress
 from multiprocessing.connection import Connection
+from typing import NoReturn
 
 import torch
 
-from engine.errors import EngineError, first_line_of
 from engine.ranks.group import TorchGroup
-from engine.ranks.messages import LESS, Answer, Begin, Done, Failed, Meet, Ping, Pong, Told
+from engine.ranks.messages import Answer, Begin, Done, Failed, Meet, Ping, Pong, Told
 from engine.ranks.other import OtherRank
 from engine.stepping.graphs import captures_of
 
-EXIT_FAILED = 3
 _PR_SET_PDEATHSIG = 1
 
 
@@ -53,15 +52,11 @@ class Following:
             elif (answer := rank.do(told)) is not None:
                 self._answer(answer)
 
-    def fail(self, exc: Exception) -> None:
-        """Say what went wrong."""
-        if isinstance(exc, torch.OutOfMemoryError | MemoryError):
-            words = f"it ran out of memory{LESS}: {first_line_of(exc)}"
-        elif isinstance(exc, EngineError):
-            words = str(exc)
-        else:
-            words = f"{type(exc).__name__}: {first_line_of(exc)}"
-        self._answer(Failed(words))
+    def fail(self, exc: Exception) -> NoReturn:
+        """Say what went wrong, and wait for the end: who leads shall know before others feel it."""
+        self._answer(Failed.of(exc))
+        while True:
+            signal.pause()
 
     def _listen(self) -> None:
         with suppress(EOFError, OSError):
@@ -87,7 +82,6 @@ def main() -> None:
         following.run()
     except Exception as exc:  # noqa: BLE001 - whatever it was, the first rank says it
         following.fail(exc)
-    os._exit(EXIT_FAILED)
 
 
 if __name__ == "__main__":

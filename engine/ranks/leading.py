@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from engine.config import EngineConfig
-from engine.errors import EngineError, RankFailed, first_line_of
+from engine.errors import EngineError, RankFailed
 from engine.kernels.attention import AttentionBackend
 from engine.kernels.ranks import Group, Share
 from engine.kernels.step import Step
@@ -32,10 +32,10 @@ from engine.model.placement import choose_device
 from engine.ranks.followers import Follower
 from engine.ranks.group import TorchGroup
 from engine.ranks.messages import (
-    LESS,
     Allocate,
     Answer,
     Begin,
+    Failed,
     Forward,
     Free,
     GraphSizes,
@@ -197,7 +197,7 @@ class Leader:
             torch.set_num_threads(threads)
         environment = {**os.environ, "OMP_NUM_THREADS": str(threads)}
         for rank in range(1, self.size):
-            follower = Follower(rank, environment, self._lose)
+            follower = Follower(rank, environment, self._end)
             self._followers.append(follower)
             device = "cpu" if self._device.type == "cpu" else f"cuda:{rank}"
             begin = Begin(self._settings, Share(rank, self.size), device, 2 * self._patience)
@@ -234,10 +234,8 @@ class Leader:
         try:
             result = compute()
         except Exception as exc:
-            # The end of another shows as an error of whoever waits for it.
-            is_own = isinstance(exc, torch.OutOfMemoryError)
-            if is_own or not self._has_failed.wait(ANSWER_SECONDS):
-                self._lose(f"rank 0: {_words_of(exc)}")
+            end = Failed.of(exc)
+            self._end(end._replace(words=f"rank 0: {end.words}"))
             raise RankFailed(self._failure) from exc
         self._awaited = None
         if self._device.type == "cuda":
@@ -259,6 +257,12 @@ class Leader:
             who = f"rank {silent[0]} does not answer" if silent else "all of them are alive"
             self._lose(f"ranks have waited for each other for {self._patience:g} s: {who}")
             return
+
+    def _end(self, end: Failed) -> None:
+        """End all ranks when one has; where another's end may be the reason, that is said."""
+        if not end.is_own:
+            self._has_failed.wait(ANSWER_SECONDS)
+        self._lose(end.words)
 
     def _lose(self, words: str) -> None:
         """End all ranks, for a reason; the first that there is, is told."""
@@ -320,9 +324,3 @@ class _LedModel(LoadedModel):
     def check(self) -> None:
         """Raise `RankFailed` where a rank has failed."""
         self.leader.check()
-
-
-def _words_of(exc: Exception) -> str:
-    if isinstance(exc, torch.OutOfMemoryError):
-        return f"it ran out of memory{LESS}: {first_line_of(exc)}"
-    return f"{type(exc).__name__}: {first_line_of(exc)}"

@@ -12,6 +12,7 @@ import torch
 from numpy.typing import NDArray
 
 from engine.config import EngineConfig
+from engine.errors import EngineError, first_line_of
 from engine.kernels.ranks import Share
 from engine.kernels.step import Step
 
@@ -145,9 +146,20 @@ class Pong(NamedTuple):
 
 
 class Failed(NamedTuple):
-    """The last word of a rank: what went wrong with it."""
+    """The last word of a rank: what went wrong with it, or what may be another's end."""
 
     words: str
+    is_own: bool = True
+
+    @classmethod
+    def of(cls, exc: Exception) -> Failed:
+        """Return the words for what was raised; a group tells the end of others by RuntimeError."""
+        if isinstance(exc, torch.OutOfMemoryError | MemoryError):
+            return cls(f"it ran out of memory{LESS}: {first_line_of(exc)}")
+        if isinstance(exc, EngineError):
+            return cls(str(exc))
+        words = f"{type(exc).__name__}: {first_line_of(exc)}"
+        return cls(words, not isinstance(exc, RuntimeError))
 
 
 Answer = Done | Free | Pong | Failed

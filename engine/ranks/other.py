@@ -57,6 +57,8 @@ class OtherRank:
                 self._attentions[number] = kept.attention(num_pages)
                 return Done()
             case Measure():
+                if self._device.type == "cuda":
+                    torch.cuda.empty_cache()  # what trials took is free again
                 return Free(free_bytes(self._device))
             case Forward():
                 self._forward(told.message)

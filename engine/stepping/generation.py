@@ -137,7 +137,11 @@ class GenerationWork:
             self._scheduler.add(sequence)
 
     def stats(self) -> EngineStats:
-        """Return what runs, waits and was done; readable from another thread."""
+        """Return what runs, waits and was done; readable from another thread.
+
+        Raises `EngineError` when no step can go on: whoever asks hears of it without a request.
+        """
+        self._runner.check()
         running = int(self._table.is_running.sum())
         held = self._pool.num_pages - self._pool.num_free
         return EngineStats(

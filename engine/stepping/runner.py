@@ -95,6 +95,10 @@ class Runner:
         """Return where the device keeps the ids of tokens, None where it does not."""
         return self._ids.kept
 
+    def check(self) -> None:
+        """Raise what no step can go on after; from any thread."""
+        self._model.check()
+
     @torch.inference_mode()
     def run(self, plan: StepPlan) -> Tensor:
         """Compute the plan's tokens, writing their keys and values to their pages → `[N, V]`.

@@ -54,4 +54,7 @@ class Work(Protocol[RequestT_contra, ResultT]):
         """Drop items wherever they are; no event comes of them any more."""
 
     def stats(self) -> EngineStats:
-        """Return what runs, waits and was done; readable from another thread."""
+        """Return what runs, waits and was done; readable from another thread.
+
+        Raises `EngineError` when it is known that nothing can be done any more.
+        """

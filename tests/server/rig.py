@@ -82,6 +82,8 @@ class HeldEngine:
 
     def stats(self) -> EngineStats:
         """A number of each kind."""
+        if self.is_lost:
+            raise EngineClosed("gone")
         return EngineStats(3, 2, 0.5, 100, 40, 30, 1)
 
     def close(self) -> None:

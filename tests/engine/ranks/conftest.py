@@ -6,7 +6,14 @@ from pathlib import Path
 
 import pytest
 
+from engine.ranks import leading
 from tests.engine.families import build
+
+
+@pytest.fixture(autouse=True)
+def fixture_patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let a busy machine take its time to tell of an end that does come."""
+    monkeypatch.setattr(leading, "ANSWER_SECONDS", 120.0)
 
 
 @pytest.fixture(name="folder")

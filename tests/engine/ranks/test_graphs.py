@@ -24,7 +24,7 @@ from engine.model.families import architecture_of
 from engine.model.network import LoadedModel
 from engine.ranks import leading
 from engine.ranks.leading import Leader
-from engine.ranks.messages import Answer, Begin, Done, Meet, Told
+from engine.ranks.messages import Answer, Begin, Done, Failed, Meet, Told
 from engine.ranks.other import OtherRank
 from engine.stepping.graphs import Captures, Graph
 from tests.engine.rank_threads import Board, ThreadGroup
@@ -45,7 +45,7 @@ class ThreadFollower:
     captures: Captures
 
     def __init__(
-        self, rank: int, environment: Mapping[str, str], lost: Callable[[str], None]
+        self, rank: int, environment: Mapping[str, str], lost: Callable[[Failed], None]
     ) -> None:
         del environment
         self.rank, self._lost = rank, lost
@@ -82,7 +82,7 @@ class ThreadFollower:
                 elif rank is not None and (answer := rank.do(told)) is not None:
                     self.answers.put(answer)
             except Exception as exc:  # noqa: BLE001 - as a process does
-                self._lost(f"rank {self.rank}: {exc}")
+                self._lost(Failed(f"rank {self.rank}: {exc}"))
                 break
         self.answers.put(None)
 

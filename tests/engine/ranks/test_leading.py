@@ -9,9 +9,12 @@ import random
 import select
 import signal
 import sys
+import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager, nullcontext
 from dataclasses import replace
+from multiprocessing.connection import Connection
 from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
 from socket import socketpair
@@ -23,6 +26,7 @@ import torch
 
 from engine.config import EngineConfig, LoraModule
 from engine.errors import EngineError, ModelRefused, RankFailed
+from engine.kernels.ranks import Share
 from engine.kinds.generation import make_work
 from engine.load import load_served
 from engine.model import own
@@ -32,13 +36,15 @@ from engine.model.families import architecture_of
 from engine.model.loading import load_model
 from engine.model.memory import Room
 from engine.model.network import LoadedModel
-from engine.ranks import leading
+from engine.ranks import leading, other
 from engine.ranks.leading import Leader, leader_of
-from engine.ranks.messages import Allocate, Free, Told
+from engine.ranks.messages import LESS, Allocate, Begin, Failed, Free, Load, Measure, Told
+from engine.ranks.other import OtherRank
 from engine.scheduling.sequence import Sampling, SequenceRequest
 from engine.stepping.generation import GenerationWork
 from tests.engine.adapters import halves, write_adapter
 from tests.engine.families import VOCAB, build
+from tests.engine.rank_threads import Board, ThreadGroup
 from tests.engine.test_parity import run_all
 from tests.engine.test_vision_parity import requests as seen_requests
 from tests.engine.vision_models import build as seeing
@@ -145,6 +151,8 @@ def test_two_ranks_write_the_rows_of_one(tmp_path: Path, folder: Path) -> None:
         process.kill()
         with pytest.raises(RankFailed, match="rank 1: it was ended by signal 9"):
             rows_of(again, requests(11))
+        with pytest.raises(RankFailed, match="rank 1: it was ended by signal 9"):
+            again.stats()  # which tells of it where nobody asks for anything
     assert process.returncode == -signal.SIGKILL
 
 
@@ -238,6 +246,52 @@ def test_a_failure_of_the_first_rank_ends_all(
         assert has_ended(processes_of(leader)[0].pid)
 
 
+def test_an_end_that_others_feel_is_told_by_whose_it_is() -> None:
+    """They may hear of it sooner, and be lost only because of it."""
+    leader = Leader(EngineConfig("any", tensor_parallel_size=3), torch.device("cpu"))
+    is_waited_for = threading.Event()
+
+    class HasFailed(threading.Event):
+        def wait(self, timeout: float | None = None) -> bool:
+            is_waited_for.set()
+            return super().wait(timeout)
+
+    leader._has_failed = HasFailed()
+    felt = Failed.of(RuntimeError("Connection closed by peer"))
+    with ThreadPoolExecutor() as threads:
+        ended = threads.submit(leader._end, felt._replace(words=f"rank 1: {felt.words}"))
+        assert is_waited_for.wait(60)
+        leader._end(Failed("rank 2: it was ended by signal 9"))
+        ended.result()
+    with pytest.raises(RankFailed, match="rank 2: it was ended by signal 9"):
+        leader.check()
+
+
+@pytest.mark.parametrize(
+    ("exc", "failed"),
+    [
+        (torch.OutOfMemoryError("no\nmore"), Failed(f"it ran out of memory{LESS}: no")),
+        (MemoryError(), Failed(f"it ran out of memory{LESS}: MemoryError")),
+        (EngineError("odd weights"), Failed("odd weights")),
+        (KeyError("a"), Failed("KeyError: 'a'")),
+        (RuntimeError("closed"), Failed("RuntimeError: closed", is_own=False)),
+    ],
+)
+def test_a_rank_says_what_ended_it_in_a_line(exc: Exception, failed: Failed) -> None:
+    """And whether that was its own doing."""
+    assert Failed.of(exc) == failed
+
+
+def test_what_a_trial_took_counts_as_free_on_each_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What torch keeps for later is given back before it is counted."""
+    kept = [100]
+    monkeypatch.setattr(torch.cuda, "empty_cache", kept.clear)
+    monkeypatch.setattr(other, "free_bytes", lambda _: 900 - sum(kept))
+    group = ThreadGroup(Board(2), Share(1, 2))
+    rank = OtherRank(EngineConfig("any", tensor_parallel_size=2), group, torch.device("cuda"))
+    assert rank.do(Told(Measure())) == Free(900)
+
+
 def test_room_is_what_the_fullest_gpu_has(monkeypatch: pytest.MonkeyPatch) -> None:
     """And of a processor's memory each rank has its part."""
     leader = Leader(EngineConfig("any", tensor_parallel_size=3), torch.device("cpu"))
@@ -259,14 +313,20 @@ sys.stdin.read()
 """
 
 
-def test_a_rank_ends_when_the_first_is_gone() -> None:
-    """As soon as its socket closes, by itself and without a word."""
+def test_a_rank_that_fails_ends_when_the_first_wants_it_to() -> None:
+    """Before that it says why: others shall not feel its end sooner than the first knows of it."""
     ours, theirs = socketpair()
     with theirs:
         command = [sys.executable, "-m", "engine.ranks.following", str(theirs.fileno())]
         process = Popen(command, pass_fds=[theirs.fileno()])
-    ours.close()
-    assert process.wait(60) == 0
+    with Connection(ours.detach()) as connection:
+        begin = Begin(EngineConfig("any"), Share(1, 2), "cpu", 1.0)
+        for message in (begin, Load(1, torch.float32, None, has_adapters=False)):
+            connection.send(Told(message))
+        failed = connection.recv()
+        assert isinstance(failed, Failed)
+        assert "any" in failed.words
+    assert process.wait() == 0  # by itself, as the socket is closed
 
 
 @linux

@@ -198,6 +198,31 @@ def test_rows_are_those_of_the_plain_loop(model: LoadedModel, seed: int, steps_a
     assert work.stats().preemptions > 0
 
 
+@pytest.mark.parametrize("steps_ahead", [0, 1])
+def test_a_step_of_more_pages_than_graphs_have_room_for_is_launched(
+    model: LoadedModel, monkeypatch: pytest.MonkeyPatch, steps_ahead: int
+) -> None:
+    """Between replays of others, prompts that are scored among them."""
+    monkeypatch.setattr(graphs, "MOST_PAGES", 5)
+    packed: list[int] = []
+    pack = graphs.Graphs.pack
+
+    def noted(self: graphs.Graphs, num_decodes: int, arrays: graphs.Arrays) -> Step:
+        packed.append(len(arrays["pages"]))
+        return pack(self, num_decodes, arrays)
+
+    monkeypatch.setattr(graphs.Graphs, "pack", noted)
+    asked = storm(3)
+    for requests in asked.arrivals.values():
+        requests[:] = [replace(one, prompt_logprobs=2) for one in requests]
+    expected = asked.run(work_over(model, None))
+    captures = CapturesByCallingAgain()
+    work = work_over(model, captures, steps_ahead)
+    assert asked.run(work) == expected
+    assert max(packed) <= 5
+    assert 0 < captures.num_replays < len(packed) < work.stats().steps
+
+
 @pytest.mark.parametrize("is_graphed", [False, True])
 @pytest.mark.parametrize("seed", range(3))
 def test_rows_are_the_same_where_the_device_keeps_ids(
