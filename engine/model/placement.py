@@ -45,7 +45,12 @@ def step_limits(settings: EngineConfig, device: torch.device) -> StepLimits:
 def choose_device(name: Literal["auto", "cpu", "cuda"]) -> torch.device:
     """Return the device that was asked for; `auto` takes a GPU if there is one."""
     if name == "cuda" and not torch.cuda.is_available():
-        raise ModelRefused("--device cuda was asked for, but torch sees no CUDA device here.")
+        helps = "nvidia-smi should list one, and a container is given it by --gpus all"
+        if torch.version.cuda is None:
+            helps = "this torch is built for CPUs alone, install one that is built with CUDA"
+        raise ModelRefused(
+            f"--device cuda was asked for, but torch sees no CUDA device here: {helps}."
+        )
     device = torch.device("cuda" if name != "cpu" and torch.cuda.is_available() else "cpu")
     check_device(device)
     return device

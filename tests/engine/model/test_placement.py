@@ -58,11 +58,13 @@ def test_a_gpu_takes_what_is_stored() -> None:
 
 
 def test_a_gpu_that_is_not_there_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    """By the name of the option; `auto` takes the CPU then."""
+    """By the name of the option, with what helps; `auto` takes the CPU then."""
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     assert choose_device("auto") == CPU
-    with pytest.raises(ModelRefused, match="--device cuda"):
-        choose_device("cuda")
+    for built, helps in (("13.0", "nvidia-smi"), (None, "built for CPUs alone")):
+        monkeypatch.setattr(torch.version, "cuda", built)
+        with pytest.raises(ModelRefused, match=f"--device cuda .*{helps}"):
+            choose_device("cuda")
 
 
 @pytest.fixture
