@@ -33,16 +33,18 @@ FIELDS, FIELDS_OF_ENTRY = tl.constexpr(TILE_FIELDS), tl.constexpr(ENTRY_FIELDS)
 
 
 def choose_tiles(shape: AttentionShape, dtype: torch.dtype, arch: str, *, is_wide: bool) -> Choice:
-    """Return the choice for wide or narrow tiles of a layer's queries; a narrow one holds a token.
+    """Return the choice for wide or narrow tiles of a layer's queries; each holds a token.
 
     Its ROWS are how many queries a tile has at most.
     """
     width, bits = max(_block(shape.key_dim), _block(shape.value_dim)), 8 * dtype.itemsize
     if is_wide:
-        return choose("attention_wide", arch, width=width, bits=bits)
-    choice = choose("attention_narrow", arch, width=width, bits=bits)
+        choice = choose("attention_wide", arch, width=width, bits=bits)
+    else:
+        choice = choose("attention_narrow", arch, width=width, bits=bits)
     rows = _block(shape.num_query_heads // shape.num_kv_heads)
-    return replace(choice, sizes={"ROWS": rows, **choice.sizes})
+    rows = max(rows, choice.sizes.get("ROWS", rows))
+    return replace(choice, sizes={**choice.sizes, "ROWS": rows})
 
 
 def attend_tiles(

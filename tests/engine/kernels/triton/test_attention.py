@@ -26,6 +26,7 @@ SHAPES = {
     "a head each": replace(SHAPE, num_kv_heads=4),
     "sixteen to a key head": replace(SHAPE, num_query_heads=16, num_kv_heads=1),
     "seventeen to a key head": replace(SHAPE, num_query_heads=17, num_kv_heads=1),
+    "more to a key head than a wide tile has rows": AttentionShape(40, 1, 8, 8, 0.3),
     "three of odd widths": AttentionShape(6, 2, 24, 8, 0.3),
     "one number": AttentionShape(1, 1, 8, 1, 0.2),
     "window": replace(SHAPE, window=19),
