@@ -12,6 +12,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable
+from concurrent.futures import Future, wait
 from dataclasses import dataclass, fields
 from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
@@ -51,6 +52,8 @@ from engine.ranks.messages import (
 PATIENCE_SECONDS = 300.0
 # What a rank takes at most to say that it is alive, or for the end of one to be heard of.
 ANSWER_SECONDS = 5.0
+# How often who waits for a meeting looks whether it can still come about.
+LOOK_SECONDS = 0.1
 
 T = TypeVar("T")
 
@@ -207,8 +210,24 @@ class Leader:
     def _meet(self) -> None:
         with TemporaryDirectory(prefix="tidemill-") as folder:
             self._tell(Meet(Path(folder)))
-            self._together(lambda: self._group.meet(Path(folder)))
+            self._together(lambda: self._wait_for_group(Path(folder)))
             self._hear()
+
+    def _wait_for_group(self, folder: Path) -> None:
+        """Meet the others; raises `RankFailed` when one ends, which nobody hears who meets them."""
+        met: Future[None] = Future()
+
+        def meet() -> None:
+            try:
+                self._group.meet(folder)
+                met.set_result(None)
+            except Exception as exc:  # noqa: BLE001 - raised again where it is waited for
+                met.set_exception(exc)
+
+        threading.Thread(target=meet, name="tidemill-meeting", daemon=True).start()
+        while not wait((met,), LOOK_SECONDS).done:
+            self.check()
+        met.result()
 
     def _tell(self, message: Message) -> None:
         dropped = tuple(self._dropped)

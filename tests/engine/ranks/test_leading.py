@@ -19,7 +19,7 @@ from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
 from socket import socketpair
 from subprocess import PIPE, Popen
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -37,6 +37,7 @@ from engine.model.loading import load_model
 from engine.model.memory import Room
 from engine.model.network import LoadedModel
 from engine.ranks import leading, other
+from engine.ranks.group import TorchGroup
 from engine.ranks.leading import Leader, leader_of
 from engine.ranks.messages import LESS, Allocate, Begin, Failed, Free, Load, Measure, Told
 from engine.ranks.other import OtherRank
@@ -216,6 +217,24 @@ def test_a_rank_that_hangs_ends_all(monkeypatch: pytest.MonkeyPatch) -> None:
         with pytest.raises(RankFailed, match="for 0 s: rank 1 does not answer"):
             leader.check()
         assert has_ended(processes_of(leader)[0].pid)
+
+
+@linux
+def test_a_rank_that_ends_before_it_has_met_the_others_ends_all() -> None:
+    """Who waits for it there is not told by the group, which there is not yet."""
+    is_over, met = threading.Event(), []
+
+    class Group(ThreadGroup):
+        def meet(self, _: Path) -> None:
+            met.append(is_over.wait(60))
+
+    with with_one_that_hangs() as leader:
+        leader._group = cast("TorchGroup", Group(Board(2), Share(0, 2)))
+        processes_of(leader)[0].kill()
+        with pytest.raises(RankFailed, match="rank 1: it was ended by signal 9"):
+            leader._meet()
+        assert not met  # nobody has waited for it to its end
+        is_over.set()
 
 
 @linux
