@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from types import ModuleType
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
+from _pytest.mark import ParameterSet
 
 
 class Mutation(NamedTuple):
@@ -34,6 +35,15 @@ def mutated(module: ModuleType, mutation: Mutation, folder: Path) -> ModuleType:
     sys.modules[made.__name__] = made
     spec.loader.exec_module(made)
     return made
+
+
+def each_of(mistakes: Mapping[Any, Sequence[Mutation]]) -> list[ParameterSet]:
+    """Return each check with each mistake that it must find, named by their numbers."""
+    return [
+        pytest.param(check, mistake, id=f"{check.__name__}-{number}")
+        for check, of_check in mistakes.items()
+        for number, mistake in enumerate(of_check)
+    ]
 
 
 def assert_found(

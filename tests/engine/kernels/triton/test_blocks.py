@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from types import ModuleType
@@ -13,7 +14,7 @@ from torch import Tensor
 from engine.kernels import blocks as reference
 from engine.kernels.blocks import Gate
 from engine.kernels.triton import blocks
-from tests.engine.kernels.triton.mutating import Mutation, assert_found
+from tests.engine.kernels.triton.mutating import Mutation, assert_found, each_of
 
 WIDTHS = [1, 15, 16, 17, 96]
 BOUND = {torch.float32: 1e-5, torch.float16: 2e-3}
@@ -138,14 +139,9 @@ MISTAKES = {
 }
 
 
-@pytest.mark.parametrize(
-    ("check", "mistake"),
-    [
-        pytest.param(check, mistake, id=f"{check.__name__}-{number}")
-        for check, mistakes in MISTAKES.items()
-        for number, mistake in enumerate(mistakes)
-    ],
-)
-def test_a_mistake_is_found(check: object, mistake: Mutation, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("check", "mistake"), each_of(MISTAKES))
+def test_a_mistake_is_found(
+    check: Callable[[ModuleType], None], mistake: Mutation, tmp_path: Path
+) -> None:
     """A bound that is off, or a mean over a block."""
     assert_found(check, blocks, mistake, tmp_path)

@@ -15,7 +15,7 @@ from engine.kernels import blocks as reference
 from engine.kernels.attention import AttentionShape, HeadNorms
 from engine.kernels.quantised import FP8, FP8_MAX
 from engine.kernels.triton import eight_bits, entry
-from tests.engine.kernels.triton.mutating import Mutation, assert_found
+from tests.engine.kernels.triton.mutating import Mutation, assert_found, each_of
 
 PAGE_SIZE, PAGES = 4, 3
 SHAPE = AttentionShape(9, 3, 12, 12, 1.0)
@@ -162,14 +162,7 @@ MISTAKES = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("check", "mistake"),
-    [
-        pytest.param(check, mistake, id=f"{check.__name__}-{number}")
-        for check, mistakes in MISTAKES.items()
-        for number, mistake in enumerate(mistakes)
-    ],
-)
+@pytest.mark.parametrize(("check", "mistake"), each_of(MISTAKES))
 def test_a_mistake_is_found(
     check: Callable[[ModuleType], None], mistake: Mutation, tmp_path: Path
 ) -> None:

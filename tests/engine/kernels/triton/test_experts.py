@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
@@ -16,7 +17,7 @@ from engine.kernels.blocks import Gate
 from engine.kernels.experts import ExpertWeights
 from engine.kernels.quantised import Quantised, packed, to_fp8
 from engine.kernels.triton import blocks, experts
-from tests.engine.kernels.triton.mutating import Mutation, assert_found
+from tests.engine.kernels.triton.mutating import Mutation, assert_found, each_of
 
 BOUND = {torch.float32: 1e-4, torch.float16: 1e-2}
 
@@ -243,14 +244,9 @@ MISTAKES = {
 }
 
 
-@pytest.mark.parametrize(
-    ("check", "mistake"),
-    [
-        pytest.param(check, mistake, id=f"{check.__name__}-{number}")
-        for check, mistakes in MISTAKES.items()
-        for number, mistake in enumerate(mistakes)
-    ],
-)
-def test_a_mistake_is_found(check: object, mistake: Mutation, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("check", "mistake"), each_of(MISTAKES))
+def test_a_mistake_is_found(
+    check: Callable[[ModuleType], None], mistake: Mutation, tmp_path: Path
+) -> None:
     """A bound that is off by one, or another's place."""
     assert_found(check, experts, mistake, tmp_path)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 
@@ -11,7 +12,7 @@ import torch
 from engine.kernels import pooling as reference
 from engine.kernels.pooling import Segments
 from engine.kernels.triton import pooling
-from tests.engine.kernels.triton.mutating import Mutation, assert_found
+from tests.engine.kernels.triton.mutating import Mutation, assert_found, each_of
 
 # One token, a tile, one more.
 LENGTHS = torch.tensor([1, 16, 17])
@@ -80,14 +81,9 @@ MISTAKES = {
 }
 
 
-@pytest.mark.parametrize(
-    ("check", "mistake"),
-    [
-        pytest.param(check, mistake, id=f"{check.__name__}-{number}")
-        for check, mistakes in MISTAKES.items()
-        for number, mistake in enumerate(mistakes)
-    ],
-)
-def test_a_mistake_is_found(check: object, mistake: Mutation, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("check", "mistake"), each_of(MISTAKES))
+def test_a_mistake_is_found(
+    check: Callable[[ModuleType], None], mistake: Mutation, tmp_path: Path
+) -> None:
     """A bound that is off by one, or a weight."""
     assert_found(check, pooling, mistake, tmp_path)
