@@ -152,6 +152,7 @@ def _attend_tiles(
     total = tl.zeros([ROWS, VALUE_BLOCK], tl.float32)
     mass = tl.zeros([ROWS], tl.float32)
     peak = tl.full([ROWS], float("-inf"), tl.float32)
+    met = (queries, first, stop, end, keys, values, pages, head, num_heads, inner, outer)
     if IS_WIDE:
         # Blocks that every row sees whole need no masks.
         last_first = tl.max(tl.where(is_row, first, 0), 0)
@@ -160,102 +161,24 @@ def _attend_tiles(
         whole_end = begin + tl.maximum(tl.minimum(first_stop, end) - begin, 0) // PLACES * PLACES
         whole_end = tl.maximum(whole, whole_end)
         total, mass, peak = _meet(
-            begin,
-            whole,
-            total,
-            mass,
-            peak,
-            queries,
-            first,
-            stop,
-            end,
-            keys,
-            values,
-            pages,
-            head,
-            num_heads,
-            inner,
-            outer,
-            KEY_DIM,
-            VALUE_DIM,
-            PAGE_SIZE,
-            HAS_SOFTCAP,
-            PLACES,
+            *(begin, whole, total, mass, peak),
+            *met,
+            *(KEY_DIM, VALUE_DIM, PAGE_SIZE, HAS_SOFTCAP, PLACES),
             IS_MASKED=True,
         )
         total, mass, peak = _meet(
-            whole,
-            whole_end,
-            total,
-            mass,
-            peak,
-            queries,
-            first,
-            stop,
-            end,
-            keys,
-            values,
-            pages,
-            head,
-            num_heads,
-            inner,
-            outer,
-            KEY_DIM,
-            VALUE_DIM,
-            PAGE_SIZE,
-            HAS_SOFTCAP,
-            PLACES,
+            *(whole, whole_end, total, mass, peak),
+            *met,
+            *(KEY_DIM, VALUE_DIM, PAGE_SIZE, HAS_SOFTCAP, PLACES),
             IS_MASKED=False,
         )
-        total, mass, peak = _meet(
-            whole_end,
-            end,
-            total,
-            mass,
-            peak,
-            queries,
-            first,
-            stop,
-            end,
-            keys,
-            values,
-            pages,
-            head,
-            num_heads,
-            inner,
-            outer,
-            KEY_DIM,
-            VALUE_DIM,
-            PAGE_SIZE,
-            HAS_SOFTCAP,
-            PLACES,
-            IS_MASKED=True,
-        )
-    else:
-        total, mass, peak = _meet(
-            begin,
-            end,
-            total,
-            mass,
-            peak,
-            queries,
-            first,
-            stop,
-            end,
-            keys,
-            values,
-            pages,
-            head,
-            num_heads,
-            inner,
-            outer,
-            KEY_DIM,
-            VALUE_DIM,
-            PAGE_SIZE,
-            HAS_SOFTCAP,
-            PLACES,
-            IS_MASKED=True,
-        )
+        begin = whole_end
+    total, mass, peak = _meet(
+        *(begin, end, total, mass, peak),
+        *met,
+        *(KEY_DIM, VALUE_DIM, PAGE_SIZE, HAS_SOFTCAP, PLACES),
+        IS_MASKED=True,
+    )
     is_number = is_row[:, None] & (columns < VALUE_DIM)[None, :]
     if is_end:
         if HAS_SINKS:
