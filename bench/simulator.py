@@ -42,11 +42,15 @@ CALLS_A_LAYER = 10
 
 
 class Limits(NamedTuple):
-    """Bytes and operations a second that kernels of one kind reach; each call takes `gap` more."""
+    """Bytes and operations a second that kernels of one kind reach; each call takes `gap` more.
+
+    `overlaps`: bytes come while operations are done, as on a GPU, else one comes after the other.
+    """
 
     bandwidth: float
     flops: float
     gap: float
+    overlaps: bool = True
 
 
 Machine = Mapping[Kind, Limits]
@@ -55,8 +59,8 @@ Machine = Mapping[Kind, Limits]
 def seconds_of(kernel: Kernel, machine: Machine) -> float:
     """Return how long so many calls of a kernel take."""
     limits = machine[kernel.kind]
-    bound = max(kernel.bytes / limits.bandwidth, kernel.flops / limits.flops)
-    return bound + limits.gap * kernel.calls
+    parts = kernel.bytes / limits.bandwidth, kernel.flops / limits.flops
+    return (max(parts) if limits.overlaps else sum(parts)) + limits.gap * kernel.calls
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,10 +9,10 @@ import pytest
 import torch
 
 from bench import prediction
-from bench.counts import Form
+from bench.counts import Form, kernels_of
 from bench.prediction import Shape, foretold, spans_of, table
 from bench.shapes import architecture
-from bench.simulator import Limits
+from bench.simulator import Limits, seconds_of
 
 
 def test_a_table_has_a_line_for_each_step(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -47,6 +47,16 @@ def test_a_step_takes_the_time_of_its_kernels_and_the_hosts() -> None:
     assert slow - 0.5 == pytest.approx(2 * (fast - 0.5))
     calls = {**machine, "product": Limits(inf, inf, 1.0)}
     assert foretold(model, shape, calls, 0.0, Form()) == 4 * 12 + 1
+
+
+def test_what_is_read_before_it_is_multiplied_takes_both_times() -> None:
+    """On a core; where bytes come meanwhile the longer of the two counts."""
+    kernels = kernels_of(architecture("46m"), spans_of(Shape(8, 64)), Form())
+    kernel = next(kernel for kernel in kernels if kernel.flops)
+    machine = {kernel.kind: Limits(kernel.bytes / 2, kernel.flops / 3, 0.0)}
+    in_turn = {kernel.kind: machine[kernel.kind]._replace(overlaps=False)}
+    assert seconds_of(kernel, machine) == pytest.approx(3)
+    assert seconds_of(kernel, in_turn) == pytest.approx(5)
 
 
 def test_spans_are_those_of_the_shape() -> None:
