@@ -35,6 +35,11 @@ class AttentionShape:
     is_causal: bool = True
 
 
+def width_of_token(shapes: Sequence[AttentionShape]) -> int:
+    """Return how many numbers a token's keys and values are, over all layers."""
+    return sum(shape.num_kv_heads * (shape.key_dim + shape.value_dim) for shape in shapes)
+
+
 class HeadNorms(NamedTuple):
     """Weights `[D]` as `norm_weight` gives them, that queries and keys are normed by, each head."""
 

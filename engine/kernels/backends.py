@@ -109,16 +109,16 @@ def choose_pooling(device: torch.device) -> Pools:
 
 def choose_products(blocks: Blocks, device: torch.device) -> Products:
     """Return what makes products on a device: by its own kernel, else by oneDNN, else by torch."""
-    if device.type == "cpu" and not has_triton(device):
-        from engine.kernels.cpu.adapters import prepare_adapted
-        from engine.kernels.cpu.products import prepare
-
-        return Products(blocks, [prepare, prepack], prepare_adapted)
     if has_triton(device):
         from engine.kernels.triton import products as of_gpu
 
         ways = [of_gpu.prepare_scaled, of_gpu.prepare_fp8, of_gpu.prepare]
         return Products(blocks, [], quantised=ways)
+    if device.type == "cpu":
+        from engine.kernels.cpu.adapters import prepare_adapted
+        from engine.kernels.cpu.products import prepare
+
+        return Products(blocks, [prepare, prepack], prepare_adapted)
     return Products(blocks, [])
 
 

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from engine.kernels.attention import AttentionShape, HeadNorms
+from engine.kernels.attention import AttentionShape, HeadNorms, width_of_token
 from engine.kernels.blocks import turned
 from engine.kernels.quantised import FP8, FP8_MAX
 from engine.kernels.step import Step
@@ -83,8 +83,7 @@ class ReferenceAttention:
     @classmethod
     def page_bytes(cls, shapes: Sequence[AttentionShape], dtype: torch.dtype) -> int:
         """Return the bytes that one page takes over all layers."""
-        widths = sum(shape.num_kv_heads * (shape.key_dim + shape.value_dim) for shape in shapes)
-        return widths * cls.page_size * dtype.itemsize
+        return width_of_token(shapes) * cls.page_size * dtype.itemsize
 
     def prepare(self, step: Step) -> None:
         """Take in where the tokens of the coming forward pass lie; valid until the next call."""

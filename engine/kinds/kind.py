@@ -33,34 +33,25 @@ class Loaded(Generic[RequestT, ResultT]):
     online: Sequence[Endpoint[RequestT, ResultT, Any]] = ()
 
 
-def refuse_adapters(config: EngineConfig, gives: str) -> None:
-    """Refuse adapters of a model that gives something else than text."""
+def refuse_settings_of_text(config: EngineConfig, gives: str) -> None:
+    """Refuse what only models that write text are served with, for one that gives something else.
+
+    Adapters, ranks, a type of the KV cache, weights made of few bits.
+    """
     if config.lora_modules:
         raise ModelRefused(
             f"{config.model} gives {gives}: adapters ({config.lora_modules[0].name}) are served "
             "beside models that write text only; merge it into the model"
         )
-
-
-def refuse_ranks(config: EngineConfig, gives: str) -> None:
-    """Refuse to share a model between ranks that gives something else than text."""
     if config.tensor_parallel_size > 1:
         raise ModelRefused(
             f"{config.model} gives {gives}: it runs on one GPU; leave out --tensor-parallel-size"
         )
-
-
-def refuse_cache_dtype(config: EngineConfig, gives: str) -> None:
-    """Refuse a type of the KV cache for a model that gives something else than text."""
     if config.kv_cache_dtype != "auto":
         raise ModelRefused(
             f"{config.model} gives {gives}: --kv-cache-dtype {config.kv_cache_dtype} is for models "
             "that write text only; leave it out"
         )
-
-
-def refuse_quantization(config: EngineConfig, gives: str) -> None:
-    """Refuse to make weights of few bits for a model that gives something else than text."""
     if config.quantization is not None:
         raise ModelRefused(
             f"{config.model} gives {gives}: its weights stay as they are; leave out --quantization"

@@ -14,13 +14,7 @@ from engine.endpoints.pairs import ACTIVATIONS
 from engine.errors import EngineError, ModelRefused
 from engine.kernels.backends import spare_torch_its_threads
 from engine.kinds.beginning import begun
-from engine.kinds.kind import (
-    Loaded,
-    refuse_adapters,
-    refuse_cache_dtype,
-    refuse_quantization,
-    refuse_ranks,
-)
+from engine.kinds.kind import Loaded, refuse_settings_of_text
 from engine.model.description import read_description
 from engine.model.encoders.description import EncoderDescription, describe, takes
 from engine.model.encoders.loading import load_encoder
@@ -46,10 +40,7 @@ class PoolingModels:
         self, config: EngineConfig, *, folder: Path | None, chat_template: str | None
     ) -> Loaded[EncodingRequest, EncodingResult]:
         """Load model and vocabulary beside each other, and begin to encode."""
-        refuse_adapters(config, "vectors or scores")
-        refuse_ranks(config, "vectors or scores")
-        refuse_cache_dtype(config, "vectors or scores")
-        refuse_quantization(config, "vectors or scores")
+        refuse_settings_of_text(config, "vectors or scores")
         template = None if chat_template is None else read_chat_template(chat_template)
         description = read_encoder(config)
 

@@ -13,13 +13,7 @@ from engine.errors import ModelRefused
 from engine.hosts.fetching import Fetcher
 from engine.kernels.backends import spare_torch_its_threads
 from engine.kinds.beginning import begun
-from engine.kinds.kind import (
-    Loaded,
-    refuse_adapters,
-    refuse_cache_dtype,
-    refuse_quantization,
-    refuse_ranks,
-)
+from engine.kinds.kind import Loaded, refuse_settings_of_text
 from engine.model.speech.architecture import Steering
 from engine.model.speech.description import GENERATION, KIND
 from engine.model.speech.loading import LoadedSpeech, load_speech
@@ -45,10 +39,7 @@ class Speech:
         self, config: EngineConfig, *, folder: Path | None, chat_template: str | None
     ) -> Loaded[SpeechRequest, SpeechResult]:
         """Load model and vocabulary beside each other, and begin to hear."""
-        refuse_adapters(config, "what recordings say")
-        refuse_ranks(config, "what recordings say")
-        refuse_cache_dtype(config, "what recordings say")
-        refuse_quantization(config, "what recordings say")
+        refuse_settings_of_text(config, "what recordings say")
         if chat_template is not None:
             raise ModelRefused(
                 f"{config.model} hears recordings: it has no use for a chat template."

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from math import prod
 from typing import Protocol
 
@@ -86,23 +87,13 @@ def load(
 
     A `leader` shares it with other ranks.
     """
-
-    def share(group: Group) -> LoadedModel:
-        return load_share(
-            checkpoint,
-            description,
-            architecture,
-            dtype,
-            device,
-            vision=vision,
-            num_layers=num_layers,
-            adapters=adapters,
-            group=group,
-        )
-
+    parts = (checkpoint, description, architecture, dtype, device)
+    share = partial(load_share, *parts, vision=vision, num_layers=num_layers, adapters=adapters)
     if leader is None:
-        return share(ALONE)
-    return leader.loaded(share, dtype, num_layers, has_adapters=bool(adapters))
+        return share(group=ALONE)
+    return leader.loaded(
+        lambda group: share(group=group), dtype, num_layers, has_adapters=bool(adapters)
+    )
 
 
 def load_share(

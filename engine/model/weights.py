@@ -99,8 +99,10 @@ def read_weights(
         more = [*more, table("head", HEAD, architecture, share)]
         wanted.append(table("head", HEAD, architecture))
 
+    staging = staging_for(device)  # once: of quantised weights each part is filled by itself
+
     def fill(several: Sequence[Weight]) -> dict[str, Tensor]:
-        return filled(checkpoint.name, several, stored, dtype, device)
+        return filled(checkpoint.name, several, stored, dtype, device, staging=staging)
 
     needed = planned(checkpoint.quantisation, wanted, stored).tensors()
     if any(block.experts for block in architecture.blocks) and missing_from(stored, needed):
@@ -147,15 +149,20 @@ def filled(
     stored: Mapping[str, Stored],
     dtype: torch.dtype,
     device: torch.device,
+    *,
+    staging: Staging | None = None,
 ) -> dict[str, Tensor]:
-    """Return weights by their roles; what no stored tensor fills of one is zero."""
+    """Return weights by their roles; what no stored tensor fills of one is zero.
+
+    `staging` brings them to the device, where there is one already that does.
+    """
     weights = {weight.role: _room(weight, stored, dtype, device) for weight in wanted}
     places = [
         (stored[part.key], part, part.place(weights[weight.role]))
         for weight in wanted
         for part in weight.parts
     ]
-    staging = staging_for(device)
+    staging = staging or staging_for(device)
     for tensor, part, place in sorted(places, key=lambda one: (one[0].file, one[0].start)):
         _read(name, tensor, part.taken, place, staging)
     return weights

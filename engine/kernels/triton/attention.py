@@ -14,7 +14,7 @@ from functools import cache
 import torch
 from torch import Tensor
 
-from engine.kernels.attention import AttentionShape, HeadNorms
+from engine.kernels.attention import AttentionShape, HeadNorms, width_of_token
 from engine.kernels.quantised import FP8
 from engine.kernels.step import Step
 from engine.kernels.triton import entry
@@ -61,8 +61,7 @@ class TritonAttention:
     @classmethod
     def page_bytes(cls, shapes: Sequence[AttentionShape], dtype: torch.dtype) -> int:
         """Return the bytes that one page takes over all layers."""
-        widths = sum(shape.num_kv_heads * (shape.key_dim + shape.value_dim) for shape in shapes)
-        return widths * cls.page_size * dtype.itemsize
+        return width_of_token(shapes) * cls.page_size * dtype.itemsize
 
     @staticmethod
     def serves(shapes: Sequence[AttentionShape], dtype: torch.dtype) -> bool:

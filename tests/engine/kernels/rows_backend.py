@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from engine.kernels.attention import AttentionShape, HeadNorms
+from engine.kernels.attention import AttentionShape, HeadNorms, width_of_token
 from engine.kernels.blocks import turned
 from engine.kernels.reference import attend, spans_of
 from engine.kernels.step import Step
@@ -37,8 +37,7 @@ class RowsAttention:
     @classmethod
     def page_bytes(cls, shapes: Sequence[AttentionShape], dtype: torch.dtype) -> int:
         """Return the bytes that one page takes over all layers."""
-        widths = sum(shape.num_kv_heads * (shape.key_dim + shape.value_dim) for shape in shapes)
-        return widths * cls.page_size * dtype.itemsize
+        return width_of_token(shapes) * cls.page_size * dtype.itemsize
 
     def prepare(self, step: Step) -> None:
         """Take in the slots of each span's sequence, its own tokens last."""
