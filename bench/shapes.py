@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from bench.models import SHAPES
 from engine.model.architecture import Architecture
 from engine.model.description import described, read_description
 from engine.model.families import architecture_of
@@ -45,12 +46,7 @@ CONFIGS: Mapping[str, Mapping[str, Any]] = {
     },
     "qwen3-0.6b": {
         **_QWEN3,
-        "hidden_size": 1024,
-        "intermediate_size": 3072,
-        "num_hidden_layers": 28,
-        "num_attention_heads": 16,
-        "num_key_value_heads": 8,
-        "head_dim": 128,
+        **SHAPES["470m"],
         "vocab_size": 151_936,
         "max_position_embeddings": 40_960,
         "tie_word_embeddings": True,
@@ -72,16 +68,9 @@ CONFIGS: Mapping[str, Mapping[str, Any]] = {
         "max_position_embeddings": 40_960,
         "tie_word_embeddings": False,
     },
-    # That of `bench.models`.
     "46m": {
         **_QWEN3,
-        "hidden_size": 512,
-        "intermediate_size": 1536,
-        "num_hidden_layers": 12,
-        "num_attention_heads": 8,
-        "num_key_value_heads": 4,
-        "head_dim": 64,
-        "vocab_size": 16_384,
+        **SHAPES["46m"],
         "max_position_embeddings": 4096,
         "tie_word_embeddings": True,
     },

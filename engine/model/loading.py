@@ -144,8 +144,8 @@ def _run_by_ours(
             adapters=adapters,
             leader=leader,
         )
-        prove = partial(own.prove, checkpoint, description, architecture, loaded, vision)
-        proof = prove_once(fact, prove if leader is None else partial(prove, leader=leader))
+        parts = (checkpoint, description, architecture, loaded, vision)
+        proof = prove_once(fact, partial(own.prove, *parts, leader=leader))
     except torch.OutOfMemoryError:
         raise  # transformers' classes would take no less
     except (TypeError, ValueError, RuntimeError) as exc:

@@ -6,7 +6,6 @@ from dataclasses import replace
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from engine.config import EngineConfig
 from engine.errors import EngineError
@@ -24,6 +23,7 @@ from engine.model.own import load_share
 from engine.model.quantised.description import quantisation_of
 from engine.ranks.messages import Allocate, Answer, Done, Forward, Free, Load, Measure, Told
 from engine.stepping.graphs import Captures, Graphs
+from engine.stepping.ids import DeviceIds
 
 
 class OtherRank:
@@ -41,7 +41,7 @@ class OtherRank:
         # By the numbers that the first rank gives them.
         self._models: dict[int, LoadedModel] = {}
         self._attentions: dict[int, AttentionBackend] = {}
-        self._graphs: dict[int, tuple[Graphs, _LastIds]] = {}  # of attentions
+        self._graphs: dict[int, tuple[Graphs, DeviceIds]] = {}  # of attentions
 
     def do(self, told: Told) -> Answer | None:
         """Do it, and return the answer where one is waited for."""
@@ -106,7 +106,7 @@ class OtherRank:
 
     def _graphs_of(
         self, told: Forward, model: LoadedModel, attention: AttentionBackend
-    ) -> tuple[Graphs, _LastIds]:
+    ) -> tuple[Graphs, DeviceIds]:
         if told.attention not in self._graphs:
             network, captures, sizes = model.network, self._captures, told.graphs
             assert isinstance(network, NetworkInTwo)
@@ -121,17 +121,5 @@ class OtherRank:
                 most_pages=sizes.most_pages,
                 captures=captures,
             )
-            last = torch.zeros(sizes.num_slots, dtype=torch.int32, device=self._device)
-            self._graphs[told.attention] = graphs, _LastIds(last)
+            self._graphs[told.attention] = graphs, DeviceIds(sizes.num_slots, self._device)
         return self._graphs[told.attention]
-
-
-class _LastIds:
-    """What slots sampled last, as the first rank says."""
-
-    def __init__(self, last: Tensor) -> None:
-        self.last = last
-
-    def tell(self, step: Step) -> Step:
-        """Return the step with the ids that only a device knows."""
-        return step.with_ids(self.last)

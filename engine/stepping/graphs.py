@@ -22,6 +22,7 @@ from engine.kernels.attention import AttentionBackend, CapturableBackend
 from engine.kernels.step import Step, host_buffer, places_of
 from engine.model.network import InGraphs, LoadedModel, NetworkInTwo
 from engine.scheduling.table import SequenceTable
+from engine.stepping.ids import DeviceIds
 
 logger = logging.getLogger(__name__)
 
@@ -46,15 +47,6 @@ class Graph(Protocol):
 
 # Captures what a function launches, and returns that with the tensor that it puts its result in.
 Captures = Callable[[Callable[[], Tensor]], tuple[Graph, Tensor]]
-
-
-class TellsIds(Protocol):
-    """What slots sampled `last`, `[slots]`, and what tells a step of it."""
-
-    last: Tensor
-
-    def tell(self, step: Step) -> Step:
-        """Return the step with the ids that only the device knows."""
 
 
 class CudaCaptures:
@@ -193,7 +185,7 @@ class Graphs:
         views = self._views[bucket]
         return Step(num_decodes, **views, copy_on_host=Step(num_decodes, **known))
 
-    def run(self, step: Step, ids: TellsIds) -> Tensor:
+    def run(self, step: Step, ids: DeviceIds) -> Tensor:
         """Run a step that was packed here → the logits `[N, V]` of its rows.
 
         `ids` are the same in all calls.
@@ -201,7 +193,7 @@ class Graphs:
         graphs = InGraphs(self._most_tokens, self._most_pages, ids.last)
         return self._model.graphed(step, self._attention, graphs, partial(self._run, step, ids))
 
-    def _run(self, step: Step, ids: TellsIds) -> Tensor:
+    def _run(self, step: Step, ids: DeviceIds) -> Tensor:
         self._attention.prepare(step)
         captured = self._captured.get(step.num_tokens)
         if captured is None:
@@ -218,11 +210,11 @@ class Graphs:
         self._captured.clear()
         self._buckets.clear()
 
-    def _compute(self, step: Step, ids: TellsIds) -> Tensor:
+    def _compute(self, step: Step, ids: DeviceIds) -> Tensor:
         with self._attention.capturing(step.num_tokens):
             return self._network.hidden(ids.tell(step), self._attention)
 
-    def _capture(self, step: Step, ids: TellsIds) -> None:
+    def _capture(self, step: Step, ids: DeviceIds) -> None:
         num_begun = self._network.num_layers_begun
         try:
             graph, hidden = self._captures(lambda: self._compute(step, ids))

@@ -17,16 +17,21 @@ class DeviceIds:
     there for as long: whoever shares a page shares its ids, and whoever is computed again, too.
     """
 
-    def __init__(
-        self, table: SequenceTable, device: torch.device, num_pages: int | None = None
-    ) -> None:
-        """Keep the ids of `num_pages` pages, and of one more for tokens of no sequence."""
-        self.last = torch.zeros(len(table.sequences), dtype=torch.int32, device=device)  # [slots]
-        self.kept: KeptIds | None = None
+    def __init__(self, num_slots: int, device: torch.device, kept: KeptIds | None = None) -> None:
+        self.last = torch.zeros(num_slots, dtype=torch.int32, device=device)  # [slots]
+        self.kept = kept
+
+    @classmethod
+    def of(
+        cls, table: SequenceTable, device: torch.device, num_pages: int | None = None
+    ) -> DeviceIds:
+        """Return those of a table, and keep `num_pages` pages, one more for nobody's tokens."""
+        kept = None
         if num_pages is not None:
             size = table.page_size
             ids = torch.zeros((num_pages + 1) * size, dtype=torch.int32, device=device)
-            self.kept = KeptIds(ids, table.pages, size)
+            kept = KeptIds(ids, table.pages, size)
+        return cls(len(table.sequences), device, kept)
 
     def tell(self, step: Step, *, are_known: bool = False) -> Step:
         """Return the step with the ids that only the device knows, after all of it are kept."""

@@ -82,7 +82,7 @@ class Runner:
         self._graphs = graphs
         self._table = table
         self._pictures = None if model.eye is None else ShownPictures(model.eye, table)
-        self._ids = DeviceIds(table, model.device, num_kept_pages)
+        self._ids = DeviceIds.of(table, model.device, num_kept_pages)
         self._sampled_slots: Tensor | None = None  # of the step run last, padded
 
     @property

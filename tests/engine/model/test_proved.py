@@ -41,8 +41,8 @@ def fixture_proofs(monkeypatch: pytest.MonkeyPatch) -> list[Proof]:
     made: list[Proof] = []
     prove = own.prove
 
-    def counted(*parts: Any) -> Proof:
-        made.append(prove(*parts))
+    def counted(*parts: Any, **others: Any) -> Proof:
+        made.append(prove(*parts, **others))
         return made[-1]
 
     monkeypatch.setattr(own, "prove", counted)
@@ -110,9 +110,9 @@ def test_a_proof_that_does_not_hold_is_not_remembered(
 ) -> None:
     """transformers runs the model, and ours gets its chance in each load."""
     wrong = Proof(holds=False, distance=1.0, num_layers=None)
-    monkeypatch.setattr(own, "prove", lambda *_: wrong)
+    monkeypatch.setattr(own, "prove", lambda *_, **__: wrong)
     assert not isinstance(load(folder).network, Decoder)
-    monkeypatch.setattr(own, "prove", lambda *_: replace(wrong, holds=True))
+    monkeypatch.setattr(own, "prove", lambda *_, **__: replace(wrong, holds=True))
     assert isinstance(load(folder).network, Decoder)
 
 

@@ -320,7 +320,7 @@ def test_a_step_is_filled_up_with_tokens_of_no_sequence(model: LoadedModel) -> N
     assert (step.num_tokens, len(step.query_starts)) == (8, 9)
     assert step.pages[:3].tolist() == step.host.pages.tolist() == [1, 2, 3]
     with torch.inference_mode():
-        logits = packer.run(step, DeviceIds(table, CPU))
+        logits = packer.run(step, DeviceIds.of(table, CPU))
     assert logits.shape == (2, model.vocab_size)
 
 
