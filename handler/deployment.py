@@ -7,9 +7,11 @@ from functools import cache
 
 from handler.aws.bucket import Bucket
 from handler.aws.events import EventBus
+from handler.aws.parameters import FleetPlans
 from handler.aws.queues import Queue
 from handler.aws.services import WorkerService
 from handler.aws.stores.files import FileStore
+from handler.aws.stores.fleets import FleetStore
 from handler.aws.stores.ledger import Ledger
 from handler.aws.stores.overview import Overview
 from handler.aws.stores.table import Table
@@ -37,6 +39,9 @@ class Deployment:
         self.uploads = UploadStore(settings.table)
         self.bucket = Bucket(settings.bucket)
         self.control = Queue(settings.control_queue)
+        self.intake = Queue(settings.intake_queue or settings.control_queue)
+        self.fleets = FleetStore(settings.table)
+        self.fleet_plans = FleetPlans(settings.fleets)
         self.work = {model: Queue(url) for model, url in settings.work_queues.items()}
         # What lines may say, and the model whose workers run each.
         self.models = {

@@ -50,6 +50,8 @@ class Settings(BaseModel):
     upload that names none. The table forgets a batch `keep_days` after that window. `limits` are
     those of tenants that have none of their own.
     Files go `file_days` after they were made, never where that is 0.
+    `intake_queue` rings for files that are to be read; where there is none the control queue does.
+    `fleets` is the path of the parameters that say how workers are started; empty for by nobody.
     `auth` is how callers prove who they are: by keys, or by requests that AWS's credentials sign.
     """
 
@@ -58,6 +60,8 @@ class Settings(BaseModel):
     table: str
     bucket: str
     control_queue: str
+    intake_queue: str = ""
+    fleets: str = ""
     work_queues: Json[dict[str, str]] = Field(default_factory=dict)
     model_aliases: Json[dict[str, str]] = Field(default_factory=dict)
     model_adapters: Json[dict[str, str]] = Field(default_factory=dict)

@@ -27,6 +27,7 @@ class Resources:
     bucket: str
     table: str
     control: str
+    intake: str
     dead_letters: str
     work: Mapping[str, str]
 
@@ -37,6 +38,7 @@ class Resources:
             "TIDEMILL_BUCKET": self.bucket,
             "TIDEMILL_TABLE": self.table,
             "TIDEMILL_CONTROL_QUEUE": self.control,
+            "TIDEMILL_INTAKE_QUEUE": self.intake,
             "TIDEMILL_WORK_QUEUES": json.dumps(dict(self.work)),
         }
 
@@ -63,6 +65,7 @@ def create_resources(
         return _create_queue(sqs, f"{prefix}-{name}", attributes)
 
     control = queue("control", control_visibility_seconds, MAX_CONTROL_RECEIVES)
+    intake = queue("intake", control_visibility_seconds, MAX_CONTROL_RECEIVES)
     work = {
         model: queue(f"work-{model}", work_visibility_seconds, _MAX_WORK_RECEIVES)
         for model in models
@@ -74,7 +77,7 @@ def create_resources(
     s3.put_bucket_notification_configuration(
         Bucket=prefix, NotificationConfiguration=_notifications(_arn(sqs, control))
     )
-    return Resources(prefix, prefix, control, dead_letters, work)
+    return Resources(prefix, prefix, control, intake, dead_letters, work)
 
 
 # Tests make a thousand deployments, and a client takes longer than what it is asked for.

@@ -17,7 +17,7 @@ from handler.aws.calls import (
     AGAIN_DELAYS_SECONDS,
     CLIENT_OPTIONS,
     OPTIONS_OF_SERVICE,
-    SERVICES,
+    WORKER_SERVICES,
     Call,
     Operation,
     Service,
@@ -49,7 +49,7 @@ class AioAws:
                     config=CONFIG.merge(AioConfig(**OPTIONS_OF_SERVICE.get(service, {}))),
                 )
             )
-            for service in SERVICES
+            for service in WORKER_SERVICES
         }
         return self
 

@@ -10,15 +10,17 @@ import os
 import random
 from collections.abc import Generator, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, TypeVar, get_args
 
 from botocore.exceptions import BotoCoreError, ClientError
 
 from handler.aws.items import from_item
 from handler.errors import AwsError, ConditionFailed, NotThere, ObjectChanged
 
-Service = Literal["dynamodb", "s3", "sqs", "events", "ecs"]
-SERVICES: tuple[Service, ...] = ("dynamodb", "s3", "sqs", "events", "ecs")
+Service = Literal["dynamodb", "s3", "sqs", "events", "ecs", "sagemaker", "batch", "ssm", "logs"]
+SERVICES: tuple[Service, ...] = get_args(Service)
+# Of a worker, which starts no others.
+WORKER_SERVICES: tuple[Service, ...] = ("dynamodb", "s3", "sqs", "events", "ecs")
 T = TypeVar("T")
 
 _CONDITION = "ConditionalCheckFailed"

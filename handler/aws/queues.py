@@ -46,17 +46,29 @@ class Queue:
 
     url: str
 
-    def send(self, body: dict[str, object], *, delay_seconds: float = 0) -> Operation[None]:
-        """Send one message, to be seen after a delay of at most 15 minutes."""
-        arguments: dict[str, Any] = {"QueueUrl": self.url, "MessageBody": _text(body)}
+    def send(
+        self, body: dict[str, object], *, group: str | None = None, delay_seconds: float = 0
+    ) -> Operation[None]:
+        """Send one message, to be seen after a delay of at most 15 minutes.
+
+        `group` is the tenant for whom it is: none keeps the messages of others waiting.
+        """
+        arguments: dict[str, Any] = {
+            "QueueUrl": self.url,
+            "MessageBody": _text(body),
+            **_of_group(group),
+        }
         if delay_seconds > 0:
             arguments["DelaySeconds"] = min(MAX_DELAY_SECONDS, max(1, round(delay_seconds)))
         yield Call("sqs", "send_message", arguments)
 
-    def send_all(self, bodies: Sequence[dict[str, object]]) -> Operation[None]:
-        """Send at most ten messages at once; raises AwsError when one is refused twice."""
+    def send_all(
+        self, bodies: Sequence[dict[str, object]], *, group: str | None = None
+    ) -> Operation[None]:
+        """Send at most ten messages of a group at once; AwsError when one is refused twice."""
         entries = [
-            {"Id": str(number), "MessageBody": _text(body)} for number, body in enumerate(bodies)
+            {"Id": str(number), "MessageBody": _text(body), **_of_group(group)}
+            for number, body in enumerate(bodies)
         ]
         for is_last in (False, True):
             response = yield Call(
@@ -130,6 +142,10 @@ def again_seconds(num_receives: int) -> int:
     What failed for moments is done moments later, and an outage of hours costs few tries.
     """
     return _AGAIN_SECONDS[max(1, min(num_receives, len(_AGAIN_SECONDS))) - 1]
+
+
+def _of_group(group: str | None) -> dict[str, str]:
+    return {} if group is None else {"MessageGroupId": group}
 
 
 def _sent_at(message: Mapping[str, Any]) -> float | None:

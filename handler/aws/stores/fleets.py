@@ -1,0 +1,69 @@
+"""What the table remembers of fleets: their state, changed by one at a time, and their pace."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from handler.aws.calls import Call, Operation
+from handler.aws.items import dump, load, to_item
+from handler.aws.stores.store import Store, condition
+from handler.batch.fleet import FleetState, Pace
+from handler.errors import ConditionFailed
+
+
+class FleetStore(Store):
+    """Makes the operations on what is remembered of the fleet of a model."""
+
+    __slots__ = ()
+
+    def get_state(self, model: str) -> Operation[FleetState]:
+        """Return the state of a model's fleet; of one that never had a worker an empty one."""
+        state, _ = yield from self._read(model)
+        return state
+
+    def change(
+        self, model: str, change: Callable[[FleetState], FleetState]
+    ) -> Operation[FleetState]:
+        """Put what `change` makes of the state in its place, and return it.
+
+        Nobody's change between reading and writing is lost: `change` is then called again.
+        """
+        while True:
+            state, version = yield from self._read(model)
+            changed = change(state)
+            if changed == state:
+                return state
+            known = (
+                condition("#version = :version", {":version": version})
+                if version
+                else condition("attribute_not_exists(pk)", {})
+            )
+            item = _state_key(model) | dump(changed) | {"version": version + 1}
+            try:
+                yield Call(
+                    "dynamodb", "put_item", {"TableName": self.name, "Item": to_item(item), **known}
+                )
+            except ConditionFailed:
+                continue
+            return changed
+
+    def get_pace(self, model: str) -> Operation[Pace]:
+        """Return what workers of the model have measured lately, which may be nothing yet."""
+        fields = yield from self.get(_pace_key(model))
+        return load(Pace, fields) if fields else Pace()
+
+    def tell_pace(self, model: str, pace: Pace) -> Operation[None]:
+        """Put what a worker has measured in the place of what the last one said."""
+        yield from self.update(_pace_key(model), dump(pace))
+
+    def _read(self, model: str) -> Operation[tuple[FleetState, int]]:
+        fields = (yield from self.get(_state_key(model))) or {}
+        return load(FleetState, fields), int(fields.get("version", 0))
+
+
+def _state_key(model: str) -> dict[str, object]:
+    return {"pk": f"FLEET#{model}", "sk": "STATE"}
+
+
+def _pace_key(model: str) -> dict[str, object]:
+    return {"pk": f"FLEET#{model}", "sk": "PACE"}

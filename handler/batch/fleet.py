@@ -1,0 +1,123 @@
+"""The values of a fleet: what a deployment says of a model's workers, and what became of them.
+
+A fleet is the workers of one model. A launcher starts them, they end by themselves when they are
+idle, and what ends badly again and again sets the brake. No I/O.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any, Literal
+
+LauncherKind = Literal["ecs", "sagemaker", "batch", "processes"]
+
+
+@dataclass(frozen=True, slots=True)
+class FleetPlan:
+    """What the deployment says of a model's workers.
+
+    `release` names what new workers are started as: another one lifts the brake, and takes the
+    place of workers of the one before. Between one and `max_workers` are started so that what is
+    open is done in `target_seconds`, or by the end of its window. `means` are the launcher's own.
+    """
+
+    model: str
+    launcher: LauncherKind
+    release: str
+    max_workers: int = 1
+    target_seconds: int = 3600
+    means: dict[str, Any] = field(default_factory=dict)
+
+
+class WorkerStatus(StrEnum):
+    """A starting worker may still wait for its machine; a stopping one takes no more work."""
+
+    STARTING = "starting"
+    RUNNING = "running"
+    STOPPING = "stopping"
+
+
+@dataclass(frozen=True, slots=True)
+class Worker:
+    """One worker as its launcher knows it; `started_at` is Unix seconds."""
+
+    id: str
+    release: str
+    status: WorkerStatus = WorkerStatus.RUNNING
+    started_at: int | None = None
+
+
+class EndKind(StrEnum):
+    """Why a worker is no more: idle or asked to end; by itself; its machine; or none was had."""
+
+    GOOD = "good"
+    BAD = "bad"
+    TAKEN = "taken"
+    NO_CAPACITY = "no_capacity"
+
+
+@dataclass(frozen=True, slots=True)
+class End:
+    """The end of a worker, as its launcher tells it. `reason` is a sentence for people.
+
+    `last_words` is the last that its log says, where that is known.
+    """
+
+    model: str
+    worker: str
+    release: str
+    at: int
+    kind: EndKind
+    reason: str
+    exit_code: int | None = None
+    last_words: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Brake:
+    """Why no worker of a release is started: `reason` says what happened, `advice` what to do."""
+
+    at: int
+    release: str
+    code: str
+    reason: str
+    advice: str
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """A worker that was asked for: launchers list it a while later."""
+
+    worker: str
+    release: str
+    at: int
+
+
+@dataclass(frozen=True, slots=True)
+class FleetState:
+    """What is remembered of a fleet between two looks; changed as a whole, by `FleetStore.change`.
+
+    `num_started` numbers the workers that were ever asked for, so that no start is done twice.
+    `ends` are the recent bad ones and those without a machine. No start before `not_before`, which
+    a launcher that had no machine sets, for `refusal`.
+    """
+
+    num_started: int = 0
+    launches: tuple[Launch, ...] = ()
+    ends: tuple[End, ...] = ()
+    brake: Brake | None = None
+    not_before: int = 0
+    refusal: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Pace:
+    """What workers of a model have measured lately: of one worker, a second of its work.
+
+    `rows_at` (Unix seconds) is when a row of this model was last made durable, by any of them.
+    """
+
+    rows_at: int = 0
+    rows_per_second: float = 0.0
+    tokens_per_second: float = 0.0

@@ -1,0 +1,47 @@
+"""What is remembered of fleets: nobody's change is lost."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from handler.batch.fleet import Brake, End, EndKind, FleetState, Launch, Pace
+from tests.handler.finalize.rig import Cloud
+
+END = End("m", "w", "r:1", 1, EndKind.BAD, "It died.", 1, "out of memory")
+FULL = FleetState(
+    num_started=2,
+    launches=(Launch("w", "r:1", 1),),
+    ends=(END,),
+    brake=Brake(1, "r:1", "crash_loop", "It dies.", "Mend it."),
+    not_before=9,
+    refusal="no quota",
+)
+
+
+def test_a_state_is_what_was_put(cloud: Cloud) -> None:
+    """Every field comes back, and of a fleet that never was an empty one."""
+    assert cloud.run(cloud.deployment.fleets.get_state("m")) == FleetState()
+    cloud.run(cloud.deployment.fleets.change("m", lambda _: FULL))
+    assert cloud.run(cloud.deployment.fleets.get_state("m")) == FULL
+
+
+def test_changes_that_meet_are_both_made(cloud: Cloud) -> None:
+    """Who finds another state than it read begins again."""
+    fleets, seen = cloud.deployment.fleets, []
+
+    def start(state: FleetState) -> FleetState:
+        if not seen:  # somebody comes between reading and writing
+            seen.append(state)
+            cloud.run(fleets.change("m", lambda _: FleetState(num_started=5)))
+        return replace(state, num_started=state.num_started + 1)
+
+    assert cloud.run(fleets.change("m", start)).num_started == 6
+
+
+def test_a_pace_is_the_last_one_told(cloud: Cloud) -> None:
+    """What one worker has measured takes the place of what another had."""
+    fleets = cloud.deployment.fleets
+    assert cloud.run(fleets.get_pace("m")) == Pace()
+    for rows in (1.0, 2.5):
+        cloud.run(fleets.tell_pace("m", Pace(7, rows, 10.0)))
+    assert cloud.run(fleets.get_pace("m")) == Pace(7, 2.5, 10.0)
