@@ -30,6 +30,24 @@ class FleetPlan:
     means: dict[str, Any] = field(default_factory=dict)
 
 
+@dataclass(frozen=True, slots=True)
+class OpenWork:
+    """What is left of one batch that runs, and how fast it goes now, with all who work on it.
+
+    Rows are those without a result, shards those that a worker has (`num_running` of them) or must
+    get. No row is run any more from `expires_at` (Unix seconds) on.
+    """
+
+    batch_id: str
+    model: str
+    num_rows: int
+    num_shards: int
+    expires_at: int
+    num_running: int = 0
+    rows_per_second: float = 0.0
+    tokens_per_second: float = 0.0
+
+
 class WorkerStatus(StrEnum):
     """A starting worker may still wait for its machine; a stopping one takes no more work."""
 

@@ -20,7 +20,8 @@ from typing import Final
 from handler.aws.calls import Operation
 from handler.aws.queues import advance_message, shard_message, tens
 from handler.aws.sync import Aws
-from handler.batch.model import Batch, BatchError, Shard, ShardStatus
+from handler.batch.fleet import OpenWork
+from handler.batch.model import Batch, BatchError, Progress, Shard, ShardStatus
 from handler.batch.states import Status
 from handler.deployment import Deployment
 from handler.errors import AwsError
@@ -54,7 +55,7 @@ def reap(aws: Aws, deployment: Deployment, now: int) -> None:
     A batch that cannot be mended does not keep the others waiting.
     """
 
-    def look_at(batch_id: str) -> str | None:
+    def look_at(batch_id: str) -> OpenWork | None:
         try:
             return aws.run(look(deployment, batch_id, now))
         except Exception:  # noqa: BLE001 - a fault of ours with one must not stop the others
@@ -63,19 +64,23 @@ def reap(aws: Aws, deployment: Deployment, now: int) -> None:
 
     ids = aws.run(deployment.table.list_active())
     with ThreadPoolExecutor(_NUM_THREADS) as pool:
-        models = {model for model in pool.map(look_at, ids) if model is not None}
-    for model in sorted(models):
-        aws.run(wake(deployment, model))
+        found = [work for work in pool.map(look_at, ids) if work is not None]
+    open_by_model: dict[str, list[OpenWork]] = {}
+    for work in found:
+        open_by_model.setdefault(work.model, []).append(work)
+    for model, works in sorted(open_by_model.items()):
+        if any(work.num_shards > work.num_running for work in works):
+            aws.run(wake(deployment, model))
     logger.info("reaped", num_active=len(ids))
 
 
-def look(deployment: Deployment, batch_id: str, now: int) -> Operation[str | None]:
-    """Mend what is amiss with one batch; return the model for which it has waiting shards."""
+def look(deployment: Deployment, batch_id: str, now: int) -> Operation[OpenWork | None]:
+    """Mend what is amiss with one batch; return what workers have still to do for it."""
     table = deployment.table
-    is_waiting = False
+    open_work = None
     batch = yield from table.get_batch(batch_id)
     if batch is not None and not batch.is_terminal:
-        is_waiting = yield from _mend(deployment, batch, now)
+        open_work = yield from _mend(deployment, batch, now)
         batch = yield from table.get_batch(batch_id)
     if batch is None:
         yield from table.forget_active(batch_id)
@@ -85,11 +90,11 @@ def look(deployment: Deployment, batch_id: str, now: int) -> Operation[str | Non
         due = batch.webhook_due or batch.ended_at or 0
         if now - due > WEBHOOK_OVERDUE_SECONDS:
             yield from _ring(deployment, batch, "webhook")
-    return batch.model if is_waiting else None
+    return open_work
 
 
-def _mend(deployment: Deployment, batch: Batch, now: int) -> Operation[bool]:
-    """Do what is missing, and say whether shards of it wait for a worker."""
+def _mend(deployment: Deployment, batch: Batch, now: int) -> Operation[OpenWork | None]:
+    """Do what is missing; return what is open of a batch whose shards are all rung for."""
     winds_up_since = batch.winds_up_since
     is_expired = batch.expires_at <= now
     if now - max(batch.expires_at, winds_up_since or 0) > OVERDUE_SECONDS:
@@ -109,14 +114,11 @@ def _mend(deployment: Deployment, batch: Batch, now: int) -> Operation[bool]:
             yield from _ring(deployment, batch, "ringing")
     else:
         return (yield from _mend_shards(deployment, batch, now))
-    return False
+    return None
 
 
-def _mend_shards(deployment: Deployment, batch: Batch, now: int) -> Operation[bool]:
-    """Give up shards that fail again and again, and ring for those whose doorbell is lost.
-
-    Returns whether any waits for a worker.
-    """
+def _mend_shards(deployment: Deployment, batch: Batch, now: int) -> Operation[OpenWork]:
+    """Give up shards that fail again and again, and ring for those whose doorbell is lost."""
     shards = yield from deployment.table.list_shards(batch.id)
     free = [
         shard
@@ -144,7 +146,18 @@ def _mend_shards(deployment: Deployment, batch: Batch, now: int) -> Operation[bo
         for messages in tens(shard_message(batch.id, shard.number) for shard in rung):
             yield from queue.send_all(messages)
         logger.warning("rung again", batch_id=batch.id, shards=_numbers(rung))
-    return bool(waiting)
+    done = sum((shard.progress for shard in shards), start=Progress())
+    leased = [shard for shard in shards if shard.is_leased(now)]
+    return OpenWork(
+        batch.id,
+        batch.model or "",
+        batch.num_rows - done.num_rows,
+        len(waiting) + len(leased),
+        batch.expires_at,
+        num_running=len(leased),
+        rows_per_second=sum(shard.progress.rows_per_second for shard in leased),
+        tokens_per_second=sum(shard.progress.tokens_per_second for shard in leased),
+    )
 
 
 def is_hopeless(deployment: Deployment, shard: Shard) -> bool:

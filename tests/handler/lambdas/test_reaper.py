@@ -11,6 +11,7 @@ import pytest
 from handler.aws.bucket import Bucket
 from handler.aws.calls import Operation
 from handler.aws.queues import advance_message, shard_message
+from handler.batch.fleet import OpenWork
 from handler.batch.model import BatchError
 from handler.batch.states import Status
 from handler.control import reap as reaping
@@ -253,7 +254,9 @@ def test_a_batch_that_cannot_be_read_keeps_nobody_waiting(
     drops = [mini.drop(4, key=f"input/{number}.jsonl").begin() for number in range(12)]
     looked_at = []
 
-    def look_or_raise(deployment: Deployment, batch_id: str, now: int) -> Operation[str | None]:
+    def look_or_raise(
+        deployment: Deployment, batch_id: str, now: int
+    ) -> Operation[OpenWork | None]:
         looked_at.append(batch_id)
         if batch_id == min(drop.id for drop in drops):
             raise ValueError("a status of another version")
