@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from handler.batch.model import Shard
 
 MAX_SHARD_LINES = 4096
 MAX_SHARD_BYTES = 16 * 2**20
+# From this size of a file on its shards have more lines, and no more than so many times as many:
+# then rows of 330 bytes come to what S3 copies as one part, and there are some thousand shards.
+_LARGE_FILE_BYTES = 16 * 2**30
+_MAX_GROWTH = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,6 +23,11 @@ class ShardLimits:
 
     max_lines: int = MAX_SHARD_LINES
     max_bytes: int = MAX_SHARD_BYTES
+
+    def of_file(self, num_bytes: int) -> ShardLimits:
+        """Return the limits for a file of so many bytes: a large one has longer shards."""
+        growth = min(max(1, num_bytes / _LARGE_FILE_BYTES), _MAX_GROWTH)
+        return replace(self, max_lines=int(self.max_lines * growth))
 
 
 @dataclass(slots=True)

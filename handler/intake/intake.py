@@ -136,7 +136,8 @@ def _first_look(run: Run) -> Checkpoint:
     form = form_of(
         run.aws.run(read_range(batch.source, 0, min(HEAD_BYTES, batch.source.num_bytes)))
     )
-    first = Checkpoint(ShardCutter(batch.id, run.deployment.settings.shard_limits), form=form)
+    limits = run.deployment.settings.shard_limits.of_file(batch.source.num_bytes)
+    first = Checkpoint(ShardCutter(batch.id, limits), form=form)
     if not form.is_plain:
         first.upload = run.aws.run(bucket.create_upload(plain_key(batch.id), {}))
     text = dump_checkpoint(first)

@@ -6,10 +6,13 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from handler.aws.calls import Call, Operation
-from handler.aws.items import dump, load, to_item
-from handler.aws.stores.store import META, Store, expression, nothing_there
+from handler.aws.items import dump, from_item, load, to_item
+from handler.aws.stores.store import META, Store, expression, nothing_there, present
 from handler.batch.model import Progress, Shard, ShardStatus
 from handler.errors import ConditionFailed, LeaseLost
+
+_SHARD = "SHARD#"
+_LAST_SHARD = 9_999_999
 
 
 class ShardStore(Store):
@@ -36,8 +39,30 @@ class ShardStore(Store):
 
     def list_shards(self, batch_id: str) -> Operation[list[Shard]]:
         """Return all shards of a batch in their order."""
-        fields = yield from self.query(f"BATCH#{batch_id}", "SHARD#")
+        fields = yield from self.query(f"BATCH#{batch_id}", _SHARD)
         return [load(Shard, item) for item in fields]
+
+    def page_of_shards(
+        self, batch_id: str, first: int = 0
+    ) -> Operation[tuple[list[Shard], int | None]]:
+        """Return shards from the one of number `first` on, as many as one answer has.
+
+        Beside them the number with which the next page begins, None behind the last.
+        """
+        bounds = {":first": _shard_name(first), ":last": _shard_name(_LAST_SHARD)}
+        response = yield Call(
+            "dynamodb",
+            "query",
+            {
+                "TableName": self.name,
+                "KeyConditionExpression": "pk = :pk AND sk BETWEEN :first AND :last",
+                "ExpressionAttributeValues": to_item({":pk": f"BATCH#{batch_id}"} | bounds),
+                "ConsistentRead": True,
+            },
+        )
+        shards = [load(Shard, item) for item in present(response["Items"])]
+        last = response.get("LastEvaluatedKey")
+        return shards, int(from_item(last)["sk"].removeprefix(_SHARD)) + 1 if last else None
 
     def sum_progress(self, batch_id: str, now: float) -> Operation[Progress]:
         """Return the sum of the shards' absolute counts: it never falls while a batch runs.
@@ -45,7 +70,7 @@ class ShardStore(Store):
         Rates are summed over those shards that somebody has the right to run now.
         """
         only = ("progress", "owner", "lease_until")
-        fields = yield from self.query(f"BATCH#{batch_id}", "SHARD#", only)
+        fields = yield from self.query(f"BATCH#{batch_id}", _SHARD, only)
         return sum((progress_in(item, now) for item in fields), start=Progress())
 
     def claim(
@@ -196,7 +221,11 @@ def _shard_key(shard: Shard) -> dict[str, object]:
 
 
 def _shard_key_of(batch_id: str, number: int) -> dict[str, object]:
-    return {"pk": f"BATCH#{batch_id}", "sk": f"SHARD#{number:07}"}
+    return {"pk": f"BATCH#{batch_id}", "sk": _shard_name(number)}
+
+
+def _shard_name(number: int) -> str:
+    return f"{_SHARD}{number:07}"
 
 
 def progress_in(fields: Mapping[str, Any], now: float) -> Progress:

@@ -47,6 +47,16 @@ def test_shards_keep_their_limits(lengths: list[int], limits: ShardLimits) -> No
         assert shard.end - shard.start <= limits.max_bytes or shard.num_rows == 1
 
 
+def test_a_large_file_has_longer_shards_and_many_still() -> None:
+    """Small ones keep theirs; of 10⁹ lines of 1 kB a shard's rows fill a segment."""
+    limits = ShardLimits()
+    of_gib = {gib: limits.of_file(gib * 2**30) for gib in (0, 1, 16, 32, 64, 931)}
+    assert [of.max_lines for of in of_gib.values()] == [4096, 4096, 4096, 8192, 16_384, 16_384]
+    assert {of.max_bytes for of in of_gib.values()} == {limits.max_bytes}
+    for gib, of in of_gib.items():
+        assert gib < 16 or gib * 2**30 / min(of.max_bytes, of.max_lines * 1000) > 4000
+
+
 @given(LENGTHS, LIMITS, st.integers(1, 60))
 def test_another_run_cuts_as_the_first_would_have(
     lengths: list[int], limits: ShardLimits, stop_after: int

@@ -255,6 +255,14 @@ def test_counts_are_summed_over_pages(run: Run, deployment: Deployment) -> None:
             )
         )
     shards = run(deployment.table.list_shards(batch.id))
+    pages, first = [], 0
+    while first is not None:
+        page, first = run(deployment.table.page_of_shards(batch.id, first))
+        pages.append(page)
+    assert len(pages) > 1
+    assert [shard for page in pages for shard in page] == shards
+    assert run(deployment.table.page_of_shards(batch.id, 19)) == (shards[19:], None)
+    assert run(deployment.table.page_of_shards("batch_x")) == ([], None)
     total = run(deployment.table.sum_progress(batch.id, NOW))
     assert [shard.number for shard in shards] == list(range(20))
     assert total == sum((shard.progress.at_rest for shard in shards), start=Progress())
