@@ -104,6 +104,15 @@ class Brake:
 
 
 @dataclass(frozen=True, slots=True)
+class Waiting:
+    """Why lines that are open are not run, since when, and what helps, as people are told."""
+
+    code: str
+    message: str
+    since: int
+
+
+@dataclass(frozen=True, slots=True)
 class Launch:
     """A worker that was asked for: launchers list it a while later."""
 

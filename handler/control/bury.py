@@ -21,6 +21,7 @@ from handler.deployment import Deployment
 from handler.intake.events import (
     Advance,
     Drop,
+    Ended,
     Ignored,
     Sweep,
     drop_message,
@@ -55,6 +56,8 @@ def bury(deployment: Deployment, body: str, now: int) -> Operation[None]:
                     yield from _bury_batch(deployment, request.batch_id, now)
             case Sweep():
                 logger.error("sweep not done", after=request.after)
+            case Ended():
+                logger.error("end of a worker not counted")
             case Ignored():
                 logger.warning("dead message dropped", reason=request.reason)
 

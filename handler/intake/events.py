@@ -1,4 +1,4 @@
-"""What a message on the control queue asks for: uploads to take in or find, a batch to look at.
+"""What a message on the control queue asks for: uploads, a batch to look at, a worker's end.
 
 Read leniently, by a model of our own: emulators and older versions of S3's events leave fields out,
 and a message that nobody understands must end here, not in a crash loop.
@@ -63,7 +63,14 @@ class Ignored:
     is_expected: bool = False
 
 
-Request = Drop | Sweep | Advance | Ignored
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """An event about a worker, which may have ended: the fleets' plans say whose it was."""
+
+    event: Mapping[str, Any]
+
+
+Request = Drop | Sweep | Advance | Ended | Ignored
 
 
 class _Model(BaseModel):
@@ -118,6 +125,8 @@ def parse_control(body: str) -> list[Request]:
     records = fields.get("Records")
     if isinstance(records, list):
         return [_parse_record(record) for record in records]
+    if isinstance(fields.get("detail-type"), str) and isinstance(fields.get("detail"), dict):
+        return [Ended(fields)]
     if (kind := _OWN_KINDS.get(str(fields.get("kind")))) is not None:
         return [_parse_own(kind, fields)]
     batch_id = fields.get("batch_id")

@@ -1,4 +1,4 @@
-"""The Lambda on the control queue: uploads, and messages about batches."""
+"""The Lambda on the control queue: uploads, messages about batches, ends of workers."""
 
 from __future__ import annotations
 
@@ -16,8 +16,9 @@ from handler.control.advance import advance, go_on
 from handler.control.sweep import sweep
 from handler.deployment import Deployment, deployment
 from handler.errors import AwsError
+from handler.fleet.ended import take_end
 from handler.intake.create import take_drop
-from handler.intake.events import Advance, Drop, Ignored, Sweep, parse_control
+from handler.intake.events import Advance, Drop, Ended, Ignored, Sweep, parse_control
 from handler.lambdas.messages import deal_with_each
 from handler.log import logger
 
@@ -62,6 +63,8 @@ def act_on(aws: Aws, deployment: Deployment, body: str, time_left: Callable[[], 
                 aws.run(sweep(deployment, after, int(time.time()), time_left))
             case Advance():
                 advance(aws, deployment, request.batch_id, time_left)
+            case Ended(ended):
+                aws.run(take_end(deployment, ended, int(time.time())))
             case Ignored():
                 log = logger.info if request.is_expected else logger.warning
                 log("message dropped", reason=request.reason)

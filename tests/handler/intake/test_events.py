@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from pydantic_core import to_json
 
 from handler.aws.queues import advance_message, shard_message
-from handler.intake.events import Advance, Drop, Ignored, parse_control
+from handler.intake.events import Advance, Drop, Ended, Ignored, parse_control
 
 EVENTS = Path(__file__).parents[2] / "events"
 BUCKET = "tidemill-data"
@@ -198,3 +198,11 @@ def test_a_record_with_anything_in_any_place_is_a_drop_or_ignored(data: st.DataO
         place = place[name]
     place[data.draw(st.sampled_from(sorted(place)), label="name")] = data.draw(json_values)
     assert isinstance(parse_record(record), Drop | Ignored)
+
+
+def test_events_about_workers() -> None:
+    """Whose they are is for the fleets to say, so that they are handed on whole."""
+    event = json.loads(recorded("ecs_task_stopped"))
+    assert parse_control(json.dumps(event)) == [Ended(event)]
+    [request] = parse_control(json.dumps({**event, "detail": None}))
+    assert isinstance(request, Ignored)

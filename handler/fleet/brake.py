@@ -1,0 +1,114 @@
+"""The brake of a fleet: workers that end badly again and again are started no more. No I/O.
+
+A crash loop costs a GPU for nothing, and does not end by itself. What counts are bad ends of one
+release without a row of the model between them; another release, or a person, lifts the brake.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from typing import Final
+
+from handler.batch.fleet import Brake, End, EndKind, FleetPlan, FleetState, Pace, Waiting
+
+BRAKE_ENDS: Final = 3
+BRAKE_SECONDS: Final = 30 * 60
+CRASH_LOOP: Final = "crash_loop"
+STOPPED: Final = "stopped"
+
+# What helps, by what was said. The first that fits counts.
+_ADVICE: Final = (
+    (r"known line", "The GPU of its machine is most likely broken: end that machine"),
+    (
+        r"Cannotpull|pull access|manifest",
+        "See that the image is there, and that workers reach its registry",
+    ),
+    (
+        r"ResourceInitialization|secret|AccessDenied|not authorized",
+        "See that the role of the workers may do what it was refused",
+    ),
+    (r"out of memory|OutOfMemory|\(exit status 137\)", "Give workers more memory, or less to hold"),
+    (r"exit status 2\b", "A setting of the workers cannot be: mend what the last words name"),
+)
+_ANY_ADVICE: Final = "Read the log of the worker and mend what it says"
+
+
+def counted(state: FleetState, end: End, plan: FleetPlan, pace: Pace, now: int) -> FleetState:
+    """Return the state after an end, with a brake where it is one too many.
+
+    An end that is told twice, or that is not of the plan's release, counts for nothing.
+    """
+    launches = tuple(each for each in state.launches if each.worker != end.worker)
+    state = replace(released(state, plan.release), launches=launches)
+    is_known = any(each.worker == end.worker for each in state.ends)
+    if is_known or end.release != plan.release or end.at <= now - BRAKE_SECONDS:
+        return state
+    if end.kind is not EndKind.BAD:
+        return state
+    recent = [each for each in state.ends if each.at > now - BRAKE_SECONDS]
+    state = replace(state, ends=(*recent, end))
+    bad = sorted(
+        (each for each in state.ends if each.kind is EndKind.BAD), key=lambda each: each.at
+    )
+    last = bad[-BRAKE_ENDS:]
+    if state.brake or len(last) < BRAKE_ENDS or pace.rows_at >= last[0].at:
+        return state
+    return replace(state, brake=_brake(last[-1], now))
+
+
+def released(state: FleetState, release: str) -> FleetState:
+    """Return the state without what workers of other releases have done."""
+    brake = state.brake if state.brake and state.brake.release == release else None
+    ends = tuple(each for each in state.ends if each.release == release)
+    return replace(state, brake=brake, ends=ends)
+
+
+def resumed(state: FleetState) -> FleetState:
+    """Return the state without brake and pause: workers may be started at once."""
+    return replace(state, brake=None, ends=(), not_before=0, refusal=None)
+
+
+def halted(state: FleetState, plan: FleetPlan, now: int) -> FleetState:
+    """Return the state in which a person has said that no worker shall be started."""
+    advice = f"`tidemill workers resume {plan.model}` lets them be started again."
+    return replace(
+        state, brake=Brake(now, plan.release, STOPPED, "The workers were stopped.", advice)
+    )
+
+
+def waiting_of(state: FleetState, now: float) -> Waiting | None:
+    """Return why the lines of a model are not run, where that is known."""
+    if (brake := state.brake) is not None:
+        message = f"{brake.reason} {brake.advice}"
+        return Waiting(brake.code, message, brake.at)
+    refusals = [each for each in state.ends if each.kind is EndKind.NO_CAPACITY]
+    if state.refusal is None or not refusals or refusals[-1].at <= now - BRAKE_SECONDS:
+        return None
+    message = (
+        f"No machine can be had for a worker: {_sentence(state.refusal)} It is tried again, at "
+        "longer intervals."
+    )
+    return Waiting("no_capacity", message, refusals[0].at)
+
+
+def _brake(end: End, now: int) -> Brake:
+    said = f' Its last words: "{end.last_words}".' if end.last_words else ""
+    reason = (
+        f"{BRAKE_ENDS} workers ended without a row in {BRAKE_SECONDS // 60} minutes, so no more "
+        f"are started. The last one: {_sentence(end.reason)}{said}"
+    )
+    what = next(
+        (
+            advice
+            for pattern, advice in _ADVICE
+            if re.search(pattern, f"{end.reason} {end.last_words}", re.IGNORECASE)
+        ),
+        _ANY_ADVICE,
+    )
+    advice = f"{what}, and deploy; or `tidemill workers resume {end.model}` to try again."
+    return Brake(now, end.release, CRASH_LOOP, reason, advice)
+
+
+def _sentence(words: str) -> str:
+    return f"{words.rstrip('. ')}."

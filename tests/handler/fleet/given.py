@@ -1,0 +1,54 @@
+"""Plans and ends that tests of fleets begin with."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from handler.batch.fleet import End, EndKind, FleetPlan
+
+EVENTS = Path(__file__).parents[2] / "events"
+DEFINITION = "arn:aws:ecs:eu-west-1:111122223333:task-definition/tidemill:1"
+NOW = 1_800_000_000
+
+ECS = FleetPlan(
+    "demo",
+    "ecs",
+    DEFINITION,
+    means={"task_definition": DEFINITION, "log_group": "logs", "log_prefix": "worker"},
+)
+LOCAL = FleetPlan("local", "processes", "r1")
+PLANS = {plan.model: plan for plan in (ECS, LOCAL)}
+
+
+def recorded(name: str, **detail: Any) -> dict[str, Any]:
+    """Return a recorded event with these fields of its detail changed."""
+    event: dict[str, Any] = json.loads((EVENTS / f"{name}.json").read_text(encoding="utf-8"))
+    event["detail"] |= detail
+    return event
+
+
+def process_event(**detail: Any) -> dict[str, Any]:
+    """Return what the local cloud tells of the end of a process."""
+    known = {
+        "model": "local",
+        "worker": "7",
+        "release": "r1",
+        "stopCode": "ProcessExited",
+        "stoppedReason": "exited with status 1",
+        "exitCode": 1,
+        "lastWords": None,
+    }
+    return {
+        "source": "tidemill.processes",
+        "detail-type": "Worker Process State Change",
+        "time": "2026-01-23T17:57:58Z",
+        "detail": known | detail,
+    }
+
+
+def end_of(worker: str, at: int = NOW, kind: EndKind = EndKind.BAD, **more: Any) -> End:
+    """Return the end of a worker of the local fleet."""
+    known = {"reason": "it ended with exit status 1", "exit_code": 1, "last_words": "no GPU"}
+    return End("local", worker, "r1", at, kind, **known | more)

@@ -1,0 +1,143 @@
+"""When the brake of a fleet is set, what it says, and what lifts it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from handler.batch.fleet import End, EndKind, FleetState, Launch, Pace
+from handler.fleet.brake import (
+    BRAKE_ENDS,
+    BRAKE_SECONDS,
+    counted,
+    halted,
+    released,
+    resumed,
+    waiting_of,
+)
+from tests.handler.fleet.given import LOCAL, NOW, end_of
+
+
+def after(*ends: End, state: FleetState | None = None, rows_at: int = 0) -> FleetState:
+    """Return the state after these ends, each told when it was."""
+    state = state or FleetState()
+    for end in ends:
+        state = counted(state, end, LOCAL, Pace(rows_at=rows_at), max(end.at, NOW))
+    return state
+
+
+LOOP = [end_of(f"w{n}", NOW + 10 * n) for n in range(BRAKE_ENDS)]
+
+
+def test_a_crash_loop_sets_the_brake() -> None:
+    """The last end of too many says what happened and what to do."""
+    assert after(*LOOP[:-1]).brake is None
+    brake = after(*LOOP).brake
+    assert brake is not None
+    assert (brake.release, brake.code, brake.at) == ("r1", "crash_loop", LOOP[-1].at)
+    assert "exit status 1" in brake.reason
+    assert "no GPU" in brake.reason
+    assert "tidemill workers resume local" in brake.advice
+
+
+def test_an_end_that_is_told_twice_counts_once() -> None:
+    """Events come at least once, in any order."""
+    assert after(LOOP[0], LOOP[1], LOOP[0], LOOP[1], LOOP[0]).brake is None
+
+
+@pytest.mark.parametrize(("rows_at", "is_set"), [(NOW - 1, True), (NOW, False), (NOW + 15, False)])
+def test_a_row_since_the_first_end_holds_the_brake_off(rows_at: int, is_set: bool) -> None:  # noqa: FBT001
+    """Workers that get on between their deaths are worth what they cost."""
+    assert (after(*LOOP, rows_at=rows_at).brake is not None) is is_set
+
+
+def test_a_row_forgives_only_what_was_before_it() -> None:
+    """So many ends after a row are a loop, whatever was before."""
+    state = after(end_of("early"), *[end_of(f"x{n}", NOW + 60 + n) for n in range(3)], rows_at=NOW)
+    assert state.brake is not None
+
+
+@pytest.mark.parametrize("kind", [EndKind.GOOD, EndKind.TAKEN, EndKind.NO_CAPACITY])
+def test_only_bad_ends_count(kind: EndKind) -> None:
+    """Idle, asked to end, without its machine: no such end is the release's fault."""
+    assert after(*(replace(end, kind=kind) for end in LOOP)).brake is None
+
+
+def test_ends_long_apart_are_no_loop() -> None:
+    """What was half an hour ago is forgotten, and a late event about it counts for nothing."""
+    state = after(*LOOP[:2])
+    late = end_of("late", NOW + BRAKE_SECONDS + 60)
+    assert after(late, state=state).brake is None
+    assert after(end_of("old", NOW - BRAKE_SECONDS), state=state) == state
+
+
+def test_ends_of_another_release_do_not_count() -> None:
+    """Old workers that die while new ones come say nothing of those."""
+    assert after(*(replace(end, release="r0") for end in LOOP)) == FleetState()
+
+
+def test_a_launch_is_over_with_its_worker() -> None:
+    """One that has ended is not waited for."""
+    state = FleetState(launches=(Launch("w0", "r1", NOW), Launch("w1", "r1", NOW)))
+    for kind in EndKind:
+        left = after(end_of("w0", kind=kind), state=state).launches
+        assert left == (Launch("w1", "r1", NOW),)
+
+
+def test_another_release_lifts_the_brake() -> None:
+    """It forgets what the one before has done, and only that."""
+    state = after(*LOOP)
+    assert released(state, "r1") == state
+    assert released(state, "r2") == replace(state, brake=None, ends=())
+
+
+def test_a_person_lifts_the_brake() -> None:
+    """The next end is the first again."""
+    state = resumed(after(*LOOP))
+    assert state.brake is None
+    assert after(end_of("next", NOW + 60), state=state).brake is None
+
+
+def test_a_brake_that_is_set_stays_as_it_was() -> None:
+    """Further ends change neither its reason nor since when it is."""
+    state = after(*LOOP)
+    assert after(end_of("more", NOW + 90, reason="x"), state=state).brake == state.brake
+
+
+@pytest.mark.parametrize(
+    ("reason", "words", "advice"),
+    [
+        ("it ended with exit status 1", "this machine cannot run a known line", "end that machine"),
+        ("CannotPullContainerError: x", None, "registry"),
+        ("ResourceInitializationError: pull secrets", None, "role"),
+        ("it was killed (exit status 137): OutOfMemoryError", None, "memory"),
+        ("it ended with exit status 2", "--seed: no number", "setting"),
+        ("it ended with exit status 1", "something else", "Read the log"),
+    ],
+    ids=["known line", "image", "role", "memory", "setting", "any"],
+)
+def test_the_advice_is_of_what_was_said(reason: str, words: str | None, advice: str) -> None:
+    """What helps depends on what the last worker died of."""
+    ends = [replace(end, reason=reason, last_words=words) for end in LOOP]
+    brake = after(*ends).brake
+    assert brake is not None
+    assert advice in brake.advice
+
+
+def test_what_waiting_batches_are_told() -> None:
+    """A brake, or since when there is no machine; nothing while all is well."""
+    assert waiting_of(FleetState(), NOW) is None
+    waiting = waiting_of(after(*LOOP), NOW)
+    assert waiting is not None
+    assert (waiting.code, waiting.since) == ("crash_loop", LOOP[-1].at)
+    assert "no GPU" in waiting.message
+    assert "tidemill workers resume local" in waiting.message
+
+
+def test_workers_that_a_person_has_stopped() -> None:
+    """Batches say so, and how they go on."""
+    waiting = waiting_of(halted(FleetState(), LOCAL, NOW), NOW)
+    assert waiting is not None
+    assert waiting.code == "stopped"
+    assert "tidemill workers resume local" in waiting.message

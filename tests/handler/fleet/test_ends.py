@@ -1,0 +1,150 @@
+"""What events tell of the ends of workers: why each is no more, and whose it was."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from handler.batch.fleet import End, EndKind
+from handler.fleet.ends import LogPlace, Told, read_end
+from tests.handler.fleet.given import DEFINITION, NOW, PLANS, process_event, recorded
+
+TASK = "arn:aws:ecs:eu-west-1:111122223333:task/tidemill/c13b4cb40f1f4fe4a2971f76ae5a47ad"
+AT = 1_769_191_078
+
+
+def told(event: dict[str, Any]) -> Told:
+    """Return what an event is read as, which is an end."""
+    found = read_end(event, PLANS, NOW)
+    assert found is not None
+    return found
+
+
+def test_a_task_that_was_recorded() -> None:
+    """Worker, release, time, exit code and log are those of the event."""
+    assert told(recorded("ecs_task_stopped")) == Told(
+        End("demo", TASK, DEFINITION, AT, EndKind.BAD, "it ended with exit status 1", 1),
+        LogPlace("logs", "worker/worker/c13b4cb40f1f4fe4a2971f76ae5a47ad"),
+    )
+
+
+def test_a_task_of_an_older_revision() -> None:
+    """It is of the same fleet, and its release is its own."""
+    older = DEFINITION.replace(":1", ":9")
+    end = told(recorded("ecs_task_stopped", taskDefinitionArn=older)).end
+    assert (end.model, end.release) == ("demo", older)
+
+
+@pytest.mark.parametrize(
+    ("detail", "kind"),
+    [
+        ({"containers": [{"exitCode": 0}]}, EndKind.GOOD),
+        ({"containers": [{"exitCode": 143}]}, EndKind.GOOD),
+        ({"stopCode": "UserInitiated", "containers": [{"exitCode": 137}]}, EndKind.GOOD),
+        ({"stopCode": "SpotInterruption"}, EndKind.TAKEN),
+        ({"stopCode": "TerminationNotice", "containers": [{}]}, EndKind.TAKEN),
+        (
+            {"containers": [{}], "stoppedReason": "Host EC2 (instance i-0) terminated."},
+            EndKind.TAKEN,
+        ),
+        (
+            {"stopCode": "TaskFailedToStart", "stoppedReason": "RESOURCE:GPU", "containers": [{}]},
+            EndKind.NO_CAPACITY,
+        ),
+        (
+            {
+                "stopCode": "TaskFailedToStart",
+                "stoppedReason": "Capacity is unavailable at this time. Please try again later",
+                "containers": [],
+            },
+            EndKind.NO_CAPACITY,
+        ),
+        ({"containers": [{"exitCode": 137}]}, EndKind.BAD),
+        ({"containers": [{"exitCode": 0}, {"exitCode": 1}]}, EndKind.BAD),
+        (
+            {
+                "stopCode": "TaskFailedToStart",
+                "stoppedReason": "CannotPullContainerError: pull image manifest has been retried",
+                "containers": [{}],
+            },
+            EndKind.BAD,
+        ),
+        (
+            {
+                "stopCode": "TaskFailedToStart",
+                "stoppedReason": "ResourceInitializationError: unable to pull secrets",
+                "containers": [{}],
+            },
+            EndKind.BAD,
+        ),
+        ({"stoppedReason": "Task failed container health checks", "containers": []}, EndKind.BAD),
+    ],
+    ids=str,
+)
+def test_why_a_task_is_no_more(detail: dict[str, Any], kind: EndKind) -> None:
+    """Idle, asked, taken, never had: only what is left is the worker's own fault."""
+    assert told(recorded("ecs_task_stopped", **detail)).end.kind is kind
+
+
+def test_what_killed_a_task_is_told() -> None:
+    """The container's own reason says of an exit status what it is of."""
+    container = {"name": "worker", "exitCode": 137, "reason": "OutOfMemoryError: killed"}
+    end = told(recorded("ecs_task_stopped", containers=[container])).end
+    assert "OutOfMemoryError" in end.reason
+    assert "137" in end.reason
+
+
+@pytest.mark.parametrize(
+    ("detail", "kind"),
+    [
+        ({"exitCode": 0, "stoppedReason": "there was no more work"}, EndKind.GOOD),
+        ({"stopCode": "UserInitiated", "exitCode": 143}, EndKind.GOOD),
+        ({"stopCode": "MachineLost", "exitCode": None}, EndKind.TAKEN),
+        ({"stopCode": "NoCapacity", "exitCode": None}, EndKind.NO_CAPACITY),
+        ({"exitCode": 137, "stoppedReason": "killed by SIGKILL"}, EndKind.BAD),
+        ({"exitCode": 2}, EndKind.BAD),
+    ],
+    ids=str,
+)
+def test_why_a_process_is_no_more(detail: dict[str, Any], kind: EndKind) -> None:
+    """Processes of the local cloud are judged as tasks are."""
+    assert told(process_event(**detail)).end.kind is kind
+
+
+@pytest.mark.parametrize(
+    "event",
+    [
+        recorded("ecs_task_stopped", lastStatus="RUNNING"),
+        recorded("ecs_task_stopped", taskDefinitionArn="arn:aws:ecs:x:1:task-definition/web:1"),
+        recorded("ecs_task_stopped", taskArn=None),
+        process_event(model="another"),
+        {"source": "aws.ec2", "detail": {}},
+        {"source": "aws.ecs"},
+        {},
+    ],
+    ids=["running", "another family", "no task", "another model", "source", "no detail", "empty"],
+)
+def test_what_is_no_end_of_ours(event: dict[str, Any]) -> None:
+    """It is none, and no error."""
+    assert read_end(event, PLANS, NOW) is None
+
+
+def test_an_event_without_a_time_is_of_now() -> None:
+    """A clock of ours stands in for one that is missing or odd."""
+    assert told(process_event() | {"time": "yesterday"}).end.at == NOW
+
+
+_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text(max_size=10),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner),
+    max_leaves=8,
+)
+
+
+@given(source=st.sampled_from(["aws.ecs", "aws.sagemaker", "tidemill.processes"]), detail=_values)
+def test_whatever_comes_is_an_end_or_none(source: str, detail: object) -> None:
+    """No event of any form raises."""
+    read_end({"source": source, "detail": detail}, PLANS, NOW)
