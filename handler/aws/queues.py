@@ -18,7 +18,7 @@ _AGAIN_SECONDS = (1, 2, 5, 15, 60, 120, 300)
 # Of a message to the control Lambda before it is a dead letter: three quarters of an hour of
 # failures that are told, four hours of runs that die.
 MAX_CONTROL_RECEIVES = 15
-_SENT = "SentTimestamp"
+_SENT, _GROUP = "SentTimestamp", "MessageGroupId"
 _COUNTS = [
     "ApproximateNumberOfMessages",
     "ApproximateNumberOfMessagesDelayed",
@@ -29,12 +29,14 @@ _COUNTS = [
 class Message(NamedTuple):
     """A received message: `receipt` stands for it until its visibility ends.
 
-    `sent_at` is Unix seconds, None where the queue does not tell.
+    `sent_at` is Unix seconds, None where the queue does not tell; `group` is the tenant for whom it
+    was sent, None for nobody's.
     """
 
     body: str
     receipt: str
     sent_at: float | None = None
+    group: str | None = None
 
 
 _MAX_ID_CHARS = 64
@@ -93,11 +95,16 @@ class Queue:
                 "MaxNumberOfMessages": min(_MAX_ENTRIES, max_messages),
                 "WaitTimeSeconds": wait_seconds,
                 "VisibilityTimeout": visibility_seconds,
-                "MessageSystemAttributeNames": [_SENT],
+                "MessageSystemAttributeNames": [_SENT, _GROUP],
             },
         )
         return [
-            Message(message["Body"], message["ReceiptHandle"], _sent_at(message))
+            Message(
+                message["Body"],
+                message["ReceiptHandle"],
+                _sent_at(message),
+                message.get("Attributes", {}).get(_GROUP),
+            )
             for message in response.get("Messages", ())
         ]
 
@@ -145,7 +152,7 @@ def again_seconds(num_receives: int) -> int:
 
 
 def _of_group(group: str | None) -> dict[str, str]:
-    return {} if group is None else {"MessageGroupId": group}
+    return {} if group is None else {_GROUP: group}
 
 
 def _sent_at(message: Mapping[str, Any]) -> float | None:

@@ -36,6 +36,7 @@ class Doorbell:
     def __init__(self, site: Site, message: Message) -> None:
         self._site = site
         self._message: Message | None = message
+        self._group = message.group
         self._received_at = self._kept_at = site.clock()
         self.target = parse_target(message.body)
         waited_since = message.sent_at
@@ -69,7 +70,8 @@ class Doorbell:
         """Put a fresh message in the place of this one, so that no failure is counted for it."""
         assert self.target is not None
         body = shard_message(*self.target)
-        await self._site.aws.run(self._site.queue.send(body, delay_seconds=delay_seconds))
+        sending = self._site.queue.send(body, group=self._group, delay_seconds=delay_seconds)
+        await self._site.aws.run(sending)
         await self.dismiss()
 
     async def take_over(self, other: Doorbell) -> None:

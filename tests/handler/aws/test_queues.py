@@ -54,6 +54,18 @@ def test_a_message_that_is_not_kept_comes_again(run: Run, queue: Queue) -> None:
     assert again.body == message.body
 
 
+def test_a_message_tells_for_whom_it_was_sent(run: Run, queue: Queue) -> None:
+    """One by one or ten at a time; one for nobody is received as well."""
+    run(queue.send({"n": 1}, group="search"))
+    run(queue.send_all([{"n": 2}, {"n": 3}], group="ads"))
+    run(queue.send({"n": 4}))
+    found: list[Message] = []
+    while len(found) < 4:
+        found += receive(run, queue, 10, max_messages=10)
+    groups = {json.loads(message.body)["n"]: message.group for message in found}
+    assert groups == {1: "search", 2: "ads", 3: "ads", 4: None}
+
+
 def test_a_message_that_has_gone_is_not_kept() -> None:
     """Its holder is told, and goes on. Emulators take any receipt: AWS is spoken for here."""
     keeping = Queue("url").hide(Message("{}", "receipt"), 60)

@@ -255,6 +255,18 @@ async def test_a_second_message_for_a_held_shard_is_dismissed(rig: Rig, site: Si
     assert await num_hidden(site) == 1
 
 
+async def test_a_message_in_the_place_of_another_is_for_the_same_tenant(
+    rig: Rig, site: Site
+) -> None:
+    """A shard that is handed over waits among its tenant's own."""
+    body = shard_message(rig.batch(GOOD).id, 0)
+    await (await take(site)).dismiss()
+    await site.aws.run(site.queue.send(body, group="search"))
+    await (await take(site)).ring_again()
+    [message] = await site.aws.run(site.queue.receive(visibility_seconds=30))
+    assert message.group == "search"
+
+
 async def test_a_message_that_somebody_else_has_answered_is_no_trouble(
     rig: Rig, site: Site
 ) -> None:
