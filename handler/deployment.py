@@ -9,11 +9,11 @@ from handler.aws.bucket import Bucket
 from handler.aws.events import EventBus
 from handler.aws.parameters import FleetPlans
 from handler.aws.queues import Queue
-from handler.aws.services import WorkerService
 from handler.aws.stores.files import FileStore
 from handler.aws.stores.fleets import FleetStore
 from handler.aws.stores.ledger import Ledger
 from handler.aws.stores.overview import Overview
+from handler.aws.stores.processes import ProcessStore
 from handler.aws.stores.table import Table
 from handler.aws.stores.uploads import UploadStore
 from handler.aws.stores.usage import UsageStore
@@ -41,6 +41,7 @@ class Deployment:
         self.control = Queue(settings.control_queue)
         self.intake = Queue(settings.intake_queue or settings.control_queue)
         self.fleets = FleetStore(settings.table)
+        self.processes = ProcessStore(settings.table)
         self.fleet_plans = FleetPlans(settings.fleets)
         self.work = {model: Queue(url) for model, url in settings.work_queues.items()}
         # What lines may say, and the model whose workers run each.
@@ -49,7 +50,6 @@ class Deployment:
             **settings.model_adapters,
             **{model: model for model in self.work},
         }
-        self.services = {model: WorkerService(path) for model, path in settings.services.items()}
         self.events = EventBus(settings.event_bus)
 
 

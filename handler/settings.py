@@ -14,7 +14,6 @@ from pydantic import (
     NonNegativeInt,
     PositiveFloat,
     PositiveInt,
-    StringConstraints,
     field_validator,
 )
 
@@ -24,7 +23,6 @@ from handler.errors import InvalidOption
 
 _PREFIX = "TIDEMILL_"
 _DAY_SECONDS = 24 * 3600
-_ServicePath = Annotated[str, StringConstraints(pattern=r"^[^/\s]+/[^/\s]+$")]
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,11 +42,10 @@ class Settings(BaseModel):
 
     `work_queues` maps the name of each served model to the url of its queue, `model_aliases` other
     names that lines may use to those (`*` stands for all others), `model_adapters` the names of
-    their adapters, `services` to the ECS service of
-    its workers, as `cluster/service`, where they shall be woken; `gpu_hour_prices` to the price of
-    a GPU-hour, where the report shall tell prices. `default_window` is the completion window of an
-    upload that names none. The table forgets a batch `keep_days` after that window. `limits` are
-    those of tenants that have none of their own.
+    their adapters, `gpu_hour_prices` to the price of a GPU-hour, where the report shall tell
+    prices. `default_window` is the completion window of an upload that names none. The table
+    forgets a batch `keep_days` after that window. `limits` are those of tenants that have none of
+    their own.
     Files go `file_days` after they were made, never where that is 0.
     `intake_queue` rings for files that are to be read; where there is none the control queue does.
     `fleets` is the path of the parameters that say how workers are started; empty for by nobody.
@@ -65,7 +62,6 @@ class Settings(BaseModel):
     work_queues: Json[dict[str, str]] = Field(default_factory=dict)
     model_aliases: Json[dict[str, str]] = Field(default_factory=dict)
     model_adapters: Json[dict[str, str]] = Field(default_factory=dict)
-    services: Json[dict[str, _ServicePath]] = Field(default_factory=dict)
     event_bus: str = "default"
     auth: Literal["keys", "iam"] = "keys"
     shard_lines: PositiveInt = MAX_SHARD_LINES

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Literal
 
-from aws_cdk import ArnFormat, Stack
+from aws_cdk import Stack
 from aws_cdk import aws_iam as iam
 
 from infra.config import Model
@@ -96,22 +96,6 @@ def ring_workers(data: DataStack) -> iam.PolicyStatement:
 def count_doorbells(data: DataStack) -> iam.PolicyStatement:
     """Return the right to see whether doorbells for shards wait."""
     return _allow(["sqs:GetQueueAttributes"], _work_queues(data))
-
-
-def wake_services(data: DataStack) -> iam.PolicyStatement:
-    """Return the right to start the first worker of a model, without waiting for a metric."""
-    stack = Stack.of(data)
-    config = data.config
-    services = [
-        stack.format_arn(
-            service="ecs",
-            resource="service",
-            resource_name=f"{config.name}/{config.service_of(model)}",
-            arn_format=ArnFormat.SLASH_RESOURCE_NAME,
-        )
-        for model in config.models
-    ]
-    return _allow(["ecs:DescribeServices", "ecs:UpdateService"], services)
 
 
 def announce(data: DataStack) -> iam.PolicyStatement:

@@ -20,7 +20,7 @@ from handler.errors import AwsError, ConditionFailed, NotThere, ObjectChanged
 Service = Literal["dynamodb", "s3", "sqs", "events", "ecs", "sagemaker", "batch", "ssm", "logs"]
 SERVICES: tuple[Service, ...] = get_args(Service)
 # Of a worker, which starts no others.
-WORKER_SERVICES: tuple[Service, ...] = ("dynamodb", "s3", "sqs", "events", "ecs")
+WORKER_SERVICES: tuple[Service, ...] = ("dynamodb", "s3", "sqs", "events")
 T = TypeVar("T")
 
 _CONDITION = "ConditionalCheckFailed"
@@ -76,19 +76,23 @@ CLIENT_OPTIONS: Mapping[str, Any] = {
     "retries": {"mode": "standard", "total_max_attempts": 6},
     "max_pool_connections": 32,
 }
-# Of single services, over those. A worker that is not woken at once is woken by its queue's metric:
-# that is worth no wait.
+_BRIEF: Mapping[str, Any] = {
+    "connect_timeout": 2,
+    "read_timeout": 10,
+    "retries": {"mode": "standard", "total_max_attempts": 3},
+}
+# Of single services, over those. A worker that is not started now is started in a minute: those who
+# start them wait for nobody.
 OPTIONS_OF_SERVICE: Mapping[Service, Mapping[str, Any]] = {
     # Urls that are signed name the region's own host, by a signature that every region knows.
     "s3": {
         "signature_version": "s3v4",
         "s3": {"addressing_style": "virtual", "us_east_1_regional_endpoint": "regional"},
     },
-    "ecs": {
-        "connect_timeout": 2,
-        "read_timeout": 4,
-        "retries": {"mode": "standard", "total_max_attempts": 2},
-    },
+    "ecs": _BRIEF,
+    "sagemaker": _BRIEF,
+    "ssm": _BRIEF,
+    "logs": _BRIEF,
 }
 # Before each new try of a write that met a transaction on its item, and of a transaction that was
 # throttled or met another: nothing was done, and clients do not try those again themselves. Nor do

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Literal
 
-LauncherKind = Literal["ecs", "sagemaker", "batch", "processes"]
+LauncherKind = Literal["ecs", "sagemaker", "processes"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,7 +19,8 @@ class FleetPlan:
 
     `release` names what new workers are started as: another one lifts the brake, and takes the
     place of workers of the one before. Between one and `max_workers` are started so that what is
-    open is done in `target_seconds`, or by the end of its window. `means` are the launcher's own.
+    open is done in `target_seconds`, or by the end of its window; from its start to its first rows
+    a worker takes about `start_seconds`. `means` are the launcher's own.
     """
 
     model: str
@@ -27,6 +28,7 @@ class FleetPlan:
     release: str
     max_workers: int = 1
     target_seconds: int = 3600
+    start_seconds: int = 300
     means: dict[str, Any] = field(default_factory=dict)
 
 
@@ -35,7 +37,8 @@ class OpenWork:
     """What is left of one batch that runs, and how fast it goes now, with all who work on it.
 
     Rows are those without a result, shards those that a worker has (`num_running` of them) or must
-    get. No row is run any more from `expires_at` (Unix seconds) on.
+    get. It began at `since`, and no row is run any more from `expires_at` (Unix seconds) on.
+    `tokens_per_row`, read and written, is what its rows have taken so far; 0 before the first.
     """
 
     batch_id: str
@@ -46,6 +49,8 @@ class OpenWork:
     num_running: int = 0
     rows_per_second: float = 0.0
     tokens_per_second: float = 0.0
+    since: int = 0
+    tokens_per_row: float = 0.0
 
 
 class WorkerStatus(StrEnum):
@@ -125,12 +130,12 @@ class Launch:
 class FleetState:
     """What is remembered of a fleet between two looks; changed as a whole, by `FleetStore.change`.
 
-    `num_started` numbers the workers that were ever asked for, so that no start is done twice.
-    `ends` are the recent bad ones and those without a machine. No start before `not_before`, which
-    a launcher that had no machine sets, for `refusal`.
+    `last_number` is that of the last worker that was asked for: no number comes twice, so that no
+    start is done twice. `ends` are the recent bad ones and those without a machine. No start before
+    `not_before`, which a launcher that had no machine sets, for `refusal`.
     """
 
-    num_started: int = 0
+    last_number: int = 0
     launches: tuple[Launch, ...] = ()
     ends: tuple[End, ...] = ()
     brake: Brake | None = None
@@ -140,9 +145,10 @@ class FleetState:
 
 @dataclass(frozen=True, slots=True)
 class Pace:
-    """What workers of a model have measured lately: of one worker, a second of its work.
+    """What workers of a model have measured lately: of one worker, a second at full load.
 
-    `rows_at` (Unix seconds) is when a row of this model was last made durable, by any of them.
+    Tokens are those read and those written. `rows_at` (Unix seconds) is when a row of this model
+    was last made durable, by any of them.
     """
 
     rows_at: int = 0

@@ -29,7 +29,6 @@ from handler.intake.events import (
 )
 from handler.log import logger
 from handler.moves.end import end
-from handler.moves.wake import wake
 
 # An outage is no fault of the file: only what fails for longer than those last ends a batch.
 PATIENCE_SECONDS = 6 * 3600
@@ -91,7 +90,6 @@ def _bury_shard(deployment: Deployment, batch_id: str, number: int, now: int) ->
     elif not shard.abandoned and queue is not None:
         logger.warning("rung again", batch_id=batch_id, shards=[number])
         yield from queue.send(shard_message(batch_id, number))
-        yield from wake(deployment, batch.model)
         return
     yield from deployment.control.send(advance_message(batch_id))
 

@@ -25,11 +25,12 @@ from handler.batch.model import Batch, BatchError, Progress, Shard, ShardStatus
 from handler.batch.states import Status
 from handler.deployment import Deployment
 from handler.errors import AwsError
+from handler.fleet.ensure import tend
+from handler.fleet.wanted import open_work
 from handler.log import logger
 from handler.moves.abandon import abandon
 from handler.moves.announce import announce
 from handler.moves.end import end
-from handler.moves.wake import wake
 
 # Longer than a run of a Lambda: what has not changed for so long has nobody who works on it.
 STUCK_SECONDS = 20 * 60
@@ -50,7 +51,7 @@ _LAST: Final = {
 
 
 def reap(aws: Aws, deployment: Deployment, now: int) -> None:
-    """Look at every active batch, and wake the workers of models that have work.
+    """Look at every active batch, and see to the workers of models that have work.
 
     A batch that cannot be mended does not keep the others waiting.
     """
@@ -65,22 +66,30 @@ def reap(aws: Aws, deployment: Deployment, now: int) -> None:
     ids = aws.run(deployment.table.list_active())
     with ThreadPoolExecutor(_NUM_THREADS) as pool:
         found = [work for work in pool.map(look_at, ids) if work is not None]
+    if found:
+        aws.run(_see_to_workers(deployment, found, now))
+    logger.info("reaped", num_active=len(ids))
+
+
+def _see_to_workers(deployment: Deployment, found: Sequence[OpenWork], now: int) -> Operation[None]:
     open_by_model: dict[str, list[OpenWork]] = {}
     for work in found:
         open_by_model.setdefault(work.model, []).append(work)
-    for model, works in sorted(open_by_model.items()):
-        if any(work.num_shards > work.num_running for work in works):
-            aws.run(wake(deployment, model))
-    logger.info("reaped", num_active=len(ids))
+    try:
+        plans = yield from deployment.fleet_plans.read()
+    except Exception:  # noqa: BLE001 - in a minute there is another look
+        logger.exception("plans of fleets not read")
+        return
+    yield from tend(deployment, plans, open_by_model, now)
 
 
 def look(deployment: Deployment, batch_id: str, now: int) -> Operation[OpenWork | None]:
     """Mend what is amiss with one batch; return what workers have still to do for it."""
     table = deployment.table
-    open_work = None
+    work = None
     batch = yield from table.get_batch(batch_id)
     if batch is not None and not batch.is_terminal:
-        open_work = yield from _mend(deployment, batch, now)
+        work = yield from _mend(deployment, batch, now)
         batch = yield from table.get_batch(batch_id)
     if batch is None:
         yield from table.forget_active(batch_id)
@@ -90,11 +99,11 @@ def look(deployment: Deployment, batch_id: str, now: int) -> Operation[OpenWork 
         due = batch.webhook_due or batch.ended_at or 0
         if now - due > WEBHOOK_OVERDUE_SECONDS:
             yield from _ring(deployment, batch, "webhook")
-    return open_work
+    return work
 
 
 def _mend(deployment: Deployment, batch: Batch, now: int) -> Operation[OpenWork | None]:
-    """Do what is missing; return what is open of a batch whose shards are all rung for."""
+    """Do what is missing; return what is open of a batch whose shards are there to be run."""
     winds_up_since = batch.winds_up_since
     is_expired = batch.expires_at <= now
     if now - max(batch.expires_at, winds_up_since or 0) > OVERDUE_SECONDS:
@@ -112,6 +121,7 @@ def _mend(deployment: Deployment, batch: Batch, now: int) -> Operation[OpenWork 
     elif batch.shards_rung < batch.num_shards:
         if (yield from _is_stuck(deployment, batch, f"rung to {batch.shards_rung}", now)):
             yield from _ring(deployment, batch, "ringing")
+        return open_work(batch, Progress(), num_shards=batch.shards_left)
     else:
         return (yield from _mend_shards(deployment, batch, now))
     return None
@@ -148,16 +158,7 @@ def _mend_shards(deployment: Deployment, batch: Batch, now: int) -> Operation[Op
         logger.warning("rung again", batch_id=batch.id, shards=_numbers(rung))
     done = sum((shard.progress for shard in shards), start=Progress())
     leased = [shard for shard in shards if shard.is_leased(now)]
-    return OpenWork(
-        batch.id,
-        batch.model or "",
-        batch.num_rows - done.num_rows,
-        len(waiting) + len(leased),
-        batch.expires_at,
-        num_running=len(leased),
-        rows_per_second=sum(shard.progress.rows_per_second for shard in leased),
-        tokens_per_second=sum(shard.progress.tokens_per_second for shard in leased),
-    )
+    return open_work(batch, done, num_shards=len(waiting) + len(leased), running=leased)
 
 
 def is_hopeless(deployment: Deployment, shard: Shard) -> bool:

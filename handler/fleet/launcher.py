@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Protocol
 
 from handler.aws.calls import Operation
-from handler.batch.fleet import FleetPlan, Launch, Worker
+from handler.batch.fleet import FleetPlan, Worker
 from handler.errors import HandlerError
 
 
@@ -21,10 +21,10 @@ class Launcher(Protocol):
     def running(self, plan: FleetPlan) -> Operation[list[Worker]]:
         """Return the workers that have not ended; those asked for seconds ago may be missing."""
 
-    def start(self, plan: FleetPlan, number: int) -> Operation[Launch]:
+    def start(self, plan: FleetPlan, number: int) -> Operation[str]:
         """Ask for one worker of the plan's release; again with the same number it asks for none.
 
-        Raises NoCapacity, and AwsError.
+        Returns its id. Raises NoCapacity, and AwsError.
         """
 
     def stop(self, plan: FleetPlan, worker: Worker) -> Operation[None]:

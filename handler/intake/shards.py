@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -10,12 +11,13 @@ from typing import Self
 
 from handler.aws.queues import advance_message, shard_message, tens
 from handler.aws.sync import Aws
-from handler.batch.model import Batch, Shard
+from handler.batch.model import Batch, Progress, Shard
 from handler.batch.states import Status
 from handler.deployment import Deployment
+from handler.fleet.ensure import ensure_for
+from handler.fleet.wanted import open_work
 from handler.log import logger
 from handler.moves.turn import RESERVE_SECONDS
-from handler.moves.wake import wake
 
 _NUM_THREADS = 4
 _MAX_PENDING = 32
@@ -75,7 +77,7 @@ def ring_shards(
         for messages in tens(shard_message(batch.id, number) for number in range(rung, until)):
             aws.run(queue.send_all(messages))
         if rung == batch.shards_rung:
-            aws.run(wake(deployment, batch.model))
+            _ensure_workers(aws, deployment, batch)
         rung = until
         noted = deployment.table.change_batch(batch.id, Status.IN_PROGRESS, shards_rung=rung)
         if aws.run(noted) is None:
@@ -85,3 +87,8 @@ def ring_shards(
             aws.run(deployment.control.send(advance_message(batch.id)))
             return
     logger.info("shards rung for", batch_id=batch.id, num_shards=batch.num_shards)
+
+
+def _ensure_workers(aws: Aws, deployment: Deployment, batch: Batch) -> None:
+    work = open_work(batch, Progress(), num_shards=batch.shards_left)
+    aws.run(ensure_for(deployment, work, int(time.time())))

@@ -94,7 +94,7 @@ class ApiStack(Stack):
             timeout=Duration.seconds(LAMBDA_SECONDS),
             statements=[
                 *self._to_end_batches(),
-                may.batches(self.data, "Query"),
+                may.batches(self.data, "PutItem", "Query"),
                 may.count_doorbells(self.data),
             ],
         )
@@ -183,7 +183,6 @@ class ApiStack(Stack):
             may.batches(data, "GetItem", "UpdateItem", "DeleteItem"),
             may.ring_control(data),
             may.ring_workers(data),
-            may.wake_services(data),
             may.announce(data),
             # The report of a batch that has ended.
             may.write_objects(data, *_RESULTS),

@@ -46,9 +46,6 @@ class DataStack(Stack):
         """Return the variables that `handler.settings` reads, for Lambdas and workers alike."""
         config = self.config
         prices = {model.name: model.gpu_hour_price for model in config.models}
-        services = {
-            model.name: f"{config.name}/{config.service_of(model)}" for model in config.models
-        }
         return {
             "TIDEMILL_BUCKET": self.bucket.bucket_name,
             "TIDEMILL_TABLE": self.table.table_name,
@@ -63,7 +60,7 @@ class DataStack(Stack):
             "TIDEMILL_EVENT_BUS": self.bus.event_bus_name,
             "TIDEMILL_AUTH": config.auth,
             "TIDEMILL_STRICT_ENDPOINT": str(int(config.strict_endpoint)),
-            "TIDEMILL_SERVICES": json.dumps(services),
+            "TIDEMILL_FLEETS": f"/{config.name}/fleets",
             "TIDEMILL_GPU_HOUR_PRICES": json.dumps(
                 {name: price for name, price in prices.items() if price}
             ),

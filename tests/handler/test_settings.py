@@ -31,7 +31,8 @@ def test_names_alone_are_enough() -> None:
     settings = read_settings(NAMES | {"TABLE": "x", "TIDEMILL_OF_A_LATER_VERSION": "x"})
     assert (settings.table, settings.bucket) == ("t", "b")
     assert settings.shard_limits == ShardLimits(MAX_SHARD_LINES, MAX_SHARD_BYTES)
-    assert settings.work_queues == settings.gpu_hour_prices == settings.services == {}
+    assert settings.work_queues == settings.gpu_hour_prices == {}
+    assert settings.fleets == ""
     assert settings.event_bus == "default"
     assert settings.strict_endpoint is False
     assert (settings.default_window, settings.keep_days) == ("24h", 90)
@@ -44,7 +45,7 @@ def test_everything_can_be_said() -> None:
         | {
             "TIDEMILL_WORK_QUEUES": '{"org/model": "https://sqs/work"}',
             "TIDEMILL_GPU_HOUR_PRICES": '{"org/model": 2.5}',
-            "TIDEMILL_SERVICES": '{"org/model": "mill/mill-org-model"}',
+            "TIDEMILL_FLEETS": "/mill/fleets",
             "TIDEMILL_EVENT_BUS": "bus",
             "TIDEMILL_SHARD_LINES": "10",
             "TIDEMILL_SHARD_BYTES": "1000",
@@ -57,7 +58,7 @@ def test_everything_can_be_said() -> None:
     assert settings.shard_limits == ShardLimits(10, 1000)
     assert settings.work_queues == {"org/model": "https://sqs/work"}
     assert settings.gpu_hour_prices == {"org/model": 2.5}
-    assert settings.services == {"org/model": "mill/mill-org-model"}
+    assert settings.fleets == "/mill/fleets"
     assert settings.strict_endpoint is True
     assert (settings.event_bus, settings.max_attempts) == ("bus", 2)
     assert (settings.default_window, settings.keep_days) == ("14d", 2)
@@ -80,8 +81,6 @@ def test_a_name_that_is_missing_is_told(name: str) -> None:
         ("WORK_QUEUES", "not json"),
         ("WORK_QUEUES", '{"model": 7}'),
         ("GPU_HOUR_PRICES", '{"model": 0}'),
-        ("SERVICES", '{"model": "no-cluster"}'),
-        ("SERVICES", '{"model": "too/many/names"}'),
         ("STRICT_ENDPOINT", "perhaps"),
         ("DEFAULT_WINDOW", "15d"),
         ("DEFAULT_WINDOW", ""),
@@ -104,8 +103,7 @@ def test_a_window_that_cannot_be_is_told_in_a_sentence() -> None:
 def test_a_process_belongs_to_one_deployment(monkeypatch: pytest.MonkeyPatch) -> None:
     """It is read once, and makes the operations on the resources that are named."""
     queues = '{"m": "https://sqs/m"}'
-    services = '{"m": "mill/mill-m"}'
-    more = {"TIDEMILL_WORK_QUEUES": queues, "TIDEMILL_SERVICES": services}
+    more = {"TIDEMILL_WORK_QUEUES": queues, "TIDEMILL_FLEETS": "/mill/fleets"}
     for name, value in (NAMES | more).items():
         monkeypatch.setenv(name, value)
     found = deployment()
@@ -113,4 +111,4 @@ def test_a_process_belongs_to_one_deployment(monkeypatch: pytest.MonkeyPatch) ->
     assert (found.table.name, found.bucket.name, found.events.name) == ("t", "b", "default")
     assert found.control.url == "https://sqs/control"
     assert {model: queue.url for model, queue in found.work.items()} == {"m": "https://sqs/m"}
-    assert {model: named.path for model, named in found.services.items()} == {"m": "mill/mill-m"}
+    assert found.fleet_plans.path == "/mill/fleets"

@@ -23,6 +23,9 @@ ADAPTERS = {
     "ledger": "Ledger",
     "overview": "Overview",
     "files": "FileStore",
+    "fleet_plans": "FleetPlans",
+    "fleets": "FleetStore",
+    "processes": "ProcessStore",
     "queue": "Queue",
     "service": "WorkerService",
     "table": "Table",
@@ -32,7 +35,18 @@ ADAPTERS = {
 }
 _ADAPTER_CLASSES = {*ADAPTERS.values(), "Store", "ShardStore", "KeyStore"}
 # Dictionaries, streams and lists have these too: an adapter's is reached by the names above only.
-_COMMON_METHODS = {"count", "delete", "get", "open", "put", "query", "run", "send", "update"}
+_COMMON_METHODS = {
+    "count",
+    "delete",
+    "get",
+    "open",
+    "put",
+    "query",
+    "read",
+    "run",
+    "send",
+    "update",
+}
 # All others may register a function somewhere, such as a route.
 _PLAIN_DECORATORS = {"cache", "classmethod", "contextmanager", "dataclass", "property"}
 _Function = ast.FunctionDef | ast.AsyncFunctionDef

@@ -13,7 +13,6 @@ from aws_cdk import App
 from aws_cdk.assertions import Template
 
 from handler.api.public import PUBLIC
-from handler.deployment import Deployment as Resources
 from handler.deployment import deployment as cached_deployment
 from handler.settings import read_settings
 from infra import app as infra_app
@@ -129,11 +128,10 @@ def test_a_function_understands_its_environment(
     assert settings.control_queue == "DoorbellsControl"
     assert settings.event_bus == "EventsBus"
     assert settings.work_queues == {"tidemill-demo": "DoorbellsWorktidemilldemo"}
-    assert settings.services == {"tidemill-demo": "tidemill/tidemill-tidemill-demo"}
+    assert settings.fleets == "/tidemill/fleets"
     assert settings.gpu_hour_prices == {"tidemill-demo": 0.8}
     assert settings.default_window == "24h"
     assert settings.keep_days == 90
-    assert Resources(settings).services["tidemill-demo"].path == "tidemill/tidemill-tidemill-demo"
 
 
 def test_no_variable_goes_unread(functions: dict[str, dict[str, Any]]) -> None:
@@ -153,7 +151,7 @@ def test_models_that_no_environment_holds_are_refused(
     """In a sentence, when the stacks are made: Lambda takes 4 KB, and each name stands thrice."""
     models = [
         {"name": f"Qwen/Qwen3-{number}B-Instruct", "gpu": "l4", "gpu_hour_price": 0.8}
-        for number in range(10, 24)
+        for number in range(10, 30)
     ]
     add_stacks(App(outdir=str(tmp_path)), make_config({"models": models[:12]}, ""), stub_bundle())
     path = tmp_path / "config.toml"
@@ -165,16 +163,7 @@ def test_models_that_no_environment_holds_are_refused(
     )
     assert infra_app.main() == 1
     said = capsys.readouterr().err
-    assert said.startswith(f"{path}: 14 models are too many for one deployment: what a Lambda is")
-
-
-def test_the_services_named_are_those_that_run(deployment: Deployment) -> None:
-    """The service that intake wakes is the one that the Compute stack makes."""
-    variables = deployment.properties("AWS::Lambda::Function")["ControlFunction"]["Environment"]
-    ((_, path),) = json.loads(variables["Variables"]["TIDEMILL_SERVICES"]).items()
-    cluster = only(deployment.properties("AWS::ECS::Cluster"))["ClusterName"]
-    service = only(deployment.properties("AWS::ECS::Service"))["ServiceName"]
-    assert path == f"{cluster}/{service}"
+    assert said.startswith(f"{path}: 20 models are too many for one deployment: what a Lambda is")
 
 
 def test_a_model_without_a_price_is_given_none(synth: Synth) -> None:

@@ -15,7 +15,6 @@ from tests.infra.reading import Deployment, each
 TABLE, BUCKET = "BatchesTable.Arn", "DropsBucket.Arn"
 CONTROL, DEAD = "DoorbellsControl.Arn", "DoorbellsDeadLetters.Arn"
 WORK = "DoorbellsWorktidemilldemo.Arn"
-SERVICE = "arn:aws:ecs:eu-west-1:111122223333:service/tidemill/tidemill-tidemill-demo"
 OUTPUT, FILES = f"{BUCKET}/output/*", f"{BUCKET}/files/*"
 INPUT, IN_FLIGHT = f"{BUCKET}/input/*", f"{BUCKET}/work/*"
 
@@ -24,7 +23,6 @@ FED = "sqs:ReceiveMessage ChangeMessageVisibility GetQueueUrl DeleteMessage GetQ
 TO_END_BATCHES = {
     CONTROL: "sqs:SendMessage",
     WORK: "sqs:SendMessage",
-    SERVICE: "ecs:DescribeServices UpdateService",
     "EventsBus.Arn": "events:PutEvents",
     OUTPUT: "s3:PutObject",
     FILES: "s3:PutObject",
@@ -46,7 +44,7 @@ ROLES = {
     },
     "ReaperRole": TO_END_BATCHES
     | {
-        TABLE: "dynamodb:GetItem UpdateItem DeleteItem Query",
+        TABLE: "dynamodb:GetItem PutItem UpdateItem DeleteItem Query",
         WORK: "sqs:SendMessage GetQueueAttributes",
     },
     "DeadLettersRole": TO_END_BATCHES
@@ -87,9 +85,22 @@ CODE = {
 }
 FUNCTION_ROLES = {role for role, module in CODE.items() if module.startswith("handler.lambdas.")}
 FED_ROLES = {"ControlRole", "DeadLettersRole"}
+# What starts workers and reads how they ended: given with them, where a deployment has any.
+OF_LAUNCHERS = (
+    ("ecs", "describe_tasks"),
+    ("ecs", "list_tasks"),
+    ("ecs", "run_task"),
+    ("ecs", "stop_task"),
+    ("logs", "get_log_events"),
+    ("sagemaker", "create_training_job"),
+    ("sagemaker", "list_training_jobs"),
+    ("sagemaker", "stop_training_job"),
+    ("ssm", "get_parameters_by_path"),
+)
 # What a client's method needs of IAM, where that is not a right of the same name.
 RIGHTS = {
     ("dynamodb", "transact_write_items"): "",
+    **dict.fromkeys(OF_LAUNCHERS, ""),
     ("s3", "abort_multipart_upload"): "s3:AbortMultipartUpload",
     ("s3", "complete_multipart_upload"): "s3:PutObject",
     ("s3", "create_multipart_upload"): "s3:PutObject",

@@ -53,8 +53,12 @@ class FleetStore(Store):
         return load(Pace, fields) if fields else Pace()
 
     def tell_pace(self, model: str, pace: Pace) -> Operation[None]:
-        """Put what a worker has measured in the place of what the last one said."""
-        yield from self.update(_pace_key(model), dump(pace))
+        """Put what a worker has measured in the place of what the last one said.
+
+        What is 0 was not measured: of that the last word stands.
+        """
+        measured = {name: value for name, value in dump(pace).items() if value}
+        yield from self.update(_pace_key(model), measured)
 
     def _read(self, model: str) -> Operation[tuple[FleetState, int]]:
         fields = (yield from self.get(_state_key(model))) or {}

@@ -199,7 +199,7 @@ def test_a_client_is_made_when_it_is_needed_and_once() -> None:
     assert made == [("dynamodb", {"mode": "standard", "total_max_attempts": 6})]
     assert set(aws.clients) == set(SERVICES)
     assert aws.clients["ecs"] is aws.clients["ecs"]
-    assert made[1:] == [("ecs", {"mode": "standard", "total_max_attempts": 2})]
+    assert made[1:] == [("ecs", {"mode": "standard", "total_max_attempts": 3})]
 
 
 def test_an_operation_without_calls_returns_at_once(drive: Drive) -> None:

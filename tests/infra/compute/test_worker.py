@@ -68,20 +68,6 @@ def test_nobody_gets_a_shell_in_a_worker(any_kind: Compute) -> None:
     assert not any(service.get("EnableExecuteCommand") for service in services(any_kind).values())
 
 
-def test_lambdas_know_the_services_by_their_names(made: Compute) -> None:
-    """Intake wakes the service that there is."""
-    told = {
-        variables["TIDEMILL_SERVICES"]
-        for function in made.properties("AWS::Lambda::Function").values()
-        if (variables := function.get("Environment", {}).get("Variables"))
-    }
-    names = {slug: service["ServiceName"] for slug, service in services(made).items()}
-    assert made.only("AWS::ECS::Cluster")["ClusterName"] == "tidemill"
-    assert [json.loads(services) for services in told] == [
-        {model["name"]: f"tidemill/{names[slug]}" for slug, model in MODELS.items()}
-    ]
-
-
 # The task
 
 

@@ -9,7 +9,7 @@ from tests.handler.finalize.rig import Cloud
 
 END = End("m", "w", "r:1", 1, EndKind.BAD, "It died.", 1, "out of memory")
 FULL = FleetState(
-    num_started=2,
+    last_number=2,
     launches=(Launch("w", "r:1", 1),),
     ends=(END,),
     brake=Brake(1, "r:1", "crash_loop", "It dies.", "Mend it."),
@@ -32,10 +32,10 @@ def test_changes_that_meet_are_both_made(cloud: Cloud) -> None:
     def start(state: FleetState) -> FleetState:
         if not seen:  # somebody comes between reading and writing
             seen.append(state)
-            cloud.run(fleets.change("m", lambda _: FleetState(num_started=5)))
-        return replace(state, num_started=state.num_started + 1)
+            cloud.run(fleets.change("m", lambda _: FleetState(last_number=5)))
+        return replace(state, last_number=state.last_number + 1)
 
-    assert cloud.run(fleets.change("m", start)).num_started == 6
+    assert cloud.run(fleets.change("m", start)).last_number == 6
 
 
 def test_a_pace_is_the_last_one_told(cloud: Cloud) -> None:

@@ -1,0 +1,46 @@
+"""What follows when no machine can be had: a pause, longer each time, and its reason. No I/O."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+
+from handler.batch.fleet import End, EndKind, FleetState, Worker, WorkerStatus
+
+# What was refused longer ago says nothing of now.
+_MEMORY_SECONDS = 3600
+_FIRST_SECONDS = 60
+_MAX_SECONDS = 15 * 60
+
+
+def refused(state: FleetState, end: End) -> FleetState:
+    """Return the state after a worker had no machine: starts pause, twice as long each time."""
+    earlier = [each for each in state.ends if not _is_refusal(each)]
+    refusals = [
+        each
+        for each in state.ends
+        if _is_refusal(each) and each.worker != end.worker and each.at > end.at - _MEMORY_SECONDS
+    ]
+    pause = min(_MAX_SECONDS, _FIRST_SECONDS * 2 ** min(len(refusals), 10))
+    return replace(
+        state,
+        ends=(*earlier, *refusals, end),
+        launches=tuple(each for each in state.launches if each.worker != end.worker),
+        not_before=max(state.not_before, end.at + pause),
+        refusal=end.reason,
+    )
+
+
+def granted(state: FleetState, workers: Iterable[Worker]) -> FleetState:
+    """Return the state when these workers are seen: one that runs since then ends a shortage."""
+    refusals = [each for each in state.ends if _is_refusal(each)]
+    since = max((each.at for each in refusals), default=0)
+    running = (each for each in workers if each.status is WorkerStatus.RUNNING)
+    if state.refusal is None or not any((each.started_at or 0) > since for each in running):
+        return state
+    ends = tuple(each for each in state.ends if not _is_refusal(each))
+    return replace(state, ends=ends, not_before=0, refusal=None)
+
+
+def _is_refusal(end: End) -> bool:
+    return end.kind is EndKind.NO_CAPACITY

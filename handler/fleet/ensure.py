@@ -1,0 +1,172 @@
+"""Workers for what is open: as many as it wants are started, once, whoever asks for them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+
+from handler.aws.calls import Operation
+from handler.batch.fleet import (
+    End,
+    EndKind,
+    FleetPlan,
+    FleetState,
+    Launch,
+    OpenWork,
+    Worker,
+    WorkerStatus,
+)
+from handler.deployment import Deployment
+from handler.errors import AwsError
+from handler.fleet.capacity import granted, refused
+from handler.fleet.launcher import Launcher, NoCapacity
+from handler.fleet.launchers import launcher_of
+from handler.fleet.plan import is_held, plan_moves, unlisted
+from handler.fleet.wanted import wanted
+from handler.log import logger
+
+
+def tend(
+    deployment: Deployment,
+    plans: Mapping[str, FleetPlan],
+    open_by_model: Mapping[str, Sequence[OpenWork]],
+    now: int,
+) -> Operation[None]:
+    """See to the fleets of all models that have open work; what fails with one is only logged.
+
+    `open_by_model` is all that there is: workers of old releases are replaced.
+    """
+    for model, work in sorted(open_by_model.items()):
+        if model not in plans:
+            continue
+        try:
+            yield from ensure(deployment, plans[model], work, now, sees_all=True)
+        except Exception:  # noqa: BLE001 - one model's misfortune must not be the others'
+            logger.exception("fleet not tended", model=model)
+
+
+def ensure_for(deployment: Deployment, work: OpenWork, now: int) -> Operation[None]:
+    """See that one batch has its workers, without a look at others; what fails is only logged."""
+    try:
+        plans = yield from deployment.fleet_plans.read()
+        if work.model in plans:
+            yield from ensure(deployment, plans[work.model], [work], now)
+    except Exception:  # noqa: BLE001 - the reaper does it, in a minute
+        logger.exception("no worker started", model=work.model)
+
+
+def ensure(
+    deployment: Deployment,
+    plan: FleetPlan,
+    work: Iterable[OpenWork],
+    now: int,
+    *,
+    sees_all: bool = False,
+) -> Operation[None]:
+    """Start the workers that are missing; where this `sees_all` open work, replace old ones too.
+
+    Nobody is stopped for being too many: workers end by themselves. Raises AwsError when AWS does
+    not say how things are; a start that it refuses is remembered, and made later.
+    """
+    fleets = deployment.fleets
+    state = yield from fleets.get_state(plan.model)
+    if is_held(state, plan.release, now):
+        return
+    launcher = launcher_of(deployment, plan.launcher)
+    workers = yield from launcher.running(plan)
+    pace = yield from fleets.get_pace(plan.model)
+    ready_at = _ready_at(workers, unlisted(state.launches, workers, now), plan)
+    aim = wanted(work, pace, plan, ready_at=ready_at, now=now)
+    reserved: list[int] = []
+    stops: tuple[Worker, ...] = ()
+
+    def reserve(state: FleetState) -> FleetState:
+        nonlocal stops
+        state = granted(state, workers)
+        launches = unlisted(state.launches, workers, now)
+        moves = plan_moves(workers, launches, aim.count, plan, replaces=sees_all)
+        if is_held(state, plan.release, now):
+            moves = moves._replace(num_starts=0, stops=())
+        # A number that never comes again, not even in another table of the same deployment.
+        first = max(state.last_number + 1, now)
+        reserved[:] = range(first, first + moves.num_starts)
+        stops = moves.stops
+        launches += [Launch(_unnamed(number), plan.release, now) for number in reserved]
+        last = max(state.last_number, *reserved) if reserved else state.last_number
+        return replace(state, last_number=last, launches=tuple(launches))
+
+    yield from fleets.change(plan.model, reserve)
+    if reserved:
+        logger.info("workers wanted", model=plan.model, count=aim.count, why=aim.why)
+        yield from _start(deployment, launcher, plan, reserved, now)
+    for worker in stops:
+        logger.info("worker of an old release stopped", model=plan.model, worker=worker.id)
+        yield from launcher.stop(plan, worker)
+
+
+def _start(
+    deployment: Deployment,
+    launcher: Launcher,
+    plan: FleetPlan,
+    numbers: Sequence[int],
+    now: int,
+) -> Operation[None]:
+    """Start workers under numbers that nobody else has, and remember what became of each."""
+    names: dict[str, str] = {}
+    refusal = None
+    lost = set(map(_unnamed, numbers))
+    for number in numbers:
+        try:
+            names[_unnamed(number)] = yield from launcher.start(plan, number)
+        except NoCapacity as exc:
+            refusal = str(exc)
+            break
+        except AwsError as exc:
+            refusal = f"AWS starts no worker: {exc}"
+            # It may have been started: until it is listed or should have been, it counts.
+            lost.discard(_unnamed(number))
+            break
+    lost -= names.keys()
+    yield from deployment.fleets.change(
+        plan.model, partial(_settled, names=names, lost=lost, refusal=refusal, plan=plan, now=now)
+    )
+    for name in names.values():
+        logger.info("worker started", model=plan.model, worker=name, release=plan.release)
+    if refusal is not None:
+        logger.warning("worker not started", model=plan.model, reason=refusal)
+
+
+def _settled(
+    state: FleetState,
+    *,
+    names: Mapping[str, str],
+    lost: set[str],
+    refusal: str | None,
+    plan: FleetPlan,
+    now: int,
+) -> FleetState:
+    """Return the state when it is known which workers were started, and which were not."""
+    launches = tuple(
+        replace(each, worker=names.get(each.worker, each.worker))
+        for each in state.launches
+        if each.worker not in lost
+    )
+    state = replace(state, launches=launches)
+    if refusal is None:
+        return state
+    worker = f"refused at {now}"
+    return refused(state, End(plan.model, worker, plan.release, now, EndKind.NO_CAPACITY, refusal))
+
+
+def _ready_at(
+    workers: Iterable[Worker], launches: Iterable[Launch], plan: FleetPlan
+) -> list[float]:
+    begun = [each.started_at or 0 for each in workers if each.status is not WorkerStatus.STOPPING]
+    begun += [each.at for each in launches]
+    return [at + plan.start_seconds for at in begun]
+
+
+def _unnamed(number: int) -> str:
+    """Return what stands for a worker whose launcher has not told its id yet."""
+    return f"number {number}"

@@ -1,0 +1,20 @@
+"""Names of workers with launchers that take short and plain ones only. No I/O."""
+
+from __future__ import annotations
+
+import re
+from hashlib import blake2b
+
+_FOREIGN = re.compile(r"[^A-Za-z0-9]+")
+_READABLE = 20
+
+
+def plain_name(text: str) -> str:
+    """Return a name of letters, digits and hyphens for any text: readable, and no other text's."""
+    readable = _FOREIGN.sub("-", text)[:_READABLE].strip("-")
+    return f"{readable}-{digest(text, 4)}" if readable else digest(text, 4)
+
+
+def digest(text: str, size: int) -> str:
+    """Return so many bytes of a text's digest, in hexadecimal digits."""
+    return blake2b(text.encode(), digest_size=size).hexdigest()

@@ -1,0 +1,66 @@
+"""What is to be done so that a fleet is as it is wanted. No I/O, no clock."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from handler.batch.fleet import FleetPlan, FleetState, Launch, Worker, WorkerStatus
+
+# Launchers list a worker some time after it was asked for.
+LAUNCH_SECONDS = 120
+
+
+class Moves(NamedTuple):
+    """How many workers to start, and which to stop."""
+
+    num_starts: int = 0
+    stops: tuple[Worker, ...] = ()
+
+
+def is_held(state: FleetState, release: str, now: float) -> bool:
+    """Say whether no worker of a release may be started now."""
+    has_brake = state.brake is not None and state.brake.release == release
+    return has_brake or now < state.not_before
+
+
+def unlisted(launches: Sequence[Launch], workers: Sequence[Worker], now: float) -> list[Launch]:
+    """Return the launches of which no list tells yet."""
+    known = {worker.id for worker in workers}
+    return [
+        launch
+        for launch in launches
+        if launch.worker not in known and now < launch.at + LAUNCH_SECONDS
+    ]
+
+
+def plan_moves(
+    workers: Sequence[Worker],
+    launches: Sequence[Launch],
+    wanted: int,
+    plan: FleetPlan,
+    *,
+    replaces: bool = True,
+) -> Moves:
+    """Return what brings a fleet one step nearer to so many workers, all of the plan's release.
+
+    `launches` are those that are not listed yet. Never are there more than `max_workers` at once,
+    those that stop among them, and no worker is stopped but for one of the new release. Of these
+    the first is started beside the old ones where there is room for it, so that a release that
+    cannot run stops nobody; then they are replaced one by one, unless `replaces` says otherwise.
+    """
+    alive = [worker for worker in workers if worker.status is not WorkerStatus.STOPPING]
+    old = [worker for worker in alive if worker.release != plan.release]
+    room = max(0, plan.max_workers - len(workers) - len(launches))
+    missing = wanted - len(alive) - len(launches)
+    if missing > 0:
+        return Moves(min(missing, room))
+    is_settled = not launches and all(
+        worker.status is WorkerStatus.RUNNING for worker in workers if worker not in old
+    )
+    if not (replaces and old and wanted and is_settled):
+        return Moves()
+    has_new = len(alive) > len(old)
+    if room and (len(alive) <= wanted or not has_new):
+        return Moves(1)
+    return Moves(0, (min(old, key=lambda worker: (worker.started_at or 0, worker.id)),))

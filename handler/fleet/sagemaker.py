@@ -1,0 +1,153 @@
+"""Workers as training jobs of SageMaker: any container, on managed Spot, and nothing when idle."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Annotated, Any, Final
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from handler.aws.calls import Call, Operation
+from handler.batch.fleet import FleetPlan, Worker, WorkerStatus
+from handler.errors import AwsError
+from handler.fleet.launcher import NoCapacity
+from handler.fleet.names import digest, plain_name
+
+_PAGE = 100
+_DAY_SECONDS = 24 * 3600
+_EnvironmentValue = Annotated[str, Field(max_length=512)]
+_THERE = "ResourceInUse"
+_NO_QUOTA = "ResourceLimitExceeded"
+_NO_CAPACITY = frozenset({_NO_QUOTA, "ThrottlingException"})
+_OVER = "ValidationException"
+_STATUS: Final = {"InProgress": WorkerStatus.RUNNING, "Stopping": WorkerStatus.STOPPING}
+_NAME = re.compile(r"tidemill-[A-Za-z0-9-]+-(?P<release>[0-9a-f]{8})-[0-9]+")
+
+
+class SageMakerMeans(BaseModel):
+    """What the training jobs of a fleet are.
+
+    `instance_types` are tried in turn where a quota leaves no room. `output_uri` is a place in the
+    deployment's bucket: SageMaker insists on one, and writes there what a job leaves behind.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    image: str
+    role: str
+    instance_types: Annotated[tuple[str, ...], Field(min_length=1)]
+    output_uri: str
+    entrypoint: tuple[str, ...] = ()
+    arguments: tuple[str, ...] = ()
+    environment: Annotated[dict[str, _EnvironmentValue], Field(max_length=100)] = Field(
+        default_factory=dict
+    )
+    volume_gib: int = 30
+    spot: bool = True
+    subnets: tuple[str, ...] = ()
+    security_groups: tuple[str, ...] = ()
+    max_run_seconds: Annotated[int, Field(le=28 * _DAY_SECONDS)] = _DAY_SECONDS
+
+
+def jobs_prefix(plan: FleetPlan) -> str:
+    """Return how the names of a fleet's jobs begin: those of no other fleet of the account do."""
+    means = SageMakerMeans.model_validate(plan.means)
+    return f"tidemill-{plain_name(plan.model)}-{digest(means.output_uri, 3)}-"
+
+
+def release_of(plan: FleetPlan, job_name: str) -> str:
+    """Return the release of a fleet's job: the plan's own, or what stands for another one."""
+    found = _NAME.fullmatch(job_name)
+    mark = found["release"] if found else ""
+    return plan.release if mark == _mark(plan.release) else mark
+
+
+class SageMakerLauncher:
+    """A `launcher.Launcher`."""
+
+    def running(self, plan: FleetPlan) -> Operation[list[Worker]]:
+        """Return the jobs that have not ended."""
+        workers: list[Worker] = []
+        for said, status in _STATUS.items():
+            arguments: dict[str, Any] = {
+                "NameContains": jobs_prefix(plan),
+                "StatusEquals": said,
+                "MaxResults": _PAGE,
+            }
+            while True:
+                response = yield Call("sagemaker", "list_training_jobs", arguments)
+                workers += [
+                    _worker_of(plan, job, status) for job in response["TrainingJobSummaries"]
+                ]
+                if not (token := response.get("NextToken")):
+                    break
+                arguments = {**arguments, "NextToken": token}
+        return workers
+
+    def start(self, plan: FleetPlan, number: int) -> Operation[str]:
+        """Create one job, whose name is of this number; one of that name is there already."""
+        means = SageMakerMeans.model_validate(plan.means)
+        name = f"{jobs_prefix(plan)}{_mark(plan.release)}-{number}"
+        for instance_type in means.instance_types:
+            try:
+                yield Call(
+                    "sagemaker", "create_training_job", _job(plan, means, name, instance_type)
+                )
+            except AwsError as exc:
+                if exc.aws_code == _THERE:
+                    return name
+                if exc.aws_code == _NO_QUOTA and instance_type != means.instance_types[-1]:
+                    continue
+                if exc.aws_code in _NO_CAPACITY:
+                    raise NoCapacity(str(exc)) from exc
+                raise
+            break
+        return name
+
+    def stop(self, plan: FleetPlan, worker: Worker) -> Operation[None]:  # noqa: ARG002 - the Protocol's
+        """Stop a job: SIGTERM, and two minutes later SIGKILL. One that has ended is left alone."""
+        try:
+            yield Call("sagemaker", "stop_training_job", {"TrainingJobName": worker.id})
+        except AwsError as exc:
+            if exc.aws_code != _OVER:
+                raise
+
+
+def _job(plan: FleetPlan, means: SageMakerMeans, name: str, instance_type: str) -> dict[str, Any]:
+    algorithm: dict[str, Any] = {"TrainingImage": means.image, "TrainingInputMode": "File"}
+    if means.entrypoint:
+        algorithm["ContainerEntrypoint"] = list(means.entrypoint)
+    if means.arguments:
+        algorithm["ContainerArguments"] = list(means.arguments)
+    stopping = {"MaxRuntimeInSeconds": means.max_run_seconds}
+    if means.spot:  # the wait for a machine counts, too
+        stopping["MaxWaitTimeInSeconds"] = min(
+            28 * _DAY_SECONDS, means.max_run_seconds + _DAY_SECONDS
+        )
+    network = {"Subnets": list(means.subnets), "SecurityGroupIds": list(means.security_groups)}
+    return {
+        "TrainingJobName": name,
+        "RoleArn": means.role,
+        "AlgorithmSpecification": algorithm,
+        "OutputDataConfig": {"S3OutputPath": means.output_uri},
+        "ResourceConfig": {
+            "InstanceType": instance_type,
+            "InstanceCount": 1,
+            "VolumeSizeInGB": means.volume_gib,
+        },
+        "StoppingCondition": stopping,
+        "EnableManagedSpotTraining": means.spot,
+        "Environment": dict(means.environment),
+        "Tags": [{"Key": "tidemill:model", "Value": plan.model}],
+        **({"VpcConfig": network} if means.subnets else {}),
+    }
+
+
+def _worker_of(plan: FleetPlan, job: Mapping[str, Any], status: WorkerStatus) -> Worker:
+    name = job["TrainingJobName"]
+    return Worker(name, release_of(plan, name), status, int(job["CreationTime"].timestamp()))
+
+
+def _mark(release: str) -> str:
+    return digest(release, 4)

@@ -1,0 +1,125 @@
+"""What is started and stopped so that a fleet is as it is wanted."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from random import Random
+
+import pytest
+
+from handler.batch.fleet import Brake, FleetPlan, FleetState, Launch, Worker, WorkerStatus
+from handler.fleet.plan import LAUNCH_SECONDS, Moves, is_held, plan_moves, unlisted
+
+PLAN = FleetPlan("m", "ecs", "r:2", max_workers=3)
+STARTING, RUNNING, STOPPING = WorkerStatus
+
+
+def fleet(*words: str) -> list[Worker]:
+    """Return workers by their release and status, as in `1 running`."""
+    return [
+        Worker(f"w{number}", f"r:{word.split()[0]}", WorkerStatus(word.split()[1]), number)
+        for number, word in enumerate(words)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("there", "num_launches", "wanted", "starts"),
+    [
+        ((), 0, 0, 0),
+        ((), 0, 2, 2),
+        ((), 0, 9, 3),
+        ((), 2, 2, 0),
+        ((), 1, 3, 2),
+        (("2 running", "2 starting"), 0, 2, 0),
+        (("2 running",), 1, 3, 1),
+        (("2 running", "2 running", "2 running"), 0, 1, 0),
+        (("2 stopping", "2 stopping"), 0, 3, 1),
+        (("1 running",), 0, 3, 2),
+    ],
+)
+def test_what_is_missing_is_started(
+    there: tuple[str, ...], num_launches: int, wanted: int, starts: int
+) -> None:
+    """Those that are not listed yet count, and all together are never more than allowed."""
+    launches = [Launch(f"l{number}", "r:2", 0) for number in range(num_launches)]
+    assert plan_moves(fleet(*there), launches, wanted, PLAN) == Moves(starts)
+
+
+@pytest.mark.parametrize(
+    ("there", "wanted", "starts", "stops"),
+    [
+        # With room a new one is started first; only when it runs an old one goes.
+        (("1 running", "1 running"), 2, 1, 0),
+        (("1 running", "1 running", "2 starting"), 2, 0, 0),
+        (("1 running", "1 running", "2 running"), 2, 0, 1),
+        (("1 stopping", "1 running", "2 running"), 2, 0, 0),
+        # Without room one goes first.
+        (("1 running", "1 running", "1 running"), 3, 0, 1),
+        (("1 stopping", "1 running", "1 running"), 3, 0, 0),
+        (("2 starting", "1 running", "1 running"), 3, 0, 0),
+        (("2 running", "1 running", "1 running"), 3, 0, 1),
+        # Even where fewer would do, the first new one comes before any goes.
+        (("1 running", "1 running"), 1, 1, 0),
+        (("1 running", "1 running", "2 running"), 1, 0, 1),
+        # Whoever has nothing to do ends by itself.
+        (("1 running",), 0, 0, 0),
+    ],
+)
+def test_old_releases_are_replaced_one_by_one(
+    there: tuple[str, ...], wanted: int, starts: int, stops: int
+) -> None:
+    """A batch in flight goes on, and a release that cannot run stops nobody where there is room."""
+    moves = plan_moves(fleet(*there), [], wanted, PLAN)
+    assert (moves.num_starts, len(moves.stops)) == (starts, stops)
+    assert all(worker.release == "r:1" for worker in moves.stops)
+
+
+def test_who_sees_a_part_replaces_nobody() -> None:
+    """Whoever looks at one batch does not know what the others want."""
+    there = fleet("1 running", "1 running", "1 running")
+    assert plan_moves(there, [], 1, PLAN, replaces=False) == Moves()
+
+
+def test_a_fleet_becomes_what_it_is_wanted_to_be() -> None:
+    """From any beginning, never with more than allowed, and never with nobody in between."""
+    for seed in range(200):
+        random = Random(seed)
+        plan = replace(PLAN, max_workers=random.randint(1, 5))
+        there = [
+            Worker(f"o{n}", random.choice(["r:1", "r:2"]), random.choice(list(WorkerStatus)), n)
+            for n in range(random.randint(0, plan.max_workers))
+        ]
+        wanted = random.randint(1, plan.max_workers)
+        for step in range(40):
+            moves = plan_moves(there, [], wanted, plan)
+            there = [
+                replace(worker, status=STOPPING if worker in moves.stops else after(worker.status))
+                for worker in there
+                if worker.status is not STOPPING
+            ]
+            there += [Worker(f"{step}.{n}", "r:2", STARTING, step) for n in range(moves.num_starts)]
+            assert len(there) <= plan.max_workers
+        assert [worker.release for worker in there] == ["r:2"] * len(there)
+        assert len(there) >= wanted
+
+
+def after(status: WorkerStatus) -> WorkerStatus:
+    """Return what a worker is a minute later."""
+    return RUNNING if status is STARTING else status
+
+
+def test_launches_count_until_they_are_listed_or_late() -> None:
+    """What a launcher lists is no launch any more; what it never lists was none."""
+    launches = [Launch("w0", "r:2", 100), Launch("w9", "r:2", 100), Launch("w8", "r:2", 50)]
+    assert unlisted(launches, fleet("2 running"), 100) == launches[1:]
+    assert unlisted(launches, fleet("2 running"), 50 + LAUNCH_SECONDS) == [launches[1]]
+    assert unlisted(launches, [], 100 + LAUNCH_SECONDS) == []
+
+
+def test_a_brake_holds_its_release_alone() -> None:
+    """Another release may be the cure; a pause for want of machines holds all."""
+    braked = FleetState(brake=Brake(1, "r:2", "crash_loop", "It dies.", "Mend it."))
+    assert is_held(braked, "r:2", 5)
+    assert not is_held(braked, "r:3", 5)
+    assert is_held(FleetState(not_before=9), "r:2", 8)
+    assert not is_held(FleetState(not_before=9), "r:2", 9)
