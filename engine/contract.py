@@ -61,7 +61,8 @@ class EngineInfo:
     """What an engine runs, and on what; `revision` is None for a model without one.
 
     `max_num_seqs` is how many sequences one step may hold. `num_gpus` is 0 on a CPU. `notes` are
-    sentences that whoever runs it should read. `adapters` are the names of those that it serves.
+    sentences that whoever runs it should read. `adapters` are the names of those that it serves,
+    `endpoints` those of the routes that its lines may go to.
     """
 
     model: str
@@ -72,6 +73,7 @@ class EngineInfo:
     max_num_seqs: int
     notes: tuple[str, ...] = ()
     adapters: tuple[str, ...] = ()
+    endpoints: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -46,6 +46,7 @@ def load_served(
         max_num_seqs=step_limits(config, loaded.device).max_num_seqs,
         notes=loaded.notes,
         adapters=adapters,
+        endpoints=tuple(endpoint.route.name for endpoint in loaded.endpoints),
     )
     return ServedEngine(
         loaded.endpoints,

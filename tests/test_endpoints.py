@@ -23,6 +23,7 @@ from engine.config import EngineConfig
 from engine.contract import Reply, Served
 from engine.load import load_served
 from engine.protocol.routes import ENDPOINTS, find_route
+from handler.worker.proof import known_line
 
 ROOT = Path(__file__).parents[1]
 TEXT = (ROOT / "docs/endpoints.md").read_text(encoding="utf-8")
@@ -167,3 +168,14 @@ def test_the_readme_says_the_same() -> None:
     assert shown == {
         (cell.url, cell.kind): cell.told for cell in overview() if cell.url in ENDPOINTS
     }
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_model_of_each_kind_has_a_line_that_it_can_run(kind: str, load: Load) -> None:
+    """By it a worker tells a machine that is broken from a line that is to blame."""
+    served = load(kind)
+    data = known_line(served.info().endpoints)
+    assert data is not None
+    line = json.loads(data)
+    reply = asyncio.run(served.respond(line["url"], line["body"], "known", 0))
+    assert reply.status_code == 200, reply.body

@@ -109,7 +109,7 @@ class Ready:
     def unpack(cls, payload: bytes) -> Self:
         """Return the frame of a payload."""
         info = json.loads(payload)
-        several = {name: tuple(info[name]) for name in ("notes", "adapters")}
+        several = {name: tuple(info[name]) for name in ("notes", "adapters", "endpoints")}
         return cls(EngineInfo(**info | several))
 
 

@@ -26,6 +26,8 @@ class Feed:
     """Keeps one engine full, for as long as it lives. `runs` is shared with its owner.
 
     `died` gets the reason once the engine has died, `hungry` is set while another shard is wanted.
+    An engine that has answered nothing yet runs the `known` line before any suspect: if it dies of
+    that it `is_broken`, and no line of anybody is to blame.
     """
 
     def __init__(
@@ -36,6 +38,7 @@ class Feed:
         *,
         max_inflight: int,
         max_held_bytes: int,
+        known: bytes | None = None,
     ) -> None:
         self._engine = engine
         self._runs = runs
@@ -43,6 +46,10 @@ class Feed:
         self._max_inflight = max_inflight
         self._max_held_bytes = max_held_bytes
         self.num_answered = 0
+        self.is_broken = False
+        self._known = known
+        self._is_proved = False
+        self._proving: asyncio.Task[Row] | None = None
         self._is_open = True
         self._num_inflight = 0
         self._inflight_bytes = 0
@@ -57,6 +64,9 @@ class Feed:
         self._gpu_time.share()
         while self._is_open and self._has_room():
             run = self._next_run()
+            if run is not None and run.agenda.is_exclusive and self._known and not self._is_proved:
+                self._begin_proof(self._known)
+                break
             line = run.agenda.take() if run is not None else None
             if run is None or line is None:
                 break
@@ -111,9 +121,23 @@ class Feed:
         run.requests.add(request)
         request.add_done_callback(lambda task: self._done(run, line, task))
 
+    def _begin_proof(self, known: bytes) -> None:
+        self._num_inflight += 1
+        self._idle.clear()
+        self._proving = asyncio.create_task(self._engine.fetch_row(1, 0, known))
+        self._proving.add_done_callback(self._proved)
+
+    def _proved(self, task: asyncio.Task[Row]) -> None:
+        self._is_proved = True
+        self._num_inflight -= 1
+        failure = None if task.cancelled() else task.exception()
+        self.is_broken = isinstance(failure, EngineDied)
+        self._go_on_after(failure)
+
     async def _run_line(self, run: ShardRun, line: RawLine) -> None:
         row = await self._engine.fetch_row(line.number, run.batch.created_at, line.data)
         self.num_answered += 1
+        self._is_proved = True
         self._gpu_time.share()
         run.finish(line, row)
 
@@ -121,7 +145,9 @@ class Feed:
         run.requests.discard(task)
         self._num_inflight -= 1
         self._inflight_bytes -= len(line.data)
-        failure = None if task.cancelled() else task.exception()
+        self._go_on_after(None if task.cancelled() else task.exception())
+
+    def _go_on_after(self, failure: BaseException | None) -> None:
         if isinstance(failure, EngineDied):
             self.close()
             if not self.died.done():

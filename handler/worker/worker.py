@@ -22,6 +22,7 @@ from handler.worker.feed import Engine, Feed
 from handler.worker.gpu_time import GpuTime
 from handler.worker.heartbeat import Heartbeat
 from handler.worker.link import EngineDied, EngineFailed
+from handler.worker.proof import known_line
 from handler.worker.shard.agenda import Verdict
 from handler.worker.shard.claim import claim_shard, note_engine
 from handler.worker.shard.doorbell import Doorbell
@@ -37,8 +38,15 @@ _MAX_BACKOFF_SECONDS = 30.0
 # Halving the suspects of 4,096 lines down to one takes twelve deaths; more than that in a row and
 # not one row between them means that the engine, or its device, is what is broken.
 MAX_BARREN_LIVES = 16
+_BROKEN = "this machine cannot run a known line"
 # No request can be blamed for a death while the model loads, and a load may take minutes.
 MAX_FAILED_STARTS = 5
+
+
+class MachineBroken(HandlerError):
+    """An engine has died of a line that any can run: what other lines do here says nothing."""
+
+    code = "machine_broken"
 
 
 class Link(Engine, Protocol):
@@ -90,6 +98,9 @@ class Worker:
                     if not await self._may_start_again(exc, beating):
                         return 1
                     has_died = True
+                except MachineBroken as exc:
+                    logger.error(str(exc))
+                    return 1
                 finally:
                     await link.close()
                 if not has_died or self._stopped.is_set():
@@ -159,6 +170,7 @@ class Worker:
             self._gpu_time,
             max_inflight=config.inflight_for(engine.max_num_seqs),
             max_held_bytes=config.max_held_bytes,
+            known=known_line(engine.endpoints),
         )
         info = EngineInfo(engine.revision, engine.engine_version)
         receiving = asyncio.create_task(self._receive(feed, info))
@@ -275,12 +287,17 @@ class Worker:
             await _cancel(*late)
 
     def _take_note_of(self, feed: Feed) -> bool:
-        """Return whether the engine has died; raises what no engine should have done."""
+        """Return whether the engine has died; raises what no engine should have done.
+
+        Raises MachineBroken where no line was the cause.
+        """
         if not feed.died.done():
             return False
         reason = feed.died.result()
         logger.error("engine died", reason=reason, num_answered=feed.num_answered)
         self._site.tell({Metric.ENGINE_DEATHS: 1})
+        if feed.is_broken:
+            raise MachineBroken(_BROKEN)
         self._num_barren_lives = 0 if feed.num_answered else self._num_barren_lives + 1
         return True
 

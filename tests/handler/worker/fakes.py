@@ -22,7 +22,8 @@ class FakeEngine:
 
     `asked` are all requests that it was given, `inside` those that it has, and `company` what it
     had when each came. The lives that are `stillborn`, counted from 1, die while they start; after
-    `refuses_after` lives it cannot be started any more. `stats` is what it says of itself.
+    `refuses_after` lives it cannot be started any more. `stats` is what it says of itself. It
+    serves `endpoints`, and `is_broken` ends a life by any line at all.
     """
 
     def __init__(
@@ -32,11 +33,15 @@ class FakeEngine:
         stillborn: Container[int] = (),
         max_num_seqs: int = 16,
         load_seconds: float = 0,
+        endpoints: tuple[str, ...] = (),
+        is_broken: bool = False,
     ) -> None:
         self.refuses_after = refuses_after
         self.stillborn = stillborn
         self.max_num_seqs = max_num_seqs
         self.load_seconds = load_seconds
+        self.endpoints = endpoints
+        self.is_broken = is_broken
         self.stats = EngineStats(kv_cache_usage=0.25)
         self.asked: list[str] = []
         self.inside: set[str] = set()
@@ -69,7 +74,15 @@ class FakeLink:
             raise EngineFailed("no device", code="engine_error")
         if self._engine.num_lives in self._engine.stillborn:
             raise EngineFailed("killed by SIGKILL", code=EngineDied.code)
-        return EngineInfo("scripted", "r1", "test", "cpu", 1, self._engine.max_num_seqs)
+        return EngineInfo(
+            "scripted",
+            "r1",
+            "test",
+            "cpu",
+            1,
+            self._engine.max_num_seqs,
+            endpoints=self._engine.endpoints,
+        )
 
     async def close(self) -> None:
         """Nothing is held."""
@@ -88,12 +101,12 @@ class FakeLink:
 
     async def respond(self, url: str, body: dict[str, Any], request_id: str, created: int) -> Reply:
         """Do as the body says, and take note of who asks."""
-        name = body["custom_id"]
+        name = body.get("custom_id", "known")
         self._engine.asked.append(name)
         self._engine.inside.add(name)
         self._engine.company.append(frozenset(self._engine.inside))
         try:
-            if "die" not in body:
+            if "die" not in body and not self._engine.is_broken:
                 return await self._script.respond(url, body, request_id, created)
             await asyncio.sleep(body.get("wait", 0))
             if not self._died.done():

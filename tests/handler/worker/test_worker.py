@@ -312,6 +312,63 @@ async def test_an_engine_that_dies_of_everything_is_given_up(
     assert work.shard().suspects == ((1, 2, 3, 4), (5, 6, 7, 8))
 
 
+def with_suspects(rig: Rig, *groups: tuple[int, ...]) -> Work:
+    """Return a batch of eight lines of which some ran when an engine died elsewhere."""
+    work = rig.batch(*[GOOD] * 8, rings=False)
+    claimed = work.claim()
+    rig.run(
+        rig.deployment.table.release(
+            claimed, progress=claimed.progress, suspects=groups, quarantined=(), attempts=0
+        )
+    )
+    work.ring()
+    return work
+
+
+KNOWN = ("/v1/completions",)
+
+
+@pytest.mark.parametrize("groups", [((3, 4), (6,)), ((6,),)], ids=["several", "the last step"])
+async def test_a_broken_machine_blames_no_line(rig: Rig, groups: tuple[tuple[int, ...]]) -> None:
+    """It dies of a line that any can run: the suspects are as they were, for another machine."""
+    work = with_suspects(rig, *groups)
+    async with rig.worker(engine=FakeEngine(endpoints=KNOWN, is_broken=True)) as running:
+        assert await asyncio.wait_for(asyncio.shield(running.task), 60) == 1
+    assert running.engine.asked == ["known"]
+    shard = work.shard()
+    assert (shard.suspects, shard.quarantined) == (groups, ())
+    assert (shard.owner, shard.attempts) == (None, 0)
+    work.ring()
+    async with rig.worker(engine=FakeEngine(endpoints=KNOWN)) as running:
+        await until(lambda: work.is_done)
+    assert work.ids() == [f"c{n}" for n in range(1, 9)]
+
+
+async def test_a_machine_that_breaks_is_found_at_its_second_death(rig: Rig) -> None:
+    """Of the first, lines are suspected, which no third machine ever quarantines."""
+    work = rig.batch(*[GOOD] * 4)
+    async with rig.worker(engine=FakeEngine(endpoints=KNOWN, is_broken=True)) as running:
+        assert await asyncio.wait_for(asyncio.shield(running.task), 60) == 1
+    assert running.engine.num_lives == 2
+    assert running.engine.asked[-1] == "known"
+    assert (work.shard().suspects, work.shard().quarantined) == (((1, 2, 3, 4),), ())
+
+
+async def test_a_machine_proves_itself_once_a_life(rig: Rig) -> None:
+    """With nothing beside it and before any suspect; who has answered a line has proved itself."""
+    first, second = with_suspects(rig, (3, 4), (6,)), with_suspects(rig, (2,))
+    async with rig.worker(engine=FakeEngine(endpoints=KNOWN)) as running:
+        await until(lambda: first.is_done and second.is_done)
+    assert running.engine.asked.count("known") == 1
+    assert running.engine.company[0] == {"known"}
+    rig.batch(GOOD)
+    async with rig.worker(engine=FakeEngine(endpoints=KNOWN)) as running:
+        await until(lambda: running.engine.asked)
+        third = with_suspects(rig, (2,))
+        await until(lambda: third.is_done)
+    assert "known" not in running.engine.asked
+
+
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let a worker wait between two starts for a moment only."""
