@@ -35,3 +35,4 @@ class GpuTime:
         for run in runs:
             run.gpu_seconds += seconds * self.num_gpus * run.agenda.num_inflight / num_inflight
         self._site.meter.work(seconds, self.stats().kv_cache_usage)
+        self._site.tempo.work(seconds, is_full=any(run.num_waiting for run in runs))

@@ -55,6 +55,8 @@ class Heartbeat:
             self._begin(("batch", batch_id), partial(self._look_at, batch_id))
         if self._site.history.is_due(self._site.clock()):
             self._begin("history", self._site.tell_history)
+        if self._site.tempo.is_due(self._site.clock()):
+            self._begin("tempo", self._site.tell_tempo)
         if self._site.meter.is_due(self._site.clock()):
             self._site.tell(self._site.meter.take())
 

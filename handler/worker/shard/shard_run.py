@@ -116,6 +116,7 @@ class ShardRun:
         new = progress.since(self._told)
         self._told += new
         self._site.meter.count(new)
+        self._site.tempo.count(new)
         self._site.history.count(self.batch, new, self._site.wall())
 
     def go_on_from(self, other: ShardRun) -> None:

@@ -18,6 +18,7 @@ from handler.metrics import Figures, emit
 from handler.worker.site.config import WorkerConfig
 from handler.worker.site.history import History
 from handler.worker.site.meter import Meter
+from handler.worker.site.tempo import Tempo
 
 RETRY_SECONDS = 1.0
 PATIENCE_SECONDS = 60.0
@@ -34,7 +35,8 @@ class Runs(Protocol):
 class Site:
     """Where a worker works. `wall` is Unix time, `clock` one that is never set.
 
-    `meter` sums up what the worker does, `history` what each batch gains by it.
+    `meter` sums up what the worker does, `history` what each batch gains by it, and `tempo` is how
+    fast that goes.
     """
 
     aws: Runs
@@ -45,6 +47,7 @@ class Site:
     clock: Callable[[], float] = time.monotonic
     meter: Meter = field(default_factory=Meter)
     history: History = field(default_factory=History)
+    tempo: Tempo = field(default_factory=Tempo)
 
     @property
     def model(self) -> str | None:
@@ -70,6 +73,12 @@ class Site:
                 round(gained.audio_seconds, 3),
             )
             await self.aws.run(self.deployment.ledger.add_history(batch, bucket))
+
+    async def tell_tempo(self) -> None:
+        """Tell how fast this worker goes; a model that nobody knows has no fleet."""
+        pace = self.tempo.take(self.clock(), self.wall())
+        if self.model is not None:
+            await self.aws.run(self.deployment.fleets.tell_pace(self.model, pace))
 
     async def insist(self, make: Callable[[], Operation[T]]) -> T:
         """Run an operation again while AWS fails, for a minute; raises what it fails with then.

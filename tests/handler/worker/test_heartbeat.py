@@ -23,6 +23,7 @@ from handler.worker.shard.claim import claim_shard
 from handler.worker.shard.doorbell import Doorbell
 from handler.worker.shard.shard_run import ShardRun
 from handler.worker.site.site import Site
+from tests.emulators import MODEL
 from tests.handler.emf import lines_in
 from tests.handler.worker.rig import NEVER, Rig, until
 
@@ -202,3 +203,17 @@ def test_why_a_batch_goes_no_further(rig: Rig) -> None:
     assert why_end(None, 0) == "the batch is gone"
     cancelling = batch.moved(Status.CANCELLING, 0)
     assert why_end(cancelling, 0) == "the batch is cancelling"
+
+
+async def test_the_pace_of_a_model_is_told(rig: Rig, site: Site) -> None:
+    """Its first durable rows at once, and rates when they are known; a silent one tells nothing."""
+    fleets = site.deployment.fleets
+    heartbeat = beats(site, [])
+    await done(heartbeat)
+    assert rig.run(fleets.get_pace(MODEL)).rows_at == 0
+    site.tempo.work(50, is_full=True)
+    site.tempo.count(Progress(completed=100, prompt_tokens=250))
+    await done(heartbeat)
+    pace = rig.run(fleets.get_pace(MODEL))
+    assert pace.rows_at >= time.time() - 60
+    assert (pace.rows_per_second, pace.tokens_per_second) == (2.0, 5.0)
