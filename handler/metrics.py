@@ -41,6 +41,7 @@ class Metric(StrEnum):
     BATCHES_FAILED = "BatchesFailed"
     SHARDS_GIVEN_UP = "ShardsGivenUp"
     MESSAGES_FAILED = "MessagesFailed"
+    FLEET_BRAKED = "FleetBraked"
 
 
 Figures = Mapping[Metric, float]

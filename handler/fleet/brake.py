@@ -11,6 +11,7 @@ from dataclasses import replace
 from typing import Final
 
 from handler.batch.fleet import Brake, End, EndKind, FleetPlan, FleetState, Pace, Waiting
+from handler.fleet.capacity import refused
 
 BRAKE_ENDS: Final = 3
 BRAKE_SECONDS: Final = 30 * 60
@@ -44,6 +45,8 @@ def counted(state: FleetState, end: End, plan: FleetPlan, pace: Pace, now: int) 
     is_known = any(each.worker == end.worker for each in state.ends)
     if is_known or end.release != plan.release or end.at <= now - BRAKE_SECONDS:
         return state
+    if end.kind is EndKind.NO_CAPACITY:
+        return refused(state, end)
     if end.kind is not EndKind.BAD:
         return state
     recent = [each for each in state.ends if each.at > now - BRAKE_SECONDS]
@@ -58,9 +61,11 @@ def counted(state: FleetState, end: End, plan: FleetPlan, pace: Pace, now: int) 
 
 
 def released(state: FleetState, release: str) -> FleetState:
-    """Return the state without what workers of other releases have done."""
+    """Return the state without the brake and the bad ends of other releases."""
     brake = state.brake if state.brake and state.brake.release == release else None
-    ends = tuple(each for each in state.ends if each.release == release)
+    ends = tuple(
+        each for each in state.ends if each.release == release or each.kind is not EndKind.BAD
+    )
     return replace(state, brake=brake, ends=ends)
 
 

@@ -28,7 +28,8 @@ _NO_CAPACITY = frozenset({"LimitExceededException", "ThrottlingException"})
 class EcsMeans(BaseModel):
     """Where the tasks of a fleet run; the release is that of the task definition.
 
-    Without subnets the task definition's network is that of its machine.
+    Without subnets the task definition's network is that of its machine. Its container logs to
+    `log_group`, in streams that begin with `log_prefix`.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -39,6 +40,8 @@ class EcsMeans(BaseModel):
     subnets: tuple[str, ...] = ()
     security_groups: tuple[str, ...] = ()
     assign_public_ip: bool = False
+    log_group: str | None = None
+    log_prefix: str = ""
 
 
 def started_by(model: str) -> str:
@@ -54,7 +57,7 @@ class EcsLauncher:
         means = EcsMeans.model_validate(plan.means)
         mark = started_by(plan.model)
         # ECS takes no filter beside `startedBy`, and lists by it no task that is told to stop.
-        told = {"family": _family_of(means.task_definition), "desiredStatus": _ENDED}
+        told = {"family": family_of(means.task_definition), "desiredStatus": _ENDED}
         arns = yield from _list(means.cluster, {"startedBy": mark})
         arns += yield from _list(means.cluster, told)
         tasks = yield from _describe(means.cluster, arns)
@@ -139,7 +142,8 @@ def _worker_of(task: Mapping[str, Any]) -> Worker:
     return Worker(task["taskArn"], task["taskDefinitionArn"], status, started_at)
 
 
-def _family_of(task_definition: str) -> str:
+def family_of(task_definition: str) -> str:
+    """Return what all revisions of a task definition have in common, of its ARN or its name."""
     return task_definition.rpartition("/")[2].partition(":")[0]
 
 

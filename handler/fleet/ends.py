@@ -13,17 +13,23 @@ from typing import Any, Final, NamedTuple
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from handler.batch.fleet import End, EndKind, FleetPlan
+from handler.fleet.ecs import EcsMeans, family_of, started_by
+from handler.fleet.sagemaker import jobs_prefix, release_of
 
 # A worker that is stopped, or idle, ends with 0; one that is stopped before it can hear that, 143.
 _GOOD_EXITS: Final = frozenset({0, 143})
 # As a shell tells of SIGKILL, which for a container means most often that memory was short.
 _KILLED: Final = 137
+_TIME_IS_UP: Final = "MaxRuntimeExceeded"
 # The machine goes, or was never had: no fault of what runs on it.
 _TAKEN = re.compile(r"SpotInterruption|TerminationNotice|InfrastructureHealth|MachineLost|Host EC2")
 _NO_CAPACITY = re.compile(
-    r"RESOURCE:|NoCapacity|capacity|InsufficientInstance|VcpuLimit|MaxSpotInstance", re.IGNORECASE
+    r"RESOURCE:|MaxWaitTime|capacity|InsufficientInstance|VcpuLimit|MaxSpotInstance", re.IGNORECASE
 )
-_ASKED: Final = frozenset({"UserInitiated", "ServiceSchedulerInitiated"})
+# Of a job, as its secondary status says: `Stopped` where somebody asked, and what its time is.
+_ASKED: Final = frozenset({"UserInitiated", "ServiceSchedulerInitiated", "Stopped", _TIME_IS_UP})
+_JOB_ENDS: Final = frozenset({"Completed", "Failed", "Stopped"})
+_EXIT_CODE = re.compile(r"exit ?code:? ?(\d+)", re.IGNORECASE)
 
 
 class LogPlace(NamedTuple):
@@ -53,10 +59,18 @@ class _Container(_Model):
 class _Task(_Model):
     arn: str = Field(alias="taskArn")
     definition: str = Field(alias="taskDefinitionArn")
+    started_by: str = Field(default="", alias="startedBy")
     last_status: str = Field(alias="lastStatus")
     stop_code: str = Field(default="", alias="stopCode")
     reason: str = Field(default="", alias="stoppedReason")
     containers: tuple[_Container, ...] = ()
+
+
+class _Job(_Model):
+    name: str = Field(alias="TrainingJobName")
+    status: str = Field(alias="TrainingJobStatus")
+    secondary: str = Field(default="", alias="SecondaryStatus")
+    reason: str = Field(default="", alias="FailureReason")
 
 
 class _Process(_Model):
@@ -82,15 +96,7 @@ def read_end(event: Mapping[str, Any], plans: Mapping[str, FleetPlan], now: int)
 
 def _read_task(detail: Any, plans: Mapping[str, FleetPlan], at: int) -> Told | None:
     task = _Task.model_validate(detail)
-    family = _family(task.definition)
-    plan = next(
-        (
-            plan
-            for plan in plans.values()
-            if plan.launcher == "ecs" and _family(plan.means["task_definition"]) == family
-        ),
-        None,
-    )
+    plan = next((plan for plan in plans.values() if _is_task_of(plan, task)), None)
     if plan is None or task.last_status != "STOPPED":
         return None
     # The one that ended badly, if there is one, is why the task has.
@@ -106,10 +112,45 @@ def _read_task(detail: Any, plans: Mapping[str, FleetPlan], at: int) -> Told | N
         reason_of_end(container.exit_code, words),
         container.exit_code,
     )
-    group, prefix = plan.means.get("log_group"), plan.means.get("log_prefix")
-    if not group:
+    means = EcsMeans.model_validate(plan.means)
+    if means.log_group is None:
         return Told(end)
-    return Told(end, LogPlace(group, f"{prefix}/{container.name}/{task.arn.rpartition('/')[2]}"))
+    stream = f"{means.log_prefix}/{container.name}/{task.arn.rpartition('/')[2]}"
+    return Told(end, LogPlace(means.log_group, stream))
+
+
+def _is_task_of(plan: FleetPlan, task: _Task) -> bool:
+    if plan.launcher != "ecs" or task.started_by != started_by(plan.model):
+        return False
+    return family_of(EcsMeans.model_validate(plan.means).task_definition) == family_of(
+        task.definition
+    )
+
+
+def _read_job(detail: Any, plans: Mapping[str, FleetPlan], at: int) -> Told | None:
+    job = _Job.model_validate(detail)
+    plan = next((plan for plan in plans.values() if _is_job_of(plan, job)), None)
+    if plan is None or job.status not in _JOB_ENDS:
+        return None
+    exit_code = _exit_code_of(job)
+    reason = job.reason or f"the job is {job.status}, {job.secondary}"
+    # What a worker wrote before it ended stands in the reason, too.
+    words = job.reason or None
+    release = release_of(plan, job.name)
+    kind = kind_of_end(job.secondary, exit_code, reason)
+    return Told(End(plan.model, job.name, release, at, kind, reason.rstrip(". "), exit_code, words))
+
+
+def _is_job_of(plan: FleetPlan, job: _Job) -> bool:
+    return plan.launcher == "sagemaker" and job.name.startswith(jobs_prefix(plan))
+
+
+def _exit_code_of(job: _Job) -> int | None:
+    """Return the exit code that a job tells; one that failed without one has none."""
+    if job.status == "Completed":
+        return 0
+    found = _EXIT_CODE.search(job.reason)
+    return int(found[1]) if found else None
 
 
 def _read_process(detail: Any, plans: Mapping[str, FleetPlan], at: int) -> Told | None:
@@ -130,7 +171,11 @@ def _read_process(detail: Any, plans: Mapping[str, FleetPlan], at: int) -> Told 
     )
 
 
-_READERS: Final = {"aws.ecs": _read_task, "tidemill.processes": _read_process}
+_READERS: Final = {
+    "aws.ecs": _read_task,
+    "aws.sagemaker": _read_job,
+    "tidemill.processes": _read_process,
+}
 
 
 def kind_of_end(stop_code: str, exit_code: int | None, words: str) -> EndKind:
@@ -151,11 +196,6 @@ def reason_of_end(exit_code: int | None, words: str) -> str:
     if exit_code == _KILLED:
         return f"it was killed (exit status {exit_code}): {words.rstrip('. ')}"
     return f"it ended with exit status {exit_code}"
-
-
-def _family(definition: str) -> str:
-    """Return what all revisions of a task definition have in common, of its ARN or its name."""
-    return definition.rpartition("/")[2].partition(":")[0]
 
 
 def _time_of(event: Mapping[str, Any], now: int) -> int:

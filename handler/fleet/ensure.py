@@ -19,12 +19,14 @@ from handler.batch.fleet import (
 )
 from handler.deployment import Deployment
 from handler.errors import AwsError
+from handler.fleet.brake import CRASH_LOOP, released
 from handler.fleet.capacity import granted, refused
 from handler.fleet.launcher import Launcher, NoCapacity
 from handler.fleet.launchers import launcher_of
 from handler.fleet.plan import is_held, plan_moves, unlisted
 from handler.fleet.wanted import wanted
 from handler.log import logger
+from handler.metrics import Metric, emit
 
 
 def tend(
@@ -72,6 +74,8 @@ def ensure(
     fleets = deployment.fleets
     state = yield from fleets.get_state(plan.model)
     if is_held(state, plan.release, now):
+        if sees_all:
+            _tell_brake(state, plan)
         return
     launcher = launcher_of(deployment, plan.launcher)
     workers = yield from launcher.running(plan)
@@ -83,7 +87,7 @@ def ensure(
 
     def reserve(state: FleetState) -> FleetState:
         nonlocal stops
-        state = granted(state, workers)
+        state = released(granted(state, workers), plan.release)
         launches = unlisted(state.launches, workers, now)
         moves = plan_moves(workers, launches, aim.count, plan, replaces=sees_all)
         if is_held(state, plan.release, now):
@@ -103,6 +107,13 @@ def ensure(
     for worker in stops:
         logger.info("worker of an old release stopped", model=plan.model, worker=worker.id)
         yield from launcher.stop(plan, worker)
+
+
+def _tell_brake(state: FleetState, plan: FleetPlan) -> None:
+    """Tell, at each look, that there is work and a crash loop has stopped all starts."""
+    brake = state.brake
+    if brake is not None and brake.release == plan.release and brake.code == CRASH_LOOP:
+        emit({Metric.FLEET_BRAKED: 1}, model=plan.model)
 
 
 def _start(

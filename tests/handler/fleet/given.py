@@ -7,6 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from handler.batch.fleet import End, EndKind, FleetPlan
+from handler.fleet.ecs import started_by
+from handler.fleet.sagemaker import SageMakerLauncher
 
 EVENTS = Path(__file__).parents[2] / "events"
 DEFINITION = "arn:aws:ecs:eu-west-1:111122223333:task-definition/tidemill:1"
@@ -16,10 +18,39 @@ ECS = FleetPlan(
     "demo",
     "ecs",
     DEFINITION,
-    means={"task_definition": DEFINITION, "log_group": "logs", "log_prefix": "worker"},
+    means={
+        "cluster": "tidemill",
+        "task_definition": DEFINITION,
+        "capacity_provider": "machines",
+        "log_group": "logs",
+        "log_prefix": "worker",
+    },
+)
+SAGEMAKER = FleetPlan(
+    "jobs",
+    "sagemaker",
+    "image:1",
+    means={
+        "image": "image",
+        "role": "role",
+        "instance_types": ["ml.g6.xlarge"],
+        "output_uri": "s3://bucket/work/",
+    },
 )
 LOCAL = FleetPlan("local", "processes", "r1")
-PLANS = {plan.model: plan for plan in (ECS, LOCAL)}
+PLANS = {plan.model: plan for plan in (ECS, SAGEMAKER, LOCAL)}
+
+
+def task_event(**detail: Any) -> dict[str, Any]:
+    """Return the recorded end of a task, as that of a worker of the first fleet."""
+    return recorded("ecs_task_stopped", **{"startedBy": started_by("demo"), **detail})
+
+
+def job_event(**detail: Any) -> dict[str, Any]:
+    """Return the end of a job in the form of AWS's documents, of the second fleet."""
+    calls = SageMakerLauncher().start(SAGEMAKER, 7)
+    name = next(calls).arguments["TrainingJobName"]
+    return recorded("sagemaker_job_failed", **{"TrainingJobName": name, **detail})
 
 
 def recorded(name: str, **detail: Any) -> dict[str, Any]:

@@ -135,6 +135,21 @@ def test_what_waiting_batches_are_told() -> None:
     assert "tidemill workers resume local" in waiting.message
 
 
+def test_batches_are_told_that_there_is_no_machine() -> None:
+    """Since the first refusal, while the last one is fresh."""
+    state = after(
+        *(
+            end_of(f"n{n}", NOW + n, EndKind.NO_CAPACITY, reason="no room for ml.g6")
+            for n in range(2)
+        )
+    )
+    waiting = waiting_of(state, NOW + 60)
+    assert waiting is not None
+    assert (waiting.code, waiting.since) == ("no_capacity", NOW)
+    assert "no room for ml.g6" in waiting.message
+    assert waiting_of(state, NOW + BRAKE_SECONDS + 60) is None
+
+
 def test_workers_that_a_person_has_stopped() -> None:
     """Batches say so, and how they go on."""
     waiting = waiting_of(halted(FleetState(), LOCAL, NOW), NOW)

@@ -10,7 +10,14 @@ from hypothesis import strategies as st
 
 from handler.batch.fleet import End, EndKind
 from handler.fleet.ends import LogPlace, Told, read_end
-from tests.handler.fleet.given import DEFINITION, NOW, PLANS, process_event, recorded
+from tests.handler.fleet.given import (
+    DEFINITION,
+    NOW,
+    PLANS,
+    job_event,
+    process_event,
+    task_event,
+)
 
 TASK = "arn:aws:ecs:eu-west-1:111122223333:task/tidemill/c13b4cb40f1f4fe4a2971f76ae5a47ad"
 AT = 1_769_191_078
@@ -25,7 +32,7 @@ def told(event: dict[str, Any]) -> Told:
 
 def test_a_task_that_was_recorded() -> None:
     """Worker, release, time, exit code and log are those of the event."""
-    assert told(recorded("ecs_task_stopped")) == Told(
+    assert told(task_event()) == Told(
         End("demo", TASK, DEFINITION, AT, EndKind.BAD, "it ended with exit status 1", 1),
         LogPlace("logs", "worker/worker/c13b4cb40f1f4fe4a2971f76ae5a47ad"),
     )
@@ -34,7 +41,7 @@ def test_a_task_that_was_recorded() -> None:
 def test_a_task_of_an_older_revision() -> None:
     """It is of the same fleet, and its release is its own."""
     older = DEFINITION.replace(":1", ":9")
-    end = told(recorded("ecs_task_stopped", taskDefinitionArn=older)).end
+    end = told(task_event(taskDefinitionArn=older)).end
     assert (end.model, end.release) == ("demo", older)
 
 
@@ -86,13 +93,49 @@ def test_a_task_of_an_older_revision() -> None:
 )
 def test_why_a_task_is_no_more(detail: dict[str, Any], kind: EndKind) -> None:
     """Idle, asked, taken, never had: only what is left is the worker's own fault."""
-    assert told(recorded("ecs_task_stopped", **detail)).end.kind is kind
+    assert told(task_event(**detail)).end.kind is kind
+
+
+@pytest.mark.parametrize(
+    ("detail", "kind", "exit_code"),
+    [
+        ({}, EndKind.BAD, 1),
+        ({"FailureReason": "AlgorithmError: , exit code: 137"}, EndKind.BAD, 137),
+        ({"FailureReason": "InternalServerError: Please try again."}, EndKind.BAD, None),
+        ({"FailureReason": "CapacityError: Unable to provision"}, EndKind.NO_CAPACITY, None),
+        (
+            {"TrainingJobStatus": "Stopped", "SecondaryStatus": "MaxWaitTimeExceeded"},
+            EndKind.NO_CAPACITY,
+            None,
+        ),
+        ({"TrainingJobStatus": "Completed", "SecondaryStatus": "Completed"}, EndKind.GOOD, 0),
+        ({"TrainingJobStatus": "Stopped", "SecondaryStatus": "Stopped"}, EndKind.GOOD, None),
+        (
+            {"TrainingJobStatus": "Stopped", "SecondaryStatus": "MaxRuntimeExceeded"},
+            EndKind.GOOD,
+            None,
+        ),
+    ],
+    ids=str,
+)
+def test_why_a_job_is_no_more(detail: dict[str, Any], kind: EndKind, exit_code: int | None) -> None:
+    """By its exit code, where its reason tells one, or by its status."""
+    if detail.get("TrainingJobStatus") in {"Completed", "Stopped"}:
+        detail = {"FailureReason": "", **detail}
+    end = told(job_event(**detail)).end
+    assert (end.model, end.release) == ("jobs", "image:1")
+    assert (end.kind, end.exit_code) == (kind, exit_code)
+
+
+def test_what_a_job_wrote_before_it_failed_is_told() -> None:
+    """SageMaker puts it into the reason."""
+    assert "no kernel image" in (told(job_event()).end.last_words or "")
 
 
 def test_what_killed_a_task_is_told() -> None:
     """The container's own reason says of an exit status what it is of."""
     container = {"name": "worker", "exitCode": 137, "reason": "OutOfMemoryError: killed"}
-    end = told(recorded("ecs_task_stopped", containers=[container])).end
+    end = told(task_event(containers=[container])).end
     assert "OutOfMemoryError" in end.reason
     assert "137" in end.reason
 
@@ -117,15 +160,29 @@ def test_why_a_process_is_no_more(detail: dict[str, Any], kind: EndKind) -> None
 @pytest.mark.parametrize(
     "event",
     [
-        recorded("ecs_task_stopped", lastStatus="RUNNING"),
-        recorded("ecs_task_stopped", taskDefinitionArn="arn:aws:ecs:x:1:task-definition/web:1"),
-        recorded("ecs_task_stopped", taskArn=None),
+        task_event(lastStatus="RUNNING"),
+        task_event(taskDefinitionArn="arn:aws:ecs:x:1:task-definition/web:1"),
+        task_event(taskArn=None),
+        task_event(startedBy="ecs-svc/1"),
+        job_event(TrainingJobStatus="InProgress"),
+        job_event(TrainingJobName="somebody-elses-1"),
         process_event(model="another"),
         {"source": "aws.ec2", "detail": {}},
         {"source": "aws.ecs"},
         {},
     ],
-    ids=["running", "another family", "no task", "another model", "source", "no detail", "empty"],
+    ids=[
+        "running",
+        "another family",
+        "no task",
+        "another task",
+        "job",
+        "another job",
+        "another model",
+        "source",
+        "no detail",
+        "empty",
+    ],
 )
 def test_what_is_no_end_of_ours(event: dict[str, Any]) -> None:
     """It is none, and no error."""

@@ -29,6 +29,7 @@ from handler.fleet.ensure import ensure, tend
 from handler.fleet.plan import LAUNCH_SECONDS
 from handler.fleet.stop import running, stop
 from tests.emulators import MODEL, Emulator
+from tests.handler.emf import lines_in
 from tests.handler.fleet.rig import ListLauncher
 from tests.handler.intake.rig import Cloud, lines_of, plenty
 
@@ -159,6 +160,20 @@ def test_a_brake_holds_starts_until_another_release(
     mill.run(mill.deployment.fleets.change(MODEL, lambda _: FleetState(brake=brake)))
     look(mill)
     assert len(launcher.workers) == num_started
+    assert (state_of(mill).brake is None) is (num_started > 0)
+
+
+@pytest.mark.parametrize(("code", "num_told"), [("crash_loop", 1), ("stopped", 0)])
+def test_work_under_a_brake_is_told_of(
+    mill: Cloud, capsys: pytest.CaptureFixture[str], code: str, num_told: int
+) -> None:
+    """At every look of the reaper, for the alarm; what a person has stopped alarms nobody."""
+    brake = Brake(NOW, PLAN.release, code, "It dies.", "Mend it.")
+    mill.run(mill.deployment.fleets.change(MODEL, lambda _: FleetState(brake=brake)))
+    capsys.readouterr()
+    look(mill)
+    told = [line for line in lines_in(capsys.readouterr().out) if "FleetBraked" in line.figures]
+    assert [line.dimensions["model"] for line in told] == [MODEL] * num_told
 
 
 def test_a_release_takes_the_place_of_the_one_before(mill: Cloud, launcher: ListLauncher) -> None:
