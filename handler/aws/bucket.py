@@ -202,11 +202,23 @@ class Bucket:
         etag: str = response["ETag"]
         return etag
 
-    def copy_part(self, key: str, upload_id: str, number: int, source_key: str) -> Operation[str]:
-        """Copy a whole object of this bucket as one part; return the part's ETag."""
+    def copy_part(
+        self,
+        key: str,
+        upload_id: str,
+        number: int,
+        source_key: str,
+        span: tuple[int, int] | None = None,
+    ) -> Operation[str]:
+        """Copy an object of this bucket as one part; return the part's ETag.
+
+        It is copied whole, or its bytes from the first of `span` to before the second.
+        """
         where = {"Bucket": self.name, "Key": key, "UploadId": upload_id, "PartNumber": number}
-        source = {"Bucket": self.name, "Key": source_key}
-        response = yield Call("s3", "upload_part_copy", where | {"CopySource": source})
+        source: dict[str, Any] = {"CopySource": {"Bucket": self.name, "Key": source_key}}
+        if span is not None:
+            source["CopySourceRange"] = f"bytes={span[0]}-{span[1] - 1}"
+        response = yield Call("s3", "upload_part_copy", where | source)
         etag: str = response["CopyPartResult"]["ETag"]
         return etag
 

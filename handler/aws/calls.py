@@ -88,6 +88,8 @@ OPTIONS_OF_SERVICE: Mapping[Service, Mapping[str, Any]] = {
     "s3": {
         "signature_version": "s3v4",
         "s3": {"addressing_style": "virtual", "us_east_1_regional_endpoint": "regional"},
+        # As many as finalize copies at once.
+        "max_pool_connections": 64,
     },
     "ecs": _BRIEF,
     "sagemaker": _BRIEF,

@@ -153,6 +153,11 @@ def fill_key(batch_id: str, shard: int, fence: int) -> str:
     return f"{shard_prefix(batch_id, shard)}fill-{fence:06}"
 
 
+def joined_prefix(batch_id: str, kind: str) -> str:
+    """Return the prefix of the objects that many segments of a kind become on their way to one."""
+    return f"{work_prefix(batch_id)}joined/{kind}-"
+
+
 def event_id(batch_id: str, status: str) -> str:
     """Return the id of the event that a batch has come to a status: the same however often told."""
     return f"evt_{_digest('event', batch_id, status)}"

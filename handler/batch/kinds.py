@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
@@ -46,17 +45,22 @@ class Kind:
         """Return changes to such fields."""
         return {f"{self.name}_{name}": value for name, value in values.items()}
 
-    def segments_of(self, shards: Iterable[Shard]) -> list[SealedSegment]:
-        """Return the segments of this kind in the order of lines."""
+    def sizes_of(self, shard: Shard) -> tuple[int, ...]:
+        """Return the bytes of each segment of this kind that the shard has."""
+        return shard.output_sizes if self.name == "output" else shard.error_sizes
+
+    def segments_of(self, shard: Shard) -> list[SealedSegment]:
+        """Return the shard's segments of this kind in the order of lines."""
         return [
-            SealedSegment(
-                segment_key(shard.batch_id, shard.number, shard.fence, self.segments, number), size
-            )
-            for shard in shards
-            for number, size in enumerate(
-                shard.output_sizes if self.name == "output" else shard.error_sizes
-            )
+            self.segment(shard.batch_id, shard.number, shard.fence, number, size)
+            for number, size in enumerate(self.sizes_of(shard))
         ]
+
+    def segment(
+        self, batch_id: str, shard: int, fence: int, number: int, num_bytes: int
+    ) -> SealedSegment:
+        """Return the `number`th segment of this kind that was sealed under a fence."""
+        return SealedSegment(segment_key(batch_id, shard, fence, self.segments, number), num_bytes)
 
 
 OUTPUT = Kind("output", "output")

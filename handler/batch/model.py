@@ -169,8 +169,8 @@ class Batch:
     predecessor: str | None = None
     checkpoint: str | None = None
     failing_since: int | None = None
-    output_upload: str | None = None
-    error_upload: str | None = None
+    output_joining: str | None = None
+    error_joining: str | None = None
     output_file_id: str | None = None
     error_file_id: str | None = None
     output_delivery: str | None = None

@@ -18,6 +18,8 @@ from handler.batch.model import Progress
 from handler.errors import BadPart
 
 SEGMENT_BYTES = 16 * 2**20
+# What S3 copies as one part of a larger object.
+MIN_COPIED_BYTES = 5 * 2**20
 _Count = Annotated[int, Field(ge=0)]
 
 
@@ -157,11 +159,16 @@ class PartIndex:
 
     def __init__(self) -> None:
         self._places: dict[int, tuple[str, RowPlace]] = {}
+        self._completed = 0
+        self._usage = Usage()
 
     def add(self, key: str, places: Iterable[RowPlace]) -> None:
         """Take the rows of one part; a line that has a row already keeps it."""
         for place in places:
-            self._places.setdefault(place.line, (key, place))
+            if place.line not in self._places:
+                self._places[place.line] = (key, place)
+                self._completed += place.is_success
+                self._usage += place.usage
 
     def __contains__(self, line: int) -> bool:
         return line in self._places
@@ -176,13 +183,14 @@ class PartIndex:
 
     def progress(self) -> Progress:
         """Return the sums over the rows; time and rate are not known here."""
-        places = [place for _, place in self._places.values()]
-        completed = sum(place.is_success for place in places)
-        usage = sum((place.usage for place in places), start=Usage())
-        return Progress(completed, len(places) - completed, **asdict(usage))
+        failed = len(self._places) - self._completed
+        return Progress(self._completed, failed, **asdict(self._usage))
 
     def seal(self, segment_bytes: int = SEGMENT_BYTES) -> Seal:
-        """Return the segments that hold all rows, each of about `segment_bytes` but the last."""
+        """Return the segments that hold all rows, each of about `segment_bytes` but the last.
+
+        A last one that S3 would not copy is part of the one before it.
+        """
         ordered = [self._places[line] for line in sorted(self._places)]
         return Seal(
             _cut([found for found in ordered if found[1].is_success], segment_bytes),
@@ -206,6 +214,9 @@ def _cut(found: Sequence[tuple[str, RowPlace]], segment_bytes: int) -> tuple[Seg
         if num_bytes >= segment_bytes:
             segments.append(Segment(tuple(slices), tuple(rows)))
             slices, rows, num_bytes = [], [], 0
+    if segments and num_bytes < MIN_COPIED_BYTES:
+        before = segments.pop()
+        slices, rows = [*before.slices, *slices], [*before.rows, *rows]
     if slices:
         segments.append(Segment(tuple(slices), tuple(rows)))
     return tuple(segments)

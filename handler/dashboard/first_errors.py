@@ -41,7 +41,7 @@ def _of_shards(deployment: Deployment, batch: Batch) -> Operation[list[Failure]]
     failing = [shard for shard in shards if shard.progress.failed]
     for shard in failing[:_MAX_SHARDS]:
         if shard.error_sizes:
-            [first, *_] = ERRORS.segments_of([shard])
+            [first, *_] = ERRORS.segments_of(shard)
             found += yield from _of_object(deployment, first.key)
         else:
             found += yield from _of_parts(deployment, shard, _MAX_READ - len(found))

@@ -9,7 +9,7 @@ cancelled or has failed.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import replace
@@ -21,12 +21,13 @@ from engine.batchfile.lines import RawLine, read_lines
 from handler.aws.queues import advance_message
 from handler.aws.sync import Aws
 from handler.batch.keys import fill_key
-from handler.batch.model import Batch, Progress, Shard, ShardStatus
+from handler.batch.model import Batch, Shard, ShardStatus
 from handler.batch.not_run import EXPIRED, NotRun, row_not_run
 from handler.batch.parts import FinishedRow, PartIndex, decode_index, encode_part
 from handler.batch.states import Status
 from handler.deployment import Deployment
 from handler.errors import ConditionFailed, LeaseLost, NotThere, ObjectChanged
+from handler.finalize.sealed import each_shard
 from handler.log import logger
 from handler.metrics import emit, figures_of
 from handler.moves.abandon import abandon
@@ -55,22 +56,20 @@ def why_not_run(batch: Batch, shard: Shard) -> NotRun | None:
     return NotRun("shard_failed", shard.abandoned or "It was given up.", is_failure=True)
 
 
-def close_shards(run: Run) -> list[Shard]:
-    """Return all shards of a batch that winds up, each sealed or without a row.
+def close_shards(run: Run) -> None:
+    """Seal the shards of a batch that winds up: after that each is sealed or has no row.
 
     Raises ComeBack while workers may still hand in rows, and when the time is over.
     """
-    table = run.deployment.table
-    shards = run.aws.run(table.list_shards(run.batch.id))
-    closing = [shard for shard in shards if _is_to_close(run.batch, shard)]
-    if not closing:
-        return shards
+    if run.batch.shards_left == 0:
+        return
+    shards = each_shard(run.aws, run.deployment, run.batch.id, run.check)
+    closing = (shard for shard in shards if _is_to_close(run.batch, shard))
     steal = run.now() - (run.batch.winds_up_since or 0) > PATIENCE_SECONDS
     if not _close_all(
         run.aws, run.deployment, run.batch, closing, now=run.now, steal=steal, check=run.check
     ):
         raise ComeBack(_WAIT_SECONDS)
-    return run.aws.run(table.list_shards(run.batch.id))
 
 
 def close_abandoned(
@@ -84,10 +83,6 @@ def close_abandoned(
 
     One that somebody still holds is looked at again when its lease has ended.
     """
-    shards = aws.run(deployment.table.list_shards(batch.id))
-    closing = [shard for shard in shards if shard.abandoned and shard.status is ShardStatus.PENDING]
-    if not closing:
-        return
 
     def check() -> None:
         if time_left() < RESERVE_SECONDS:
@@ -95,6 +90,10 @@ def close_abandoned(
 
     delay_seconds = 0.0
     try:
+        shards = each_shard(aws, deployment, batch.id, check)
+        closing = [each for each in shards if each.abandoned and each.status is ShardStatus.PENDING]
+        if not closing:
+            return
         if not _close_all(aws, deployment, batch, closing, now=now, steal=False, check=check):
             leased = [shard.lease_until for shard in closing if shard.is_leased(now())]
             delay_seconds = max(_WAIT_SECONDS, min(leased, default=0.0) + 1 - now())
@@ -113,7 +112,7 @@ def _close_all(
     aws: Aws,
     deployment: Deployment,
     batch: Batch,
-    shards: Sequence[Shard],
+    shards: Iterable[Shard],
     *,
     now: Callable[[], float],
     steal: bool,
@@ -219,8 +218,3 @@ def _fill(aws: Aws, deployment: Deployment, batch: Batch, shard: Shard, index: P
 def _row_of(raw: RawLine, reason: NotRun) -> tuple[FinishedRow, bool]:
     with _parsing:
         return row_not_run(raw, reason)
-
-
-def progress_of(shards: Sequence[Shard]) -> Progress:
-    """Return the sums over closed shards; a rate means nothing any more."""
-    return sum((shard.progress for shard in shards), start=Progress()).at_rest

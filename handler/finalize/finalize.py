@@ -60,7 +60,8 @@ def _go_on(run: Run, network: Network | None) -> None:
     if batch.status not in {Status.FINALIZING, Status.CANCELLING}:
         return
     if batch.final is None:
-        publish(run, close_shards(run))
+        close_shards(run)
+        publish(run)
     deliver(run, network)
     outcome = run.batch.outcome or Status.COMPLETED
     status = Status.CANCELLED if batch.status is Status.CANCELLING else outcome

@@ -7,18 +7,19 @@ batch and S3 lists which parts are there, so any run can go on where another one
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, NoReturn
 
 from handler.aws.items import dump
-from handler.batch.kinds import KINDS, Kind, SealedSegment
-from handler.batch.model import Batch, BatchError, File, Shard
+from handler.batch.keys import joined_prefix
+from handler.batch.kinds import Kind
+from handler.batch.model import Batch, File
 from handler.batch.wire import MAX_LISTED_ERRORS
 from handler.errors import HandlerError, NotThere
-from handler.finalize.close import progress_of
+from handler.finalize.sealed import SealedSegments, gather
 from handler.log import logger
 from handler.moves.turn import ComeBack, Run
-from handler.objects.join import Joining, send_missing
+from handler.objects.join import Joining, join_groups, send_missing
 
 BATCH_ID = "batch-id"
 
@@ -26,25 +27,24 @@ _GONE = "NoSuchUpload"
 _MIN_WAIT_SECONDS, _MAX_WAIT_SECONDS = 1.0, 60.0
 
 
-def publish(run: Run, shards: Sequence[Shard]) -> None:
+def publish(run: Run) -> None:
     """Make the objects of a batch whose shards are closed and record them; raises ComeBack."""
     _wait_for_predecessor(run)
-    results = {kind: kind.segments_of(shards) for kind in KINDS}
-    sizes = {kind: sum(segment.num_bytes for segment in results[kind]) for kind in KINDS}
+    sealed = gather(run)
     made: dict[Kind, Mapping[str, Any]] = {}
-    for kind, segments in results.items():
+    for kind, segments in sealed.segments.items():
         if segments:
-            made[kind] = _make_object(run, kind, segments, sizes[kind])
-        elif any(sizes.values()):
+            made[kind] = _make_object(run, kind, segments)
+        elif any(sealed.segments.values()):
             # Errors of an older upload must not stand beside a newer output.
             _remove_stale(run, kind)
     changes: dict[str, object] = {}
     for kind, found in made.items():
-        _record_file(run, kind, sizes[kind], found.get("VersionId"))
+        _record_file(run, kind, sealed.segments[kind].num_bytes, found.get("VersionId"))
         changes |= kind.fields(file_id=kind.file_id_of(run.batch))
     batch = run.batch
-    errors = (*batch.errors, *_errors_of(shards))[:MAX_LISTED_ERRORS]
-    run.change(final=dump(progress_of(shards)), errors=[dump(error) for error in errors], **changes)
+    errors = (*batch.errors, *sealed.errors)[:MAX_LISTED_ERRORS]
+    run.change(final=dump(sealed.progress), errors=[dump(error) for error in errors], **changes)
 
 
 def _wait_for_predecessor(run: Run) -> None:
@@ -61,14 +61,6 @@ def _wait_for_predecessor(run: Run) -> None:
             waited_seconds = run.now() - (run.batch.winds_up_since or 0)
             raise ComeBack(min(_MAX_WAIT_SECONDS, max(_MIN_WAIT_SECONDS, waited_seconds / 8)))
         older_id = older.predecessor if older is not None and older.final is None else None
-
-
-def _errors_of(shards: Sequence[Shard]) -> list[BatchError]:
-    return [
-        BatchError("shard_failed", shard.abandoned, line=shard.first_line)
-        for shard in shards
-        if shard.abandoned
-    ]
 
 
 def _record_file(run: Run, kind: Kind, num_bytes: int, version_id: str | None) -> None:
@@ -102,15 +94,14 @@ def _remove_stale(run: Run, kind: Kind) -> None:
         run.aws.run(bucket.delete_found(key, found))
 
 
-def _make_object(
-    run: Run, kind: Kind, segments: Sequence[SealedSegment], num_bytes: int
-) -> Mapping[str, Any]:
+def _make_object(run: Run, kind: Kind, segments: SealedSegments) -> Mapping[str, Any]:
     """Make the object unless it is made, and return what S3 tells of it."""
-    key = kind.key_of(run.batch)
+    key, num_bytes = kind.key_of(run.batch), segments.num_bytes
     if found := _find_made(run, key, num_bytes):
         return found
-    bucket = run.deployment.bucket
-    upload = Joining(key, _begin(run, kind), segments)
+    bucket, prefix = run.deployment.bucket, joined_prefix(run.batch.id, kind.segments)
+    joined = join_groups(run.aws, bucket, segments, prefix, run.check)
+    upload = Joining(key, _begin(run, kind), joined)
     try:
         etags = send_missing(run.aws, bucket, upload, run.check)
         run.keep_turn()
@@ -138,13 +129,13 @@ def _find_made(run: Run, key: str, num_bytes: int) -> Mapping[str, Any] | None:
 
 def _begin(run: Run, kind: Kind) -> str:
     """Return the id of the batch's upload; of two that begin one the second gives its own up."""
-    if known := kind.field(run.batch, "upload"):
+    if known := kind.field(run.batch, "joining"):
         return str(known)
     bucket, key = run.deployment.bucket, kind.key_of(run.batch)
     is_short_lived = run.batch.options.output_expires_seconds is not None
     metadata = {BATCH_ID: run.batch.id}
     mine = run.aws.run(bucket.create_upload(key, metadata, is_short_lived=is_short_lived))
-    chosen = run.aws.run(run.deployment.table.set_once(run.batch.id, f"{kind.name}_upload", mine))
+    chosen = run.aws.run(run.deployment.table.set_once(run.batch.id, f"{kind.name}_joining", mine))
     if chosen != mine:
         run.aws.run(bucket.abort_upload(key, mine))
     return str(chosen)
@@ -154,5 +145,5 @@ def _begin_anew(run: Run, kind: Kind, upload: Joining, cause: NotThere) -> NoRet
     """Forget an upload that somebody has aborted, a lifecycle rule for instance."""
     logger.warning("upload gone", batch_id=run.batch.id, key=upload.key, reason=str(cause))
     run.keep_turn()
-    run.change(**kind.fields(upload=None))
+    run.change(**kind.fields(joining=None))
     raise ComeBack(_MIN_WAIT_SECONDS) from cause

@@ -3,21 +3,31 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Callable, Sequence
+from array import array
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
-from typing import TYPE_CHECKING, NamedTuple
+from itertools import islice
+from threading import BoundedSemaphore, Event
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from handler.aws.bucket import Bucket
 from handler.aws.sync import Aws
 from handler.batch.kinds import SealedSegment
-from handler.objects.upload_plan import UploadPart, plan_upload
+from handler.batch.parts import Slice
+from handler.objects.upload_plan import S3_LIMITS, Group, UploadPart, plan_groups, plan_upload
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
 
-# Each holds at most one segment of about 16 MiB.
-_NUM_THREADS = 8
+# Most parts are copied inside S3, and wait; of those that are sent each holds 10 MiB at most.
+_NUM_THREADS = 64
+_NUM_SENT_AT_ONCE = 24
+_LOOK_SECONDS = 1.0
 _BUFFER_BYTES = 2**20
+
+_sending = BoundedSemaphore(_NUM_SENT_AT_ONCE)
+Task = TypeVar("Task")
+Result = TypeVar("Result")
 
 
 class Joining(NamedTuple):
@@ -31,70 +41,126 @@ class Joining(NamedTuple):
 def send_missing(
     aws: Aws, bucket: Bucket, joining: Joining, check: Callable[[], None]
 ) -> dict[int, str]:
-    """Send what is not there yet, a few parts at once, and return the ETags of all.
+    """Send what is not there yet, many parts at once, and return the ETags of all.
 
-    `check` is called before each part; what it raises passes through. Raises NotThere when the
-    upload is gone. Nobody else may have sent other bytes to it.
+    `check` is called before each part and while they are waited for; what it raises passes through.
+    Raises NotThere when the upload is gone. Nobody else may have sent other bytes to it.
     """
     there = aws.run(bucket.list_uploaded(joining.key, joining.id))
     etags: dict[int, str] = {}
     missing: list[UploadPart] = []
-    for part in plan_upload([segment.num_bytes for segment in joining.segments]):
+    for part in plan_upload((segment.num_bytes for segment in joining.segments), S3_LIMITS):
         etag, num_bytes = there.get(part.number, ("", -1))
         if num_bytes == part.num_bytes:
             etags[part.number] = etag
         else:
             missing.append(part)
-    return etags | _send(aws, bucket, joining, missing, check)
+
+    def send(part: UploadPart, _: Event) -> tuple[int, str]:
+        return part.number, _send_part(aws, bucket, joining, part)
+
+    return etags | dict(_each(send, missing, check))
 
 
-def _send(
+def join_groups(
     aws: Aws,
     bucket: Bucket,
-    joining: Joining,
-    parts: Sequence[UploadPart],
+    segments: Sequence[SealedSegment],
+    prefix: str,
     check: Callable[[], None],
-) -> dict[int, str]:
+) -> Sequence[SealedSegment]:
+    """Return what one upload has room for: the segments, or objects that are made of them in turn.
+
+    Their keys tell which bytes of the whole they are, so those that another run has made are found
+    again, and who makes one a second time changes nothing. `check` is as with `send_missing`.
+    """
+    sizes = array("Q", (segment.num_bytes for segment in segments))
+    groups = list(plan_groups(sizes, S3_LIMITS))
+    if not groups:
+        return segments
+    there = aws.run(bucket.list_sizes(prefix))
+    joined = [
+        SealedSegment(f"{prefix}{group.start:015}-{group.num_bytes:011}", group.num_bytes)
+        for group in groups
+    ]
+    missing = [
+        (group, segment)
+        for group, segment in zip(groups, joined, strict=True)
+        if there.get(segment.key) != segment.num_bytes
+    ]
+
+    def make(task: tuple[Group, SealedSegment], is_over: Event) -> None:
+        group, made = task
+        _make_object(aws, bucket, made.key, segments[group.first : group.end], is_over)
+
+    _each(make, missing, check)
+    return joined
+
+
+def _make_object(
+    aws: Aws, bucket: Bucket, key: str, segments: Sequence[SealedSegment], is_over: Event
+) -> None:
+    """Make one object of segments, or nothing when all is over before it is whole."""
+    upload = Joining(key, aws.run(bucket.create_upload(key, {})), segments)
     etags: dict[int, str] = {}
-    in_flight: dict[Future[str], UploadPart] = {}
+    for part in plan_upload((segment.num_bytes for segment in segments), S3_LIMITS):
+        if is_over.is_set():
+            aws.run(bucket.abort_upload(key, upload.id))
+            return
+        etags[part.number] = _send_part(aws, bucket, upload, part)
+    aws.run(bucket.complete_upload(key, upload.id, etags))
 
-    def collect(limit: int) -> None:
-        while len(in_flight) > limit:
-            for future in wait(in_flight, return_when=FIRST_COMPLETED).done:
-                etags[in_flight.pop(future).number] = future.result()
 
+def _each(
+    do: Callable[[Task, Event], Result], tasks: Iterable[Task], check: Callable[[], None]
+) -> list[Result]:
+    """Return the results in no order; many are done at once.
+
+    When `check` or one of them raises, those that have begun are told by the event, and waited for.
+    """
+    rest = iter(tasks)
+    results: list[Result] = []
+    in_flight: set[Future[Result]] = set()
+    is_over = Event()
     with ThreadPoolExecutor(_NUM_THREADS) as pool:
-        for part in parts:
-            check()
-            in_flight[pool.submit(_send_part, aws, bucket, joining, part)] = part
-            collect(_NUM_THREADS - 1)
-        collect(0)
-    return etags
+        try:
+            while True:
+                for task in islice(rest, _NUM_THREADS - len(in_flight)):
+                    check()
+                    in_flight.add(pool.submit(do, task, is_over))
+                if not in_flight:
+                    return results
+                done, in_flight = wait(in_flight, _LOOK_SECONDS, FIRST_COMPLETED)
+                results += [future.result() for future in done]
+                if not done:
+                    check()
+        finally:
+            is_over.set()
 
 
 def _send_part(aws: Aws, bucket: Bucket, joining: Joining, part: UploadPart) -> str:
-    segments = joining.segments[part.first : part.end]
     if part.is_copy:
-        copy = bucket.copy_part(joining.key, joining.id, part.number, segments[0].key)
-        return aws.run(copy)
-    with open_joined(segments, lambda key: aws.run(bucket.get(key))) as body:
+        [(index, start, end)] = part.pieces
+        key, num_bytes = joining.segments[index]
+        span = None if end - start == num_bytes else (start, end)
+        return aws.run(bucket.copy_part(joining.key, joining.id, part.number, key, span))
+    slices = [Slice(joining.segments[index].key, start, end) for index, start, end in part.pieces]
+    with _sending, open_joined(slices, lambda piece: aws.run(bucket.get_range(*piece))) as body:
         return aws.run(bucket.upload_part(joining.key, joining.id, part.number, body))
 
 
-def open_joined(
-    segments: Sequence[SealedSegment], get: Callable[[str], bytes]
-) -> io.BufferedReader:
-    """Return the segments' bytes in a row; one object is held at a time, and it can be sought."""
+def open_joined(slices: Sequence[Slice], get: Callable[[Slice], bytes]) -> io.BufferedReader:
+    """Return the slices' bytes in a row; one slice is held at a time, and it can be sought."""
     # Buffered, because S3 takes no short chunk in the middle of a part.
-    return io.BufferedReader(_Joined(segments, get), _BUFFER_BYTES)
+    return io.BufferedReader(_Joined(slices, get), _BUFFER_BYTES)
 
 
 class _Joined(io.RawIOBase):
-    def __init__(self, segments: Sequence[SealedSegment], get: Callable[[str], bytes]) -> None:
-        self._segments = segments
+    def __init__(self, slices: Sequence[Slice], get: Callable[[Slice], bytes]) -> None:
+        self._slices = slices
         self._get = get
         self._position = 0
-        self._held: tuple[str, bytes] | None = None
+        self._held: tuple[Slice, bytes] | None = None
 
     def readable(self) -> bool:
         return True
@@ -103,7 +169,7 @@ class _Joined(io.RawIOBase):
         return True
 
     def seek(self, offset: int, whence: int = io.SEEK_SET, /) -> int:
-        size = sum(segment.num_bytes for segment in self._segments)
+        size = sum(piece.end - piece.start for piece in self._slices)
         base = {io.SEEK_SET: 0, io.SEEK_CUR: self._position, io.SEEK_END: size}[whence]
         self._position = base + offset
         return self._position
@@ -111,21 +177,21 @@ class _Joined(io.RawIOBase):
     def readinto(self, buffer: Buffer, /) -> int:
         view = memoryview(buffer).cast("B")
         start = 0
-        for segment in self._segments:
-            offset = self._position - start
-            if offset < segment.num_bytes:
-                data = self._bytes_of(segment)[offset : offset + len(view)]
+        for piece in self._slices:
+            offset, num_bytes = self._position - start, piece.end - piece.start
+            if offset < num_bytes:
+                data = self._bytes_of(piece)[offset : offset + len(view)]
                 view[: len(data)] = data
                 self._position += len(data)
                 return len(data)
-            start += segment.num_bytes
+            start += num_bytes
         return 0
 
-    def _bytes_of(self, segment: SealedSegment) -> bytes:
-        if self._held is None or self._held[0] != segment.key:
+    def _bytes_of(self, piece: Slice) -> bytes:
+        if self._held is None or self._held[0] != piece:
             self._held = None
-            data = self._get(segment.key)
-            if len(data) != segment.num_bytes:
-                raise OSError(f"{segment.key} has {len(data):,} bytes, not {segment.num_bytes:,}")
-            self._held = (segment.key, data)
+            data = self._get(piece)
+            if len(data) != piece.end - piece.start:
+                raise OSError(f"{piece.key} has not bytes {piece.start:,} to {piece.end:,}")
+            self._held = (piece, data)
         return self._held[1]

@@ -1,52 +1,109 @@
-"""How segments become the parts of one multipart upload: the same plan in every run.
+"""How segments become parts of uploads: the same plan in every run.
 
-S3 takes at most 10,000 parts, and all but the last of at least 5 MiB. A part that is one segment is
-copied inside S3; smaller neighbours are joined and sent.
+S3 takes at most 10,000 parts, and all but the last of at least 5 MiB. A part that lies in one
+segment is copied inside S3. What is smaller is sent, with as much of its neighbours as makes a
+part. Segments for which one upload has no room become larger objects first, group by group; the
+last part of each may be small, so that a small segment ends a group and is copied, too.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import islice
 from typing import NamedTuple
 
-MIN_PART_BYTES = 5 * 2**20
-MAX_PART_BYTES = 5 * 2**30
+from handler.batch.parts import MIN_COPIED_BYTES
+
 MAX_PARTS = 10_000
 
-_TARGET_BYTES = 8 * 2**20
-# A part below the target is followed by a copy above it, so there may be twice as many, and a last.
-_TARGET_PARTS = (MAX_PARTS - 1) // 2
+
+@dataclass(frozen=True, slots=True)
+class UploadLimits:
+    """What S3 takes in one upload, and the bytes that a group of segments has where it can."""
+
+    min_part_bytes: int = MIN_COPIED_BYTES
+    max_parts: int = MAX_PARTS
+    group_bytes: int = 512 * 2**20
+
+
+S3_LIMITS = UploadLimits()
+
+
+class Piece(NamedTuple):
+    """Bytes `start` to `end` (exclusive) of a segment, told by its place in their order."""
+
+    segment: int
+    start: int
+    end: int
 
 
 class UploadPart(NamedTuple):
-    """Part `number` (from 1) holds the segments `first` to `end` (exclusive)."""
+    """Part `number` (from 1) holds these pieces, one behind another."""
 
     number: int
-    first: int
-    end: int
-    num_bytes: int
+    pieces: tuple[Piece, ...]
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of the part."""
+        return sum(piece.end - piece.start for piece in self.pieces)
 
     @property
     def is_copy(self) -> bool:
-        """Say whether the part is one segment, which S3 can copy itself."""
-        return self.end - self.first == 1
+        """Say whether S3 can copy the part itself."""
+        return len(self.pieces) == 1
 
 
-def plan_upload(sizes: Sequence[int]) -> tuple[UploadPart, ...]:
-    """Return the parts that hold segments of these sizes (bytes, none 0), in their order."""
-    target = max(_TARGET_BYTES, -(-sum(sizes) // _TARGET_PARTS))
-    parts: list[UploadPart] = []
-    first = num_bytes = 0
+class Group(NamedTuple):
+    """The segments `first` to `end` (exclusive), whose bytes begin at `start` of the whole."""
+
+    first: int
+    end: int
+    start: int
+    num_bytes: int
+
+
+def plan_upload(sizes: Iterable[int], limits: UploadLimits = S3_LIMITS) -> Iterator[UploadPart]:
+    """Yield the parts that hold segments of these sizes (bytes, none 0), in their order."""
+    return (
+        UploadPart(number, pieces) for number, pieces in enumerate(_cut(sizes, limits), start=1)
+    )
+
+
+def _cut(sizes: Iterable[int], limits: UploadLimits) -> Iterator[tuple[Piece, ...]]:
+    small: list[Piece] = []
+    num_bytes = 0  # of them, always too few for a part
     for index, size in enumerate(sizes):
-        if num_bytes >= MIN_PART_BYTES and size >= target:
-            parts.append(UploadPart(len(parts) + 1, first, index, num_bytes))
-            first, num_bytes = index, 0
+        missing = limits.min_part_bytes - num_bytes if small else 0
+        taken = missing if size - missing >= limits.min_part_bytes else size
+        if taken:
+            small.append(Piece(index, 0, taken))
+            num_bytes += taken
+        if num_bytes >= limits.min_part_bytes:
+            yield tuple(small)
+            small, num_bytes = [], 0
+        if taken < size:
+            yield (Piece(index, taken, size),)
+    if small:
+        yield tuple(small)
+
+
+def plan_groups(sizes: Sequence[int], limits: UploadLimits = S3_LIMITS) -> Iterator[Group]:
+    """Yield the groups that become objects of their own; none where one upload has room for all.
+
+    They are at most as many as an upload has parts, each but the last large enough for one.
+    """
+    if next(islice(plan_upload(sizes, limits), limits.max_parts, None), None) is None:
+        return
+    total = sum(sizes)
+    least = max(limits.min_part_bytes, -(-total // (limits.max_parts - 1)))
+    most = max(limits.group_bytes, least)
+    first = start = num_bytes = 0
+    for index, size in enumerate(sizes):
         num_bytes += size
-        if num_bytes >= target:
-            parts.append(UploadPart(len(parts) + 1, first, index + 1, num_bytes))
-            first, num_bytes = index + 1, 0
+        if num_bytes >= (least if size < limits.min_part_bytes else most):
+            yield Group(first, index + 1, start, num_bytes)
+            first, start, num_bytes = index + 1, start + num_bytes, 0
     if num_bytes:
-        parts.append(UploadPart(len(parts) + 1, first, len(sizes), num_bytes))
-    assert len(parts) <= MAX_PARTS, len(parts)
-    assert all(part.num_bytes <= MAX_PART_BYTES for part in parts)
-    return tuple(parts)
+        yield Group(first, len(sizes), start, num_bytes)

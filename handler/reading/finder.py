@@ -110,4 +110,4 @@ class Finder:
 
 
 def _segments(kind: Kind, shard: Shard) -> list[str]:
-    return [segment.key for segment in kind.segments_of([shard])]
+    return [segment.key for segment in kind.segments_of(shard)]

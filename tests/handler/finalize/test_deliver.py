@@ -15,7 +15,6 @@ from engine.hosts.network import Network
 from handler.batch.model import Options
 from handler.batch.states import Status
 from handler.finalize import deliver as delivery
-from handler.finalize.close import close_shards
 from handler.finalize.deliver import deliver
 from handler.finalize.publish import publish
 from handler.moves.turn import ComeBack, Run
@@ -44,7 +43,7 @@ def published(cloud: Cloud, time_left: Callable[[], float] = plenty) -> Run:
     """Return a run of such a batch that has published its objects."""
     run = Run(cloud.aws, cloud.deployment, finalizing(cloud).batch, plenty)
     run.take_turn()
-    publish(run, close_shards(run))
+    publish(run)
     run.time_left = time_left
     return run
 

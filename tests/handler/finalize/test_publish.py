@@ -6,19 +6,24 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
+from threading import Event
 from typing import Any
 
 import pytest
 from pydantic_core import from_json
 
+from handler.aws.bucket import Bucket
 from handler.batch.kinds import OUTPUT
 from handler.batch.states import Status
 from handler.errors import NotThere
-from handler.finalize.close import close_shards
+from handler.finalize.finalize import finalize
 from handler.finalize.publish import publish
 from handler.moves.end import end
 from handler.moves.turn import ComeBack, Run, TurnLost
+from handler.objects.upload_plan import UploadLimits
 from tests.handler.finalize.rig import Cloud, Drop, plenty, row_of
+from tests.handler.killing import is_killed_after
 
 MIB = 2**20
 
@@ -67,11 +72,12 @@ def test_large_segments_are_copied_and_small_ones_joined(cloud: Cloud) -> None:
     drop.finish()
     output = cloud.read(drop.batch.outputs.output_key)
     assert output == expected(drop, sizes)
-    # Output: 9 MiB; a few bytes, 6 and 3 MiB; 9 MiB; a few bytes. Errors: 9 MiB of five; a few.
-    assert counts["upload_part_copy"] == 3 + 1
-    assert counts["upload_part"] == 1 + 1
+    # Output: 9 MiB; a few bytes and 6 MiB; 3 MiB and 2 of 9; the other 7; a few bytes.
+    # Errors: 3 MiB, a few bytes and 2 MiB; 1 and 3 MiB and a few bytes.
+    assert counts["upload_part_copy"] == 3
+    assert counts["upload_part"] == 2 + 2
     head = cloud.run(cloud.deployment.bucket.head(drop.batch.outputs.output_key))
-    assert head["ETag"].strip('"').endswith("-4")
+    assert head["ETag"].strip('"').endswith("-5")
     assert head["Metadata"] == {"batch-id": drop.id}
 
 
@@ -85,8 +91,8 @@ def test_another_run_goes_on_with_the_parts_that_are_there(mini: Cloud) -> None:
         num_runs += 1
     assert num_runs > 3
     assert counts["create_multipart_upload"] == 2
-    # Of the errors, 3 MiB a shard, three make a part.
-    assert (counts["upload_part_copy"], counts["upload_part"]) == (12, 4)
+    # Of the errors, 3 MiB a shard, two make a part.
+    assert (counts["upload_part_copy"], counts["upload_part"]) == (12, 6)
     assert counts["complete_multipart_upload"] == 2
     assert mini.read(drop.batch.outputs.output_key) == expected(drop, (3 * MIB,))
 
@@ -105,12 +111,12 @@ def test_an_upload_that_somebody_aborted_is_begun_anew(mini: Cloud) -> None:
     """A lifecycle rule may take a slow upload away; the object is made all the same."""
     drop = large(mini, 4, 3 * MIB)
     drop.finalize(ticks(3))
-    upload_id = drop.batch.output_upload
+    upload_id = drop.batch.output_joining
     assert upload_id is not None
     key = drop.batch.outputs.output_key
     mini.run(mini.deployment.bucket.abort_upload(key, upload_id))
     drop.finish()
-    assert drop.batch.output_upload != upload_id
+    assert drop.batch.output_joining != upload_id
     assert mini.read(key) == expected(drop, (3 * MIB,))
     assert mini.versions(key) == 1
 
@@ -121,9 +127,9 @@ def test_of_two_uploads_one_is_given_up(cloud: Cloud) -> None:
     stale = Run(cloud.aws, cloud.deployment, drop.batch, plenty)
     key = drop.batch.outputs.output_key
     first = cloud.run(cloud.deployment.bucket.create_upload(key, {"batch-id": drop.id}))
-    cloud.run(cloud.deployment.table.set_once(drop.id, "output_upload", first))
+    cloud.run(cloud.deployment.table.set_once(drop.id, "output_joining", first))
     stale.take_turn()
-    publish(stale, close_shards(stale))
+    publish(stale)
     stale.give_turn()
     assert cloud.read(key) == expected(drop, (100,))
     uploads = cloud.aws.clients["s3"].list_multipart_uploads(Bucket=cloud.deployment.bucket.name)
@@ -134,13 +140,12 @@ def test_a_run_that_was_held_up_writes_over_nothing(mini: Cloud) -> None:
     """When the batch has ended and a newer one published, an old run finds its upload gone."""
     older = large(mini, 1, 10)
     held_up = Run(mini.aws, mini.deployment, older.batch, plenty)
-    shards = close_shards(held_up)
     older.finish()
-    held_up.batch = replace(held_up.batch, output_upload=older.batch.output_upload)
+    held_up.batch = replace(held_up.batch, output_joining=older.batch.output_joining)
     newer = large(mini, 2, 20)
     newer.finish()
     with pytest.raises(TurnLost):
-        publish(held_up, shards)
+        publish(held_up)
     assert mini.read(newer.batch.outputs.output_key) == expected(newer, (20,))
 
 
@@ -149,10 +154,9 @@ def test_a_segment_that_has_gone_is_an_error_and_no_endless_loop(mini: Cloud) ->
     drop = large(mini, 2, 10)
     run = Run(mini.aws, mini.deployment, drop.batch, plenty)
     assert run.take_turn()
-    shards = close_shards(run)
-    mini.run(mini.deployment.bucket.delete(OUTPUT.segments_of(shards)[0].key))
+    mini.run(mini.deployment.bucket.delete(OUTPUT.segments_of(drop.shard(0))[0].key))
     with pytest.raises(NotThere):
-        publish(run, shards)
+        publish(run)
     assert drop.result("output") is None
     assert drop.batch.final is None
 
@@ -168,7 +172,7 @@ def test_waiting_for_an_older_batch_grows_longer(mini: Cloud) -> None:
         run = Run(mini.aws, mini.deployment, newer.batch, plenty, now=lambda at=now: float(at))
         assert run.take_turn()
         with pytest.raises(ComeBack) as pause:
-            publish(run, [])
+            publish(run)
         delays.append(pause.value.delay_seconds)
     assert delays == [1, 10, 60]
 
@@ -182,9 +186,9 @@ def test_a_batch_waits_for_those_before_one_that_published_nothing(mini: Cloud) 
     run = Run(mini.aws, mini.deployment, newest.batch, plenty)
     assert run.take_turn()
     with pytest.raises(ComeBack):
-        publish(run, [])
+        publish(run)
     oldest.finish()
-    publish(run, close_shards(run))
+    publish(run)
     assert newest.batch.final is not None
 
 
@@ -195,3 +199,87 @@ def test_rows_are_lines_of_json(cloud: Cloud) -> None:
     data = cloud.read(drop.batch.outputs.output_key) or b""
     assert data.endswith(b"\n")
     assert [from_json(line)["status"] for line in data.splitlines()] == [200] * 9
+
+
+def joined_keys(drop: Drop) -> list[str]:
+    """Return the keys of what segments have become on their way."""
+    keys = drop.cloud.run(drop.cloud.deployment.bucket.list_keys(f"work/{drop.id}/joined/"))
+    assert isinstance(keys, list)
+    return keys
+
+
+def test_more_segments_than_an_upload_has_parts_are_joined_twice(
+    cloud: Cloud, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By copies alone where a small segment ends a group, by sizes that S3 takes."""
+    limits = UploadLimits(max_parts=5)
+    monkeypatch.setattr("handler.objects.join.S3_LIMITS", limits)
+    sizes = (4 * MIB, 10)
+    drop = large(cloud, 6, *sizes)
+    counts = spy(cloud)
+    drop.finish()
+    output = cloud.read(drop.batch.outputs.output_key)
+    assert output == expected(drop, sizes)
+    # Three times 12 MiB and a few bytes. Errors, which are small, need one upload only.
+    assert [key.split("/")[3].partition("-")[0] for key in joined_keys(drop)] == ["output"] * 3
+    assert counts["upload_part_copy"] == 6 + 3
+    assert counts["upload_part"] == 2
+
+
+def test_a_run_that_joins_twice_may_die_at_any_moment(
+    mini: Cloud, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Killed between any two requests: the object is the same, and whole groups are kept."""
+    limits = UploadLimits(min_part_bytes=200, max_parts=8, group_bytes=400)
+    monkeypatch.setattr("handler.objects.join.S3_LIMITS", limits)
+    monkeypatch.setattr("handler.objects.join._NUM_THREADS", 1)
+    sizes = (100, 10, 60)
+    drop = large(mini, 9, *sizes)
+    num_killed = 0
+    counts = spy(mini)
+    num_runs = 0
+    while not drop.batch.is_terminal:
+        # The turn of the dead lapses.
+        mini.run(mini.deployment.table.change_batch(drop.id, drop.batch.status, turn_until=0))
+        run = partial(finalize, mini.aws, mini.deployment, drop.batch, plenty)
+        num_killed += is_killed_after(18 + num_runs, mini.aws, run)
+        num_runs += 1
+    assert mini.read(drop.batch.outputs.output_key) == expected(drop, sizes)
+    assert mini.versions(drop.batch.outputs.output_key) == 1
+    assert num_killed > 1
+    assert len(joined_keys(drop)) > 3
+    assert counts["complete_multipart_upload"] <= len(joined_keys(drop)) + 2
+
+
+def test_time_that_is_over_leaves_no_upload_of_a_group_behind(
+    mini: Cloud, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A group that is not whole is given up, and the next run makes it; whole ones are kept."""
+    limits = UploadLimits(min_part_bytes=200, max_parts=8, group_bytes=400)
+    monkeypatch.setattr("handler.objects.join.S3_LIMITS", limits)
+    sizes = (100, 10, 60)
+    drop = large(mini, 9, *sizes)
+    run = Run(mini.aws, mini.deployment, drop.batch, plenty)
+    assert run.take_turn()
+    is_over, copy_part = Event(), Bucket.copy_part
+
+    def copy_slowly(*arguments: Any) -> Any:
+        run.time_left = lambda: 0.0
+        assert is_over.wait(10)
+        return copy_part(*arguments)
+
+    class Over(Event):
+        def set(self) -> None:
+            super().set()
+            is_over.set()
+
+    with monkeypatch.context() as patches:
+        patches.setattr(Bucket, "copy_part", copy_slowly)
+        patches.setattr("handler.objects.join.Event", Over)
+        with pytest.raises(ComeBack):
+            publish(run)
+    uploads = mini.aws.clients["s3"].list_multipart_uploads(Bucket=mini.deployment.bucket.name)
+    assert uploads.get("Uploads", []) == []
+    run.give_turn()
+    drop.finish()
+    assert mini.read(drop.batch.outputs.output_key) == expected(drop, sizes)

@@ -26,7 +26,8 @@ from handler.api.routers.upload_object import (
     part_bytes_of,
     size_of_part,
 )
-from handler.objects.upload_plan import MAX_PARTS, MIN_PART_BYTES
+from handler.batch.parts import MIN_COPIED_BYTES
+from handler.objects.upload_plan import MAX_PARTS
 from tests.handler.api.rig import answer_to, request_of
 from tests.handler.api.server import listening
 from tests.handler.intake.rig import Cloud
@@ -318,7 +319,7 @@ def test_parts_are_such_as_s3_takes(num_bytes: int) -> None:
     """Of one size but the last, at least 5 MiB, and no more than 10,000 of them."""
     part_bytes = part_bytes_of(num_bytes)
     num_parts = -(-num_bytes // part_bytes)
-    assert part_bytes >= MIN_PART_BYTES
+    assert part_bytes >= MIN_COPIED_BYTES
     assert num_parts <= MAX_PARTS
     sizes = [size_of_part(num_bytes, number) for number in range(1, num_parts + 1)]
     assert sum(sizes) == num_bytes

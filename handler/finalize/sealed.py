@@ -1,0 +1,89 @@
+"""What publishing needs of a batch's shards: gathered page by page, and kept in a few bytes."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Callable, Iterator, Sequence
+from typing import overload
+
+from handler.aws.sync import Aws
+from handler.batch.kinds import KINDS, Kind, SealedSegment
+from handler.batch.model import BatchError, Progress, Shard
+from handler.batch.wire import MAX_LISTED_ERRORS
+from handler.deployment import Deployment
+from handler.moves.turn import Run
+
+
+class SealedSegments(Sequence[SealedSegment]):
+    """The segments of one kind in the order of lines, each in some twenty bytes."""
+
+    def __init__(self, batch_id: str, kind: Kind) -> None:
+        self._batch_id = batch_id
+        self._kind = kind
+        self._shards, self._fences, self._numbers = array("I"), array("I"), array("H")
+        self._sizes = array("Q")
+        self.num_bytes = 0
+
+    def add(self, shard: Shard) -> None:
+        """Take the segments of the next shard."""
+        for number, size in enumerate(self._kind.sizes_of(shard)):
+            self._shards.append(shard.number)
+            self._fences.append(shard.fence)
+            self._numbers.append(number)
+            self._sizes.append(size)
+            self.num_bytes += size
+
+    def __len__(self) -> int:
+        return len(self._sizes)
+
+    @overload
+    def __getitem__(self, index: int) -> SealedSegment: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[SealedSegment]: ...
+
+    def __getitem__(self, index: int | slice) -> SealedSegment | list[SealedSegment]:
+        if isinstance(index, slice):
+            return [self[each] for each in range(*index.indices(len(self)))]
+        return self._kind.segment(
+            self._batch_id,
+            self._shards[index],
+            self._fences[index],
+            self._numbers[index],
+            self._sizes[index],
+        )
+
+
+class Sealed:
+    """The segments of all shards, the sums over their counts, and why some were given up."""
+
+    def __init__(self, batch_id: str) -> None:
+        self.segments = {kind: SealedSegments(batch_id, kind) for kind in KINDS}
+        self.progress = Progress()
+        self.errors: list[BatchError] = []
+
+    def add(self, shard: Shard) -> None:
+        """Take the next shard, which is closed."""
+        for segments in self.segments.values():
+            segments.add(shard)
+        self.progress += shard.progress.at_rest
+        if shard.abandoned and len(self.errors) < MAX_LISTED_ERRORS:
+            self.errors.append(BatchError("shard_failed", shard.abandoned, line=shard.first_line))
+
+
+def gather(run: Run) -> Sealed:
+    """Return what the closed shards of the batch have."""
+    sealed = Sealed(run.batch.id)
+    for shard in each_shard(run.aws, run.deployment, run.batch.id, run.check):
+        sealed.add(shard)
+    return sealed
+
+
+def each_shard(
+    aws: Aws, deployment: Deployment, batch_id: str, check: Callable[[], None]
+) -> Iterator[Shard]:
+    """Yield the shards of a batch in their order, with a check before each page of them."""
+    first: int | None = 0
+    while first is not None:
+        check()
+        shards, first = aws.run(deployment.table.page_of_shards(batch_id, first))
+        yield from shards
