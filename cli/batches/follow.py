@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from cli.api import patience
 from cli.api.patience import LONG_SECONDS
-from cli.terminal import amount, duration, say
+from cli.terminal import amount, duration, plain, say
 from engine.batchfile.pace import Rates
 
 if TYPE_CHECKING:
@@ -109,7 +109,9 @@ def _lines() -> Show:
 
 def _words(batch: Batch) -> list[str]:
     waits_for = _WAITS_FOR.get(batch.status)
-    if batch.status == "in_progress" and not batch.completed + batch.failed:
+    if waiting := batch.beyond.get("waiting"):
+        waits_for = plain(waiting["message"])
+    elif batch.status == "in_progress" and not batch.completed + batch.failed:
         waits_for = "no rows yet: a worker starts and loads the model"
     return [*([waits_for] if waits_for else []), *rates(batch.fields)]
 

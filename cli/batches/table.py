@@ -6,7 +6,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from cli.api import patience
 from cli.batches.follow import rates
@@ -92,6 +92,7 @@ def details(batch: Batch) -> list[str]:
         ("model", fields.get("model")),
         ("input", fields.get("input_file_id")),
         ("rows", f"{batch.completed:,} ok, {batch.failed:,} failed, of {batch.total:,}"),
+        ("waits", _waiting(beyond.get("waiting"))),
         ("now", ", ".join(rates(fields)) if not batch.has_ended else None),
         ("audio", duration(beyond["audio_seconds"]) if beyond.get("audio_seconds") else None),
         ("tokens", tokens_of(usage)),
@@ -114,6 +115,10 @@ def details(batch: Batch) -> list[str]:
     return [*lines, *(f"error: {words}" for words in errors_of(batch))]
 
 
+def _waiting(waiting: dict[str, Any] | None) -> str | None:
+    return f"since {_time(waiting['since'])}: {waiting['message']}" if waiting else None
+
+
 def _webhook(webhook: dict[str, str] | None) -> str | None:
     return f"{webhook['status']} at {webhook['host']}" if webhook else None
 
@@ -128,8 +133,17 @@ def _cells(batch: Batch, file: str) -> tuple[str, ...]:
         f"{batch.failed:,}" if batch.failed else "",
         str(batch.fields.get("model") or ""),
         _age(batch.fields.get("created_at")),
-        "" if batch.has_ended else ", ".join(rates(batch.fields)),
+        _now(batch),
     )
+
+
+def _now(batch: Batch) -> str:
+    """Return how fast a batch goes, or why it does not."""
+    if batch.has_ended:
+        return ""
+    waiting = batch.beyond.get("waiting")
+    pace = ", ".join(rates(batch.fields))
+    return pace if not waiting else ", ".join(filter(None, (pace, f"waits: {waiting['code']}")))
 
 
 def _columns(rows: Sequence[tuple[str, ...]]) -> list[str]:

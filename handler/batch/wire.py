@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
+from dataclasses import asdict
 from typing import Literal
 
 from pydantic import BaseModel
 
 from engine.batchfile.pace import Rates, seconds_left
+from handler.batch.fleet import Waiting
 from handler.batch.model import Batch, Progress
 from handler.batch.states import Status
 
@@ -76,6 +78,17 @@ class WebhookObject(BaseModel):
     attempts: list[WebhookAttempt]
 
 
+class WaitingObject(BaseModel):
+    """Why no worker is started for lines that are open, since when, and what helps.
+
+    The code is `crash_loop`, `stopped` (by a person) or `no_capacity`.
+    """
+
+    code: str
+    message: str
+    since: int
+
+
 class TidemillObject(BaseModel):
     """What OpenAI's Batch has no field for.
 
@@ -100,6 +113,7 @@ class TidemillObject(BaseModel):
     output_delivery: str | None
     error_delivery: str | None
     webhook: WebhookObject | None
+    waiting: WaitingObject | None
 
 
 class BatchObject(BaseModel):
@@ -137,6 +151,7 @@ def to_wire(
     now: float,
     price_per_gpu_hour: float | None = None,
     max_errors: int = MAX_LISTED_ERRORS,
+    waiting: Waiting | None = None,
 ) -> BatchObject:
     """Return the Batch object; `progress` is what the shards say, until the final sums are known.
 
@@ -173,7 +188,7 @@ def to_wire(
             total_tokens=done.prompt_tokens + done.completion_tokens,
         ),
         metadata=batch.options.metadata or None,
-        tidemill=_beyond(batch, done, now, price_per_gpu_hour),
+        tidemill=_beyond(batch, done, now, price_per_gpu_hour, waiting),
     )
 
 
@@ -194,7 +209,11 @@ def eta_of(batch: Batch, progress: Progress, now: float) -> int | None:
 
 
 def _beyond(
-    batch: Batch, done: Progress, now: float, price_per_gpu_hour: float | None
+    batch: Batch,
+    done: Progress,
+    now: float,
+    price_per_gpu_hour: float | None,
+    waiting: Waiting | None,
 ) -> TidemillObject:
     is_running = batch.status is Status.IN_PROGRESS
     until = _end_of(batch) or now
@@ -211,6 +230,7 @@ def _beyond(
         output_delivery=batch.output_delivery,
         error_delivery=batch.error_delivery,
         webhook=_webhook(batch),
+        waiting=None if waiting is None else WaitingObject(**asdict(waiting)),
     )
 
 

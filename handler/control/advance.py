@@ -8,13 +8,17 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from typing import Any
 
+from handler.aws.items import dump
 from handler.aws.sync import Aws
-from handler.batch.model import Batch
+from handler.batch.fleet import Waiting
+from handler.batch.model import Batch, BatchError
 from handler.batch.states import Status
 from handler.deployment import Deployment
 from handler.finalize.close import close_abandoned
 from handler.finalize.finalize import finalize
+from handler.fleet.waiting import why_waiting
 from handler.intake.convert import give_up
 from handler.intake.intake import take_in
 from handler.intake.shards import ring_shards
@@ -101,10 +105,21 @@ def _progress(
     return batch
 
 
+def _told(batch: Batch, why: Waiting | None) -> dict[str, Any]:
+    """Return the fields that tell why lines of a batch had no worker at its end."""
+    if why is None:
+        return {}
+    errors = (*batch.errors, BatchError(why.code, why.message))
+    return {"errors": [dump(error) for error in errors], "num_errors": batch.num_errors + 1}
+
+
 def _wind_up(
     aws: Aws, deployment: Deployment, batch: Batch, outcome: Status, now: int
 ) -> Batch | None:
-    move = deployment.table.move_batch(batch.id, Status.FINALIZING, now, outcome=str(outcome))
+    why = aws.run(why_waiting(deployment, batch, now)) if outcome is Status.EXPIRED else None
+    move = deployment.table.move_batch(
+        batch.id, Status.FINALIZING, now, outcome=str(outcome), **_told(batch, why)
+    )
     moved = aws.run(move).batch
     if moved is not None:
         logger.info("batch winds up", batch_id=batch.id, status=str(moved.status))

@@ -91,8 +91,8 @@ def waiting_of(state: FleetState, now: float) -> Waiting | None:
     if state.refusal is None or not refusals or refusals[-1].at <= now - BRAKE_SECONDS:
         return None
     message = (
-        f"No machine can be had for a worker: {_sentence(state.refusal)} It is tried again, at "
-        "longer intervals."
+        f"No machine can be had for another worker: {_sentence(state.refusal)} "
+        "It is tried again, at longer intervals."
     )
     return Waiting("no_capacity", message, refusals[0].at)
 

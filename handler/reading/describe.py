@@ -7,6 +7,7 @@ from handler.batch.model import Batch, Progress
 from handler.batch.states import Status
 from handler.batch.wire import MAX_LISTED_ERRORS, BatchObject, to_wire
 from handler.deployment import Deployment
+from handler.fleet.waiting import why_waiting
 
 
 def describe(
@@ -18,6 +19,7 @@ def describe(
         (yield from progress_of(deployment, batch, now)),
         now=now,
         price_per_gpu_hour=deployment.settings.gpu_hour_price(batch.model),
+        waiting=(yield from why_waiting(deployment, batch, now)),
         max_errors=max_errors,
     )
 

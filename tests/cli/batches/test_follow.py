@@ -40,3 +40,12 @@ def test_a_batch_with_rows_tells_its_rate_only(capsys: pytest.CaptureFixture[str
     assert capsys.readouterr().err == (
         "tidemill: in_progress, 2 of 4 rows, 1 failed, 2.0 rows/s, 30 tokens/s\n"
     )
+
+
+def test_a_batch_without_workers_tells_why(capsys: pytest.CaptureFixture[str]) -> None:
+    """Nobody is told that a worker starts when none does."""
+    counts = {"total": 4, "completed": 0, "failed": 0}
+    fields = {"waiting": {"code": "crash_loop", "message": "They die.", "since": 7}}
+    with batch_shown() as show:
+        show(Batch({"status": "in_progress", "request_counts": counts, "tidemill": fields}))
+    assert capsys.readouterr().err == "tidemill: in_progress, 0 of 4 rows, They die.\n"

@@ -27,6 +27,16 @@ def test_one_batch_is_shown_in_detail(shell: Shell) -> None:
     assert "sea�rch" in said.out
 
 
+def test_a_batch_that_waits_tells_why(shell: Shell) -> None:
+    """In detail by a sentence, in the table by a word."""
+    batch_id = submitted(shell)
+    waiting = {"code": "no_capacity", "message": "No machine \x1b[2Jcan be had.", "since": 7}
+    shell.api.batches[batch_id]["tidemill"] = {"waiting": waiting}
+    shell.api.batches[batch_id]["status"] = "in_progress"
+    assert "waits: no_capacity" in shell.type("status").out
+    assert "since 1970-01-01 00:00:07 UTC: No machine" in shell.type("status", batch_id).out
+
+
 def test_the_newest_batches_are_a_table(shell: Shell) -> None:
     """As many as were asked for, over as many pages as that takes."""
     for number in range(3):
