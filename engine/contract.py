@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
-from dataclasses import dataclass
+from collections.abc import AsyncGenerator, Mapping
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 
@@ -62,7 +62,8 @@ class EngineInfo:
 
     `max_num_seqs` is how many sequences one step may hold. `num_gpus` is 0 on a CPU. `notes` are
     sentences that whoever runs it should read. `adapters` are the names of those that it serves,
-    `endpoints` those of the routes that its lines may go to.
+    `endpoints` those of the routes that its lines may go to, `load_seconds` what the steps of its
+    start took, by name.
     """
 
     model: str
@@ -74,6 +75,7 @@ class EngineInfo:
     notes: tuple[str, ...] = ()
     adapters: tuple[str, ...] = ()
     endpoints: tuple[str, ...] = ()
+    load_seconds: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

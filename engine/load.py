@@ -13,8 +13,9 @@ from engine.endpoints.served import ServedEngine
 from engine.errors import EngineError
 from engine.files import find_folder, revision_of
 from engine.kinds import KINDS, Kind, kind_of
-from engine.model.placement import step_limits
+from engine.model.placement import choose_device, step_limits
 from engine.remembered import sources_digest
+from engine.timings import steps_taken, timed
 
 
 def load_served(
@@ -35,7 +36,8 @@ def load_served(
         raise EngineError(f"an adapter and its model are both called {min(taken)}")
     folder = find_folder(config.model)
     kind = kind_of(folder, config, kinds)
-    loaded = kind.load(config, folder=folder, chat_template=chat_template)
+    with timed("load"):
+        loaded = kind.load(config, folder=folder, chat_template=chat_template)
     is_gpu = loaded.device.type == "cuda"
     info = EngineInfo(
         model=config.model,
@@ -47,6 +49,7 @@ def load_served(
         notes=loaded.notes,
         adapters=adapters,
         endpoints=tuple(endpoint.route.name for endpoint in loaded.endpoints),
+        load_seconds=steps_taken(),
     )
     return ServedEngine(
         loaded.endpoints,
@@ -56,6 +59,13 @@ def load_served(
         adapters=adapters,
         online=loaded.online,
     )
+
+
+def prepare(config: EngineConfig) -> None:
+    """Do what a load begins with and needs no weights for; raises `EngineError` without a GPU."""
+    device = choose_device(config.device)
+    if device.type == "cuda":
+        torch.empty(1, device=device)  # which makes its context
 
 
 def _version() -> str:

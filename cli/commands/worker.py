@@ -6,17 +6,18 @@ import argparse
 import json
 import os
 import sys
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Mapping, Sequence
+from contextlib import AsyncExitStack
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cli.errors import CliError, Refused, Stopped
-from cli.serving.adapters import local_adapters, lora_modules
+from cli.serving.adapters import lora_modules
 from cli.serving.engine import served_names
 from cli.serving.options import EngineOptions, add_engine_flags, engine_arguments, engine_fields
-from cli.serving.weights import every_few_seconds, local_model
+from cli.serving.weights import addresses, every_few_seconds, local_model
 from cli.signals import StopSignals
 from cli.sizes import positive_int, size_in_bytes
 
@@ -30,6 +31,7 @@ _EPILOG = """\
 Every flag of the first three groups can be set by an environment variable: --lease-seconds is
 TIDEMILL_LEASE_SECONDS. A flag wins. SIGTERM gives unfinished work back and ends with 0.
 """
+_IDLE_SECONDS = "300"
 _ENGINE_COMMAND = "TIDEMILL_ENGINE_COMMAND"
 
 
@@ -114,8 +116,10 @@ def _add_times(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
         "--exit-when-idle",
         dest="exit_when_idle_seconds",
+        nargs="?",
+        const=_IDLE_SECONDS,
         metavar="SECONDS",
-        help="end when there was no work for (default: never)",
+        help=f"end when there was no work for (default: never; without a number, {_IDLE_SECONDS})",
     )
 
 
@@ -192,57 +196,21 @@ def _run(
     health_file = options.given.get("health_file") or os.environ.get(VARIABLE)
     pulse = Pulse(Path(health_file) if health_file else None)
     try:
-        with _local_model(options, pulse) as local:
-            command = _engine_command(local, os.environ)
-            return asyncio.run(_work(settings, config, command, pulse, signals))
+        return asyncio.run(_work(options, settings, config, pulse, signals))
     except BotoCoreError as exc:
         raise CliError(f"AWS cannot be used: {exc}") from exc
 
 
-@contextmanager
-def _local_model(options: WorkerOptions, pulse: Pulse) -> Iterator[WorkerOptions]:
-    """Yield the same options with model and adapters on this machine, under their names."""
-    from handler.log import logger
-
-    def log(progress: Progress) -> None:
-        logger.info(
-            "fetching weights",
-            model=options.model,
-            num_bytes=progress.num_bytes,
-            total_bytes=progress.total_bytes,
-            is_waiting=progress.is_waiting,
-        )
-
-    tell = every_few_seconds(log)
-
-    def watch(progress: Progress) -> None:
-        pulse.beat()
-        tell(progress)
-
-    names, cache = served_names(options), options.weights_cache
-    modules = lora_modules(options, names)
-    with ExitStack() as held:
-        model = options.model
-        if model is not None:
-            model = held.enter_context(local_model(model, cache, watch))
-        adapters = held.enter_context(local_adapters(modules, cache, watch))
-        yield replace(
-            options,
-            model=model,
-            served_model_names=names,
-            lora_modules=tuple(f"{module.name}={module.path}" for module in adapters),
-        )
-
-
 async def _work(
+    options: WorkerOptions,
     settings: Settings,
     config: WorkerConfig,
-    engine_command: Sequence[str],
     pulse: Pulse,
     signals: StopSignals,
 ) -> int:
     import asyncio
 
+    from engine.process.child import in_thread
     from handler.aws.aio import AioAws
     from handler.aws.queues import Queue
     from handler.deployment import Deployment
@@ -250,16 +218,54 @@ async def _work(
     from handler.worker.site.site import Site
     from handler.worker.worker import Worker
 
+    names = served_names(options)
+    wanted = addresses(options.model, lora_modules(options, names))
+    engine_command = _engine_command(replace(options, served_model_names=names), os.environ)
+    folders: asyncio.Future[Mapping[str, str]] | None = None
+
     def make_link() -> EngineLink:
         return EngineLink(
             engine_command,
             stall_seconds=config.stall_seconds,
             start_seconds=config.start_seconds,
+            folders=folders,
         )
 
     loop = asyncio.get_running_loop()
-    async with AioAws() as aws, pulse.beating():
+    async with AsyncExitStack() as held:
+        aws = await held.enter_async_context(AioAws())
+        await held.enter_async_context(pulse.beating())
         site = Site(aws, Deployment(settings), Queue(config.queue), config)
         worker = Worker(site, make_link)
         with signals.heard_by(lambda: loop.call_soon_threadsafe(worker.stop)):
+            if wanted:  # beside the engine, which has libraries to load
+                fetching = in_thread(lambda: _fetch(wanted, options.weights_cache, held))
+                folders = asyncio.wrap_future(fetching)
             return await worker.run()
+
+
+def _fetch(names: Sequence[str], cache: str | None, held: AsyncExitStack) -> Mapping[str, str]:
+    """Return where each of these weights lies on this machine, as long as it is `held`.
+
+    Raises CliError, after a word in the log.
+    """
+    from handler.log import logger
+
+    def log(name: str, progress: Progress) -> None:
+        logger.info(
+            "fetching weights",
+            model=name,
+            num_bytes=progress.num_bytes,
+            total_bytes=progress.total_bytes,
+            is_waiting=progress.is_waiting,
+        )
+
+    folders = {}
+    for name in names:
+        watch = every_few_seconds(partial(log, name))
+        try:
+            folders[name] = held.enter_context(local_model(name, cache, watch))
+        except CliError as exc:
+            logger.error("weights cannot be had", reason=str(exc))
+            raise
+    return folders

@@ -6,8 +6,8 @@ import gc
 import json
 import logging
 import time
-from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
@@ -47,29 +47,52 @@ def load_engine(
     served_names: tuple[str, ...],
     chat_template: str | None,
     weights_cache: str | None = None,
+    fetched: Callable[[], Mapping[str, str]] | None = None,
 ) -> Online:
     """Load the real engine; only here is a model library imported.
 
-    Weights that are in S3 are kept in `weights_cache`.
+    Weights that are in S3 are kept in `weights_cache`; where another process fetches them,
+    `fetched` waits for it and returns the folder of each address.
     """
+    from engine.timings import timed
+
     try:
-        with _nothing_collected():
-            from engine.load import load_served
+        with _nothing_collected(), timed("imports"):
+            from engine.load import load_served, prepare
     except ModuleNotFoundError as exc:
         raise EngineFailed(
             f"the engine needs {exc.name}, which is not installed: pip install 'tidemill[engine]'"
         ) from exc
     _say_what_takes_long()
+    with ExitStack() as held:
+        if fetched is None:
+            here = held.enter_context(_all_here(config, weights_cache))
+        else:
+            prepare(config)
+            with timed("waiting"):
+                here = _as_fetched(config, fetched())
+        return load_served(here, served_names=served_names, chat_template=chat_template)
+
+
+@contextmanager
+def _all_here(config: EngineConfig, weights_cache: str | None) -> Iterator[EngineConfig]:
+    """Yield the same settings with model and adapters on this machine, fetched if need be."""
     watch = every_few_seconds(say_progress)
     with (
         local_model(config.model, weights_cache, watch) as model,
         local_adapters(config.lora_modules, weights_cache, watch) as adapters,
     ):
-        return load_served(
-            replace(config, model=model, lora_modules=adapters),
-            served_names=served_names,
-            chat_template=chat_template,
-        )
+        yield replace(config, model=model, lora_modules=adapters)
+
+
+def _as_fetched(config: EngineConfig, folders: Mapping[str, str]) -> EngineConfig:
+    """Return the same settings with the folders of those weights that have an address."""
+    modules = (
+        module._replace(path=folders.get(module.path, module.path))
+        for module in config.lora_modules
+    )
+    model = folders.get(config.model, config.model)
+    return replace(config, model=model, lora_modules=tuple(modules))
 
 
 @contextmanager

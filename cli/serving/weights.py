@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -13,12 +13,19 @@ from cli.errors import CliError, EngineFailed, Refused
 from cli.terminal import say
 
 if TYPE_CHECKING:
+    from engine.config import LoraModule
     from handler.weights.cache import Progress
 
 VARIABLE = "TIDEMILL_WEIGHTS_CACHE"
 
 _SCHEME = "s3://"
 _TELL_SECONDS = 5.0
+
+
+def addresses(model: str | None, adapters: Iterable[LoraModule]) -> list[str]:
+    """Return what of a model and its adapters is in S3, and has to be fetched."""
+    named = (model or "", *(adapter.path for adapter in adapters))
+    return [name for name in dict.fromkeys(named) if name.startswith(_SCHEME)]
 
 
 @contextmanager

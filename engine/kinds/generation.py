@@ -37,6 +37,7 @@ from engine.text.chat_template import ChatTemplate, read_chat_template
 from engine.text.text_model import GenerationConfig, TextModel, eos_ids, read_generation_config
 from engine.text.tokenizer import load_tokenizer
 from engine.text.vocabulary import Vocabulary
+from engine.timings import timed
 
 ADMISSIONS: dict[AdmissionName, Callable[[], Admission]] = {
     "arrival": ArrivalOrder,
@@ -74,7 +75,8 @@ class Generation:
                 ending.callback(leader.close)
             model = load_model(config, leader)
             free = None if leader is None else leader.free_bytes
-            room = measured_room(model, config, free)
+            with timed("trial"):
+                room = measured_room(model, config, free)
             return (model, room), make_work(model, room, config)
 
         with begun(config, folder, make, ending.close) as (engine, (model, room), vocabulary):

@@ -30,6 +30,7 @@ from engine.model.quantised.description import UNQUANTISED, quantisation_of
 from engine.model.shares import check_shares
 from engine.model.vision.description import Vision, describe
 from engine.scheduling.pictures import Sight
+from engine.timings import timed
 
 
 def load_model(settings: EngineConfig, leader: Leads | None = None) -> LoadedModel:
@@ -134,18 +135,20 @@ def _run_by_ours(
     ranks = () if leader is None else (f"{leader.size} ranks",)
     fact = proof_fact(checkpoint, dtype, device, repr(vision), repr(quantisation), *ranks)
     try:
-        loaded = own.load(
-            checkpoint,
-            description,
-            architecture,
-            dtype,
-            device,
-            vision=vision,
-            adapters=adapters,
-            leader=leader,
-        )
+        with timed("weights"):
+            loaded = own.load(
+                checkpoint,
+                description,
+                architecture,
+                dtype,
+                device,
+                vision=vision,
+                adapters=adapters,
+                leader=leader,
+            )
         parts = (checkpoint, description, architecture, loaded, vision)
-        proof = prove_once(fact, partial(own.prove, *parts, leader=leader))
+        with timed("proof"):
+            proof = prove_once(fact, partial(own.prove, *parts, leader=leader))
     except torch.OutOfMemoryError:
         raise  # transformers' classes would take no less
     except (TypeError, ValueError, RuntimeError) as exc:

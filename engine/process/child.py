@@ -13,10 +13,10 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from contextlib import suppress
-from typing import NoReturn, TypeVar
+from typing import NoReturn, TypeAlias, TypeVar
 
 from engine.batchfile.answer import run_line
 from engine.batchfile.lines import RawLine
@@ -26,6 +26,7 @@ from engine.process.frames import (
     MAX_ROW_BYTES,
     Abort,
     Failed,
+    Fetched,
     Frame,
     FrameError,
     Ready,
@@ -47,9 +48,12 @@ _PR_SET_PDEATHSIG = 1
 
 _Made = TypeVar("_Made")
 
+Load: TypeAlias = Callable[[Callable[[], Mapping[str, str]]], Served]
+"""Makes an engine. What it is given waits for weights, and returns the folder of each address."""
+
 
 def serve(
-    load: Callable[[], Served],
+    load: Load,
     *,
     reader_fd: int,
     writer_fd: int,
@@ -75,9 +79,7 @@ def serve(
     os._exit(status)
 
 
-async def _serve(
-    load: Callable[[], Served], reader_fd: int, writer_fd: int, stats_seconds: float
-) -> int:
+async def _serve(load: Load, reader_fd: int, writer_fd: int, stats_seconds: float) -> int:
     reader, writer = await open_wire(reader_fd, writer_fd)
     return await _Process(load, reader, writer, stats_seconds).run()
 
@@ -87,7 +89,7 @@ class _Process:
 
     def __init__(
         self,
-        load: Callable[[], Served],
+        load: Load,
         reader: asyncio.StreamReader,
         writer: asyncio.StreamWriter,
         stats_seconds: float,
@@ -96,7 +98,8 @@ class _Process:
         self._writer = writer
         self._stats_seconds = stats_seconds
         self._loop = asyncio.get_running_loop()
-        self._loaded = asyncio.wrap_future(_in_thread(load))
+        self._fetched: Future[Mapping[str, str]] = Future()
+        self._loaded = asyncio.wrap_future(in_thread(lambda: load(self._fetched.result)))
         self._broken: asyncio.Future[None] = self._loop.create_future()
         self._tasks: dict[int, asyncio.Task[None]] = {}
 
@@ -125,6 +128,8 @@ class _Process:
                 case Abort():
                     if task := self._tasks.get(frame.ticket):  # else its row is on its way
                         task.cancel()
+                case Fetched() if not self._fetched.done():
+                    self._fetched.set_result(frame.folders)
                 case _:
                     raise FrameError(f"a {type(frame).__name__} frame is none for an engine")
 
@@ -178,11 +183,11 @@ class _Process:
     async def _close(self) -> None:
         if not self._loaded.done() or self._loaded.cancelled() or self._loaded.exception():
             return
-        closing = asyncio.wrap_future(_in_thread(self._loaded.result().close))
+        closing = asyncio.wrap_future(in_thread(self._loaded.result().close))
         await asyncio.wait([closing], timeout=_LAST_WORDS_SECONDS)
 
 
-def _in_thread(make: Callable[[], _Made]) -> Future[_Made]:
+def in_thread(make: Callable[[], _Made]) -> Future[_Made]:
     """Run a function in a thread that, unlike an executor's, nobody waits for at the end."""
     made: Future[_Made] = Future()
 

@@ -11,6 +11,7 @@ import asyncio
 import json
 import os
 import struct
+from collections.abc import Mapping
 from dataclasses import asdict, astuple, dataclass
 from typing import Self
 
@@ -73,6 +74,22 @@ class Abort:
     def unpack(cls, payload: bytes) -> Self:
         """Return the frame of a payload."""
         return cls(*_ABORT.unpack(payload))
+
+
+@dataclass(frozen=True, slots=True)
+class Fetched:
+    """To the engine, once, if its command names weights by an address: where each lies now."""
+
+    folders: Mapping[str, str]
+
+    def pack(self) -> bytes:
+        """Return the payload."""
+        return json.dumps(dict(self.folders)).encode()
+
+    @classmethod
+    def unpack(cls, payload: bytes) -> Self:
+        """Return the frame of a payload."""
+        return cls(dict(json.loads(payload)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,9 +163,11 @@ class Failed:
         return cls(**json.loads(payload))
 
 
-Frame = Run | Abort | Row | Ready | Stats | Failed
+Frame = Run | Abort | Row | Ready | Stats | Failed | Fetched
 
-_TYPE_OF: dict[int, type[Frame]] = {1: Run, 2: Abort, 3: Row, 4: Ready, 5: Stats, 6: Failed}
+_TYPE_OF: dict[int, type[Frame]] = dict(
+    enumerate((Run, Abort, Row, Ready, Stats, Failed, Fetched), start=1)
+)
 _KIND_OF = {frame_type: kind for kind, frame_type in _TYPE_OF.items()}
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from itertools import count
 
@@ -16,6 +16,7 @@ from engine.contract import EngineInfo, EngineStats
 from engine.process.frames import (
     Abort,
     Failed,
+    Fetched,
     Frame,
     FrameError,
     Ready,
@@ -58,15 +59,22 @@ class EngineLink:
     """One engine process, from `start` to its death or `close`; another life needs another link.
 
     `command` starts it; `--reader-fd` and `--writer-fd` are added. Start it from a thread that
-    lives as long as the process should: on Linux the engine dies with that thread.
+    lives as long as the process should: on Linux the engine dies with that thread. Where the
+    command names weights by their address, `folders` are where each lies, once it was fetched.
     """
 
     def __init__(
-        self, command: Sequence[str], *, stall_seconds: float, start_seconds: float
+        self,
+        command: Sequence[str],
+        *,
+        stall_seconds: float,
+        start_seconds: float,
+        folders: asyncio.Future[Mapping[str, str]] | None = None,
     ) -> None:
         self._command = command
         self._stall_seconds = stall_seconds
         self._start_seconds = start_seconds
+        self._folders = folders
         self._stats = EngineStats()
         self._progress = 0  # grows with each sign of work
         self._tickets = count(1)
@@ -90,13 +98,15 @@ class EngineLink:
     async def start(self) -> EngineInfo:
         """Start the process and return what it runs once the model is loaded.
 
-        Raises EngineFailed when it cannot be loaded, dies or takes longer than `start_seconds`.
+        Raises EngineFailed when it cannot be loaded, dies or takes longer than `start_seconds`,
+        in which the time that weights take to come does not count.
         """
         try:
             await self._spawn()
         except OSError as exc:
             raise EngineFailed(f"cannot be started: {exc}", code="engine_not_started") from exc
         try:
+            await self._tell_folders()
             async with asyncio.timeout(self._start_seconds):
                 info = await self._ready
         except TimeoutError as exc:
@@ -109,6 +119,7 @@ class EngineLink:
             return info
         finally:
             if self._watching is None:
+                self._ready.cancel()
                 self._kill("not loaded")
                 await self.close()
 
@@ -167,6 +178,14 @@ class EngineLink:
             os.close(child_writer)
         self._ready: asyncio.Future[EngineInfo] = asyncio.get_running_loop().create_future()
         self._listening = asyncio.create_task(self._listen(wire))
+
+    async def _tell_folders(self) -> None:
+        """Tell the engine where weights lie, once they do, unless it has ended before."""
+        if self._folders is None:
+            return
+        await asyncio.wait((self._folders, self._ready), return_when=asyncio.FIRST_COMPLETED)
+        if not self._ready.done():
+            self._writer.write(encode_frame(Fetched(self._folders.result())))
 
     async def _listen(self, wire: asyncio.StreamReader) -> None:
         """Take in what the engine says until its process has ended, then tell all who wait."""

@@ -35,6 +35,8 @@ _HAND_OVER_SECONDS = 20.0
 _TAKING_SECONDS = 5.0
 _LAST_SECONDS = 5.0
 _MAX_BACKOFF_SECONDS = 30.0
+# A minute of looks that failed: who has no work then and may end costs money for nothing.
+_MAX_FAILED_LOOKS = 6
 # Halving the suspects of 4,096 lines down to one takes twelve deaths; more than that in a row and
 # not one row between them means that the engine, or its device, is what is broken.
 MAX_BARREN_LIVES = 16
@@ -47,6 +49,12 @@ class MachineBroken(HandlerError):
     """An engine has died of a line that any can run: what other lines do here says nothing."""
 
     code = "machine_broken"
+
+
+class NothingComes(HandlerError):
+    """No work can be taken, and none is held: what waits is for a worker that can be reached."""
+
+    code = "nothing_comes"
 
 
 class Link(Engine, Protocol):
@@ -87,7 +95,7 @@ class Worker:
         self._stopped.set()
 
     async def run(self) -> int:
-        """Return the exit status: 0 when stopped or idle, 1 when the engine cannot go on."""
+        """Return the exit status: 0 when stopped or idle, 1 when it cannot go on."""
         beating = asyncio.create_task(self._heartbeat.beat_for_ever())
         try:
             while True:
@@ -98,7 +106,7 @@ class Worker:
                     if not await self._may_start_again(exc, beating):
                         return 1
                     has_died = True
-                except MachineBroken as exc:
+                except (MachineBroken, NothingComes) as exc:
                     logger.error(str(exc))
                     return 1
                 finally:
@@ -157,7 +165,13 @@ class Worker:
         finally:
             await _cancel(starting, stopped)
         self._num_failed_starts = 0
-        logger.info("engine ready", model=engine.model, device=engine.device, notes=engine.notes)
+        logger.info(
+            "engine ready",
+            model=engine.model,
+            device=engine.device,
+            notes=engine.notes,
+            load_seconds=dict(engine.load_seconds),
+        )
         return await self._serve(link, engine, beating)
 
     async def _serve(self, link: Link, engine: LoadedEngine, beating: asyncio.Task[None]) -> bool:
@@ -188,17 +202,17 @@ class Worker:
         return self._take_note_of(feed)
 
     async def _receive(self, feed: Feed, info: EngineInfo) -> None:
-        """Take shards as the feed wants them; return when there was nothing to do for long."""
+        """Take shards as the feed wants them; return when there was nothing to do for long.
+
+        It never ends while it holds a shard, nor before a look at the queue that found it empty.
+        Raises NothingComes where looks have failed for as long.
+        """
         config, num_failures = self._site.config, 0
         limit = config.exit_when_idle_seconds
         wait_seconds = min(config.wait_seconds, max(1, math.ceil(limit or config.wait_seconds)))
         self._busy_at = self._site.clock()
         while True:
             await feed.hungry.wait()
-            is_idle = not self._runs and limit is not None
-            if is_idle and self._site.clock() >= self._busy_at + (limit or 0):
-                logger.info("idle", seconds=limit)
-                return
             try:
                 self._polling = asyncio.create_task(self._poll(wait_seconds))
                 messages = await asyncio.shield(self._polling)
@@ -207,11 +221,23 @@ class Worker:
                     for message in messages:
                         await self._take(feed, info, Doorbell(self._site, message))
                 num_failures = 0
+                if messages:
+                    self._busy_at = self._site.clock()
+                elif self._is_idle(limit):
+                    logger.info("idle", seconds=limit)
+                    return
             except HandlerError as exc:  # one message's misfortune must not be the next one's
                 self._polling = None
                 num_failures += 1
+                if num_failures > _MAX_FAILED_LOOKS and self._is_idle(limit):
+                    raise NothingComes(f"no work can be taken: {exc}") from exc
                 logger.warning("receiving failed", reason=str(exc))
                 await asyncio.sleep(min(_MAX_BACKOFF_SECONDS, 2.0 ** (num_failures - 1)))
+
+    def _is_idle(self, limit: float | None) -> bool:
+        """Say whether there was nothing to do for as long as it may wait, where that is bounded."""
+        is_due = limit is not None and self._site.clock() >= self._busy_at + limit
+        return is_due and not self._runs
 
     async def _poll(self, wait_seconds: int) -> list[Message]:
         return await self._site.aws.run(

@@ -63,6 +63,14 @@ def test_flags_win_over_the_environment() -> None:
     assert config.exit_when_idle_seconds == 0.5
 
 
+@pytest.mark.parametrize(("typed", "seconds"), [((), None), (("--exit-when-idle",), 300.0)])
+def test_a_worker_waits_for_work_unless_it_is_told_otherwise(
+    typed: tuple[str, ...], seconds: float | None
+) -> None:
+    """For ever where nobody says how long, for a few minutes where nobody says a number."""
+    assert read(*typed)[1].exit_when_idle_seconds == seconds
+
+
 @pytest.mark.parametrize(
     ("arguments", "queue"),
     [

@@ -6,7 +6,7 @@ import asyncio
 import json
 import shutil
 import sys
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ from handler.worker.link import EngineDied, EngineFailed, EngineLink
 
 PATIENCE_SECONDS = 120  # a model loads within seconds, but not on a machine that does much else
 
-MakeLink = Callable[[EngineOptions], EngineLink]
+MakeLink = Callable[..., EngineLink]
 
 
 def line(**fields: Any) -> bytes:
@@ -41,10 +41,17 @@ async def make_link() -> AsyncIterator[MakeLink]:
     """Return a function that makes a link to the real engine's process with these options."""
     links: list[EngineLink] = []
 
-    def make(options: EngineOptions) -> EngineLink:
+    def make(
+        options: EngineOptions, folders: asyncio.Future[Mapping[str, str]] | None = None
+    ) -> EngineLink:
         command = [sys.executable, "-m", "cli.serving.process", *engine_arguments(options)]
         links.append(
-            EngineLink(command, stall_seconds=PATIENCE_SECONDS, start_seconds=PATIENCE_SECONDS)
+            EngineLink(
+                command,
+                stall_seconds=PATIENCE_SECONDS,
+                start_seconds=PATIENCE_SECONDS,
+                folders=folders,
+            )
         )
         return links[-1]
 
@@ -110,6 +117,26 @@ async def test_a_model_without_its_weights_is_refused_in_the_same_words(
     with pytest.raises(EngineFailed, match=r"its weights lack lm_head\.weight") as caught:
         await make_link(EngineOptions(model=str(model))).start()
     assert caught.value.code == "model_refused"
+
+
+async def test_weights_are_loaded_from_where_they_were_fetched_to(make_link: MakeLink) -> None:
+    """By the address that the command names; what the start took is told with what it runs."""
+    folders: asyncio.Future[Mapping[str, str]] = asyncio.get_running_loop().create_future()
+    options = EngineOptions(model="s3://b/m", served_model_names=("m",), kv_cache_memory=2**23)
+    starting = asyncio.create_task(make_link(options, folders).start())
+    folders.set_result({"s3://b/m": str(MODEL_PATH)})
+    info = await starting
+    assert info.model == str(MODEL_PATH)
+    assert {"imports", "waiting", "weights", "proof", "trial", "load"} <= info.load_seconds.keys()
+    assert info.load_seconds["load"] >= info.load_seconds["weights"] > 0
+
+
+async def test_a_missing_gpu_is_told_before_the_weights_are_here(make_link: MakeLink) -> None:
+    """A machine without one would else fetch them for an hour first."""
+    never: asyncio.Future[Mapping[str, str]] = asyncio.get_running_loop().create_future()
+    options = EngineOptions(model="s3://b/m", device="cuda")
+    with pytest.raises(EngineFailed, match="sees no CUDA device here"):
+        await make_link(options, never).start()
 
 
 async def test_a_flag_that_it_does_not_know_ends_it(make_link: MakeLink) -> None:

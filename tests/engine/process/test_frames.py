@@ -14,6 +14,7 @@ from engine.process import frames
 from engine.process.frames import (
     Abort,
     Failed,
+    Fetched,
     Frame,
     FrameError,
     Ready,
@@ -43,11 +44,13 @@ FRAMES: st.SearchStrategy[Frame] = st.one_of(
             WORDS,
             COUNTS,
             COUNTS,
-            st.lists(WORDS).map(tuple),
+            *[st.lists(WORDS).map(tuple)] * 3,
+            st.dictionaries(WORDS, st.floats(0, 1e6)),
         ),
     ),
     st.builds(Stats, st.builds(EngineStats, COUNTS, COUNTS, st.floats(0, 1), *[COUNTS] * 5)),
     st.builds(Failed, WORDS, WORDS),
+    st.builds(Fetched, st.dictionaries(WORDS, WORDS)),
 )
 
 

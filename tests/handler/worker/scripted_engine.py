@@ -26,6 +26,7 @@ import os
 import signal
 import sys
 import time
+from collections.abc import Callable, Mapping
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -62,6 +63,7 @@ class ScriptedEngine:
     service_seconds: float = 0
     slots: int | None = None
     journal: Journal | None = None
+    model: str = "scripted"
     steps: int = 0
     running: int = 0
     is_hung: bool = False
@@ -92,7 +94,7 @@ class ScriptedEngine:
 
     def info(self) -> EngineInfo:
         """A model without weights."""
-        return EngineInfo("scripted", "r1", "test", "cpu", 0, self.slots or MAX_NUM_SEQS)
+        return EngineInfo(self.model, "r1", "test", "cpu", 0, self.slots or MAX_NUM_SEQS)
 
     def stats(self) -> EngineStats:
         """Count one more step as long as anything runs, as a model that generates would."""
@@ -143,14 +145,16 @@ def main() -> None:
     parser.add_argument("--slots", type=int, help="requests served at once")
     parser.add_argument("--load-seconds", type=float, default=0, help="what loading takes")
     parser.add_argument("--stats-seconds", type=float, default=1, help="between statistics")
+    parser.add_argument("--weights", metavar="ADDRESS", help="wait for these; where is its model")
     parser.add_argument("--refuse", metavar="WORDS", help="refuse to load, with these words")
     parser.add_argument("--say", metavar="WORDS", help="print this to both standard streams")
     options, _ = parser.parse_known_args()
 
-    def load() -> ScriptedEngine:
-        time.sleep(options.load_seconds)
+    def load(fetched: Callable[[], Mapping[str, str]]) -> ScriptedEngine:
         if options.refuse is not None:
             raise EngineError(options.refuse)
+        model = fetched()[options.weights] if options.weights else "scripted"
+        time.sleep(options.load_seconds)
         if options.say is not None:
             sys.stdout.write(options.say)
             sys.stderr.write(options.say)
@@ -158,7 +162,7 @@ def main() -> None:
         if options.log is not None:
             flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND
             journal = Journal(os.open(options.log, flags, 0o644))
-        return ScriptedEngine(options.service_seconds, options.slots, journal)
+        return ScriptedEngine(options.service_seconds, options.slots, journal, model)
 
     serve(
         load,

@@ -14,9 +14,10 @@ from handler.aws.calls import Call
 from handler.batch.model import ShardStatus
 from handler.batch.parts import FinishedRow, encode_part
 from handler.errors import AwsError
+from handler.worker import worker as worker_module
 from handler.worker.site import site as site_module
 from tests.handler.worker.fakes import FaultyAws, QuickAws
-from tests.handler.worker.rig import NEVER, Rig, RunningWorker, until
+from tests.handler.worker.rig import NEVER, PATIENCE_SECONDS, Rig, RunningWorker, until
 
 GOOD: dict[str, Any] = {}
 
@@ -217,6 +218,16 @@ async def test_what_is_unexpected_ends_one_shard_only(rig: Rig) -> None:
         good.ring()
         await until(lambda: good.is_done)
     assert bad.shard().attempts == 1
+
+
+async def test_a_worker_that_can_take_no_work_ends_badly(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where it may end by itself: it costs money, and as a good end nobody would hear of it."""
+    monkeypatch.setattr(worker_module, "_MAX_BACKOFF_SECONDS", 0.01)
+    refuses = times(-1, lambda call: call.method == "receive_message")
+    async with failing(rig, refuses, exit_when_idle_seconds=0) as running:
+        assert await asyncio.wait_for(asyncio.shield(running.task), PATIENCE_SECONDS) == 1
 
 
 async def test_messages_that_come_too_late_are_put_back(rig: Rig) -> None:

@@ -8,7 +8,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -48,9 +48,14 @@ async def make_link() -> AsyncIterator[MakeLink]:
         command: list[str] | None = None,
         stall_seconds: float = PATIENCE_SECONDS,
         start_seconds: float = PATIENCE_SECONDS,
+        folders: asyncio.Future[Mapping[str, str]] | None = None,
     ) -> EngineLink:
         whole = [*(command or [sys.executable, str(SCRIPT)]), *map(str, arguments)]
-        links.append(EngineLink(whole, stall_seconds=stall_seconds, start_seconds=start_seconds))
+        links.append(
+            EngineLink(
+                whole, stall_seconds=stall_seconds, start_seconds=start_seconds, folders=folders
+            )
+        )
         return links[-1]
 
     yield make
@@ -259,6 +264,35 @@ async def test_a_model_that_takes_too_long_to_load_is_given_up(make_link: MakeLi
         await link.start()
     assert caught.value.code == "engine_start_timeout"
     assert not is_alive(link._process.pid)
+
+
+async def test_the_engine_starts_before_its_weights_are_here(make_link: MakeLink) -> None:
+    """It hears where they lie, and the time until then is not counted against it."""
+    folders: asyncio.Future[Mapping[str, str]] = asyncio.get_running_loop().create_future()
+    link = make_link("--weights", "s3://b/m", start_seconds=NEVER, folders=folders)
+    starting = asyncio.create_task(link.start())
+    await until(lambda: hasattr(link, "_ready"))
+    assert is_alive(link._process.pid)
+    link._start_seconds = PATIENCE_SECONDS  # from here on it counts
+    folders.set_result({"s3://b/m": "/here/m"})
+    assert (await starting).model == "/here/m"
+
+
+async def test_an_engine_that_cannot_start_does_not_wait_for_weights(make_link: MakeLink) -> None:
+    """What would end it after an hour of fetching ends it now."""
+    never: asyncio.Future[Mapping[str, str]] = asyncio.get_running_loop().create_future()
+    with pytest.raises(EngineFailed, match="no GPU"):
+        await make_link("--refuse", "no GPU", folders=never).start()
+
+
+async def test_weights_that_cannot_be_had_leave_no_engine(make_link: MakeLink) -> None:
+    """Whoever wanted them is told why."""
+    folders: asyncio.Future[Mapping[str, str]] = asyncio.get_running_loop().create_future()
+    folders.set_exception(OSError("no bucket"))
+    link = make_link("--weights", "s3://b/m", folders=folders)
+    with pytest.raises(OSError, match="no bucket"):
+        await link.start()
+    assert not group_is_alive(link._process.pid)
 
 
 async def test_loading_is_no_stall(make_link: MakeLink) -> None:

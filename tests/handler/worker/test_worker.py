@@ -172,6 +172,14 @@ async def test_a_worker_that_is_idle_ends_when_told_so(rig: Rig) -> None:
     assert work.is_done
 
 
+async def test_work_that_is_there_is_done_before_it_may_be_idle(rig: Rig) -> None:
+    """Who may not wait at all still looks once."""
+    work = rig.batch(GOOD)
+    async with rig.worker(exit_when_idle_seconds=0) as running:
+        assert await asyncio.wait_for(asyncio.shield(running.task), 60) == 0
+    assert work.is_done
+
+
 # The end of a batch
 
 
