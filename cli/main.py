@@ -20,6 +20,7 @@ from cli.commands import (
     submit,
     tenants,
     worker,
+    workers,
 )
 from cli.errors import CliError, Stopped
 from cli.flags import sort_out, spelt_out
@@ -51,7 +52,7 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action=_Version, nargs=0, help="print the version and exit")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
     to_batches = (submit, resume, status, results, cancel, drop)
-    for command in (run, serve, *to_batches, worker, local, keys, tenants, completion):
+    for command in (run, serve, *to_batches, worker, local, keys, tenants, workers, completion):
         command.add_command(commands)
     return parser
 

@@ -1,9 +1,10 @@
-"""The table or the bucket of a deployment, for commands of whoever has AWS credentials for it."""
+"""The parts of a deployment, for commands of whoever has AWS credentials for it."""
 
 from __future__ import annotations
 
 import argparse
 import os
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Literal
 
 from cli.errors import CliError, KeyRefused, Refused, Unreachable
@@ -11,7 +12,13 @@ from cli.errors import CliError, KeyRefused, Refused, Unreachable
 if TYPE_CHECKING:
     from handler.aws.calls import Operation, T
 
-Part = Literal["table", "bucket"]
+Part = Literal["table", "bucket", "fleets"]
+# As the stack calls each: its name, or the path of several.
+_OUTPUTS: Mapping[Part, str] = {
+    "table": "TableName",
+    "bucket": "BucketName",
+    "fleets": "FleetsPath",
+}
 _DEPLOYMENT = "tidemill"
 
 
@@ -61,6 +68,15 @@ def tenant_name(text: str) -> str:
 
 def run(table: str, operation: Operation[T]) -> T:
     """Run one operation on the table; raises CliError."""
+    return _run(f"the table {table}", operation)
+
+
+def ask(operation: Operation[T]) -> T:
+    """Run one operation on several parts of a deployment; raises CliError."""
+    return _run("the deployment", operation)
+
+
+def _run(what: str, operation: Operation[T]) -> T:
     from botocore.exceptions import BotoCoreError
 
     from cli.deployment.aws import client_of
@@ -70,7 +86,7 @@ def run(table: str, operation: Operation[T]) -> T:
     try:
         return Aws(client_of).run(operation)
     except (AwsError, BotoCoreError) as exc:
-        raise CliError(f"the table {table} cannot be used: {exc}") from exc
+        raise CliError(f"{what} cannot be used: {exc}") from exc
 
 
 def _variable_of(part: Part) -> str:
@@ -92,7 +108,7 @@ def _part_of_stack(stack: str, part: Part) -> str:
             f"{exc}\nname the {part} by --{part}, or another deployment by --deployment"
         ) from exc
     outputs = {output["OutputKey"]: output["OutputValue"] for output in found.get("Outputs", ())}
-    key = f"{part.capitalize()}Name"
+    key = _OUTPUTS[part]
     if key not in outputs:
         raise Refused(f"the stack {stack} is none of Tidemill's: it names no {part}")
     return str(outputs[key])
