@@ -11,7 +11,7 @@ from handler.aws.calls import Call, Operation
 from handler.batch.fleet import FleetPlan, Worker, WorkerStatus
 from handler.errors import AwsError
 from handler.fleet.launcher import NoCapacity
-from handler.fleet.names import digest, plain_name
+from handler.fleet.names import digest, plain_name, tag_value
 
 _PAGE = 100
 _STATUS: Final = {
@@ -78,7 +78,7 @@ class EcsLauncher:
             "clientToken": f"{digest(f'{means.cluster} {plan.model}', 16)}-{number}",
             "startedBy": started_by(plan.model),
             "propagateTags": "TASK_DEFINITION",
-            "tags": [{"key": "tidemill:model", "value": plan.model}],
+            "tags": [{"key": "tidemill:model", "value": tag_value(plan.model)}],
             "enableECSManagedTags": True,
             **_network(means),
         }

@@ -6,13 +6,20 @@ import re
 from hashlib import blake2b
 
 _FOREIGN = re.compile(r"[^A-Za-z0-9]+")
-_READABLE = 20
+_NO_TAG = re.compile(r"[^\w .:/=+@-]")
+_READABLE = 16
+_MAX_TAG = 256
 
 
 def plain_name(text: str) -> str:
     """Return a name of letters, digits and hyphens for any text: readable, and no other text's."""
     readable = _FOREIGN.sub("-", text)[:_READABLE].strip("-")
     return f"{readable}-{digest(text, 4)}" if readable else digest(text, 4)
+
+
+def tag_value(text: str) -> str:
+    """Return a text as a tag may hold it."""
+    return _NO_TAG.sub("-", text)[:_MAX_TAG]
 
 
 def digest(text: str, size: int) -> str:

@@ -12,7 +12,7 @@ from handler.aws.calls import Call, Operation
 from handler.batch.fleet import FleetPlan, Worker, WorkerStatus
 from handler.errors import AwsError
 from handler.fleet.launcher import NoCapacity
-from handler.fleet.names import digest, plain_name
+from handler.fleet.names import digest, plain_name, tag_value
 
 _PAGE = 100
 _DAY_SECONDS = 24 * 3600
@@ -139,7 +139,7 @@ def _job(plan: FleetPlan, means: SageMakerMeans, name: str, instance_type: str) 
         "StoppingCondition": stopping,
         "EnableManagedSpotTraining": means.spot,
         "Environment": dict(means.environment),
-        "Tags": [{"Key": "tidemill:model", "Value": plan.model}],
+        "Tags": [{"Key": "tidemill:model", "Value": tag_value(plan.model)}],
         **({"VpcConfig": network} if means.subnets else {}),
     }
 

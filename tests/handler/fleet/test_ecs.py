@@ -1,0 +1,202 @@
+"""Workers as tasks of ECS: what is asked, and what is made of the answers."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from typing import Any
+
+import boto3
+import pytest
+from moto import mock_aws
+from moto.ec2.utils import generate_instance_identity_document
+from pydantic import ValidationError
+
+from handler.aws.sync import Aws
+from handler.batch.fleet import FleetPlan, Worker, WorkerStatus
+from handler.errors import AwsError
+from handler.fleet.ecs import EcsLauncher, started_by
+from handler.fleet.launcher import NoCapacity
+from tests.handler.fleet.services import Services
+
+ARN = "arn:aws:ecs:eu-west-1:1:task-definition/mill-m"
+MEANS: dict[str, Any] = {
+    "cluster": "mill",
+    "task_definition": f"{ARN}:7",
+    "capacity_provider": "gpus",
+    "subnets": ["subnet-1", "subnet-2"],
+    "security_groups": ["sg-1"],
+}
+PLAN = FleetPlan("org/model-7B:a.b", "ecs", f"{ARN}:7", 3, means=MEANS)
+ECS = EcsLauncher()
+
+
+def test_a_task_is_run_on_the_capacity_provider() -> None:
+    """It says whose it is, has its own address in the network, and a token of its number."""
+    services = Services()
+    arn = services.run(ECS.start(PLAN, 1_800_000_000))
+    [call] = services.asked
+    told = dict(call.arguments)
+    token = told.pop("clientToken")
+    assert token.endswith("-1800000000")
+    assert told == {
+        "cluster": "mill",
+        "taskDefinition": f"{ARN}:7",
+        "count": 1,
+        "capacityProviderStrategy": [{"capacityProvider": "gpus"}],
+        "startedBy": "tidemill/org-model-7B-a-b-" + started_by(PLAN.model)[-8:],
+        "propagateTags": "TASK_DEFINITION",
+        "enableECSManagedTags": True,
+        "tags": [{"key": "tidemill:model", "value": "org/model-7B:a.b"}],
+        "networkConfiguration": {
+            "awsvpcConfiguration": {
+                "subnets": ["subnet-1", "subnet-2"],
+                "securityGroups": ["sg-1"],
+            }
+        },
+    }
+    assert services.run(ECS.running(PLAN)) == [Worker(arn, f"{ARN}:7", WorkerStatus.STARTING, 1000)]
+
+
+@pytest.mark.parametrize(
+    ("changes", "network"),
+    [
+        ({"subnets": [], "security_groups": []}, None),
+        ({"security_groups": []}, {"subnets": ["subnet-1", "subnet-2"]}),
+        (
+            {"subnets": ["s"], "security_groups": [], "assign_public_ip": True},
+            {"subnets": ["s"], "assignPublicIp": "ENABLED"},
+        ),
+    ],
+    ids=["of the machine", "without groups", "public"],
+)
+def test_a_network_is_asked_for_as_the_plan_says(
+    changes: dict[str, Any], network: dict[str, Any] | None
+) -> None:
+    """ECS refuses one for a task whose network is that of its machine."""
+    services = Services()
+    services.run(ECS.start(replace(PLAN, means=MEANS | changes), 1))
+    told = services.asked[0].arguments.get("networkConfiguration")
+    assert told == (None if network is None else {"awsvpcConfiguration": network})
+
+
+def test_a_number_runs_one_task() -> None:
+    """An answer that was lost is asked for again; another number, or model, is another task."""
+    services = Services()
+    first = [services.run(ECS.start(PLAN, 1)) for _ in range(3)]
+    second = services.run(ECS.start(PLAN, 2))
+    other = services.run(ECS.start(replace(PLAN, model="other"), 1))
+    assert len({*first, second, other}) == len(services.tasks) == 3
+
+
+@pytest.mark.parametrize("count", [0, 1, 100, 101, 250])
+def test_tasks_are_listed_and_described_by_the_hundred(count: int) -> None:
+    """None is left out, and none of another model is among them."""
+    services = Services()
+    for number in range(count):
+        services.run(ECS.start(PLAN, number))
+    services.run(ECS.start(replace(PLAN, model="org/model-7B:a-b"), 1))
+    found = services.run(ECS.running(PLAN))
+    assert len({worker.id for worker in found}) == len(found) == count
+
+
+def test_a_task_is_what_ecs_says_of_it() -> None:
+    """Those that stop are told until they have: they still have their machine."""
+    services = Services()
+    arns = [services.run(ECS.start(PLAN, number)) for number in range(7)]
+    words = [
+        ("PENDING", "RUNNING"),
+        ("ACTIVATING", "RUNNING"),
+        ("RUNNING", "RUNNING"),
+        ("RUNNING", "STOPPED"),
+        ("STOPPING", "STOPPED"),
+        ("DEPROVISIONING", "STOPPED"),
+        ("STOPPED", "STOPPED"),
+    ]
+    for arn, (last, desired) in zip(arns, words, strict=True):
+        services.tasks[arn] |= {"lastStatus": last, "desiredStatus": desired}
+    found = {worker.id: worker.status for worker in services.run(ECS.running(PLAN))}
+    starting, running, stopping = WorkerStatus
+    statuses = [starting, starting, running, stopping, stopping, stopping]
+    assert found == dict(zip(arns, statuses, strict=False))
+
+
+def test_a_task_that_is_forgotten_between_two_looks_is_left_out() -> None:
+    """ECS lists what it no longer describes."""
+    services = Services()
+    services.run(ECS.start(PLAN, 1))
+    listing = ECS.running(PLAN)
+    call = next(listing)
+    while call.method == "list_tasks":
+        call = listing.send(services.answer(call))
+    with pytest.raises(StopIteration) as ended:
+        listing.send({"tasks": [], "failures": [{"reason": "MISSING"}]})
+    assert ended.value.value == []
+
+
+def test_a_task_is_stopped() -> None:
+    """By its name; it is told until it has ended."""
+    services = Services()
+    services.run(ECS.start(PLAN, 1))
+    [worker] = services.run(ECS.running(PLAN))
+    services.run(ECS.stop(PLAN, worker))
+    assert services.asked[-1].method == "stop_task"
+    [stopping] = services.run(ECS.running(PLAN))
+    assert stopping == replace(worker, status=WorkerStatus.STOPPING)
+
+
+def test_no_machine_is_told_as_such() -> None:
+    """With the reason that ECS gives."""
+    with pytest.raises(NoCapacity, match="RESOURCE:GPU"):
+        Services(machines=0).run(ECS.start(PLAN, 1))
+
+
+@pytest.mark.parametrize(
+    ("code", "is_capacity"),
+    [
+        ("LimitExceededException", True),
+        ("ThrottlingException", True),
+        ("AccessDeniedException", False),
+        ("ClusterNotFoundException", False),
+    ],
+)
+def test_what_is_refused_for_now_is_no_fault(code: str, is_capacity: bool) -> None:  # noqa: FBT001
+    """A quota frees itself, a right that is missing does not."""
+    with pytest.raises(NoCapacity if is_capacity else AwsError, match=code):
+        Services(failure=code).run(ECS.start(PLAN, 1))
+
+
+def test_means_that_are_wrong_are_named() -> None:
+    """A key that nobody knows would be a setting that does nothing."""
+    with pytest.raises(ValidationError, match="subnet_ids"):
+        Services().run(ECS.running(replace(PLAN, means=MEANS | {"subnet_ids": []})))
+
+
+def test_an_emulator_runs_lists_and_stops_tasks() -> None:
+    """Moto, which has been written by others."""
+    with mock_aws():
+        aws = Aws(lambda service, **options: boto3.client(service, "us-east-1", **options))
+        ecs, ec2 = aws.clients["ecs"], boto3.client("ec2", "us-east-1")
+        ecs.create_cluster(clusterName="mill")
+        container = {"name": "worker", "image": "i", "memory": 128}
+        made = ecs.register_task_definition(
+            family="mill-m", networkMode="awsvpc", containerDefinitions=[container]
+        )
+        release = made["taskDefinition"]["taskDefinitionArn"]
+        machine = boto3.resource("ec2", "us-east-1").create_instances(
+            ImageId="ami-12c6146b", MinCount=1, MaxCount=1
+        )[0]
+        document = json.dumps(generate_instance_identity_document(machine))
+        ecs.register_container_instance(cluster="mill", instanceIdentityDocument=document)
+        places = {
+            "task_definition": release,
+            "subnets": [ec2.describe_subnets()["Subnets"][0]["SubnetId"]],
+            "security_groups": [ec2.describe_security_groups()["SecurityGroups"][0]["GroupId"]],
+        }
+        plan = FleetPlan("m", "ecs", release, means=MEANS | places)
+        assert aws.run(ECS.running(plan)) == []
+        started = [aws.run(ECS.start(plan, number)) for number in (1, 2)]
+        found = aws.run(ECS.running(plan))
+        assert [worker.id for worker in found] == started
+        aws.run(ECS.stop(plan, found[0]))
+        assert [worker.id for worker in aws.run(ECS.running(plan))] == started[1:]
