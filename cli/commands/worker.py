@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cli.errors import CliError, Refused, Stopped
+from cli.last_words import leaving_last_words
 from cli.serving.adapters import lora_modules
 from cli.serving.engine import served_names
 from cli.serving.options import EngineOptions, add_engine_flags, engine_arguments, engine_fields
@@ -132,7 +133,10 @@ def options_from(arguments: argparse.Namespace) -> WorkerOptions:
 
 def command(arguments: argparse.Namespace) -> int:
     """Run the worker until it is stopped and return the exit status."""
-    options = options_from(arguments)
+    return leaving_last_words(partial(_until_stopped, options_from(arguments)))
+
+
+def _until_stopped(options: WorkerOptions) -> int:
     try:
         with StopSignals() as signals:
             settings, config = _read(options, os.environ)
