@@ -41,7 +41,8 @@ def leaving_last_words(command: Callable[[], int], folder: Path = FOLDER) -> int
     from handler.log import logger
 
     last = _LastError()
-    logger.addHandler(last)
+    heard = logging.getLogger(logger.name)
+    heard.addHandler(last)
     try:
         status = command()
     except CliError as exc:
@@ -51,7 +52,7 @@ def leaving_last_words(command: Callable[[], int], folder: Path = FOLDER) -> int
         _leave(folder, repr(exc))
         raise
     finally:
-        logger.removeHandler(last)
+        heard.removeHandler(last)
     if status != 0:
         _leave(folder, last.words or f"ended with status {status}")
     return status
