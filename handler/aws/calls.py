@@ -17,7 +17,7 @@ from botocore.exceptions import BotoCoreError, ClientError
 from handler.aws.items import from_item
 from handler.errors import AwsError, ConditionFailed, NotThere, ObjectChanged
 
-Service = Literal["dynamodb", "s3", "sqs", "events", "ecs", "sagemaker", "batch", "ssm", "logs"]
+Service = Literal["dynamodb", "s3", "sqs", "events", "ecs", "sagemaker", "ssm", "logs"]
 SERVICES: tuple[Service, ...] = get_args(Service)
 # Of a worker, which starts no others.
 WORKER_SERVICES: tuple[Service, ...] = ("dynamodb", "s3", "sqs", "events")

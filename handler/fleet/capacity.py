@@ -14,7 +14,14 @@ _MAX_SECONDS = 15 * 60
 
 
 def refused(state: FleetState, end: End) -> FleetState:
-    """Return the state after a worker had no machine: starts pause, twice as long each time."""
+    """Return the state after a worker had no machine: starts pause, twice as long each time.
+
+    Those that were asked for together are refused together: a pause is lengthened by none of them.
+    """
+    launches = tuple(each for each in state.launches if each.worker != end.worker)
+    state = replace(state, launches=launches)
+    if end.at < state.not_before:
+        return state
     earlier = [each for each in state.ends if not _is_refusal(each)]
     refusals = [
         each
@@ -25,8 +32,7 @@ def refused(state: FleetState, end: End) -> FleetState:
     return replace(
         state,
         ends=(*earlier, *refusals, end),
-        launches=tuple(each for each in state.launches if each.worker != end.worker),
-        not_before=max(state.not_before, end.at + pause),
+        not_before=end.at + pause,
         refusal=end.reason,
     )
 

@@ -94,11 +94,11 @@ def _needed(
     A new one counts from the end of its start, and for `worth_seconds` even where that is too late:
     more of them would mostly be paid for starting.
     """
-    most, open_seconds = 0, 0.0
+    most, open_seconds, ready_in_turn = 0, 0.0, sorted(ready_at)
     for end, seconds in sorted(due):
         open_seconds += seconds
         left, count = open_seconds, 0
-        for ready in sorted(ready_at):
+        for ready in ready_in_turn:
             if left <= 0:
                 break
             left -= max(0.0, end - max(now, ready))
