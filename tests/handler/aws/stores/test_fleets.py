@@ -45,3 +45,5 @@ def test_a_pace_is_the_last_one_told(cloud: Cloud) -> None:
     for rows in (1.0, 2.5):
         cloud.run(fleets.tell_pace("m", Pace(7, rows, 10.0)))
     assert cloud.run(fleets.get_pace("m")) == Pace(7, 2.5, 10.0)
+    cloud.run(fleets.tell_pace("m", Pace(9)))  # rows, and not yet enough of them for a rate
+    assert cloud.run(fleets.get_pace("m")) == Pace(9, 2.5, 10.0)
