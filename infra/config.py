@@ -31,6 +31,7 @@ _IMAGE = (
     r"[0-9]{12}\.dkr\.ecr\.[a-z0-9-]+\.amazonaws\.com(\.cn)?/[a-z0-9][a-z0-9._/-]*"
     r"(:[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}|@sha256:[0-9a-f]{64})"
 )
+_KEY = r"arn:aws[a-z-]*:kms:[a-z0-9-]+:[0-9]{12}:key/[A-Za-z0-9-]+"
 # What a network gets that names no zones: CDK knows no more of an account it must not ask.
 DEFAULT_ZONES = 2
 _DAY_SECONDS = 24 * 3600
@@ -109,10 +110,18 @@ class Adapter(_Table):
 
 
 class Model(_Table):
-    """A served model and the workers that run it."""
+    """A served model and the workers that run it.
+
+    `weights_region` is said of weights that are in another region than the workers, adapters too;
+    `weights_key` of those that a key of KMS encrypts.
+    """
 
     name: Name
     weights: Annotated[str, StringConstraints(pattern=rf"^({_PREFIX})?$")] = ""
+    weights_region: Annotated[str, StringConstraints(pattern=r"^([a-z]{2}(-[a-z]+)+-[0-9]+)?$")] = (
+        ""
+    )
+    weights_key: Annotated[str, StringConstraints(pattern=rf"^({_KEY})?$")] = ""
     gpu: str
     gpus_per_worker: Annotated[int, Field(ge=1, le=8)] = 1
     max_workers: Annotated[int, Field(ge=1, le=1000)] = 1
@@ -141,6 +150,12 @@ class Model(_Table):
                 f"machines with {self.gpu} have {shown} of them"
             )
         return self
+
+    @property
+    def prefixes(self) -> tuple[str, ...]:
+        """Return where weights lie, the model's and its adapters', as s3://bucket/prefix."""
+        named = (self.weights, *(adapter.weights for adapter in self.adapters))
+        return tuple(prefix for prefix in named if prefix)
 
     @property
     def slug(self) -> str:
@@ -267,6 +282,8 @@ _LOOKS = {
     "models.aliases": "a model's name, or * for any",
     "models.name": "a model's name, such as Qwen/Qwen3-0.6B",
     "models.weights": "s3://bucket/prefix",
+    "models.weights_key": "a key of KMS: arn:aws:kms:eu-west-1:111122223333:key/…",
+    "models.weights_region": "a region, such as eu-west-1",
     "name": "a short name of small letters, digits and dashes between them",
     "network.zones": "a zone, such as eu-west-1a",
 }

@@ -130,14 +130,23 @@ def worker(data: DataStack, model: Model) -> list[iam.PolicyStatement]:
         read_objects(data, "input/", "files/", "work/"),
         write_objects(data, "work/"),
     ]
-    weights = [model.weights, *(adapter.weights for adapter in model.adapters)]
-    return [*statements, *(right for url in weights for right in _read_weights(data, url))]
+    if model.weights_key:
+        statements.append(_decrypt(data, model))
+    return [*statements, *(right for url in model.prefixes for right in _read_weights(data, url))]
+
+
+def _decrypt(data: DataStack, model: Model) -> iam.PolicyStatement:
+    """Return the right to have S3 decrypt a model's weights, and nothing else, by their key."""
+    region = model.weights_region or Stack.of(data).region
+    statement = _allow(["kms:Decrypt"], [model.weights_key])
+    statement.add_condition(
+        "StringEquals", {"kms:ViaService": f"s3.{region}.{Stack.of(data).url_suffix}"}
+    )
+    return statement
 
 
 def _read_weights(data: DataStack, url: str) -> list[iam.PolicyStatement]:
     """Return the right to find and read what lies under the prefix of a model's weights."""
-    if not url:
-        return []
     bucket, _, prefix = url.removeprefix("s3://").partition("/")
     arn, prefix = f"arn:{Stack.of(data).partition}:s3:::{bucket}", f"{prefix.strip('/')}/"
     listing = _allow([_FIND], [arn])

@@ -1,7 +1,8 @@
 """`python -m infra.preflight`: says at once what would stop a deployment after minutes of work.
 
 What it looks at: the configuration, the region and the credentials; with `--deploy` also whether an
-image can be built here, and whether the region has the machines. It changes nothing.
+image can be built here, whether the region has the machines, and where the weights are. It changes
+nothing.
 """
 
 from __future__ import annotations
@@ -23,7 +24,15 @@ from botocore.exceptions import (
     HTTPClientError,
 )
 
-from handler.aws.sync import aws_client
+from handler.aws.sync import Aws, aws_client
+from handler.errors import AwsError
+from handler.weights.manifest import (
+    Location,
+    WeightsDenied,
+    WeightsRefused,
+    check_region,
+    find_weights,
+)
 from infra.config import DEFAULT_PATH, Config, ConfigRefused, read_config
 from infra.gpus import GPUS
 
@@ -105,6 +114,45 @@ def check_machines(config: Config) -> None:
             )
 
 
+def check_weights(config: Config) -> None:
+    """Raise NotReady for weights that workers would refuse or could not read; print what lacks.
+
+    What whoever deploys may not look at is not told: workers have rights of their own.
+    """
+    aws = Aws(lambda service, config: aws_client(service, config=config.merge(_QUICKLY)))
+    here = aws.clients["s3"].meta.region_name
+    for model in config.models:
+        for prefix in model.prefixes:
+            location = Location.parse(prefix)
+            try:
+                aws.run(check_region(location, model.weights_region or here))
+                _check_key(aws, location, model.weights_key)
+            except WeightsDenied:
+                continue
+            except WeightsRefused as exc:
+                raise NotReady(f"{model.name}: {exc}.") from exc
+
+
+def _check_key(aws: Aws, location: Location, key: str) -> None:
+    """Raise NotReady for weights under another key of KMS than the configuration has."""
+    try:
+        found = aws.run(find_weights(location))
+    except WeightsDenied:
+        raise
+    except WeightsRefused as exc:  # they may come yet
+        sys.stdout.write(f"not there yet: {exc}; workers end until it is\n")
+        return
+    largest = max(found.files, key=lambda file: file.num_bytes)
+    asked = {"Bucket": location.bucket, "Key": location.prefix + largest.name}
+    said = aws.clients["s3"].head_object(**asked)
+    used = said.get("SSEKMSKeyId", "") if said.get("ServerSideEncryption", "") != "AES256" else ""
+    if used and used != key:
+        raise NotReady(
+            f"{location} is encrypted by a key of KMS, which workers may use where its model names "
+            f'it: weights_key = "{used}" (docs/deploy.md).'
+        )
+
+
 def problems(path: Path, *, deploys: bool) -> Iterator[str]:
     """Yield sentences for each thing that is missing; print what a deployment would go to."""
     config = None
@@ -118,6 +166,8 @@ def problems(path: Path, *, deploys: bool) -> Iterator[str]:
         if deploys and config:
             with suppress(BotoCoreError, ClientError):
                 check_machines(config)
+            with suppress(BotoCoreError, ClientError, AwsError):
+                check_weights(config)
     except NotReady as exc:
         yield str(exc)
     if deploys and not image:

@@ -33,6 +33,7 @@ Every flag of the first three groups can be set by an environment variable: --le
 TIDEMILL_LEASE_SECONDS. A flag wins. SIGTERM gives unfinished work back and ends with 0.
 """
 _IDLE_SECONDS = "300"
+_WEIGHTS_REGION = "TIDEMILL_WEIGHTS_REGION"
 _ENGINE_COMMAND = "TIDEMILL_ENGINE_COMMAND"
 
 
@@ -68,6 +69,11 @@ def _add_resources(group: argparse._ArgumentGroup) -> None:
     add("--control-queue", metavar="URL", help="the queue that rings for batches")
     add("--table", metavar="NAME", help="the DynamoDB table")
     add("--bucket", metavar="NAME", help="the bucket")
+    add(
+        "--weights-region",
+        metavar="REGION",
+        help="where weights of s3:// are, if not in this region (default: others are refused)",
+    )
 
 
 def _add_work(group: argparse._ArgumentGroup) -> None:
@@ -243,12 +249,12 @@ async def _work(
         worker = Worker(site, make_link)
         with signals.heard_by(lambda: loop.call_soon_threadsafe(worker.stop)):
             if wanted:  # beside the engine, which has libraries to load
-                fetching = in_thread(lambda: _fetch(wanted, options.weights_cache, held))
+                fetching = in_thread(lambda: _fetch(wanted, options, held))
                 folders = asyncio.wrap_future(fetching)
             return await worker.run()
 
 
-def _fetch(names: Sequence[str], cache: str | None, held: AsyncExitStack) -> Mapping[str, str]:
+def _fetch(names: Sequence[str], options: WorkerOptions, held: AsyncExitStack) -> Mapping[str, str]:
     """Return where each of these weights lies on this machine, as long as it is `held`.
 
     Raises CliError, after a word in the log.
@@ -264,11 +270,12 @@ def _fetch(names: Sequence[str], cache: str | None, held: AsyncExitStack) -> Map
             is_waiting=progress.is_waiting,
         )
 
-    folders = {}
+    cache, folders = options.weights_cache, {}
+    region = options.given.get("weights_region") or os.environ.get(_WEIGHTS_REGION, "")
     for name in names:
         watch = every_few_seconds(partial(log, name))
         try:
-            folders[name] = held.enter_context(local_model(name, cache, watch))
+            folders[name] = held.enter_context(local_model(name, cache, watch, region))
         except CliError as exc:
             logger.error("weights cannot be had", reason=str(exc))
             raise

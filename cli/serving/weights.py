@@ -29,21 +29,28 @@ def addresses(model: str | None, adapters: Iterable[LoraModule]) -> list[str]:
 
 
 @contextmanager
-def local_model(model: str, cache: str | None, watch: Callable[[Progress], None]) -> Iterator[str]:
+def local_model(
+    model: str, cache: str | None, watch: Callable[[Progress], None], region: str | None = None
+) -> Iterator[str]:
     """Yield where a model is on this machine; one that S3 has is fetched if it must be.
 
     While entered, nobody removes it. `watch` is called about every second while it is fetched.
-    Raises CliError when it cannot be had.
+    Raises CliError when it cannot be had, or is not in the `region`, where one is given; the empty
+    one is that of this process.
     """
     if not model.startswith(_SCHEME):
         yield model
         return
     with ExitStack() as stack:
-        yield str(_enter(stack, model, cache, watch))
+        yield str(_enter(stack, model, cache, watch, region))
 
 
 def _enter(
-    stack: ExitStack, model: str, cache: str | None, watch: Callable[[Progress], None]
+    stack: ExitStack,
+    model: str,
+    cache: str | None,
+    watch: Callable[[Progress], None],
+    region: str | None,
 ) -> Path:
     try:
         from botocore.exceptions import BotoCoreError
@@ -60,7 +67,8 @@ def _enter(
     except WeightsRefused as exc:
         raise Refused(str(exc)) from exc
     try:
-        return stack.enter_context(local_weights(Aws(), location, _cache_folder(cache), watch))
+        folder = _cache_folder(cache)
+        return stack.enter_context(local_weights(Aws(), location, folder, watch, region))
     except WeightsRefused as exc:
         raise EngineFailed(str(exc)) from exc
     except BotoCoreError as exc:

@@ -33,6 +33,7 @@ from handler.weights.manifest import (
     Manifest,
     WeightFile,
     WeightsRefused,
+    check_region,
     find_weights,
     refusal,
 )
@@ -54,12 +55,17 @@ Watch = Callable[[Progress], None]
 
 
 @contextmanager
-def local_weights(aws: Aws, location: Location, cache: Path, watch: Watch) -> Iterator[Path]:
+def local_weights(
+    aws: Aws, location: Location, cache: Path, watch: Watch, region: str | None = None
+) -> Iterator[Path]:
     """Yield a folder that holds the model at a location as it is now, fetched where need be.
 
     While entered, no other process takes the folder away. `watch` is called about every second
-    until the folder is there. Raises WeightsRefused for weights that cannot be had.
+    until the folder is there. Raises WeightsRefused for weights that cannot be had, and for those
+    that are not in the `region`, where one is given; the empty one is that of the client.
     """
+    if region is not None:
+        aws.run(check_region(location, region or aws.clients["s3"].meta.region_name))
     manifest = aws.run(find_weights(location))
     home = _Home(cache / _folder_name(location), manifest)
     with ExitStack() as held:

@@ -24,6 +24,7 @@ _INDEX = "model.safetensors.index.json"
 # Configurations, tokenizers and chat templates of any family; nothing that holds code or pickles.
 _WANTED_SUFFIXES = frozenset({".jinja", ".json", ".model", ".tiktoken", ".txt"})
 _NOT_WANTED = re.compile(r".*\.index\.json")
+_NO_BUCKET = frozenset({"404", "NoSuchBucket"})
 _DENIED = frozenset({"403", "AccessDenied", "Forbidden", "AllAccessDisabled"})
 
 
@@ -81,6 +82,27 @@ class Manifest:
         return sha256("".join(lines).encode()).hexdigest()[:40]
 
 
+class WeightsDenied(WeightsRefused):
+    """Weights that who asks may not read; another role may."""
+
+    code = "weights_denied"
+
+
+def check_region(location: Location, region: str) -> Operation[None]:
+    """Raise WeightsRefused for weights that are in another region than this one."""
+    try:
+        answer = yield Call("s3", "head_bucket", {"Bucket": location.bucket})
+    except AwsError as exc:
+        raise refusal(location, exc) from exc
+    found = answer.get("BucketRegion") or region
+    if found != region:
+        raise WeightsRefused(
+            f"{location} is in {found}, not in {region} as its workers: each start would carry "
+            f"it from region to region, which takes long and is paid for. Copy it to {region}, or "
+            "allow it by `weights_region` of its model (--weights-region of a worker)"
+        )
+
+
 def find_weights(location: Location) -> Operation[Manifest]:
     """Return the objects that the model or adapter at a location needs; raises WeightsRefused."""
     try:
@@ -98,10 +120,15 @@ def find_weights(location: Location) -> Operation[Manifest]:
 
 def refusal(location: Location, error: AwsError) -> WeightsRefused:
     """Return what an error of S3 means to somebody who wants these weights."""
-    if error.aws_code == "NoSuchBucket":
+    if error.aws_code in _NO_BUCKET:
         return WeightsRefused(f"there is no bucket {location.bucket}, which {location} names")
+    if error.aws_code in _DENIED and "kms:" in str(error):
+        return WeightsDenied(
+            f"{location} is encrypted by a key of KMS that may not be used here: kms:Decrypt on it "
+            "is needed (`weights_key` of the model), and its own policy must allow that"
+        )
     if error.aws_code in _DENIED:
-        return WeightsRefused(
+        return WeightsDenied(
             f"access to {location} is denied: s3:ListBucket on the bucket and s3:GetObject on "
             "the objects are needed"
         )

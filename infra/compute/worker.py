@@ -168,6 +168,8 @@ def worker_flags(model: Model) -> list[str]:
         flags += ["--quantization", model.quantization]
     if model.weights:
         flags += ["--model", model.weights]
+    if model.weights_region:
+        flags += ["--weights-region", model.weights_region]
     flags += adapter_flags(model)
     return [*flags, *model.args]
 

@@ -129,6 +129,20 @@ WRONG_MODELS: list[tuple[dict[str, Any], str]] = [
         {"weights": "s3://bucket"},
         'models[2].weights is "s3://bucket", which does not look like s3://bucket/prefix.',
     ),
+    (
+        {"weights_region": "Frankfurt"},
+        (
+            'models[2].weights_region is "Frankfurt", which does not look like a region, such as '
+            "eu-west-1."
+        ),
+    ),
+    (
+        {"weights_key": "alias/mine"},
+        (
+            'models[2].weights_key is "alias/mine", which does not look like a key of KMS: '
+            "arn:aws:kms:eu-west-1:111122223333:key/…."
+        ),
+    ),
     ({"gpu": "v100"}, f'models[2].gpu is "v100"; it can be {GPU_NAMES}.'),
     ({"gpus_per_worker": 0}, "models[2].gpus_per_worker is 0; it must be 1 or more."),
     ({"gpus_per_worker": 9}, "models[2].gpus_per_worker is 9; it must be 8 or less."),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable
 from typing import Any
 
@@ -322,6 +323,18 @@ def test_weights_are_read_from_their_prefix(synth: Synth) -> None:
         ("s3:ListBucket", "arn:aws:s3:::tuned", '{"StringLike": {"s3:prefix": ["sql/*"]}}'),
         ("s3:GetObject", "arn:aws:s3:::tuned/sql/*", ""),
     }
+
+
+def test_a_key_decrypts_weights_for_s3_alone(synth: Synth) -> None:
+    """Where it is named: by S3 of the region that has the weights, and for nothing else."""
+    key = "arn:aws:kms:us-west-2:111122223333:key/abc"
+    model = {"name": "large", "gpu": "l4", "weights": "s3://weights/large", "weights_key": key}
+    found = Deployment(synth({"models": [model | {"weights_region": "us-west-2"}]}))
+    [grant] = (it for it in found.grants("WorkerlargeRole") if it.action == "kms:Decrypt")
+    assert grant.resource == key
+    [service] = json.loads(grant.condition)["StringEquals"].items()
+    assert service[0] == "kms:ViaService"
+    assert "s3.us-west-2." in str(service[1])
 
 
 def _is_bound(condition: dict[str, dict[str, Any]]) -> bool:

@@ -9,12 +9,13 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from uuid import uuid4
 
 import pytest
 
 from infra import kept, preflight, smoke
 from infra.config import make_config
-from infra.preflight import NotReady, check_builder, check_machines
+from infra.preflight import NotReady, check_builder, check_machines, check_weights
 from tests.emulators import Emulator
 
 ROOT = Path(__file__).parents[2]
@@ -146,6 +147,34 @@ def test_a_region_without_the_gpu_is_told(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(preflight, "aws_client", lambda *_, **__: Ec2("g4dn.xlarge", "g6e.xlarge"))
     with pytest.raises(NotReady, match=r"No machine in eu-west-9 has the GPU l4 \(g6\.\*\)"):
         check_machines(config)
+
+
+@pytest.mark.usefixtures("account")
+def test_weights_that_workers_would_refuse_are_told(
+    ministack: Emulator, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Of another region, or under a key of KMS, unless the model says so; both with what to do."""
+    s3, bucket = ministack.client("s3"), f"far-{uuid4().hex[:10]}"
+    place = {"LocationConstraint": "eu-west-1"}
+    s3.create_bucket(Bucket=bucket, CreateBucketConfiguration=place)
+    model = {"name": "m", "gpu": "l4", "weights": f"s3://{bucket}/m"}
+
+    def look(**said: str) -> None:
+        check_weights(make_config({"models": [model | said]}, ""))
+
+    with pytest.raises(NotReady, match=r"m: s3://.*/m/ is in eu-west-1, not in us-east-1 as its"):
+        look()
+    far = {"weights_region": "eu-west-1"}
+    look(**far)
+    assert "not there yet: there is nothing under s3://" in capsys.readouterr().out
+    key = "arn:aws:kms:eu-west-1:000000000000:key/abc"
+    encrypted = {"ServerSideEncryption": "aws:kms", "SSEKMSKeyId": key}
+    for name in ("config.json", "model.safetensors"):
+        s3.put_object(Bucket=bucket, Key=f"m/{name}", Body=b"{}" + name.encode(), **encrypted)
+    with pytest.raises(NotReady, match=f'weights_key = "{key}"'):
+        look(**far)
+    look(**far, weights_key=key)
+    assert capsys.readouterr().out == ""
 
 
 def test_a_builder_that_is_not_started_is_told(tmp_path: Path) -> None:

@@ -27,6 +27,7 @@ from handler.weights.manifest import (
     WeightFile,
     WeightsRefused,
     find_weights,
+    refusal,
 )
 from tests.emulators import Emulator
 
@@ -275,6 +276,30 @@ def test_a_bucket_that_is_not_there_is_named(place: Place) -> None:
         place.find()
     words = "there is no bucket no-such-bucket-here, which s3://no-such-bucket-here/m/ names"
     assert str(caught.value) == words
+
+
+def test_weights_of_another_region_are_refused(ministack: Emulator, tmp_path: Path) -> None:
+    """Unless that region is named; before anything is listed or fetched."""
+    aws, location = Aws(ministack.client), Location(f"far-{uuid4().hex[:10]}", "m/")
+    aws.clients["s3"].create_bucket(
+        Bucket=location.bucket, CreateBucketConfiguration={"LocationConstraint": "eu-west-1"}
+    )
+    for region, words in (
+        ("", "is in eu-west-1, not in us-east-1 as its"),
+        ("eu-west-1", "nothing"),
+    ):
+        with (
+            pytest.raises(WeightsRefused, match=words),
+            local_weights(aws, location, tmp_path, lambda _: None, region),
+        ):
+            pass
+
+
+def test_a_key_that_may_not_be_used_is_told_from_a_bucket() -> None:
+    """S3 refuses with the same code, and says of what in its words alone."""
+    words = "User: u is not authorized to perform: kms:Decrypt on resource: arn:aws:kms:…"
+    refused = refusal(Location("b", "m/"), AwsError(words, aws_code="AccessDenied"))
+    assert "kms:Decrypt on it is needed (`weights_key`" in str(refused)
 
 
 @pytest.mark.parametrize("code", ["AccessDenied", "403"])

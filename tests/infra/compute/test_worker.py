@@ -180,6 +180,12 @@ def test_a_worker_is_told_its_model_by_flags_that_it_knows(made: Compute) -> Non
     assert options_of(made, "orgbig").max_num_seqs == 64
 
 
+def test_a_worker_is_told_of_weights_elsewhere(synth: Synth) -> None:
+    """Else it would refuse what its configuration allows."""
+    made = Compute(synth({"models": [SMALL | {"weights_region": "us-west-2"}]}))
+    assert options_of(made, "small").given["weights_region"] == "us-west-2"
+
+
 def test_without_weights_a_worker_runs_the_demo_model(compute: dict[str, Compute]) -> None:
     """It lies in the image; its name is the configuration's."""
     options = options_of(compute["as it is"], "tidemilldemo")
