@@ -98,8 +98,12 @@ def _cells(plan: FleetPlan, workers: list[Worker], state: FleetState) -> tuple[s
     from handler.batch.fleet import WorkerStatus
 
     counts = [
-        sum(worker.status is status for worker in workers)
-        for status in (WorkerStatus.STARTING, WorkerStatus.RUNNING, WorkerStatus.STOPPING)
+        sum(worker.status in statuses for worker in workers)
+        for statuses in (
+            {WorkerStatus.STARTING},
+            {WorkerStatus.RUNNING, WorkerStatus.HUNG},
+            {WorkerStatus.STOPPING},
+        )
     ]
     release = plan.release.rpartition("/")[2]
     return (plan.model, release, *map(str, counts), str(plan.max_workers), _starts(plan, state))

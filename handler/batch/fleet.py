@@ -54,10 +54,14 @@ class OpenWork:
 
 
 class WorkerStatus(StrEnum):
-    """A starting worker may still wait for its machine; a stopping one takes no more work."""
+    """A starting worker may still wait for its machine; a stopping one takes no more work.
+
+    One that hangs runs, but has not shown for a while that it is alive.
+    """
 
     STARTING = "starting"
     RUNNING = "running"
+    HUNG = "hung"
     STOPPING = "stopping"
 
 

@@ -66,8 +66,7 @@ def reap(aws: Aws, deployment: Deployment, now: int) -> None:
     ids = aws.run(deployment.table.list_active())
     with ThreadPoolExecutor(_NUM_THREADS) as pool:
         found = [work for work in pool.map(look_at, ids) if work is not None]
-    if found:
-        aws.run(_see_to_workers(deployment, found, now))
+    aws.run(_see_to_workers(deployment, found, now))
     logger.info("reaped", num_active=len(ids))
 
 

@@ -21,6 +21,8 @@ _STATUS: Final = {
     "DEPROVISIONING": WorkerStatus.STOPPING,
 }
 _ENDED = "STOPPED"
+# Of a stop that the worker is the cause of.
+HUNG: Final = "it hung, as its health check has told"
 # What AWS answers where a quota is used up, or too much is asked at once.
 _NO_CAPACITY = frozenset({"LimitExceededException", "ThrottlingException"})
 
@@ -97,6 +99,8 @@ class EcsLauncher:
         """Stop a task: SIGTERM, and two minutes later SIGKILL."""
         means = EcsMeans.model_validate(plan.means)
         why = "Tidemill: this release is replaced, or its workers are to end"
+        if worker.status is WorkerStatus.HUNG:
+            why = f"Tidemill: {HUNG}"
         yield Call("ecs", "stop_task", {"cluster": means.cluster, "task": worker.id, "reason": why})
 
 
@@ -137,6 +141,8 @@ def _worker_of(task: Mapping[str, Any]) -> Worker:
     status = _STATUS.get(task["lastStatus"], WorkerStatus.STARTING)
     if task.get("desiredStatus") == _ENDED:
         status = WorkerStatus.STOPPING
+    elif status is WorkerStatus.RUNNING and task.get("healthStatus") == "UNHEALTHY":
+        status = WorkerStatus.HUNG
     begun = task.get("startedAt") or task.get("createdAt")
     started_at = None if begun is None else int(begun.timestamp())
     return Worker(task["taskArn"], task["taskDefinitionArn"], status, started_at)

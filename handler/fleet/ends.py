@@ -13,7 +13,7 @@ from typing import Any, Final, NamedTuple
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from handler.batch.fleet import End, EndKind, FleetPlan
-from handler.fleet.ecs import EcsMeans, family_of, started_by
+from handler.fleet.ecs import HUNG, EcsMeans, family_of, started_by
 from handler.fleet.sagemaker import jobs_prefix, release_of
 
 # A worker that is stopped, or idle, ends with 0; one that is stopped before it can hear that, 143.
@@ -182,6 +182,8 @@ def kind_of_end(stop_code: str, exit_code: int | None, words: str) -> EndKind:
     """Return why a worker is no more; an end of which nobody knows anything good is a bad one."""
     if _TAKEN.search(f"{stop_code} {words}"):
         return EndKind.TAKEN
+    if HUNG in words:
+        return EndKind.BAD
     if stop_code in _ASKED or exit_code in _GOOD_EXITS:
         return EndKind.GOOD
     if exit_code is None and _NO_CAPACITY.search(f"{stop_code} {words}"):
@@ -191,7 +193,7 @@ def kind_of_end(stop_code: str, exit_code: int | None, words: str) -> EndKind:
 
 def reason_of_end(exit_code: int | None, words: str) -> str:
     """Return what is known of an end as a sentence, without a full stop."""
-    if exit_code is None:
+    if exit_code is None or HUNG in words:
         return words.rstrip(". ") or "it ended, and nobody says why"
     if exit_code == _KILLED:
         return f"it was killed (exit status {exit_code}): {words.rstrip('. ')}"

@@ -24,6 +24,7 @@ from handler.fleet.capacity import granted, refused
 from handler.fleet.launcher import Launcher, NoCapacity
 from handler.fleet.launchers import launcher_of
 from handler.fleet.plan import is_held, plan_moves, unlisted
+from handler.fleet.stop import stop_hung
 from handler.fleet.wanted import wanted
 from handler.log import logger
 from handler.metrics import Metric, emit
@@ -35,15 +36,16 @@ def tend(
     open_by_model: Mapping[str, Sequence[OpenWork]],
     now: int,
 ) -> Operation[None]:
-    """See to the fleets of all models that have open work; what fails with one is only logged.
+    """See to the fleets of all models; what fails with one is only logged.
 
-    `open_by_model` is all that there is: workers of old releases are replaced.
+    `open_by_model` is all that there is: workers of old releases are replaced. One that hangs is
+    stopped also when nothing is open: it would never end by itself.
     """
-    for model, work in sorted(open_by_model.items()):
-        if model not in plans:
-            continue
+    for model, plan in sorted(plans.items()):
         try:
-            yield from ensure(deployment, plans[model], work, now, sees_all=True)
+            yield from stop_hung(deployment, plan)
+            if work := open_by_model.get(model):
+                yield from ensure(deployment, plan, work, now, sees_all=True)
         except Exception:  # noqa: BLE001 - one model's misfortune must not be the others'
             logger.exception("fleet not tended", model=model)
 

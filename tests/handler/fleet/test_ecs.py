@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 import boto3
 import pytest
@@ -13,10 +13,13 @@ from moto.ec2.utils import generate_instance_identity_document
 from pydantic import ValidationError
 
 from handler.aws.sync import Aws
-from handler.batch.fleet import FleetPlan, Worker, WorkerStatus
+from handler.batch.fleet import EndKind, FleetPlan, Worker, WorkerStatus
+from handler.deployment import Deployment
 from handler.errors import AwsError
 from handler.fleet.ecs import EcsLauncher, started_by
+from handler.fleet.ends import kind_of_end, reason_of_end
 from handler.fleet.launcher import NoCapacity
+from handler.fleet.stop import stop_hung
 from tests.handler.fleet.services import Services
 
 ARN = "arn:aws:ecs:eu-west-1:1:task-definition/mill-m"
@@ -116,7 +119,11 @@ def test_a_task_is_what_ecs_says_of_it() -> None:
     for arn, (last, desired) in zip(arns, words, strict=True):
         services.tasks[arn] |= {"lastStatus": last, "desiredStatus": desired}
     found = {worker.id: worker.status for worker in services.run(ECS.running(PLAN))}
-    starting, running, stopping = WorkerStatus
+    starting, running, stopping = (
+        WorkerStatus.STARTING,
+        WorkerStatus.RUNNING,
+        WorkerStatus.STOPPING,
+    )
     statuses = [starting, starting, running, stopping, stopping, stopping]
     assert found == dict(zip(arns, statuses, strict=False))
 
@@ -143,6 +150,23 @@ def test_a_task_is_stopped() -> None:
     assert services.asked[-1].method == "stop_task"
     [stopping] = services.run(ECS.running(PLAN))
     assert stopping == replace(worker, status=WorkerStatus.STOPPING)
+
+
+def test_a_task_that_hangs_is_stopped_and_is_no_good_end() -> None:
+    """ECS looks at the health of what belongs to a service, and nobody else's."""
+    services = Services()
+    first, second = (services.run(ECS.start(PLAN, number)) for number in (1, 2))
+    for arn, health in ((first, "UNHEALTHY"), (second, "HEALTHY")):
+        services.tasks[arn] |= {"lastStatus": "RUNNING", "healthStatus": health}
+    services.run(stop_hung(cast("Deployment", None), PLAN))
+    found = {worker.id: worker.status for worker in services.run(ECS.running(PLAN))}
+    assert found == {first: WorkerStatus.STOPPING, second: WorkerStatus.RUNNING}
+    [stopped] = [call for call in services.asked if call.method == "stop_task"]
+    reason = stopped.arguments["reason"]
+    assert kind_of_end("UserInitiated", 137, reason) is EndKind.BAD
+    assert "hung" in reason_of_end(137, reason)
+    services.run(stop_hung(cast("Deployment", None), PLAN))
+    assert [call.method for call in services.asked].count("stop_task") == 1
 
 
 def test_no_machine_is_told_as_such() -> None:

@@ -11,7 +11,7 @@ from handler.batch.fleet import Brake, FleetPlan, FleetState, Launch, Worker, Wo
 from handler.fleet.plan import LAUNCH_SECONDS, Moves, is_held, plan_moves, unlisted
 
 PLAN = FleetPlan("m", "ecs", "r:2", max_workers=3)
-STARTING, RUNNING, STOPPING = WorkerStatus
+STARTING, RUNNING, STOPPING = (WorkerStatus(word) for word in ("starting", "running", "stopping"))
 
 
 def fleet(*words: str) -> list[Worker]:
@@ -104,7 +104,9 @@ def test_a_fleet_becomes_what_it_is_wanted_to_be() -> None:
 
 
 def after(status: WorkerStatus) -> WorkerStatus:
-    """Return what a worker is a minute later."""
+    """Return what a worker is a minute later: one that hangs is stopped whatever is planned."""
+    if status is WorkerStatus.HUNG:
+        return STOPPING
     return RUNNING if status is STARTING else status
 
 
