@@ -9,6 +9,8 @@ from handler.batch.fleet import FleetPlan, FleetState, Launch, Worker, WorkerSta
 
 # Launchers list a worker some time after it was asked for.
 LAUNCH_SECONDS = 120
+# Each is a request of its own: so many at a look, the others at the next one.
+MOST_STARTS = 100
 
 
 class Moves(NamedTuple):
@@ -54,7 +56,7 @@ def plan_moves(
     room = max(0, plan.max_workers - len(workers) - len(launches))
     missing = wanted - len(alive) - len(launches)
     if missing > 0:
-        return Moves(min(missing, room))
+        return Moves(min(missing, room, MOST_STARTS))
     is_settled = not launches and all(
         worker.status is WorkerStatus.RUNNING for worker in workers if worker not in old
     )

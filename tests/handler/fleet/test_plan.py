@@ -8,7 +8,7 @@ from random import Random
 import pytest
 
 from handler.batch.fleet import Brake, FleetPlan, FleetState, Launch, Worker, WorkerStatus
-from handler.fleet.plan import LAUNCH_SECONDS, Moves, is_held, plan_moves, unlisted
+from handler.fleet.plan import LAUNCH_SECONDS, MOST_STARTS, Moves, is_held, plan_moves, unlisted
 
 PLAN = FleetPlan("m", "ecs", "r:2", max_workers=3)
 STARTING, RUNNING, STOPPING = (WorkerStatus(word) for word in ("starting", "running", "stopping"))
@@ -72,6 +72,14 @@ def test_old_releases_are_replaced_one_by_one(
     moves = plan_moves(fleet(*there), [], wanted, PLAN)
     assert (moves.num_starts, len(moves.stops)) == (starts, stops)
     assert all(worker.release == "r:1" for worker in moves.stops)
+
+
+def test_a_large_fleet_is_started_in_several_looks() -> None:
+    """A Lambda has other models to see to, and its time."""
+    plan = replace(PLAN, max_workers=1000)
+    assert plan_moves([], [], 250, plan) == Moves(MOST_STARTS)
+    there = [Worker(f"w{number}", "r:2") for number in range(200)]
+    assert plan_moves(there, [], 250, plan) == Moves(50)
 
 
 def test_who_sees_a_part_replaces_nobody() -> None:

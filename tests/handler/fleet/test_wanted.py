@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from random import Random
 from typing import Any
 
 import pytest
@@ -90,6 +92,30 @@ def test_a_window_that_ends_soon_is_worth_more_starts() -> None:
     late_for_target = work_of(1500, since=NOW - 3600)
     assert count(late_for_target) == 5  # each works as long as it takes to start
     assert count(work_of(480, expires_at=NOW + 360)) == 8
+
+
+def test_whatever_is_open_what_is_wanted_is_in_bounds() -> None:
+    """At least one, never more than allowed or of use, and for more work never fewer."""
+    for seed in range(300):
+        random = Random(seed)
+        batches = [
+            work_of(
+                random.expovariate(1 / 5000),
+                num_shards=random.randint(1, 9),
+                num_running=random.randint(0, 1),
+                since=NOW - random.randint(0, 7200),
+                expires_at=NOW + random.randint(1, DAY),
+                tokens_per_row=random.choice([0.0, 7.0, 700.0]),
+            )
+            for _ in range(random.randint(1, 6))
+        ]
+        pace = Pace(NOW, 10.0, random.choice([0.0, 50.0]))
+        ready_at = tuple(NOW + random.randint(-600, 300) for _ in range(random.randint(0, 12)))
+        found = count(*batches, pace=pace, ready_at=ready_at)
+        assert 1 <= found <= min(PLAN.max_workers, sum(each.num_shards for each in batches))
+        more = replace(batches[0], num_rows=3 * batches[0].num_rows)
+        assert count(more, *batches[1:], pace=pace, ready_at=ready_at) >= found
+        assert count(*batches[1:], pace=pace, ready_at=ready_at) <= found
 
 
 def test_earlier_ends_come_first() -> None:
