@@ -15,6 +15,8 @@ from handler.fleet.capacity import refused
 
 BRAKE_ENDS: Final = 3
 BRAKE_SECONDS: Final = 30 * 60
+# A release that dies often and gets rows done all the while must not outgrow its item.
+_MAX_ENDS: Final = 20
 CRASH_LOOP: Final = "crash_loop"
 STOPPED: Final = "stopped"
 
@@ -50,7 +52,7 @@ def counted(state: FleetState, end: End, plan: FleetPlan, pace: Pace, now: int) 
     if end.kind is not EndKind.BAD:
         return state
     recent = [each for each in state.ends if each.at > now - BRAKE_SECONDS]
-    state = replace(state, ends=(*recent, end))
+    state = replace(state, ends=(*recent[-_MAX_ENDS:], end))
     bad = sorted(
         (each for each in state.ends if each.kind is EndKind.BAD), key=lambda each: each.at
     )

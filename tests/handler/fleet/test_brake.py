@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from handler.batch.fleet import End, EndKind, FleetState, Launch, Pace
 from handler.fleet.brake import (
@@ -44,6 +46,30 @@ def test_a_crash_loop_sets_the_brake() -> None:
 def test_an_end_that_is_told_twice_counts_once() -> None:
     """Events come at least once, in any order."""
     assert after(LOOP[0], LOOP[1], LOOP[0], LOOP[1], LOOP[0]).brake is None
+
+
+@given(
+    told=st.lists(
+        st.tuples(st.integers(0, 4), st.sampled_from([EndKind.BAD, EndKind.GOOD, EndKind.TAKEN])),
+        max_size=12,
+    )
+)
+def test_events_in_any_order_and_number_mean_the_same(told: list[tuple[int, EndKind]]) -> None:
+    """A worker ends once: so many that ended badly are a loop, however they are told."""
+    kinds = dict(reversed(told))
+    ends = [end_of(f"w{n}", NOW + n, kinds[n]) for n, _ in told]
+    num_bad = sum(kind is EndKind.BAD for kind in kinds.values())
+    assert (after(*ends).brake is not None) is (num_bad >= BRAKE_ENDS)
+
+
+def test_what_is_remembered_has_a_bound() -> None:
+    """Of a release that dies for ever and gets rows done between."""
+    state = FleetState()
+    for number in range(200):
+        at = NOW + number
+        state = counted(state, end_of(f"w{number}", at), LOCAL, Pace(rows_at=at), at)
+    assert state.brake is None
+    assert len(state.ends) < 30
 
 
 @pytest.mark.parametrize(("rows_at", "is_set"), [(NOW - 1, True), (NOW, False), (NOW + 15, False)])
