@@ -23,7 +23,7 @@ from handler.fleet.brake import CRASH_LOOP, released
 from handler.fleet.capacity import granted, refused
 from handler.fleet.launcher import Launcher, NoCapacity
 from handler.fleet.launchers import launcher_of
-from handler.fleet.plan import is_held, plan_moves, unlisted
+from handler.fleet.plan import is_braked, is_held, plan_moves, unlisted
 from handler.fleet.stop import stop_hung
 from handler.fleet.wanted import wanted
 from handler.log import logger
@@ -75,9 +75,12 @@ def ensure(
     """
     fleets = deployment.fleets
     state = yield from fleets.get_state(plan.model)
-    if is_held(state, plan.release, now):
+    if is_braked(state, plan.release):
         if sees_all:
             _tell_brake(state, plan)
+        return
+    # In a pause who sees all looks whether a worker runs by now, which ends it.
+    if now < state.not_before and not sees_all:
         return
     launcher = launcher_of(deployment, plan.launcher)
     workers = yield from launcher.running(plan)

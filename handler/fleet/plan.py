@@ -22,8 +22,12 @@ class Moves(NamedTuple):
 
 def is_held(state: FleetState, release: str, now: float) -> bool:
     """Say whether no worker of a release may be started now."""
-    has_brake = state.brake is not None and state.brake.release == release
-    return has_brake or now < state.not_before
+    return is_braked(state, release) or now < state.not_before
+
+
+def is_braked(state: FleetState, release: str) -> bool:
+    """Say whether no worker of a release may be started until somebody does something."""
+    return state.brake is not None and state.brake.release == release
 
 
 def unlisted(launches: Sequence[Launch], workers: Sequence[Worker], now: float) -> list[Launch]:

@@ -151,6 +151,18 @@ def test_what_has_no_machine_is_tried_again_later_and_later(
     assert state_of(mill) == FleetState(last_number=state_of(mill).last_number)
 
 
+def test_a_worker_that_runs_ends_the_pause(mill: Cloud, launcher: ListLauncher) -> None:
+    """Machines are there again, as somebody has seen: the others are asked for at once."""
+    launcher.capacity = 0
+    look(mill)
+    look(mill, 60)
+    launcher.capacity = 3
+    launcher.workers = [Worker("late", "r:1", WorkerStatus.RUNNING, NOW + 70)]
+    look(mill, 90)
+    assert len(launcher.workers) == 3
+    assert state_of(mill).refusal is None
+
+
 @pytest.mark.parametrize(("braked", "num_started"), [("r:1", 0), ("r:0", 3)])
 def test_a_brake_holds_starts_until_another_release(
     mill: Cloud, launcher: ListLauncher, braked: str, num_started: int
