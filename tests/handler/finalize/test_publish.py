@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -29,7 +30,7 @@ MIB = 2**20
 
 
 def spy(cloud: Cloud) -> Counter[str]:
-    """Count the requests to S3 by name."""
+    """Count the requests to S3 by name, and the bytes that are sent as parts."""
     counts: Counter[str] = Counter()
 
     class Counting:
@@ -38,7 +39,13 @@ def spy(cloud: Cloud) -> Counter[str]:
 
         def __getattr__(self, name: str) -> Any:
             counts[name] += 1
-            return getattr(self._client, name)
+            send = getattr(self._client, name)
+            return partial(self._upload_part, send) if name == "upload_part" else send
+
+        def _upload_part(self, send: Any, Body: Any, **where: Any) -> Any:  # noqa: N803
+            counts["bytes sent"] += Body.seek(0, io.SEEK_END)
+            Body.seek(0)
+            return send(Body=Body, **where)
 
     cloud.aws.clients = {**cloud.aws.clients, "s3": Counting(cloud.aws.clients["s3"])}
     return counts
@@ -76,6 +83,8 @@ def test_large_segments_are_copied_and_small_ones_joined(cloud: Cloud) -> None:
     # Errors: 3 MiB, a few bytes and 2 MiB; 1 and 3 MiB and a few bytes.
     assert counts["upload_part_copy"] == 3
     assert counts["upload_part"] == 2 + 2
+    num_errors = len(cloud.read(drop.batch.outputs.error_key) or b"")
+    assert 0 <= counts["bytes sent"] - num_errors - (6 + 5) * MIB < 1000
     head = cloud.run(cloud.deployment.bucket.head(drop.batch.outputs.output_key))
     assert head["ETag"].strip('"').endswith("-5")
     assert head["Metadata"] == {"batch-id": drop.id}
@@ -224,6 +233,7 @@ def test_more_segments_than_an_upload_has_parts_are_joined_twice(
     assert [key.split("/")[3].partition("-")[0] for key in joined_keys(drop)] == ["output"] * 3
     assert counts["upload_part_copy"] == 6 + 3
     assert counts["upload_part"] == 2
+    assert counts["bytes sent"] == len(cloud.read(drop.batch.outputs.error_key) or b"")
 
 
 def test_a_run_that_joins_twice_may_die_at_any_moment(
