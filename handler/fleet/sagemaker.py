@@ -130,7 +130,8 @@ def _job(plan: FleetPlan, means: SageMakerMeans, name: str, instance_type: str) 
         "TrainingJobName": name,
         "RoleArn": means.role,
         "AlgorithmSpecification": algorithm,
-        "OutputDataConfig": {"S3OutputPath": means.output_uri},
+        # Not packed, the nothing that a worker leaves in its folders becomes no object.
+        "OutputDataConfig": {"S3OutputPath": means.output_uri, "CompressionType": "NONE"},
         "ResourceConfig": {
             "InstanceType": instance_type,
             "InstanceCount": 1,

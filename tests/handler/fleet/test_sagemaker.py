@@ -51,7 +51,10 @@ def test_a_job_is_a_worker_on_managed_spot() -> None:
             "ContainerEntrypoint": ["/usr/bin/tini", "--"],
             "ContainerArguments": ["tidemill", "worker", "--exit-when-idle"],
         },
-        "OutputDataConfig": {"S3OutputPath": "s3://mill-drops/work/sagemaker"},
+        "OutputDataConfig": {
+            "S3OutputPath": "s3://mill-drops/work/sagemaker",
+            "CompressionType": "NONE",
+        },
         "ResourceConfig": {"InstanceType": L4, "InstanceCount": 1, "VolumeSizeInGB": 100},
         "StoppingCondition": {"MaxRuntimeInSeconds": 86_400, "MaxWaitTimeInSeconds": 172_800},
         "EnableManagedSpotTraining": True,
