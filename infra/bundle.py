@@ -38,7 +38,7 @@ _OURS = (
 # What only workers run, or reads tools that are in no Lambda.
 _LEFT_OUT = shutil.ignore_patterns("__pycache__", "worker", "weights", "aio.py")
 # botocore describes every service of AWS; Lambdas speak to these.
-_SERVICES = {"dynamodb", "s3", "sqs", "events", "ecs", "sts"}
+_SERVICES = {"dynamodb", "s3", "sqs", "events", "ecs", "logs", "sagemaker", "ssm", "sts"}
 
 Machine = Literal["arm64", "x86_64"]
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from subprocess import Popen
 from types import TracebackType
@@ -22,6 +23,36 @@ from localstack.state import State
 
 _KEEPER = Path(__file__).with_name("keeper.py")
 _KEEP_STATE_SECONDS = 30
+MAX_TRIES = 5
+# What has worked for so long starts anew with its tries.
+_STEADY_SECONDS = 120.0
+
+
+@dataclass(slots=True)
+class Tries:
+    """How often in a row something has ended; it is started again later each time."""
+
+    started_at: float
+    num_ended: int = 0
+    start_at: float | None = None
+
+    def seconds_to_next(self, now: float) -> float | None:
+        """Take note of an end; return how long to wait before the next start, None for none."""
+        if now - self.started_at >= _STEADY_SECONDS:
+            self.num_ended = 0
+        self.num_ended += 1
+        if self.num_ended > MAX_TRIES:
+            return None
+        seconds = 2.0 ** (self.num_ended - 1)
+        self.start_at = now + seconds
+        return seconds
+
+    def is_due(self, now: float) -> bool:
+        """Say whether it is time for the next start, and take note of that start."""
+        if self.start_at is None or now < self.start_at:
+            return False
+        self.started_at, self.start_at = now, None
+        return True
 
 
 class LocalEmulator:

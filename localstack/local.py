@@ -1,4 +1,4 @@
-"""The whole cloud on this machine: an emulator, the real stacks, workers, a key for the API."""
+"""The whole cloud on this machine: an emulator, the real stacks, a machine for workers, a key."""
 
 from __future__ import annotations
 
@@ -8,34 +8,41 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, closing, contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import boto3
 
 from handler.aws.sync import Aws
+from handler.batch.fleet import Brake, FleetPlan
 from handler.batch.keys import DROP_TENANT
+from handler.deployment import Deployment
+from handler.settings import read_settings
 from handler.tenants.keys import KeyStore
 from infra.client import ENDED, Api, ApiFailed
 from infra.compute.worker import adapter_flags
-from infra.config import Config, read_config, with_aliases
+from infra.config import Config, Model, read_config, with_aliases
 from infra.drops import Drops
 from infra.outputs import Outputs
-from localstack.emulator import LocalEmulator
+from localstack.emulator import MAX_TRIES, LocalEmulator, Tries
+from localstack.fleet import LocalFleet
 from localstack.guard import Guard
 from localstack.ministack import PortTaken, ServerEnded, ServerSilent, environment_for
-from localstack.processes import Processes
+from localstack.processes import Processes, why_ended
 from localstack.stacks import client_options, deploy, local_api_url, local_page_url
 from localstack.state import State, held_state
-from localstack.supervision import MAX_TRIES, Tries, Workers, why_ended
 
+# Nobody pays for a machine by the hour here: as many as there may be, unless all is done sooner.
+_TARGET_SECONDS = 60
 # A worker that is told to end needs a minute at most, the emulator half of one to write its state.
 _GUARD_SECONDS = 70.0
+_LOOK_SECONDS = 0.1
 
 
-class WorkerEnded(Exception):
-    """A worker ended by itself, again and again; the message says why."""
+class WorkersBraked(Exception):
+    """No worker of a model is started any more; the message says why."""
 
 
 class CloudLost(Exception):
@@ -46,13 +53,15 @@ class CloudLost(Exception):
 class LocalOptions:
     """What a person may ask of a local cloud.
 
-    `workers` is how many each model has, `engine_flags` go to all of them, `aliases` are further
-    names of the only model, `adapters` those of adapters that the flags give it. What the emulator
-    holds is gone at the end unless `state` names a folder for it.
+    `workers` is how many each model has at most; they end when there was no work for
+    `idle_seconds`. `engine_flags` go to all of them, `aliases` are further names of the only model,
+    `adapters` those of adapters that the flags give it. What the emulator holds is gone at the end
+    unless `state` names a folder for it.
     """
 
     config: Path
     workers: int = 1
+    idle_seconds: float = 60.0
     engine_flags: Sequence[str] = ()
     aliases: Sequence[str] = ()
     adapters: Sequence[str] = ()
@@ -70,12 +79,17 @@ class LocalCloud:
     api_url: str
     page_url: str
     key: str
+    config: Config
+    options: LocalOptions
     processes: Processes
+    fleet: LocalFleet
+    aws: Aws
+    deployment: Deployment
     emulator: LocalEmulator
-    workers: Workers
     state: State | None
     say: Callable[[str], None]
     tries: Tries
+    brakes: dict[str, Brake] = field(default_factory=dict)
 
     def api(self) -> AbstractContextManager[Api]:
         """Return a client of its API, to be closed by leaving it."""
@@ -104,19 +118,47 @@ class LocalCloud:
         return batch, sorted(rows, key=lambda row: place[row["custom_id"]])
 
     def tend(self) -> None:
-        """Start again what has ended; called about every second.
+        """Start the emulator again if it has ended, tell of brakes; called about every second.
 
         Raises CloudLost when the emulator has ended for good, or has kept nothing.
         """
         if (status := self.emulator.process.poll()) is not None:
             self._bring_back(status)
-        self.workers.tend()
+        for model in self.config.models:
+            brake = self.aws.run(self.deployment.fleets.get_state(model.name)).brake
+            if brake is not None and brake != self.brakes.get(model.name):
+                self.brakes[model.name] = brake
+                self.say(f"no worker of {model.name} is started: {brake.reason} {brake.advice}")
+            elif brake is None:
+                self.brakes.pop(model.name, None)
 
     def check(self) -> None:
-        """Tend it; raises WorkerEnded when some batch's worker does not come back."""
+        """Tend it; raises WorkersBraked when no worker comes any more for some model."""
         self.tend()
-        for name, reason in self.workers.given_up.items():
-            raise WorkerEnded(f"{name} ended and does not come back: {reason}")
+        for model, brake in self.brakes.items():
+            raise WorkersBraked(f"no worker of {model} is started any more: {brake.reason}")
+
+    def wait_until_idle(self, seconds: float) -> bool:
+        """Return whether the last worker has ended before so many seconds are over."""
+        deadline = time.monotonic() + seconds
+        while self.fleet.workers():
+            if time.monotonic() >= deadline:
+                return False
+            time.sleep(_LOOK_SECONDS)
+        return True
+
+    def release(self, *flags: str, **environment: str) -> None:
+        """Let the workers of all models be started with these flags too, in the place of others."""
+        for model in self.config.models:
+            plan = FleetPlan(
+                model=model.name,
+                launcher="processes",
+                release=datetime.now(UTC).strftime("%Y%m%dT%H%M%S.%f"),
+                max_workers=self.options.workers,
+                target_seconds=_TARGET_SECONDS,
+            )
+            command = (sys.executable, "-m", "cli", "worker", *worker_flags(model, self.options))
+            self.fleet.release(plan, *command, *flags, **environment)
 
     def _bring_back(self, status: int) -> None:
         """Start the emulator again where it has kept what is in it."""
@@ -167,21 +209,31 @@ def running_cloud(options: LocalOptions, say: Callable[[str], None]) -> Iterator
         # A worker that looks at its queue for a second only is stopped as quickly.
         told = environment | outputs.environment | {"TIDEMILL_WAIT_SECONDS": "1"}
         processes = stack.enter_context(Processes(told, folder, guard))
-        start_workers(processes, config, options)
-        yield LocalCloud(
+        aws = Aws(lambda service, **more: boto3.client(service, **clients, **more))
+        fleets = {"TIDEMILL_FLEETS": f"/{config.name}/fleets"}
+        deployment = Deployment(read_settings(fleets | outputs.environment))
+        fleet = LocalFleet(processes, aws, deployment, say)
+        cloud = LocalCloud(
             endpoint_url,
             outputs,
             Drops(boto3.client("s3", **clients), outputs.bucket),
             local_api_url(endpoint_url, outputs),
             local_page_url(endpoint_url, outputs),
             key,
+            config,
+            options,
             processes,
+            fleet,
+            aws,
+            deployment,
             emulator,
-            Workers(processes, say),
             state,
             say,
             Tries(time.monotonic()),
         )
+        cloud.release()
+        stack.enter_context(fleet.tending())
+        yield cloud
 
 
 def new_key(clients: Mapping[str, Any], outputs: Outputs, *, name: str) -> str:
@@ -191,17 +243,14 @@ def new_key(clients: Mapping[str, Any], outputs: Outputs, *, name: str) -> str:
     return aws.run(making)
 
 
-def start_workers(processes: Processes, config: Config, options: LocalOptions) -> None:
-    """Start the workers of every model; the demo model answers in its name unless told.
+def worker_flags(model: Model, options: LocalOptions) -> tuple[str, ...]:
+    """Return the flags of a model's workers; the demo model answers in its name unless told.
 
     A model's own `args` come before what is asked of all.
     """
-    for model in config.models:
-        names = ("--served-model-name", model.name, *model.aliases)
-        flags = (*names, *adapter_flags(model), *model.args, *options.engine_flags)
-        for number in range(1, options.workers + 1):
-            name = f"worker-{model.slug}-{number}"
-            processes.start(name, sys.executable, "-m", "cli", "worker", *flags)
+    names = ("--served-model-name", model.name, *model.aliases)
+    idle = ("--exit-when-idle", f"{options.idle_seconds:g}")
+    return (*names, *adapter_flags(model), *idle, *model.args, *options.engine_flags)
 
 
 def _custom_ids(body: bytes) -> list[str]:

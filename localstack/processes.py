@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import os
+import signal
 import subprocess
 import time
 from collections.abc import Mapping
@@ -65,6 +67,12 @@ class Processes:
         """Return what a process has logged so far."""
         return (self.folder / f"{name}.log").read_text(encoding="utf-8", errors="replace")
 
+    def forget(self, name: str) -> None:
+        """Leave one that has ended alone from now on; its log stays."""
+        process = self.processes.pop(name)
+        if self._guard is not None:
+            self._guard.forget(process.pid)
+
     def stop(self) -> None:
         """End every process: politely, and by force when that takes long or is interrupted."""
         for process in self.processes.values():
@@ -79,3 +87,25 @@ class Processes:
             for process in self.processes.values():
                 process.kill()
                 process.wait()
+
+
+def why_ended(status: int, log: str) -> str:
+    """Return why a process ended in a few words: the signal, or what it last complained of."""
+    if status < 0:
+        with suppress(ValueError):
+            return f"killed by {signal.Signals(-status).name}"
+    return last_complaint(log) or f"exited with status {status}"
+
+
+def last_complaint(log: str) -> str | None:
+    """Return the last thing that one of our commands has complained of in its log."""
+    complaint = None
+    for line in log.splitlines():
+        with suppress(ValueError):
+            event = json.loads(line)
+            if isinstance(event, dict) and event.get("level") in {"ERROR", "CRITICAL"}:
+                reason = event.get("reason")
+                complaint = str(event.get("message")) + (f": {reason}" if reason else "")
+        if line.startswith("tidemill: "):
+            complaint = line.removeprefix("tidemill: ")
+    return complaint

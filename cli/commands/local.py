@@ -26,6 +26,9 @@ if TYPE_CHECKING:
 
 _RUN_SECONDS = 24 * 3600
 _CHECK_SECONDS = 1.0
+# A worker that waits for the next file saves its start; of one file there is no next one.
+_UP_IDLE_SECONDS, _RUN_IDLE_SECONDS = 60.0, 2.0
+_LAST_SECONDS = 10.0
 _DROP_NAME = "local-run"
 _MAX_LOST = 3
 _DOWN = "the cloud is down"
@@ -53,7 +56,7 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
         description="Runs the cloud until Ctrl-C, and says where to drop files.",
         allow_abbrev=False,
     )
-    up.set_defaults(command=command_up)
+    up.set_defaults(command=command_up, idle_seconds=_UP_IDLE_SECONDS)
     run = actions.add_parser(
         "run",
         help="drop one file, fetch its rows, end",
@@ -62,7 +65,7 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
     )
     run.add_argument("-i", "--input-file", type=Path, required=True, metavar="PATH")
     run.add_argument("-o", "--output-file", type=Path, required=True, metavar="PATH")
-    run.set_defaults(command=command_run)
+    run.set_defaults(command=command_run, idle_seconds=_RUN_IDLE_SECONDS)
     for action in (up, run):
         _add_flags(action)
 
@@ -70,7 +73,11 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
 def _add_flags(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("cloud")
     group.add_argument(
-        "--workers", type=positive_int, default=1, metavar="N", help="workers of each model (1)"
+        "--workers",
+        type=positive_int,
+        default=1,
+        metavar="N",
+        help="workers of each model at most: they start when there is work (1)",
     )
     group.add_argument("--config", type=Path, metavar="PATH", help="default: infra/config.toml")
     group.add_argument("--port", type=positive_int, metavar="N", help="default: a free one")
@@ -119,6 +126,7 @@ def command_run(arguments: argparse.Namespace) -> int:
 
         say(f"dropped {arguments.input_file}: waiting for its batch")
         batch, rows = cloud.run_file(_DROP_NAME, body, seconds=_RUN_SECONDS, show=tell)
+        cloud.wait_until_idle(_LAST_SECONDS)
     if batch["status"] != "completed":
         raise BadInput("\n".join([f"the batch is {batch['status']}", *_errors(batch)]))
     with arguments.output_file.open("w", encoding="utf-8") as output:
@@ -157,7 +165,7 @@ def _running(arguments: argparse.Namespace) -> Iterator[LocalCloud]:
     try:
         from infra.client import ApiFailed
         from infra.config import DEFAULT_PATH, ConfigRefused
-        from localstack.local import CloudLost, LocalOptions, WorkerEnded, running_cloud
+        from localstack.local import CloudLost, LocalOptions, WorkersBraked, running_cloud
         from localstack.ministack import EmulatorMissing, PortTaken, ServerEnded, ServerSilent
         from localstack.stacks import DeploymentFailed
         from localstack.state import StateRefused
@@ -172,6 +180,7 @@ def _running(arguments: argparse.Namespace) -> Iterator[LocalCloud]:
     options = LocalOptions(
         config=arguments.config or DEFAULT_PATH,
         workers=arguments.workers,
+        idle_seconds=arguments.idle_seconds,
         engine_flags=engine_arguments(replace(engine, served_model_names=(), any_model=False)),
         aliases=(*engine.served_model_names, *any_model),
         adapters=[module.name for module in modules],
@@ -183,7 +192,7 @@ def _running(arguments: argparse.Namespace) -> Iterator[LocalCloud]:
             yield cloud
     except (ConfigRefused, EmulatorMissing, PortTaken, ServerEnded, StateRefused) as exc:
         raise Refused(str(exc)) from exc
-    except (ApiFailed, DeploymentFailed, ServerSilent, WorkerEnded) as exc:
+    except (ApiFailed, DeploymentFailed, ServerSilent, WorkersBraked) as exc:
         raise CliError(str(exc)) from exc
     except CloudLost as exc:
         raise Lost(str(exc)) from exc

@@ -29,7 +29,8 @@ class Fault:
 class Faults:
     """Does harm to a cloud until told to leave it alone, and keeps a list of what it did.
 
-    `restart` starts a process of this name anew. SIGSTOP lasts `stop_seconds`, longer than a lease,
+    Workers are those of its fleet, which replaces them; `mend` is called again and again, and does
+    what a person or AWS would do for the rest. SIGSTOP lasts `stop_seconds`, longer than a lease,
     and stops a worker with its engine, as a machine that stands still does.
     """
 
@@ -39,19 +40,17 @@ class Faults:
         sqs: Any,
         *,
         seed: int,
-        workers: list[str],
         num_shards: int,
         stop_seconds: float,
-        restart: Callable[[str], None],
+        mend: Callable[[], None],
     ) -> None:
         self.done: list[Fault] = []
         self._cloud = cloud
         self._sqs = sqs
         self._random = random.Random(seed)
-        self._workers = workers
         self._num_shards = num_shards
         self._stop_seconds = stop_seconds
-        self._restart = restart
+        self._mend = mend
         self._sleeping: dict[str, float] = {}
         self._acts = [
             self._kill_worker,
@@ -70,27 +69,33 @@ class Faults:
             time.sleep(self._random.uniform(0.2, 0.8))
             self._wake_sleepers()
             self._random.choice(self._acts)(batch_id)
-            self._restart_the_dead()
+            self._mend()
         for name in list(self._sleeping):
             self._continue(name)
-        self._restart_the_dead()
+        self._mend()
+
+    def _some_worker(self) -> str | None:
+        """Return the name of one that runs, None while there is none."""
+        running = [
+            name
+            for name, process in list(self._cloud.processes.items())
+            if name.startswith("worker-") and process.poll() is None
+        ]
+        return self._random.choice(sorted(running)) if running else None
 
     def _kill_worker(self, _batch_id: str) -> None:
-        name = self._random.choice(self._workers)
-        self._signal(name, signal.SIGKILL)
-        self._cloud.processes[name].wait()
+        if (name := self._some_worker()) is not None:
+            self._signal(name, signal.SIGKILL)
 
     def _terminate_worker(self, _batch_id: str) -> None:
-        name = self._random.choice(self._workers)
-        self._signal(name, signal.SIGTERM)
+        if (name := self._some_worker()) is not None:
+            self._signal(name, signal.SIGTERM)
 
     def _freeze_worker(self, _batch_id: str) -> None:
-        name = self._random.choice(self._workers)
-        if name not in self._sleeping:
+        name = self._some_worker()
+        if name is not None and name not in self._sleeping:
             self._sleeping[name] = time.monotonic() + self._stop_seconds
-            for child in _children_of(self._cloud.processes[name].pid):
-                with suppress(ProcessLookupError):
-                    os.kill(child, signal.SIGSTOP)
+            self._signal_engine(name, signal.SIGSTOP)
             self._signal(name, signal.SIGSTOP)
 
     def _kill_pump(self, _batch_id: str) -> None:
@@ -110,10 +115,16 @@ class Faults:
         self._sqs.send_message(QueueUrl=queue_url, MessageBody=json.dumps(body))
 
     def _signal(self, name: str, number: signal.Signals) -> None:
-        process = self._cloud.processes[name]
-        if process.poll() is None:
+        process = self._cloud.processes.get(name)
+        if process is not None and process.poll() is None:
             self._note(number.name, name)
             process.send_signal(number)
+
+    def _signal_engine(self, name: str, number: signal.Signals) -> None:
+        process = self._cloud.processes.get(name)
+        for child in [] if process is None else _children_of(process.pid):
+            with suppress(ProcessLookupError):
+                os.kill(child, number)
 
     def _note(self, kind: str, name: str) -> None:
         self.done.append(Fault(time.time(), kind, name))
@@ -126,15 +137,7 @@ class Faults:
     def _continue(self, name: str) -> None:
         del self._sleeping[name]
         self._signal(name, signal.SIGCONT)
-        for child in _children_of(self._cloud.processes[name].pid):
-            with suppress(ProcessLookupError):
-                os.kill(child, signal.SIGCONT)
-
-    def _restart_the_dead(self) -> None:
-        for name, process in list(self._cloud.processes.items()):
-            if name in {*self._workers, "pump"} and process.poll() is not None:
-                self._sleeping.pop(name, None)
-                self._restart(name)
+        self._signal_engine(name, signal.SIGCONT)
 
 
 def _children_of(pid: int) -> list[int]:

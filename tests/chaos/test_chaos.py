@@ -10,13 +10,17 @@ import json
 import os
 import sys
 import time
+from contextlib import ExitStack, suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from handler.aws.sync import Aws
+from handler.batch.fleet import FleetPlan, Pace
 from handler.deployment import Deployment
+from handler.errors import AwsError
 from localstack.cloud import Cloud
 from localstack.ministack import environment_for
 from localstack.resources import create_resources
@@ -33,7 +37,7 @@ from tests.chaos.rig import read_counts, running_proxy
 from tests.emulators import Emulator, deployment_of
 
 NUM_LINES, SHARD_LINES, NUM_SHARDS = 2000, 80, 25
-WORKERS = ["worker-0", "worker-1", "worker-2"]
+NUM_WORKERS = 3
 HARM_SECONDS = 15
 LEASE_SECONDS = 3
 LOST_SECONDS = 10
@@ -73,32 +77,43 @@ def request_lines() -> bytes:
 
 
 class ChaosCloud:
-    """A pump and three workers that may be started again and again under their names."""
+    """A pump, and the workers that come and go by themselves, three at most."""
 
     def __init__(self, cloud: Cloud) -> None:
         self.cloud = cloud
-        self.lives = dict.fromkeys(WORKERS, 0)
+        self.fleet = cloud.fleet(print)
+        self.num_brakes = 0
 
-    def restart(self, name: str) -> None:
-        """Start the process of this name; each life of a worker has a journal of its own."""
-        if name == "pump":
-            self.cloud.start_pump("--reaper-seconds", "2")
-            return
-        self.lives[name] += 1
-        engine = [
-            sys.executable,
-            str(ENGINE),
-            "--log",
-            str(self.journal_of(name, self.lives[name])),
-        ]
+    def release(self) -> None:
+        """Let workers be started; each has a journal of its own."""
+        engine = [sys.executable, str(ENGINE), "--log", f"{self.cloud.folder}/$TIDEMILL_WORKER"]
         engine += ["--slots", "8", "--service-seconds", "0.2", "--stats-seconds", "0.5"]
-        self.cloud.start_worker(
-            "--served-model-name", MODEL, name=name, TIDEMILL_ENGINE_COMMAND=json.dumps(engine)
-        )
+        worker = [sys.executable, "-m", "cli", "worker", "--served-model-name", MODEL]
+        worker += ["--exit-when-idle", "2"]
+        plan = FleetPlan(MODEL, "processes", "r:1", NUM_WORKERS, target_seconds=1, start_seconds=1)
+        self.fleet.release(plan, *worker, TIDEMILL_ENGINE_COMMAND=json.dumps(engine))
+        # As earlier batches have told it: else there is one worker until its pace is known.
+        pace = Pace(rows_per_second=40.0)
+        self.cloud.aws.run(self.cloud.deployment.fleets.tell_pace(MODEL, pace))
 
-    def journal_of(self, name: str, life: int) -> Path:
-        """Return where the engine of a worker's life notes what it computes."""
-        return self.cloud.folder / f"journal-{name}-{life}"
+    def mend(self) -> None:
+        """Start the pump again, and lift a brake as a person does who knows why workers die."""
+        pump = self.cloud.processes.get("pump")
+        if pump is None or pump.poll() is not None:
+            self.cloud.start_pump("--reaper-seconds", "2")
+        fleets, aws = self.cloud.deployment.fleets, self.cloud.aws
+        with suppress(AwsError):
+            if aws.run(fleets.get_state(MODEL)).brake is not None:
+                self.num_brakes += 1
+                aws.run(fleets.change(MODEL, lambda state: replace(state, brake=None, ends=())))
+
+    def names(self) -> list[str]:
+        """Return the names of all workers that there have been."""
+        return sorted(path.stem for path in self.cloud.folder.glob("worker-*.log"))
+
+    def journal_of(self, name: str) -> Path:
+        """Return where the engine of a worker notes what it computes."""
+        return self.cloud.folder / name.rpartition("-")[2]
 
 
 def wait_for_batch(cloud: Cloud, aws: Aws, deployment: Deployment) -> str:
@@ -114,11 +129,21 @@ def wait_for_batch(cloud: Cloud, aws: Aws, deployment: Deployment) -> str:
     raise AssertionError(cloud.log_of("pump"))
 
 
+def wait_until_idle(chaos: ChaosCloud, seconds: float) -> dict[str, Any]:
+    """Return the report, once the last worker has ended by itself."""
+    deadline = time.monotonic() + seconds
+    while (report := chaos.cloud.report("x")) is None or chaos.fleet.workers():
+        assert time.monotonic() < deadline, ("no report", chaos.fleet.workers())[report is not None]
+        chaos.mend()
+        time.sleep(0.2)
+    return report
+
+
 @pytest.mark.parametrize("seed", chosen_seeds())
 def test_every_line_gets_its_row_once_and_in_order(
     seed: int, ministack: Emulator, tmp_path: Path
 ) -> None:
-    """Three workers under kills, freezes, repeated messages, and AWS failing now and then."""
+    """Workers that come and go under kills, freezes, repeated messages, and AWS failing."""
     sys.stdout.write(f"replay with TIDEMILL_CHAOS_SEEDS={seed}\n")
     resources = create_resources(
         ministack.endpoint_url,
@@ -131,24 +156,25 @@ def test_every_line_gets_its_row_once_and_in_order(
     with (
         running_proxy(ministack, tmp_path / "proxy", seed, FAULT_RATE) as url,
         Cloud(resources, environment_for(url) | SETTINGS, tmp_path) as cloud,
+        ExitStack() as running,
     ):
         chaos = ChaosCloud(cloud)
-        for name in ["pump", *WORKERS]:
-            chaos.restart(name)
+        chaos.release()
+        chaos.mend()
+        running.enter_context(chaos.fleet.tending())
         faults = Faults(
             cloud,
             ministack.client("sqs"),
             seed=seed,
-            workers=WORKERS,
             num_shards=NUM_SHARDS,
             stop_seconds=1.5 * LEASE_SECONDS,
-            restart=chaos.restart,
+            mend=chaos.mend,
         )
         cloud.drop("x", request_lines())
         batch_id = wait_for_batch(cloud, aws, deployment)
         faults.do_harm(HARM_SECONDS, batch_id)
         sys.stdout.writelines(f"{fault}\n" for fault in faults.done)
-        report = cloud.wait("x", 240)
+        report = wait_until_idle(chaos, 240)
         counts = read_counts(url)
     bucket = Cloud(resources, environment_for(ministack.endpoint_url), tmp_path)
     rows, errors = bucket.rows("x"), bucket.rows("x", ".errors")
@@ -163,13 +189,13 @@ def test_every_line_gets_its_row_once_and_in_order(
     }
     assert {fault.kind for fault in faults.done} & {"SIGKILL", "SIGSTOP", "SIGTERM"}
     assert counts.keys() >= {"refused", "lost", "slow"}
-    logs = {name: read_log(bucket.log_of(name)) for name in WORKERS}
+    logs = {name: read_log(bucket.log_of(name)) for name in chaos.names()}
+    assert len(logs) > NUM_WORKERS, "nobody was replaced"
     everything = [event for log in logs.values() for event in log]
     assert overlooked(everything) == []
     assert most_parts_of_a_claim(everything) > 1
     for name, log in logs.items():
-        lives = [read_journal(chaos.journal_of(name, n + 1)) for n in range(chaos.lives[name])]
-        journal = [each for life in lives for each in life]
+        journal = read_journal(chaos.journal_of(name))
         assert computed_although_kept(journal, log) == []
         assert lost_without_reason(name, journal, log, faults.done, LOST_SECONDS) == []
 

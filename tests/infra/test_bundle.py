@@ -163,6 +163,9 @@ def test_the_bundle_holds_what_lambdas_need(folder: Path) -> None:
         "sqs",
         "events",
         "ecs",
+        "logs",
+        "sagemaker",
+        "ssm",
         "sts",
     }
 

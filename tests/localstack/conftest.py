@@ -7,8 +7,11 @@ from contextlib import contextmanager
 
 import pytest
 
+from handler.fleet.stop import stop
 from infra.config import DEFAULT_PATH
 from localstack.local import LocalCloud, LocalOptions, running_cloud
+
+STOP_SECONDS = 60
 
 
 # Deploying the stacks takes longer than most of what is tried on them.
@@ -22,15 +25,13 @@ def cloud() -> Iterator[LocalCloud]:
 
 @contextmanager
 def replaced_workers(cloud: LocalCloud, *flags: str, **environment: str) -> Iterator[None]:
-    """Let others stand in the workers' places until the block is left, each stopped as by ECS."""
-    started = {name: process.args for name, process in cloud.processes.processes.items()}
+    """Let workers be others until the block is left, as after a deployment when all are idle."""
 
     def replace(*flags: str, **environment: str) -> None:
-        for name, command in started.items():
-            process = cloud.processes.processes[name]
-            process.terminate()
-            process.wait(60)
-            cloud.processes.start(name, *command, *flags, **environment)
+        cloud.release(*flags, **environment)
+        for plan in cloud.aws.run(cloud.deployment.fleet_plans.read()).values():
+            cloud.aws.run(stop(cloud.deployment, plan))
+        assert cloud.wait_until_idle(STOP_SECONDS)
 
     replace(*flags, **environment)
     try:

@@ -140,7 +140,11 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--reader-fd", type=int, required=True)
     parser.add_argument("--writer-fd", type=int, required=True)
-    parser.add_argument("--log", type=Path, help="note each request's beginning and end here")
+    parser.add_argument(
+        "--log",
+        type=os.path.expandvars,
+        help="note each request's beginning and end here; $NAME is a variable",
+    )
     parser.add_argument("--service-seconds", type=float, default=0, help="what each request takes")
     parser.add_argument("--slots", type=int, help="requests served at once")
     parser.add_argument("--load-seconds", type=float, default=0, help="what loading takes")
