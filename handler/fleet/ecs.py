@@ -62,12 +62,13 @@ class EcsLauncher:
         told = {"family": family_of(means.task_definition), "desiredStatus": _ENDED}
         arns = yield from _list(means.cluster, {"startedBy": mark})
         arns += yield from _list(means.cluster, told)
-        tasks = yield from _describe(means.cluster, arns)
-        return [
-            _worker_of(task)
-            for task in tasks
-            if task.get("startedBy") == mark and task["lastStatus"] != _ENDED
-        ]
+        return (yield from _workers(means.cluster, arns, mark))
+
+    def running_on(self, plan: FleetPlan, machine: str) -> Operation[list[Worker]]:
+        """Return the tasks on one machine, a container instance of ECS."""
+        means = EcsMeans.model_validate(plan.means)
+        arns = yield from _list(means.cluster, {"containerInstance": machine})
+        return (yield from _workers(means.cluster, arns, started_by(plan.model)))
 
     def start(self, plan: FleetPlan, number: int) -> Operation[str]:
         """Run one task; its client token is of this number, so that it is run once."""
@@ -102,6 +103,16 @@ class EcsLauncher:
         if worker.status is WorkerStatus.HUNG:
             why = f"Tidemill: {HUNG}"
         yield Call("ecs", "stop_task", {"cluster": means.cluster, "task": worker.id, "reason": why})
+
+
+def _workers(cluster: str, arns: Sequence[str], mark: str) -> Operation[list[Worker]]:
+    """Return those of these tasks that are known by a mark and have not ended."""
+    tasks = yield from _describe(cluster, arns)
+    return [
+        _worker_of(task)
+        for task in tasks
+        if task.get("startedBy") == mark and task["lastStatus"] != _ENDED
+    ]
 
 
 def _network(means: EcsMeans) -> dict[str, Any]:

@@ -12,13 +12,19 @@ from handler.batch.fleet import EndKind
 from handler.deployment import Deployment
 from handler.fleet.brake import counted
 from handler.fleet.ends import read_end
+from handler.fleet.machines import leave_machine
 from handler.fleet.words import read_last_words
 from handler.log import logger
 
 
 def take_end(deployment: Deployment, event: Mapping[str, Any], now: int) -> Operation[None]:
-    """Count the end that an event tells of; one that tells of none is logged and dropped."""
+    """Count the end that an event tells of; one that tells of none is logged and dropped.
+
+    Workers whose machine is about to go are asked to end.
+    """
     plans = yield from deployment.fleet_plans.read()
+    if (yield from leave_machine(event, plans)):
+        return
     told = read_end(event, plans, now)
     if told is None:
         logger.info("event dropped", reason="it tells of no end of a worker of ours")

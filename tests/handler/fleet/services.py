@@ -128,6 +128,7 @@ class Services:
             if task["desiredStatus"] == told.get("desiredStatus", "RUNNING")
             and task["startedBy"] == told.get("startedBy", task["startedBy"])
             and f"/{told.get('family', '')}" in task["taskDefinitionArn"]
+            and told.get("containerInstance") in {None, task.get("containerInstanceArn")}
         ]
         return _paged("taskArns", found, told.get("nextToken"), "nextToken")
 
