@@ -19,6 +19,7 @@ MAX_BYTES: Final = 4_000_000
 MAX_RANGES: Final = 256
 _MAX_GAP_BYTES = 2**15
 _NUM_LISTED_AT_ONCE = 8
+_NUM_READ_AT_ONCE = 64
 
 
 class Results(NamedTuple):
@@ -109,11 +110,10 @@ def read_results(
 
     Raises WorkGone when they are no longer kept, and NotIndexed when another call will find them.
     """
-    shards = aws.run(deployment.table.list_shards(batch.id)) if batch.num_shards else []
     finder, picks = Finder(aws, deployment, batch, cache), _Picks(limit)
     reach = _Reach(after_line)
     has_more = False
-    for shard, last_line in _listed(finder, shards, after_line):
+    for shard, last_line in _listed(finder, _shards_behind(aws, deployment, batch, after_line)):
         try:
             found = finder.find(shard) if _may_have_rows(shard) else {}
         except NotIndexed:
@@ -136,23 +136,44 @@ def read_results(
     return Results(_read(aws, deployment, picks.places), reach.through, has_more)
 
 
-def _listed(
-    finder: Finder, shards: Sequence[Shard], after_line: int
+def _shards_behind(
+    aws: Aws, deployment: Deployment, batch: Batch, after_line: int
 ) -> Iterator[tuple[Shard, int | None]]:
-    """Yield the shards that end behind a line, their objects known, and the last line of each.
+    """Yield the shards that end behind a line, and the last line of each.
 
     Lines between shards are blank and count to the one before; where the last ends nobody knows.
     """
-    ends = [*(shard.first_line - 1 for shard in shards[1:]), None]
-    rest = iter(
-        [
-            (shard, last_line)
-            for shard, last_line in zip(shards, ends, strict=False)  # of none there is an end
-            if last_line is None or last_line > after_line
-        ]
-    )
+    table, before = deployment.table, None
+    first = _find_first(aws, deployment, batch, after_line) if batch.num_shards else None
+    while first is not None:
+        shards, first = aws.run(table.page_of_shards(batch.id, first, _NUM_READ_AT_ONCE))
+        for shard in shards:
+            if before is not None and shard.first_line - 1 > after_line:
+                yield before, shard.first_line - 1
+            before = shard
+    if before is not None:
+        yield before, None
+
+
+def _find_first(aws: Aws, deployment: Deployment, batch: Batch, after_line: int) -> int:
+    """Return the number of a shard that begins before the line behind, a few shards at most."""
+    low, high = 0, batch.num_shards - 1
+    while high - low >= _NUM_READ_AT_ONCE:
+        middle = (low + high) // 2
+        shard = aws.run(deployment.table.get_shard(batch.id, middle))
+        if shard is not None and shard.first_line <= after_line + 1:
+            low = middle
+        else:
+            high = middle - 1
+    return low
+
+
+def _listed(
+    finder: Finder, shards: Iterator[tuple[Shard, int | None]]
+) -> Iterator[tuple[Shard, int | None]]:
+    """Yield the shards and their last lines, their objects known."""
     num_at_once = 1  # an answer seldom needs two
-    while some := list(islice(rest, num_at_once)):
+    while some := list(islice(shards, num_at_once)):
         finder.list_objects([shard for shard, _ in some if _may_have_rows(shard)])
         yield from some
         num_at_once = _NUM_LISTED_AT_ONCE

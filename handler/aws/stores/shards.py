@@ -43,11 +43,12 @@ class ShardStore(Store):
         return [load(Shard, item) for item in fields]
 
     def page_of_shards(
-        self, batch_id: str, first: int = 0
+        self, batch_id: str, first: int = 0, limit: int | None = None
     ) -> Operation[tuple[list[Shard], int | None]]:
         """Return shards from the one of number `first` on, as many as one answer has.
 
-        Beside them the number with which the next page begins, None behind the last.
+        Beside them the number with which the next page begins, None behind the last. At most
+        `limit` of them, where that is said.
         """
         bounds = {":first": _shard_name(first), ":last": _shard_name(_LAST_SHARD)}
         response = yield Call(
@@ -58,6 +59,7 @@ class ShardStore(Store):
                 "KeyConditionExpression": "pk = :pk AND sk BETWEEN :first AND :last",
                 "ExpressionAttributeValues": to_item({":pk": f"BATCH#{batch_id}"} | bounds),
                 "ConsistentRead": True,
+                **({} if limit is None else {"Limit": limit}),
             },
         )
         shards = [load(Shard, item) for item in present(response["Items"])]

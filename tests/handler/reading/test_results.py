@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -106,6 +107,27 @@ def test_pages_follow_each_other_to_the_end(mini: Cloud, limit: int) -> None:
         after = page.rows[-1][0]
     assert lines == [*range(1, 12), 13]
     assert num_pages == -(-12 // limit)
+
+
+def test_of_many_shards_those_are_read_that_an_answer_needs(
+    mini: Cloud, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """From any line on the rows are the same, and the shards before and far behind are not read."""
+    drop = mini.drop(78).begin()
+    for number in range(0, 20, 2):
+        drop.run_shard(number)
+    drop.put_rows(drop.claim(7, lease_seconds=60), [29, 31])
+    cache = PartCache()
+    after = [*range(0, 79, 5), 28, 31]
+    whole = {line: results_of(drop, line, cache=cache) for line in after}
+    monkeypatch.setattr(read, "_NUM_READ_AT_ONCE", 3)
+    assert {line: results_of(drop, line, cache=cache) for line in after} == whole
+    assert lines_in(whole[28]) == [29, 31, *lines_in(whole[31])]
+    calls = calls_to(mini, monkeypatch)
+    assert lines_in(results_of(drop, 64, 4, cache)) == [65, 66, 67, 68]
+    made = Counter(call.method for call in calls if call.service == "dynamodb")
+    assert made["query"] <= 3
+    assert made["get_item"] <= 5
 
 
 def come_late(drop: Drop, older: Shard) -> None:
