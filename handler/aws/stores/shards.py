@@ -47,8 +47,8 @@ class ShardStore(Store):
     ) -> Operation[tuple[list[Shard], int | None]]:
         """Return shards from the one of number `first` on, as many as one answer has.
 
-        Beside them the number with which the next page begins, None behind the last. At most
-        `limit` of them, where that is said.
+        They are as they are now, those that are run too. Beside them the number with which the next
+        page begins, None behind the last. At most `limit` of them, where that is said.
         """
         bounds = {":first": _shard_name(first), ":last": _shard_name(_LAST_SHARD)}
         response = yield Call(

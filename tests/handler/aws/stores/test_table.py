@@ -254,6 +254,7 @@ def test_counts_are_summed_over_pages(run: Run, deployment: Deployment) -> None:
                 Shard(batch.id, number, 1, 10, 0, 1, progress=PROGRESS, abandoned=words)
             )
         )
+    run(deployment.table.claim(batch.id, 7, owner="a", now=NOW, lease_seconds=LEASE_SECONDS))
     shards = run(deployment.table.list_shards(batch.id))
     pages, first = [], 0
     while first is not None:
@@ -261,7 +262,9 @@ def test_counts_are_summed_over_pages(run: Run, deployment: Deployment) -> None:
         pages.append(page)
     assert len(pages) > 1
     assert [shard for page in pages for shard in page] == shards
+    assert [shard.fence for shard in shards] == [int(number == 7) for number in range(20)]
     assert run(deployment.table.page_of_shards(batch.id, 19)) == (shards[19:], None)
+    assert run(deployment.table.page_of_shards(batch.id, 6, 2)) == (shards[6:8], 8)
     assert run(deployment.table.page_of_shards("batch_x")) == ([], None)
     total = run(deployment.table.sum_progress(batch.id, NOW))
     assert [shard.number for shard in shards] == list(range(20))
