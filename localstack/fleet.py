@@ -25,8 +25,9 @@ from handler.aws.sync import Aws
 from handler.batch.fleet import FleetPlan
 from handler.deployment import Deployment
 from handler.errors import AwsError
+from handler.fleet.words import last_complaint
 from handler.log import logger
-from localstack.processes import Processes, last_complaint, why_ended
+from localstack.processes import Processes, why_ended
 
 StopCode = Literal["ProcessExited", "UserInitiated", "MachineLost", "NoCapacity"]
 _LOOK_SECONDS = 0.3
@@ -157,7 +158,7 @@ class LocalFleet:
             why_ended(status, log) if status else good,
             # As of a container: a signal comes as 128 and its number.
             exit_code=status if status >= 0 else 128 - status,
-            words=last_complaint(log) if status else None,
+            words=last_complaint(log.splitlines()) if status else None,
         )
         self._processes.forget(name)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import subprocess
@@ -13,6 +12,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+from handler.fleet.words import last_complaint
 from localstack.guard import Guard
 
 ROOT = Path(__file__).parent.parent
@@ -94,18 +94,4 @@ def why_ended(status: int, log: str) -> str:
     if status < 0:
         with suppress(ValueError):
             return f"killed by {signal.Signals(-status).name}"
-    return last_complaint(log) or f"exited with status {status}"
-
-
-def last_complaint(log: str) -> str | None:
-    """Return the last thing that one of our commands has complained of in its log."""
-    complaint = None
-    for line in log.splitlines():
-        with suppress(ValueError):
-            event = json.loads(line)
-            if isinstance(event, dict) and event.get("level") in {"ERROR", "CRITICAL"}:
-                reason = event.get("reason")
-                complaint = str(event.get("message")) + (f": {reason}" if reason else "")
-        if line.startswith("tidemill: "):
-            complaint = line.removeprefix("tidemill: ")
-    return complaint
+    return last_complaint(log.splitlines()) or f"exited with status {status}"
