@@ -39,6 +39,10 @@ class Metric(StrEnum):
     GPU_SECONDS = "GpuSeconds"
     BATCHES_COMPLETED = "BatchesCompleted"
     BATCHES_FAILED = "BatchesFailed"
+    COLD_START_IMAGE_SECONDS = "ColdStartImageSeconds"
+    COLD_START_WEIGHTS_SECONDS = "ColdStartWeightsSeconds"
+    COLD_START_READY_SECONDS = "ColdStartReadySeconds"
+    COLD_START_ROW_SECONDS = "ColdStartRowSeconds"
     SHARDS_GIVEN_UP = "ShardsGivenUp"
     MESSAGES_FAILED = "MessagesFailed"
     FLEET_BRAKED = "FleetBraked"
@@ -53,6 +57,10 @@ _UNITS: Final[Mapping[Metric, str]] = {
     Metric.KV_CACHE_USE: "Percent",
     Metric.GPU_SECONDS: "Seconds",
     Metric.AUDIO_SECONDS: "Seconds",
+    Metric.COLD_START_IMAGE_SECONDS: "Seconds",
+    Metric.COLD_START_WEIGHTS_SECONDS: "Seconds",
+    Metric.COLD_START_READY_SECONDS: "Seconds",
+    Metric.COLD_START_ROW_SECONDS: "Seconds",
 }
 
 

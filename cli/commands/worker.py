@@ -6,6 +6,7 @@ import argparse
 import json
 import os
 import sys
+import time
 from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field, replace
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from cli.health import Pulse
     from handler.settings import Settings
     from handler.weights.cache import Progress
+    from handler.worker.site.cold_start import ColdStart
     from handler.worker.site.config import WorkerConfig
 
 _EPILOG = """\
@@ -225,6 +227,7 @@ async def _work(
     from handler.aws.queues import Queue
     from handler.deployment import Deployment
     from handler.worker.link import EngineLink
+    from handler.worker.site.cold_start import ColdStart, process_age, read_task, task_steps
     from handler.worker.site.site import Site
     from handler.worker.worker import Worker
 
@@ -232,6 +235,10 @@ async def _work(
     wanted = addresses(options.model, lora_modules(options, names))
     engine_command = _engine_command(replace(options, served_model_names=names), os.environ)
     folders: asyncio.Future[Mapping[str, str]] | None = None
+    age, machine_age = process_age()
+    cold_start, began = ColdStart(age), time.time() - age
+    cold_start.reach("process")
+    cold_start.note(machine_age_seconds=round(machine_age, 3))
 
     def make_link() -> EngineLink:
         return EngineLink(
@@ -245,16 +252,20 @@ async def _work(
     async with AsyncExitStack() as held:
         aws = await held.enter_async_context(AioAws())
         await held.enter_async_context(pulse.beating())
-        site = Site(aws, Deployment(settings), Queue(config.queue), config)
+        queue = Queue(config.queue)
+        site = Site(aws, Deployment(settings), queue, config, cold_start=cold_start)
         worker = Worker(site, make_link)
         with signals.heard_by(lambda: loop.call_soon_threadsafe(worker.stop)):
+            in_thread(lambda: cold_start.note(**task_steps(read_task(os.environ), began)))
             if wanted:  # beside the engine, which has libraries to load
-                fetching = in_thread(lambda: _fetch(wanted, options, held))
+                fetching = in_thread(lambda: _fetch(wanted, options, held, cold_start))
                 folders = asyncio.wrap_future(fetching)
             return await worker.run()
 
 
-def _fetch(names: Sequence[str], options: WorkerOptions, held: AsyncExitStack) -> Mapping[str, str]:
+def _fetch(
+    names: Sequence[str], options: WorkerOptions, held: AsyncExitStack, cold_start: ColdStart
+) -> Mapping[str, str]:
     """Return where each of these weights lies on this machine, as long as it is `held`.
 
     Raises CliError, after a word in the log.
@@ -270,6 +281,7 @@ def _fetch(names: Sequence[str], options: WorkerOptions, held: AsyncExitStack) -
             is_waiting=progress.is_waiting,
         )
 
+    began, num_bytes = time.monotonic(), 0
     cache, folders = options.weights_cache, {}
     region = options.given.get("weights_region") or os.environ.get(_WEIGHTS_REGION, "")
     for name in names:
@@ -279,4 +291,11 @@ def _fetch(names: Sequence[str], options: WorkerOptions, held: AsyncExitStack) -
         except CliError as exc:
             logger.error("weights cannot be had", reason=str(exc))
             raise
+        num_bytes += sum(path.stat().st_size for path in Path(folders[name]).iterdir())
+    took = max(time.monotonic() - began, 0.001)
+    cold_start.note(
+        weights_seconds=round(took, 3),
+        weights_gigabytes=round(num_bytes / 1e9, 3),
+        weights_gigabytes_per_second=round(num_bytes / 1e9 / took, 3),
+    )
     return folders

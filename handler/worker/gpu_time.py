@@ -34,5 +34,8 @@ class GpuTime:
             return
         for run in runs:
             run.gpu_seconds += seconds * self.num_gpus * run.agenda.num_inflight / num_inflight
-        self._site.meter.work(seconds, self.stats().kv_cache_usage)
+        stats = self.stats()
+        if stats.output_tokens:
+            self._site.cold_start.reach("token")
+        self._site.meter.work(seconds, stats.kv_cache_usage)
         self._site.tempo.work(seconds, is_full=any(run.num_waiting for run in runs))

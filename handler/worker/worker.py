@@ -172,6 +172,9 @@ class Worker:
             notes=engine.notes,
             load_seconds=dict(engine.load_seconds),
         )
+        if self._site.cold_start.reach("ready"):
+            steps = engine.load_seconds.items()
+            self._site.cold_start.note(**{f"engine_{step}_seconds": took for step, took in steps})
         return await self._serve(link, engine, beating)
 
     async def _serve(self, link: Link, engine: LoadedEngine, beating: asyncio.Task[None]) -> bool:

@@ -126,6 +126,9 @@ def server() -> Iterator[Server]:
         def do_GET(self) -> None:
             self._answer()
 
+        def do_HEAD(self) -> None:
+            self._answer()
+
         def do_PUT(self) -> None:
             self._answer()
 

@@ -126,6 +126,7 @@ class ShardRun:
     def finish(self, raw: RawLine, row: Row) -> None:
         """Take the row of a line that the engine has answered."""
         self.agenda.finish(raw.number)
+        self._site.tell_cold_start()
         self._add(FinishedRow(raw.number, row.row, row.is_success, row.usage))
 
     def end(self, ending: Ending) -> None:

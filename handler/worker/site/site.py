@@ -15,6 +15,7 @@ from handler.deployment import Deployment
 from handler.errors import AwsError, ConditionFailed, NotThere, ObjectChanged
 from handler.log import logger
 from handler.metrics import Figures, emit
+from handler.worker.site.cold_start import ColdStart
 from handler.worker.site.config import WorkerConfig
 from handler.worker.site.history import History
 from handler.worker.site.meter import Meter
@@ -36,7 +37,7 @@ class Site:
     """Where a worker works. `wall` is Unix time, `clock` one that is never set.
 
     `meter` sums up what the worker does, `history` what each batch gains by it, and `tempo` is how
-    fast that goes.
+    fast that goes; `cold_start` is what came before.
     """
 
     aws: Runs
@@ -48,6 +49,7 @@ class Site:
     meter: Meter = field(default_factory=Meter)
     history: History = field(default_factory=History)
     tempo: Tempo = field(default_factory=Tempo)
+    cold_start: ColdStart = field(default_factory=ColdStart)
 
     @property
     def model(self) -> str | None:
@@ -59,6 +61,12 @@ class Site:
         """Tell figures of this worker's model, if there are any."""
         if figures:
             emit(figures, model=self.model, **labels)
+
+    def tell_cold_start(self) -> None:
+        """Tell what this worker's start took, when it has its first row."""
+        if self.cold_start.reach("row"):
+            logger.info("cold start", extra=self.cold_start.steps)
+            self.tell(self.cold_start.figures())
 
     async def tell_history(self) -> None:
         """Add what was gained to the history of each batch; what fails is left out of it."""

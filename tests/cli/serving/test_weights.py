@@ -153,7 +153,7 @@ def test_a_machine_without_credentials_is_told_so(start: Start) -> None:
     """In the client's words."""
     nobody = {"AWS_EC2_METADATA_DISABLED": "true", "AWS_REGION": "us-east-1"}
     status, err = ended(start(*WORKER_FLAGS, "--model", "s3://b/m", **nobody))
-    words = "s3://b/m/ cannot be read: s3 list_objects_v2: Unable to locate credentials"
+    words = "s3://b/m/ cannot be read: s3 head_bucket: Unable to locate credentials"
     assert (status, err) == (1, f"tidemill: {words}\n")
 
 
@@ -162,14 +162,14 @@ def test_a_worker_that_is_stopped_while_it_fetches_ends_well(
     server: Any, start: Start, tmp_path: Path, number: signal.Signals
 ) -> None:
     """With 0, without waiting for a network that is silent; it was alive until then."""
-    server.will(Answer(body=LISTING), Answer(hang=True))
+    server.will(Answer(), Answer(body=LISTING), Answer(hang=True))
     health_file = tmp_path / "alive"
     process = start(
         *(*WORKER_FLAGS, "--model", "s3://b/m", "--health-file", health_file),
         *("--weights-cache", tmp_path / "cache"),
         **environment_for(server.url),
     )
-    wait_for(lambda: len(server.received) == 3 and health_file.exists())
+    wait_for(lambda: len(server.received) == 4 and health_file.exists())
     process.send_signal(number)
     out, err = process.communicate(timeout=60)  # the server is silent for longer than that
     assert (process.returncode, err) == (0, "")
