@@ -13,6 +13,7 @@ from handler.aws.queues import (
     parse_message,
     shard_message,
 )
+from handler.batch.keys import DROP_TENANT
 from handler.batch.model import Batch, BatchError, ShardStatus
 from handler.batch.states import Status
 from handler.control.reap import give_up_shard, is_hopeless
@@ -68,7 +69,9 @@ def _tell_again(deployment: Deployment, drop: Drop, now: int) -> Operation[None]
     logger.error("upload not taken in", batch_id=drop.batch_id, key=drop.key, since=since)
     if now - since < patience:
         message = drop_message(replace(drop, failing_since=since))
-        yield from deployment.control.send(message, delay_seconds=MAX_DELAY_SECONDS)
+        yield from deployment.control.send(
+            message, group=DROP_TENANT, delay_seconds=MAX_DELAY_SECONDS
+        )
 
 
 def _bury_shard(deployment: Deployment, batch_id: str, number: int, now: int) -> Operation[None]:
@@ -89,9 +92,9 @@ def _bury_shard(deployment: Deployment, batch_id: str, number: int, now: int) ->
         yield from give_up_shard(deployment, batch, shard)
     elif not shard.abandoned and queue is not None:
         logger.warning("rung again", batch_id=batch_id, shards=[number])
-        yield from queue.send(shard_message(batch_id, number))
+        yield from queue.send(shard_message(batch_id, number), group=batch.tenant)
         return
-    yield from deployment.control.send(advance_message(batch_id))
+    yield from deployment.control.send(advance_message(batch_id), group=batch.tenant)
 
 
 def _bury_batch(deployment: Deployment, batch_id: str, now: int) -> Operation[None]:

@@ -153,7 +153,7 @@ def _mend_shards(deployment: Deployment, batch: Batch, now: int) -> Operation[Op
         # Behind a long queue a batch looks stuck for hours: then a few, or the copies pile up.
         rung = waiting if is_empty else waiting[:_RUNG_AGAIN]
         for messages in tens(shard_message(batch.id, shard.number) for shard in rung):
-            yield from queue.send_all(messages)
+            yield from queue.send_all(messages, group=batch.tenant)
         logger.warning("rung again", batch_id=batch.id, shards=_numbers(rung))
     done = sum((shard.progress for shard in shards), start=Progress())
     leased = [shard for shard in shards if shard.is_leased(now)]
@@ -197,7 +197,7 @@ def _is_stuck(deployment: Deployment, batch: Batch, mark: str, now: int) -> Oper
 
 def _ring(deployment: Deployment, batch: Batch, reason: str) -> Operation[None]:
     logger.info("rung for the batch", batch_id=batch.id, status=str(batch.status), reason=reason)
-    yield from deployment.control.send(advance_message(batch.id))
+    yield from deployment.control.send(advance_message(batch.id), group=batch.tenant)
 
 
 def _short(text: str | None) -> str:

@@ -13,7 +13,13 @@ from handler.aws.bucket import Found
 from handler.aws.calls import Operation
 from handler.aws.queues import tens
 from handler.aws.stores.drops import is_known
-from handler.batch.keys import INPUT_PREFIX, is_folder, name_of_results, outputs_of_drop
+from handler.batch.keys import (
+    DROP_TENANT,
+    INPUT_PREFIX,
+    is_folder,
+    name_of_results,
+    outputs_of_drop,
+)
 from handler.deployment import Deployment
 from handler.intake.events import Drop, drop_message, sweep_message
 from handler.log import logger
@@ -41,7 +47,7 @@ def sweep(
         for drop in unknown:
             logger.warning("upload found that nobody knew", key=drop.key)
         for messages in tens(drop_message(drop) for drop in unknown):
-            yield from deployment.control.send_all(messages)
+            yield from deployment.control.send_all(messages, group=DROP_TENANT)
         if not (page and is_more):
             break
         after = page[-1].key

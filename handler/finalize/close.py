@@ -99,7 +99,8 @@ def close_abandoned(
             delay_seconds = max(_WAIT_SECONDS, min(leased, default=0.0) + 1 - now())
     except ComeBack:
         logger.info("closing goes on in another run", batch_id=batch.id)
-    aws.run(deployment.control.send(advance_message(batch.id), delay_seconds=delay_seconds))
+    message, tenant = advance_message(batch.id), batch.tenant
+    aws.run(deployment.control.send(message, group=tenant, delay_seconds=delay_seconds))
 
 
 def _is_to_close(batch: Batch, shard: Shard) -> bool:

@@ -52,7 +52,8 @@ def finalize(
         run.give_turn()
     # Only now: whoever hears it must find the turn free.
     if delay_seconds is not None:
-        aws.run(deployment.control.send(advance_message(batch.id), delay_seconds=delay_seconds))
+        message, tenant = advance_message(batch.id), batch.tenant
+        aws.run(deployment.control.send(message, group=tenant, delay_seconds=delay_seconds))
 
 
 def _go_on(run: Run, network: Network | None) -> None:

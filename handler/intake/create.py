@@ -120,7 +120,7 @@ def create_batch(deployment: Deployment, tenant: str, asked: Asked, now: int) ->
     # Not left to the run that reads it: a cancel may come before that one.
     yield from announce(deployment, made)
     if made.status is Status.VALIDATING:
-        yield from deployment.control.send(advance_message(made.id))
+        yield from deployment.control.send(advance_message(made.id), group=tenant)
     return made
 
 

@@ -54,7 +54,7 @@ def _ring_for_webhook(deployment: Deployment, batch: Batch) -> Operation[None]:
     if batch.webhook_delivery != "pending":
         return
     try:
-        yield from deployment.control.send(advance_message(batch.id))
+        yield from deployment.control.send(advance_message(batch.id), group=batch.tenant)
     except AwsError as exc:
         logger.warning("not rung for the webhook", batch_id=batch.id, reason=str(exc))
 

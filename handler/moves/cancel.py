@@ -36,7 +36,7 @@ def cancel(deployment: Deployment, batch_id: str, now: int) -> Operation[Batch |
     yield from announce(deployment, batch)
     if not (yield from _was_run(deployment, batch)):
         return (yield from end(deployment, batch_id, Status.CANCELLED, now))
-    yield from deployment.control.send(advance_message(batch_id))
+    yield from deployment.control.send(advance_message(batch_id), group=batch.tenant)
     return batch
 
 

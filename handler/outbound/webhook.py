@@ -71,7 +71,7 @@ def tell(
     if batch.webhook_delivery != "pending" or now() < (batch.webhook_due or 0) - _EARLY_SECONDS:
         return
     if time_left() < _TRY_SECONDS:
-        aws.run(deployment.control.send(advance_message(batch.id)))
+        aws.run(deployment.control.send(advance_message(batch.id), group=batch.tenant))
         return
     if batch.webhook_tries >= MAX_TRIES:
         outcome = _Outcome("failed", error="the last try did not come to its end")
@@ -183,8 +183,8 @@ def _note(aws: Aws, deployment: Deployment, batch: Batch, outcome: _Outcome, at:
     if delivery != "pending":
         aws.run(announce(deployment, noted))
     elif delay_seconds <= MAX_DELAY_SECONDS:
-        message = advance_message(batch.id)
-        aws.run(deployment.control.send(message, delay_seconds=delay_seconds))
+        message, tenant = advance_message(batch.id), batch.tenant
+        aws.run(deployment.control.send(message, group=tenant, delay_seconds=delay_seconds))
 
 
 def _delay_after(tries: int) -> int:

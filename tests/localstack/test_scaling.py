@@ -144,6 +144,7 @@ def test_workers_that_only_die_are_braked_until_another_release(mill: Mill) -> N
     mill.ends("x", 20)
 
 
+@pytest.mark.long
 def test_a_deployment_replaces_workers_one_by_one(mill: Mill) -> None:
     """The batch goes on meanwhile: what an old worker leaves, another one takes up."""
     count = 300
@@ -166,6 +167,7 @@ def test_a_deployment_replaces_workers_one_by_one(mill: Mill) -> None:
     assert sum("was asked to end" in line for line in mill.said) == 2
 
 
+@pytest.mark.long
 def test_a_machine_without_room_is_waited_for(mill: Mill) -> None:
     """The fleet says what is missing, and asks less often; when there is room the file is run."""
     mill.fleet.room = 0

@@ -112,7 +112,8 @@ async def _give_back(site: Site, doorbell: Doorbell, shard: Shard, reason: str) 
         words = f"The shard was given up: {reason}."
         await site.aws.run(abandon(site.deployment, shard, words, model=site.model))
     logger.warning("not run", reason=reason, batch_id=shard.batch_id, shard=shard.number)
-    await site.aws.run(site.deployment.control.send(advance_message(shard.batch_id)))
+    message = advance_message(shard.batch_id)
+    await site.aws.run(site.deployment.control.send(message, group=doorbell.group))
     await doorbell.dismiss()
 
 
@@ -126,7 +127,8 @@ async def ring_if_last(site: Site, batch_id: str) -> None:
     """Ring for a batch that runs and has no shard left."""
     batch = await site.aws.run(site.deployment.table.get_batch(batch_id))
     if batch is not None and batch.status is Status.IN_PROGRESS and batch.shards_left == 0:
-        await site.aws.run(site.deployment.control.send(advance_message(batch_id)))
+        message = advance_message(batch_id)
+        await site.aws.run(site.deployment.control.send(message, group=batch.tenant))
 
 
 async def note_engine(site: Site, batch: Batch, engine: EngineInfo) -> None:

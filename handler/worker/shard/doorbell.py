@@ -30,13 +30,14 @@ def parse_target(body: str) -> Target | None:
 class Doorbell:
     """One received message; `target` is None for nonsense. Nothing here may lose a shard.
 
-    `waited_seconds` is how old it was when it was received, None where that is not told.
+    `waited_seconds` is how old it was when it was received, None where that is not told; `group`
+    is the tenant for whom it was sent.
     """
 
     def __init__(self, site: Site, message: Message) -> None:
         self._site = site
         self._message: Message | None = message
-        self._group = message.group
+        self.group = message.group
         self._received_at = self._kept_at = site.clock()
         self.target = parse_target(message.body)
         waited_since = message.sent_at
@@ -70,7 +71,7 @@ class Doorbell:
         """Put a fresh message in the place of this one, so that no failure is counted for it."""
         assert self.target is not None
         body = shard_message(*self.target)
-        sending = self._site.queue.send(body, group=self._group, delay_seconds=delay_seconds)
+        sending = self._site.queue.send(body, group=self.group, delay_seconds=delay_seconds)
         await self._site.aws.run(sending)
         await self.dismiss()
 

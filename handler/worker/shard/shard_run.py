@@ -302,8 +302,9 @@ class ShardRun:
             if ending.is_rung:
                 await self.doorbell.ring_again()
             else:
-                message = advance_message(self.shard.batch_id)
-                await self._site.insist(lambda: self._site.deployment.control.send(message))
+                message, tenant = advance_message(self.shard.batch_id), self.batch.tenant
+                control = self._site.deployment.control
+                await self._site.insist(lambda: control.send(message, group=tenant))
                 await self.doorbell.dismiss()
         except AwsError as exc:
             logger.warning("message left behind", reason=str(exc), **self.labels)
