@@ -45,6 +45,8 @@ class Metric(StrEnum):
     COLD_START_ROW_SECONDS = "ColdStartRowSeconds"
     SHARDS_GIVEN_UP = "ShardsGivenUp"
     MESSAGES_FAILED = "MessagesFailed"
+    WORKERS = "Workers"
+    WORKERS_WANTED = "WorkersWanted"
     FLEET_BRAKED = "FleetBraked"
 
 

@@ -7,14 +7,11 @@ import sys
 from pathlib import Path
 
 from aws_cdk import App, Environment, Tags
-from aws_cdk import aws_ecs as ecs
-from aws_cdk.aws_ecr_assets import Platform
 
 from infra.api.stack import ApiStack
 from infra.bundle import ROOT, Bundle, machine_here, make_bundle
 from infra.compute.stack import ComputeStack
 from infra.config import DEFAULT_PATH, Config, ConfigRefused, read_config, with_aliases
-from infra.dashboard import Dashboard
 from infra.data.stack import DataStack
 from infra.nag import add_checks
 
@@ -23,25 +20,25 @@ def add_stacks(
     app: App,
     config: Config,
     bundle: Bundle,
-    image: ecs.ContainerImage | None = None,
+    image: Path | None = None,
     env: Environment | None = None,
 ) -> None:
-    """Add the stacks of a deployment to the app; without an image there are no machines."""
+    """Add the stacks of a deployment to the app; without a folder of an image, no machines."""
+    if config.compute == "sagemaker":
+        raise ConfigRefused('compute = "sagemaker" is not built yet: take another')
     data = DataStack(app, "Data", config=config, stack_name=f"{config.name}-data", env=env)
     api = ApiStack(app, "Api", data=data, bundle=bundle, stack_name=f"{config.name}-api", env=env)
     if image is not None:
-        compute = ComputeStack(
-            app, "Compute", data=data, image=image, stack_name=f"{config.name}-compute", env=env
+        ComputeStack(
+            app,
+            "Compute",
+            data=data,
+            api=api,
+            image=image,
+            stack_name=f"{config.name}-compute",
+            env=env,
         )
-        Dashboard(compute, "Page", data=data, api=api, running=compute.running)
     Tags.of(app).add("tidemill", config.name)
-
-
-def worker_image() -> ecs.ContainerImage:
-    """Return the workers' image, which is built when the stacks are deployed."""
-    return ecs.ContainerImage.from_asset(
-        str(ROOT), file="container/Dockerfile", platform=Platform.LINUX_AMD64
-    )
 
 
 def main() -> int:
@@ -58,7 +55,7 @@ def main() -> int:
     is_local = app.node.try_get_context("local") == "true"
     bundle = make_bundle(machine_here() if is_local else "arm64")
     try:
-        add_stacks(app, config, bundle, None if is_local else worker_image())
+        add_stacks(app, config, bundle, None if is_local else ROOT)
     except ConfigRefused as exc:
         sys.stderr.write(f"{path}: {exc}\n")
         return 1

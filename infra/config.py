@@ -84,22 +84,14 @@ class Limits(_Table):
     bytes_per_day: Count = 0
 
 
-class Network(_Table):
-    """The workers' network; without `zones` it has two of the region's, which AWS chooses.
+class Isolated(_Table):
+    """What a network without a way out has: endpoints of AWS's services, in some of its zones.
 
-    With `internet` there is a way out to hosts that lines name, through a NAT gateway.
+    With `internet` there is a way to hosts that lines name, through a NAT gateway.
     """
 
     internet: bool = False
-    zones: Annotated[tuple[Zone, ...], Field(max_length=6, strict=False)] = ()
     endpoint_zones: Annotated[int, Field(ge=1, le=6)] = 1
-
-    @field_check("zones")
-    @classmethod
-    def _check_zones(cls, zones: tuple[str, ...]) -> tuple[str, ...]:
-        if len(set(zones)) < len(zones):
-            raise ValueError("names a zone twice")
-        return zones
 
 
 class Adapter(_Table):
@@ -125,6 +117,8 @@ class Model(_Table):
     gpu: str
     gpus_per_worker: Annotated[int, Field(ge=1, le=8)] = 1
     max_workers: Annotated[int, Field(ge=1, le=1000)] = 1
+    target_minutes: Annotated[int, Field(ge=1, le=MAX_WINDOW_SECONDS // 60)] = 60
+    idle_minutes: Annotated[int, Field(ge=1, le=24 * 60)] = 5
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     kv_cache_dtype: Literal["auto", "fp8", "fp8_e4m3"] = "auto"
     quantization: Literal["", "fp8"] = ""
@@ -171,8 +165,10 @@ class Config(_Table):
         "tidemill"
     )
     alarm_email: Annotated[str, StringConstraints(pattern=r"^([^@\s]+@[^@\s]+\.[^@\s]+)?$")] = ""
-    compute: Literal["managed-instances", "asg"] = "managed-instances"
+    compute: Literal["managed-instances", "asg", "sagemaker"] = "managed-instances"
     spot: bool = False
+    network: Literal["public", "isolated"] = "public"
+    zones: Annotated[tuple[Zone, ...], Field(max_length=6, strict=False)] = ()
     image: Annotated[str, StringConstraints(pattern=rf"^({_IMAGE})?$")] = ""
     auth: Literal["keys", "iam"] = "keys"
     strict_endpoint: bool = False
@@ -180,7 +176,7 @@ class Config(_Table):
     windows: Windows = Field(default_factory=Windows)
     retention: Retention = Field(default_factory=Retention)
     limits: Limits = Field(default_factory=Limits)
-    network: Network = Field(default_factory=Network)
+    isolated: Isolated = Field(default_factory=Isolated)
     models: Annotated[tuple[Model, ...], Field(min_length=1, strict=False)]
 
     @field_check("name")
@@ -189,6 +185,23 @@ class Config(_Table):
         if name == "default":
             raise ValueError('is "default", as an event bus and a cluster of every account are')
         return name
+
+    @field_check("network", mode="before")
+    @classmethod
+    def _check_network(cls, network: object) -> object:
+        if isinstance(network, Mapping):
+            raise ValueError(  # noqa: TRY004 - pydantic takes these
+                'is no table any more: say network = "public" or "isolated" and put zones beside '
+                "it, internet and endpoint_zones into [isolated]"
+            )
+        return network
+
+    @field_check("zones")
+    @classmethod
+    def _check_zones(cls, zones: tuple[str, ...]) -> tuple[str, ...]:
+        if len(set(zones)) < len(zones):
+            raise ValueError("names a zone twice")
+        return zones
 
     @field_check("models")
     @classmethod
@@ -212,14 +225,31 @@ class Config(_Table):
         return models
 
     @model_check(mode="after")
-    def _check_zones(self) -> Self:
-        zones = len(self.network.zones) or DEFAULT_ZONES
-        if self.network.endpoint_zones > zones:
-            raise ValueError(f"network.endpoint_zones must be at most {zones}, the zones there are")
+    def _check_isolated(self) -> Self:
+        if self.network == "public" and self.isolated != Isolated():
+            raise ValueError('[isolated] is of networks that are: say network = "isolated"')
+        zones = len(self.zones) or DEFAULT_ZONES
+        if self.isolated.endpoint_zones > zones:
+            raise ValueError(
+                f"isolated.endpoint_zones must be at most {zones}, the zones there are"
+            )
+        if self.zones and not self.has_network:
+            raise ValueError("zones are SageMaker's own choice where the network is public")
         return self
 
-    def service_of(self, model: Model) -> str:
-        """Return the name of the ECS service that runs a model; the cluster is called `name`."""
+    @property
+    def has_network(self) -> bool:
+        """Say whether workers have a network of this deployment's, and not SageMaker's."""
+        return self.compute != "sagemaker" or self.network == "isolated"
+
+    @property
+    def fleets_path(self) -> str:
+        """Return the path of the parameters that say how workers are started."""
+        # SSM takes no parameter whose name begins with its own or with AWS's.
+        return f"/tidemill/{self.name}/fleets"
+
+    def fleet_of(self, model: Model) -> str:
+        """Return the name of what a model's workers are started from, such as its tasks' family."""
         return f"{self.name}-{model.slug}"
 
 
@@ -285,7 +315,7 @@ _LOOKS = {
     "models.weights_key": "a key of KMS: arn:aws:kms:eu-west-1:111122223333:key/…",
     "models.weights_region": "a region, such as eu-west-1",
     "name": "a short name of small letters, digits and dashes between them",
-    "network.zones": "a zone, such as eu-west-1a",
+    "zones": "a zone, such as eu-west-1a",
 }
 
 

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from aws_cdk import Duration
 from aws_cdk import aws_cloudwatch as cloudwatch
 from constructs import Construct
 
-from handler.metrics import NAMESPACE, Metric
+from handler.metrics import Metric
 from infra.api.stack import ApiStack
-from infra.compute.scaling import backlog
 from infra.config import Model
 from infra.data.stack import DataStack
+from infra.fleets import figure
 
 _MINUTE = Duration.minutes(1)
 _WIDTH, _HEIGHT = 8, 6
@@ -20,10 +20,7 @@ _TROUBLES = (Metric.LEASES_LOST, Metric.ENGINE_DEATHS)
 
 
 class Dashboard(Construct):
-    """Shows work, workers, speed, failures, the API and the cost of GPUs, a line each model.
-
-    `running` maps models to the metric that counts their workers.
-    """
+    """Shows work, workers, speed, failures, the API and the cost of GPUs, a line each model."""
 
     def __init__(
         self,
@@ -32,10 +29,9 @@ class Dashboard(Construct):
         *,
         data: DataStack,
         api: ApiStack,
-        running: Mapping[str, cloudwatch.IMetric],
     ) -> None:
         super().__init__(scope, construct_id)
-        self._data, self._api, self._running = data, api, running
+        self._data, self._api = data, api
         models = data.config.models
         self.dashboard = cloudwatch.Dashboard(
             self,
@@ -45,7 +41,20 @@ class Dashboard(Construct):
             widgets=[
                 [
                     self._graph("Shards that wait or run", [self._backlog(m) for m in models]),
-                    self._graph("Workers", [self._workers(m) for m in models]),
+                    self._graph(
+                        "Workers, and those that are wanted",
+                        [_workers(m) for m in models]
+                        + [
+                            figure(
+                                m,
+                                Metric.WORKERS_WANTED,
+                                "reaper",
+                                "Maximum",
+                                label=f"{m.name}, wanted",
+                            )
+                            for m in models
+                        ],
+                    ),
                     self._graph("Oldest message, seconds", [self._age(m) for m in models]),
                 ],
                 [
@@ -61,8 +70,12 @@ class Dashboard(Construct):
                         + [_sum(m, Metric.ROWS_FAILED, "failed") for m in models],
                     ),
                     self._graph(
-                        "Leases lost, engines dead",
-                        [_sum(m, name, name) for m in models for name in _TROUBLES],
+                        "Leases lost, engines dead, fleets braked",
+                        [_sum(m, name, name) for m in models for name in _TROUBLES]
+                        + [
+                            figure(m, Metric.FLEET_BRAKED, "reaper", label=f"{m.name}, braked")
+                            for m in models
+                        ],
                     ),
                 ],
                 [
@@ -93,12 +106,22 @@ class Dashboard(Construct):
         )
 
     def _backlog(self, model: Model) -> cloudwatch.IMetric:
-        return backlog(
-            self._data.doorbells.work[model.name], label=model.name, prefix=_id_of(model)
+        """Return the shards that wait and those that run, which are in flight and not visible."""
+        queue = self._data.doorbells.work[model.name]
+        waiting, running = f"{_id_of(model)}waiting", f"{_id_of(model)}running"
+        return cloudwatch.MathExpression(
+            expression=f"{waiting} + {running}",
+            label=model.name,
+            period=_MINUTE,
+            using_metrics={
+                waiting: queue.metric_approximate_number_of_messages_visible(
+                    period=_MINUTE, statistic="Maximum"
+                ),
+                running: queue.metric_approximate_number_of_messages_not_visible(
+                    period=_MINUTE, statistic="Maximum"
+                ),
+            },
         )
-
-    def _workers(self, model: Model) -> cloudwatch.IMetric:
-        return self._running[model.name]
 
     def _age(self, model: Model) -> cloudwatch.IMetric:
         queue = self._data.doorbells.work[model.name]
@@ -128,7 +151,7 @@ class Dashboard(Construct):
             expression=f"FILL({name}, 0) * {model.gpus_per_worker * model.gpu_hour_price:g}",
             label=model.name,
             period=_MINUTE,
-            using_metrics={name: self._running[model.name]},
+            using_metrics={name: _workers(model)},
         )
 
     def _cost(self, models: Sequence[Model]) -> cloudwatch.SingleValueWidget:
@@ -145,9 +168,7 @@ class Dashboard(Construct):
                     expression=f"RUNNING_SUM(({hourly}) / 60)",
                     label="in the time shown",
                     period=_MINUTE,
-                    using_metrics={
-                        name: self._running[model.name] for name, model in terms.items()
-                    },
+                    using_metrics={name: _workers(model) for name, model in terms.items()},
                 )
             ],
             width=_WIDTH,
@@ -155,29 +176,22 @@ class Dashboard(Construct):
         )
 
 
-def _metric(model: Model, name: str, label: str, period: Duration) -> cloudwatch.Metric:
-    return cloudwatch.Metric(
-        namespace=NAMESPACE,
-        metric_name=name,
-        dimensions_map={"service": "worker", "model": model.name},
-        period=period,
-        statistic="Sum",
-        label=f"{model.name}, {label}",
-    )
+def _workers(model: Model) -> cloudwatch.Metric:
+    return figure(model, Metric.WORKERS, "reaper", "Maximum", label=model.name)
 
 
-def _sum(model: Model, name: str, label: str) -> cloudwatch.Metric:
-    return _metric(model, name, label, _MINUTE)
+def _sum(model: Model, name: Metric, label: str) -> cloudwatch.Metric:
+    return figure(model, name, label=f"{model.name}, {label}")
 
 
-def _rate(model: Model, name: str, label: str) -> cloudwatch.MathExpression:
+def _rate(model: Model, name: Metric, label: str) -> cloudwatch.MathExpression:
     """Return a sum of one-minute periods by the second, over all workers of a model."""
     tokens = f"{_id_of(model)}{name.lower()}"
     return cloudwatch.MathExpression(
         expression=f"{tokens} / 60",
         label=f"{model.name}, {label}",
         period=_MINUTE,
-        using_metrics={tokens: _metric(model, name, label, _MINUTE)},
+        using_metrics={tokens: _sum(model, name, label)},
     )
 
 

@@ -12,23 +12,42 @@ class Gpu:
     """A kind of GPU on EC2.
 
     `families` are patterns of the instance types that have it, `instances` maps numbers of GPUs to
-    the cheapest type with so many. `vcpus` and `memory_gib` are what a worker gets for each GPU:
-    what such an instance has at least, less a share for the system and for ECS.
+    the types with so many, the cheapest first. `vcpus` and `memory_gib` are what a worker gets for
+    each GPU: what the smallest such instance has, less a share for the system and for ECS.
     """
 
     families: tuple[str, ...]
-    instances: Mapping[int, str]
+    instances: Mapping[int, tuple[str, ...]]
     vcpus: int
     memory_gib: int
 
 
+def _sizes(family: str, *sizes: int) -> tuple[str, ...]:
+    return tuple(f"{family}.{size}xlarge" if size else f"{family}.xlarge" for size in sizes)
+
+
 # Source: the pages of EC2's instance types.
 GPUS: Final[Mapping[str, Gpu]] = {
-    "t4": Gpu(("g4dn.*",), {1: "g4dn.xlarge", 4: "g4dn.12xlarge"}, 3, 13),
-    "a10g": Gpu(("g5.*",), {1: "g5.xlarge", 4: "g5.12xlarge", 8: "g5.48xlarge"}, 3, 13),
-    "l4": Gpu(("g6.*",), {1: "g6.xlarge", 4: "g6.12xlarge", 8: "g6.48xlarge"}, 3, 13),
-    "l40s": Gpu(("g6e.*",), {1: "g6e.xlarge", 4: "g6e.12xlarge", 8: "g6e.48xlarge"}, 3, 28),
-    "a100": Gpu(("p4d.*", "p4de.*"), {8: "p4d.24xlarge"}, 11, 128),
-    "h100": Gpu(("p5.*",), {1: "p5.4xlarge", 8: "p5.48xlarge"}, 15, 225),
-    "h200": Gpu(("p5e.*", "p5en.*"), {8: "p5en.48xlarge"}, 23, 230),
+    "t4": Gpu(("g4dn.*",), {1: _sizes("g4dn", 0, 2, 4, 8, 16), 4: _sizes("g4dn", 12)}, 3, 13),
+    "a10g": Gpu(
+        ("g5.*",),
+        {1: _sizes("g5", 0, 2, 4, 8, 16), 4: _sizes("g5", 12, 24), 8: _sizes("g5", 48)},
+        3,
+        13,
+    ),
+    "l4": Gpu(
+        ("g6.*",),
+        {1: _sizes("g6", 0, 2, 4, 8, 16), 4: _sizes("g6", 12, 24), 8: _sizes("g6", 48)},
+        3,
+        13,
+    ),
+    "l40s": Gpu(
+        ("g6e.*",),
+        {1: _sizes("g6e", 0, 2, 4, 8, 16), 4: _sizes("g6e", 12, 24), 8: _sizes("g6e", 48)},
+        3,
+        28,
+    ),
+    "a100": Gpu(("p4d.*", "p4de.*"), {8: (*_sizes("p4d", 24), *_sizes("p4de", 24))}, 11, 128),
+    "h100": Gpu(("p5.*",), {1: _sizes("p5", 4), 8: _sizes("p5", 48)}, 15, 225),
+    "h200": Gpu(("p5e.*", "p5en.*"), {8: (*_sizes("p5en", 48), *_sizes("p5e", 48))}, 23, 230),
 }

@@ -107,7 +107,7 @@ ACKNOWLEDGED: Final = (
     ),
     Acknowledgement(
         "AwsSolutions-IAM5",
-        "Compute/Worker-*/Task/ExecutionRole/DefaultPolicy",
+        "Compute/Worker-*/ExecutionRole/DefaultPolicy",
         "ecr:GetAuthorizationToken, which a pull of the image begins with, knows no resources.",
         finding="Resource::[*]",
     ),
@@ -130,11 +130,37 @@ ACKNOWLEDGED: Final = (
         "is for ECS alone.",
         finding="Policy::*/AmazonECSInfrastructureRolePolicyForManagedInstances",
     ),
+    *(
+        Acknowledgement(
+            "AwsSolutions-IAM5",
+            "Compute/Launching/Policy",
+            "Tasks and revisions of their definitions get their names when they come to be: those "
+            "of this cluster, and of its models, are reached.",
+            finding=f"Resource::arn:*:{finding}",
+        )
+        for finding in (
+            "ecs:*:task-definition/*:[*]",
+            "ecs:*:task/*/[*]",
+            "logs:*:log-group:*:log-stream:[*]",
+        )
+    ),
+    Acknowledgement(
+        "AwsSolutions-IAM5",
+        "Compute/Launching/Policy",
+        "ecs:ListTasks knows no resources; its condition names the cluster.",
+        finding="Resource::[*]",
+    ),
+    Acknowledgement(
+        "AwsSolutions-ECS4",
+        "Compute/Cluster",
+        "Container Insights costs by the metric and tells nothing while no task runs; workers and "
+        "the reaper tell what is needed.",
+    ),
     Acknowledgement(
         "AwsSolutions-VPC7",
         "Compute/Network/Vpc",
-        "Nothing comes in, and only endpoints of AWS are to be reached: a log of flows would tell "
-        "less than the logs of what they reach.",
+        "Nothing comes in, and what workers reach is AWS, or hosts that lines name: a log of flows "
+        "would tell less than the logs of what they reach.",
     ),
     Acknowledgement(
         "AwsSolutions-ECS2",

@@ -16,23 +16,30 @@ class NotDeployed(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Outputs:
-    """Names and addresses of one deployment; `work_queues` maps models to urls."""
+    """Names and addresses of one deployment; `work_queues` maps models to urls.
+
+    Below the path `fleets` stand the parameters that say how its workers are started.
+    """
 
     name: str
     bucket: str
     table: str
     control_queue: str
+    intake_queue: str
+    fleets: str
     work_queues: Mapping[str, str]
     event_bus: str
     api_url: str
 
     @property
     def environment(self) -> dict[str, str]:
-        """Return the variables that a worker of this deployment needs."""
+        """Return the variables that a process of this deployment needs."""
         return {
             "TIDEMILL_BUCKET": self.bucket,
             "TIDEMILL_TABLE": self.table,
             "TIDEMILL_CONTROL_QUEUE": self.control_queue,
+            "TIDEMILL_INTAKE_QUEUE": self.intake_queue,
+            "TIDEMILL_FLEETS": self.fleets,
             "TIDEMILL_WORK_QUEUES": json.dumps(dict(self.work_queues)),
             "TIDEMILL_EVENT_BUS": self.event_bus,
         }
@@ -46,6 +53,8 @@ def read_outputs(cloudformation: Any, name: str) -> Outputs:
         bucket=found["BucketName"],
         table=found["TableName"],
         control_queue=found["ControlQueueUrl"],
+        intake_queue=found["IntakeQueueUrl"],
+        fleets=found["FleetsPath"],
         work_queues=json.loads(found["WorkQueueUrls"]),
         event_bus=found["EventBusName"],
         api_url=found["ApiUrl"],

@@ -6,7 +6,7 @@ what each needs.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Literal
 
 from aws_cdk import Stack
@@ -22,9 +22,17 @@ TableAction = Literal["BatchGetItem", "GetItem", "PutItem", "UpdateItem", "Delet
 _FIND = "s3:ListBucket"
 
 
+def trusting(stack: Stack, service: str) -> iam.ServicePrincipal:
+    """Return a service of AWS as one that takes a role for this account's sake alone."""
+    return iam.ServicePrincipal(
+        f"{service}.amazonaws.com",
+        conditions={"StringEquals": {"aws:SourceAccount": stack.account}},
+    )
+
+
 def batches(data: DataStack, *actions: TableAction) -> iam.PolicyStatement:
     """Return the right to do these things with any item but the API's keys and its tenants."""
-    statement = _allow([f"dynamodb:{action}" for action in actions], [data.table.table_arn])
+    statement = allow([f"dynamodb:{action}" for action in actions], [data.table.table_arn])
     # Whoever could write a key could let itself in; a role that reads keys has `api_keys`. Tenants
     # have secrets that sign; a role that needs those has `tenants`.
     others = {"dynamodb:LeadingKeys": ["KEY*", "TENANT#*"]}
@@ -34,78 +42,91 @@ def batches(data: DataStack, *actions: TableAction) -> iam.PolicyStatement:
 
 def tenants(data: DataStack) -> iam.PolicyStatement:
     """Return the right to look at what is set for tenants, and at nothing else in the table."""
-    statement = _allow(["dynamodb:GetItem"], [data.table.table_arn])
+    statement = allow(["dynamodb:GetItem"], [data.table.table_arn])
     statement.add_condition("ForAllValues:StringLike", {"dynamodb:LeadingKeys": ["TENANT#*"]})
     return statement
 
 
 def listings(data: DataStack) -> iam.PolicyStatement:
     """Return the right to list a tenant's batches."""
-    return _allow(["dynamodb:Query"], [f"{data.table.table_arn}/index/{TENANT_INDEX}"])
+    return allow(["dynamodb:Query"], [f"{data.table.table_arn}/index/{TENANT_INDEX}"])
 
 
 def api_keys(data: DataStack) -> iam.PolicyStatement:
     """Return the right to look at the keys of the API, and at nothing else in the table."""
-    statement = _allow(["dynamodb:GetItem"], [data.table.table_arn])
+    statement = allow(["dynamodb:GetItem"], [data.table.table_arn])
     statement.add_condition("ForAllValues:StringLike", {"dynamodb:LeadingKeys": ["KEY#*"]})
     return statement
 
 
 def find_objects(data: DataStack) -> iam.PolicyStatement:
     """Return the right to tell a missing object from a forbidden one, and to list parts."""
-    return _allow([_FIND], [data.bucket.bucket_arn])
+    return allow([_FIND], [data.bucket.bucket_arn])
 
 
 def read_objects(data: DataStack, *prefixes: str) -> iam.PolicyStatement:
     """Return the right to read under the prefixes, older versions too."""
-    return _allow(["s3:GetObject", "s3:GetObjectVersion"], _objects(data, prefixes))
+    return allow(["s3:GetObject", "s3:GetObjectVersion"], _objects(data, prefixes))
 
 
 def write_objects(data: DataStack, *prefixes: str) -> iam.PolicyStatement:
     """Return the right to write under the prefixes, in one piece or in parts."""
-    return _allow(["s3:PutObject"], _objects(data, prefixes))
+    return allow(["s3:PutObject"], _objects(data, prefixes))
 
 
 def tag_objects(data: DataStack, *prefixes: str) -> iam.PolicyStatement:
     """Return the right to say of new objects under the prefixes which lifecycle rule is theirs."""
-    return _allow(["s3:PutObjectTagging"], _objects(data, prefixes))
+    return allow(["s3:PutObjectTagging"], _objects(data, prefixes))
 
 
 def resume_uploads(data: DataStack, *prefixes: str) -> iam.PolicyStatement:
     """Return the right to look at the parts of an upload that another has begun, or to end it."""
-    return _allow(
+    return allow(
         ["s3:AbortMultipartUpload", "s3:ListMultipartUploadParts"], _objects(data, prefixes)
     )
 
 
 def delete_objects(data: DataStack, *prefixes: str) -> iam.PolicyStatement:
     """Return the right to delete under the prefixes; the bucket keeps the versions for a while."""
-    return _allow(["s3:DeleteObject"], _objects(data, prefixes))
+    return allow(["s3:DeleteObject"], _objects(data, prefixes))
 
 
 def ring_control(data: DataStack) -> iam.PolicyStatement:
     """Return the right to ask for another look at a batch."""
-    return _allow(["sqs:SendMessage"], [data.doorbells.control.queue_arn])
+    return allow(["sqs:SendMessage"], [data.doorbells.control.queue_arn])
 
 
 def ring_workers(data: DataStack) -> iam.PolicyStatement:
     """Return the right to ring for shards."""
-    return _allow(["sqs:SendMessage"], _work_queues(data))
+    return allow(["sqs:SendMessage"], _work_queues(data))
 
 
 def count_doorbells(data: DataStack) -> iam.PolicyStatement:
     """Return the right to see whether doorbells for shards wait."""
-    return _allow(["sqs:GetQueueAttributes"], _work_queues(data))
+    return allow(["sqs:GetQueueAttributes"], _work_queues(data))
+
+
+def ring_intake(data: DataStack) -> iam.PolicyStatement:
+    """Return the right to ask for files to be read."""
+    return allow(["sqs:SendMessage"], [data.doorbells.intake.queue_arn])
+
+
+def read_fleets(data: DataStack) -> iam.PolicyStatement:
+    """Return the right to read how workers of each model are started."""
+    arn = Stack.of(data).format_arn(
+        service="ssm", resource="parameter", resource_name=data.config.fleets_path.strip("/")
+    )
+    return allow(["ssm:GetParametersByPath"], [arn])
 
 
 def announce(data: DataStack) -> iam.PolicyStatement:
     """Return the right to tell of a batch's status."""
-    return _allow(["events:PutEvents"], [data.bus.event_bus_arn])
+    return allow(["events:PutEvents"], [data.bus.event_bus_arn])
 
 
 def take_work(data: DataStack, model_name: str) -> iam.PolicyStatement:
     """Return the right to answer the doorbells of one model, and to ring them again."""
-    return _allow(
+    return allow(
         [
             "sqs:ReceiveMessage",
             "sqs:DeleteMessage",
@@ -138,7 +159,7 @@ def worker(data: DataStack, model: Model) -> list[iam.PolicyStatement]:
 def _decrypt(data: DataStack, model: Model) -> iam.PolicyStatement:
     """Return the right to have S3 decrypt a model's weights, and nothing else, by their key."""
     region = model.weights_region or Stack.of(data).region
-    statement = _allow(["kms:Decrypt"], [model.weights_key])
+    statement = allow(["kms:Decrypt"], [model.weights_key])
     statement.add_condition(
         "StringEquals", {"kms:ViaService": f"s3.{region}.{Stack.of(data).url_suffix}"}
     )
@@ -149,14 +170,21 @@ def _read_weights(data: DataStack, url: str) -> list[iam.PolicyStatement]:
     """Return the right to find and read what lies under the prefix of a model's weights."""
     bucket, _, prefix = url.removeprefix("s3://").partition("/")
     arn, prefix = f"arn:{Stack.of(data).partition}:s3:::{bucket}", f"{prefix.strip('/')}/"
-    listing = _allow([_FIND], [arn])
+    listing = allow([_FIND], [arn])
     listing.add_condition("StringLike", {"s3:prefix": [f"{prefix}*"]})
-    return [listing, _allow(["s3:GetObject"], [f"{arn}/{prefix}*"])]
+    return [listing, allow(["s3:GetObject"], [f"{arn}/{prefix}*"])]
 
 
 def _objects(data: DataStack, prefixes: Sequence[str]) -> list[str]:
     return [data.bucket.arn_for_objects(f"{prefix}*") for prefix in prefixes]
 
 
-def _allow(actions: Sequence[str], resources: Sequence[str]) -> iam.PolicyStatement:
-    return iam.PolicyStatement(actions=list(actions), resources=list(resources))
+def allow(
+    actions: Sequence[str],
+    resources: Sequence[str],
+    conditions: Mapping[str, Mapping[str, str]] | None = None,
+) -> iam.PolicyStatement:
+    """Return the right to do these things with these resources."""
+    return iam.PolicyStatement(
+        actions=list(actions), resources=list(resources), conditions=conditions
+    )

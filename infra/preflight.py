@@ -14,6 +14,7 @@ import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
+from itertools import chain
 from pathlib import Path
 
 from botocore.config import Config as ClientConfig
@@ -103,7 +104,7 @@ def check_machines(config: Config) -> None:
     ec2 = aws_client("ec2", config=_QUICKLY)
     for gpu in dict.fromkeys(model.gpu for model in config.models):
         families = GPUS[gpu].families
-        types = [*families, *GPUS[gpu].instances.values()]
+        types = [*families, *chain(*GPUS[gpu].instances.values())]
         offered = ec2.describe_instance_type_offerings(
             Filters=[{"Name": "instance-type", "Values": types}]
         )

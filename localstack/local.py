@@ -22,10 +22,10 @@ from handler.deployment import Deployment
 from handler.settings import read_settings
 from handler.tenants.keys import KeyStore
 from infra.client import ENDED, Api, ApiFailed
-from infra.compute.worker import adapter_flags
 from infra.config import Config, Model, read_config, with_aliases
 from infra.drops import Drops
 from infra.outputs import Outputs
+from infra.worker import adapter_flags
 from localstack.emulator import MAX_TRIES, LocalEmulator, Tries
 from localstack.fleet import LocalFleet
 from localstack.guard import Guard
@@ -210,8 +210,7 @@ def running_cloud(options: LocalOptions, say: Callable[[str], None]) -> Iterator
         told = environment | outputs.environment | {"TIDEMILL_WAIT_SECONDS": "1"}
         processes = stack.enter_context(Processes(told, folder, guard))
         aws = Aws(lambda service, **more: boto3.client(service, **clients, **more))
-        fleets = {"TIDEMILL_FLEETS": f"/{config.name}/fleets"}
-        deployment = Deployment(read_settings(fleets | outputs.environment))
+        deployment = Deployment(read_settings(outputs.environment))
         fleet = LocalFleet(processes, aws, deployment, say)
         cloud = LocalCloud(
             endpoint_url,

@@ -70,8 +70,9 @@ def ensure(
 ) -> Operation[None]:
     """Start the workers that are missing; where this `sees_all` open work, replace old ones too.
 
-    Nobody is stopped for being too many: workers end by themselves. Raises AwsError when AWS does
-    not say how things are; a start that it refuses is remembered, and made later.
+    Nobody is stopped for being too many: workers end by themselves. Who sees all also tells how
+    many there are. Raises AwsError when AWS does not say how things are; a start that it refuses
+    is remembered, and made later.
     """
     fleets = deployment.fleets
     state = yield from fleets.get_state(plan.model)
@@ -87,6 +88,9 @@ def ensure(
     pace = yield from fleets.get_pace(plan.model)
     ready_at = _ready_at(workers, unlisted(state.launches, workers, now), plan)
     aim = wanted(work, pace, plan, ready_at=ready_at, now=now)
+    if sees_all:
+        num_running = sum(worker.status is WorkerStatus.RUNNING for worker in workers)
+        emit({Metric.WORKERS: num_running, Metric.WORKERS_WANTED: aim.count}, model=plan.model)
     reserved: list[int] = []
     stops: tuple[Worker, ...] = ()
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from aws_cdk import Duration, Size
+from aws_cdk import Duration, Size, Stack
 from aws_cdk import aws_cloudwatch as cloudwatch
 from aws_cdk import aws_iam as iam
 from aws_cdk import aws_lambda as lambda_
@@ -14,6 +14,7 @@ from handler.metrics import NAMESPACE, Metric
 from infra.bundle import Bundle
 from infra.config import Config
 from infra.logs import log_group
+from infra.permissions import trusting
 
 
 class Function(Construct):
@@ -36,10 +37,10 @@ class Function(Construct):
         super().__init__(scope, construct_id)
         self._module = module
         self.logs = log_group(self, "Logs", days=config.retention.log_days)
-        role = iam.Role(self, "Role", assumed_by=iam.ServicePrincipal("lambda.amazonaws.com"))
-        self.logs.grant_write(role)
+        self.role = iam.Role(self, "Role", assumed_by=trusting(Stack.of(self), "lambda"))
+        self.logs.grant_write(self.role)
         for statement in may:
-            role.add_to_policy(statement)
+            self.role.add_to_policy(statement)
         self.function = lambda_.Function(
             self,
             "Function",
@@ -47,7 +48,7 @@ class Function(Construct):
             runtime=bundle.runtime,
             architecture=bundle.architecture,
             handler=f"handler.lambdas.{module}.handler",
-            role=role,
+            role=self.role,
             log_group=self.logs,
             logging_format=lambda_.LoggingFormat.JSON,
             environment=environment,

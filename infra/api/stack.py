@@ -32,7 +32,8 @@ _RESULTS = ("output/", "files/")
 # Files that are read or joined at once; more wait in the queue.
 _MAX_CONTROL_RUNS = 50
 _DEAD_LETTER_SECONDS = 60
-_REAPER_MINUTES = 5
+_REAPER_MINUTES = 1
+_ERROR_MINUTES = 15
 # Lambda tries a scheduled run that fails three times in all.
 _FEW_ERRORS = 2
 
@@ -72,6 +73,7 @@ class ApiStack(Stack):
             scratch=Size.gibibytes(10),
             statements=[
                 *self._to_end_batches(),
+                may.read_fleets(data),
                 may.tenants(data),
                 may.batches(data, "BatchGetItem", "PutItem", "Query"),
                 may.find_objects(data),
@@ -94,6 +96,7 @@ class ApiStack(Stack):
             timeout=Duration.seconds(LAMBDA_SECONDS),
             statements=[
                 *self._to_end_batches(),
+                may.read_fleets(self.data),
                 may.batches(self.data, "PutItem", "Query"),
                 may.count_doorbells(self.data),
             ],
@@ -176,6 +179,11 @@ class ApiStack(Stack):
             ],
         )
 
+    @property
+    def launching(self) -> list[iam.IRole]:
+        """The roles of those that see to it that there are workers."""
+        return [function.role for function in (self.control, self.reaper)]
+
     def _to_end_batches(self) -> list[iam.PolicyStatement]:
         """Return what every handler needs that may move a batch on, to its end."""
         data = self.data
@@ -231,9 +239,8 @@ class ApiStack(Stack):
                 function,
                 "Errors",
                 topic=topic,
-                # In which the reaper runs three times.
                 metric=function.function.metric_errors(
-                    period=Duration.minutes(3 * _REAPER_MINUTES), statistic="Sum"
+                    period=Duration.minutes(_ERROR_MINUTES), statistic="Sum"
                 ),
                 above=_FEW_ERRORS,
                 periods=1,
@@ -245,7 +252,7 @@ class ApiStack(Stack):
                 function,
                 "FailedMessages",
                 topic=topic,
-                metric=function.metric(Metric.MESSAGES_FAILED, Duration.minutes(15)),
+                metric=function.metric(Metric.MESSAGES_FAILED, Duration.minutes(_ERROR_MINUTES)),
                 above=_FEW_ERRORS,
                 periods=1,
                 description=f"{function.node.id} cannot deal with messages, which come again.",

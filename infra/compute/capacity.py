@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -31,15 +30,10 @@ _SUBMISSIONS = (
 
 @dataclass(frozen=True, slots=True)
 class Capacity:
-    """Machines for the tasks of one service: the name of their provider, and their kind."""
+    """Machines for the tasks of one model: the name of their provider, and their kind."""
 
     provider: str
     compatibility: ecs.Compatibility
-
-    @property
-    def strategies(self) -> Sequence[ecs.CapacityProviderStrategy]:
-        """Return the strategy of a service that runs on these machines only."""
-        return [ecs.CapacityProviderStrategy(capacity_provider=self.provider, weight=1)]
 
 
 class Machines(Construct):
@@ -109,8 +103,14 @@ class Machines(Construct):
             max_capacity=model.max_workers,
             mixed_instances_policy=autoscaling.MixedInstancesPolicy(
                 launch_template=self._template(scope, model),
+                # Where one kind of machine is not to be had another is; the cheapest comes first.
+                launch_template_overrides=[
+                    autoscaling.LaunchTemplateOverrides(instance_type=ec2.InstanceType(name))
+                    for name in GPUS[model.gpu].instances[model.gpus_per_worker]
+                ],
                 instances_distribution=autoscaling.InstancesDistribution(
                     on_demand_percentage_above_base_capacity=0 if is_spot else 100,
+                    on_demand_allocation_strategy=autoscaling.OnDemandAllocationStrategy.PRIORITIZED,
                     spot_allocation_strategy=autoscaling.SpotAllocationStrategy.PRICE_CAPACITY_OPTIMIZED,
                 ),
             ),
@@ -137,7 +137,7 @@ class Machines(Construct):
         return ec2.LaunchTemplate(
             scope,
             "Template",
-            instance_type=ec2.InstanceType(GPUS[model.gpu].instances[model.gpus_per_worker]),
+            instance_type=ec2.InstanceType(GPUS[model.gpu].instances[model.gpus_per_worker][0]),
             # Its id is looked up by CloudFormation at each deployment: synthesis asks nobody.
             machine_image=ecs.EcsOptimizedImage.amazon_linux2023(ecs.AmiHardwareType.GPU),
             # As it is: the cluster would add what no machine needs.

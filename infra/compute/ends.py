@@ -1,67 +1,44 @@
-"""Who is told of a worker that ends badly, within minutes: ECS's own events say so."""
+"""Who hears of a worker that has ended, and of a machine that goes: the control queue."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
-from aws_cdk import aws_ecs as ecs
 from aws_cdk import aws_events as events
 from aws_cdk import aws_events_targets as targets
-from aws_cdk import aws_sns as sns
+from aws_cdk import aws_sqs as sqs
 from constructs import Construct
 
-# A worker that is stopped, or idle, ends with 0; one that is stopped before it can hear that, 143.
-_GOOD_EXITS = [0, 143]
-# The machine goes: what a worker has of its two minutes is no fault of its own.
-_TAKEN_AWAY = ["SpotInterruption", "TerminationNotice"]
+from infra.data.stack import DataStack
 
 
-class BadEnds(Construct):
-    """Tells the topic of each task of a cluster that died, did not start, or was not healthy."""
+class Ends(Construct):
+    """Sends events to the control queue as they are; the handler judges them.
+
+    `detail_of` maps what tells of an end to what its details must be. The queue's policy knows the
+    rules by their names (`infra.data.stack`), which is why they have some.
+    """
 
     def __init__(
-        self, scope: Construct, construct_id: str, *, cluster: ecs.ICluster, topic: sns.ITopic
+        self,
+        scope: Construct,
+        construct_id: str,
+        *,
+        data: DataStack,
+        source: str,
+        detail_of: Mapping[str, Mapping[str, Any]],
     ) -> None:
         super().__init__(scope, construct_id)
-        self._cluster, self._topic = cluster, topic
-        group = events.EventField.from_path("$.detail.group")
-        reason = events.EventField.from_path("$.detail.stoppedReason")
-        code = events.EventField.from_path("$.detail.containers[0].exitCode")
-        self._tell(
-            "Died",
-            f"A worker of {group} has ended with status {code}: {reason}. See docs/operate.md.",
-            {
-                "stopCode": [{"anything-but": _TAKEN_AWAY}],
-                "containers": {"exitCode": [{"anything-but": _GOOD_EXITS}]},
-            },
-        )
-        self._tell(
-            "Unfit",
-            f"A worker of {group} did not start, or was not healthy: {reason}. "
-            "See docs/operate.md.",
-            {
-                "$or": [
-                    {"stopCode": ["TaskFailedToStart"]},
-                    {"stoppedReason": [{"prefix": "Task failed container health checks"}]},
-                ]
-            },
-        )
-
-    def _tell(self, name: str, words: str, detail: dict[str, Any]) -> None:
-        rule = events.Rule(
-            self,
-            name,
-            description="A worker that ended badly",
-            event_pattern=events.EventPattern(
-                source=["aws.ecs"],
-                detail_type=["ECS Task State Change"],
-                detail={
-                    "clusterArn": [self._cluster.cluster_arn],
-                    "lastStatus": ["STOPPED"],
-                    **detail,
-                },
-            ),
-        )
-        rule.add_target(
-            targets.SnsTopic(self._topic, message=events.RuleTargetInput.from_text(words))
-        )
+        control = sqs.Queue.from_queue_arn(self, "Control", data.doorbells.control.queue_arn)
+        for number, (kind, detail) in enumerate(detail_of.items(), start=1):
+            events.Rule(
+                self,
+                f"Rule{number}",
+                rule_name=f"{data.config.name}-ends-{number}",
+                description=f"{kind}: what it means for workers",
+                event_pattern=events.EventPattern(
+                    source=[source], detail_type=[kind], detail=detail
+                ),
+                targets=[targets.SqsQueue(control)],
+            )

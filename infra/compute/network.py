@@ -1,26 +1,28 @@
-"""The workers' network: no way in, none to the internet unless asked for, endpoints for AWS."""
+"""The workers' network: no way in; a way out, or endpoints for AWS's services alone."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from aws_cdk import Stack
 from aws_cdk import aws_ec2 as ec2
 from aws_cdk import aws_iam as iam
 from constructs import Construct
 
-from infra.config import DEFAULT_ZONES, Network
+from infra.config import DEFAULT_ZONES, Config
 
 _CIDR = "10.73.0.0/16"
 _CIDR_MASK = 20
 _OUT_CIDR_MASK = 28
-# What a worker, and ECS on its machine, speak to. S3 and DynamoDB have gateways: they cost nothing.
+_GROUP = "Workers"
+# S3 and DynamoDB have gateways, which cost nothing.
 _GATEWAYS = {
     "s3": ec2.GatewayVpcEndpointAwsService.S3,
     "dynamodb": ec2.GatewayVpcEndpointAwsService.DYNAMODB,
 }
-_SERVICES = {
-    "Sqs": ec2.InterfaceVpcEndpointAwsService.SQS,
+# What else a worker speaks to, and what ECS does on its machine.
+_SQS = {"Sqs": ec2.InterfaceVpcEndpointAwsService.SQS}
+_OF_MACHINES = {
     "Logs": ec2.InterfaceVpcEndpointAwsService.CLOUDWATCH_LOGS,
     "EcrApi": ec2.InterfaceVpcEndpointAwsService.ECR,
     "EcrImages": ec2.InterfaceVpcEndpointAwsService.ECR_DOCKER,
@@ -31,20 +33,57 @@ _SERVICES = {
 
 
 class WorkerNetwork(Construct):
-    """A `vpc` of subnets that nobody reaches, and the security group of the `workers` in it.
+    """A `vpc` that nobody reaches, and the security group of the `workers` in it.
 
-    What lines name by url, such as recordings, is fetched through a NAT gateway where there is one.
-    Every interface endpoint costs by the hour in each zone that it stands in, also when nothing
-    runs: they stand in `endpoint_zones` of the zones, and serve all of them.
+    A public one costs nothing while nothing runs: machines have a public address, and tasks, which
+    ECS gives a private one only, reach SQS by IPv6. An isolated one has an endpoint for each
+    service, which costs by the hour in each zone that it stands in, and serves the others too; what
+    lines name by url is fetched through a NAT gateway where there is one.
+
+    `variables` are what workers in it must be told.
     """
 
-    def __init__(self, scope: Construct, construct_id: str, *, network: Network) -> None:
+    def __init__(self, scope: Construct, construct_id: str, *, config: Config) -> None:
         super().__init__(scope, construct_id)
-        zones = list(network.zones) or None
+        self._config = config
+        self._is_public = config.network == "public"
+        self.vpc = self._add_public() if self._is_public else self._add_isolated()
+        self.subnets = self.vpc.select_subnets(subnet_group_name=_GROUP).subnets
+        self.workers = self._add_group()
+        for name, gateway in _GATEWAYS.items():
+            endpoint = self.vpc.add_gateway_endpoint(name.upper(), service=gateway)
+            for statement in self._let_through(name):
+                endpoint.add_to_policy(statement)
+        if not self._is_public:
+            self._add_endpoints()
+
+    @property
+    def variables(self) -> Mapping[str, str]:
+        """The address at which workers find SQS, where the usual one is out of reach."""
+        stack = Stack.of(self)
+        if not self._is_public:
+            return {}
+        return {"AWS_ENDPOINT_URL_SQS": f"https://sqs.{stack.region}.api.aws"}
+
+    def _add_public(self) -> ec2.Vpc:
+        return self._add_vpc(
+            ip_protocol=ec2.IpProtocol.DUAL_STACK,
+            subnet_configuration=[
+                ec2.SubnetConfiguration(
+                    name=_GROUP,
+                    subnet_type=ec2.SubnetType.PUBLIC,
+                    cidr_mask=_CIDR_MASK,
+                    map_public_ip_on_launch=True,
+                )
+            ],
+        )
+
+    def _add_isolated(self) -> ec2.Vpc:
+        has_way_out = self._config.isolated.internet
         workers = ec2.SubnetConfiguration(
-            name="Workers",
+            name=_GROUP,
             subnet_type=ec2.SubnetType.PRIVATE_WITH_EGRESS
-            if network.internet
+            if has_way_out
             else ec2.SubnetType.PRIVATE_ISOLATED,
             cidr_mask=_CIDR_MASK,
         )
@@ -54,49 +93,72 @@ class WorkerNetwork(Construct):
             cidr_mask=_OUT_CIDR_MASK,
             map_public_ip_on_launch=False,
         )
-        self.vpc = ec2.Vpc(
+        return self._add_vpc(
+            nat_gateways=1 if has_way_out else 0,
+            subnet_configuration=[workers, out] if has_way_out else [workers],
+        )
+
+    def _add_vpc(self, **properties: object) -> ec2.Vpc:
+        zones = list(self._config.zones) or None
+        return ec2.Vpc(
             self,
             "Vpc",
             ip_addresses=ec2.IpAddresses.cidr(_CIDR),
-            nat_gateways=1 if network.internet else 0,
             availability_zones=zones,
             max_azs=None if zones else DEFAULT_ZONES,
             restrict_default_security_group=False,
-            subnet_configuration=[workers, out] if network.internet else [workers],
+            **properties,  # type: ignore[arg-type]
         )
-        self.workers = ec2.SecurityGroup(
+
+    def _add_group(self) -> ec2.SecurityGroup:
+        """Add the group of workers: a way out where the network has one, and never a way in."""
+        workers = ec2.SecurityGroup(
             self,
-            "Workers",
+            _GROUP,
             vpc=self.vpc,
             description="Workers and their machines: nothing comes in",
             allow_all_outbound=False,
         )
-        # Without a NAT gateway there is no route but to endpoints, S3 and DynamoDB.
-        self.workers.add_egress_rule(ec2.Peer.any_ipv4(), ec2.Port.tcp(443), "AWS")
-        if network.internet:
-            self.workers.add_egress_rule(ec2.Peer.any_ipv4(), ec2.Port.tcp(80), "Urls in lines")
-        self.subnets = self.vpc.select_subnets(subnet_group_name="Workers").subnets
-        for name, gateway in _GATEWAYS.items():
-            endpoint = self.vpc.add_gateway_endpoint(name.upper(), service=gateway)
-            for statement in self._let_through(name):
-                endpoint.add_to_policy(statement)
-        endpoints = ec2.SecurityGroup(
+        # In an isolated network there is no route but to endpoints, S3 and DynamoDB.
+        workers.add_egress_rule(ec2.Peer.any_ipv4(), ec2.Port.tcp(443), "AWS")
+        if self._is_public:
+            workers.add_egress_rule(ec2.Peer.any_ipv6(), ec2.Port.tcp(443), "AWS")
+            workers.add_egress_rule(ec2.Peer.any_ipv6(), ec2.Port.tcp(80), "Urls in lines")
+        elif self._config.isolated.internet:
+            workers.add_egress_rule(ec2.Peer.any_ipv4(), ec2.Port.tcp(80), "Urls in lines")
+        return workers
+
+    def _add_endpoints(self) -> None:
+        group = ec2.SecurityGroup(
             self,
             "Endpoints",
             vpc=self.vpc,
             description="Endpoints of AWS services, for workers only",
             allow_all_outbound=False,
         )
-        endpoints.add_ingress_rule(self.workers, ec2.Port.tcp(443), "Workers")
-        for name, service in _SERVICES.items():
-            self.vpc.add_interface_endpoint(
+        group.add_ingress_rule(self.workers, ec2.Port.tcp(443), "Workers")
+        # SageMaker's own machines pull images and ship logs from a network of their own.
+        of_machines = {} if self._config.compute == "sagemaker" else _OF_MACHINES
+        for name, service in (_SQS | of_machines).items():
+            endpoint = self.vpc.add_interface_endpoint(
                 name,
                 service=service,
                 open=False,
                 private_dns_enabled=True,
-                security_groups=[endpoints],
-                subnets=ec2.SubnetSelection(subnets=self.subnets[: network.endpoint_zones]),
+                security_groups=[group],
+                subnets=ec2.SubnetSelection(
+                    subnets=self.subnets[: self._config.isolated.endpoint_zones]
+                ),
             )
+            endpoint.add_to_policy(self._for_us("*"))
+
+    def _for_us(self, actions: str) -> iam.PolicyStatement:
+        return iam.PolicyStatement(
+            principals=[iam.AnyPrincipal()],
+            actions=[actions],
+            resources=["*"],
+            conditions={"StringEquals": {"aws:PrincipalAccount": Stack.of(self).account}},
+        )
 
     def _let_through(self, name: str) -> Iterator[iam.PolicyStatement]:
         """Yield what a gateway lets through: identities of this account, and images from ECR.
@@ -104,18 +166,13 @@ class WorkerNetwork(Construct):
         It leads to everybody's buckets or tables: what runs here could otherwise carry data away
         with somebody else's keys. What this account's identities may do, their policies say.
         """
-        stack, everybody = Stack.of(self), [iam.AnyPrincipal()]
-        yield iam.PolicyStatement(
-            principals=everybody,
-            actions=[f"{name}:*"],
-            resources=["*"],
-            conditions={"StringEquals": {"aws:PrincipalAccount": stack.account}},
-        )
+        stack = Stack.of(self)
+        yield self._for_us(f"{name}:*")
         if name == "s3":
             # ECR keeps the layers of images in a bucket of AWS's, and signs requests for them.
             layers = f"prod-{stack.region}-starport-layer-bucket"
             yield iam.PolicyStatement(
-                principals=everybody,
+                principals=[iam.AnyPrincipal()],
                 actions=["s3:GetObject"],
                 resources=[f"arn:{stack.partition}:s3:::{layers}/*"],
             )

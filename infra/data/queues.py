@@ -13,7 +13,7 @@ from infra.config import Model
 
 # Of every handler; a queue that calls one must hide a message for longer.
 LAMBDA_SECONDS = 900
-_CONTROL_VISIBILITY = Duration.seconds(LAMBDA_SECONDS + 60)
+_LAMBDA_VISIBILITY = Duration.seconds(LAMBDA_SECONDS + 60)
 # A worker renews its messages; this is what a message has between receipt and first renewal.
 _WORK_VISIBILITY = Duration.seconds(60)
 # Failures are counted in the table, where waiting is none: a message gets some receipts more.
@@ -28,7 +28,10 @@ _RETENTION = Duration.days(14)
 
 
 class Doorbells(Construct):
-    """`control`, `work` (one queue a model, by the model's name) and their `dead_letters`."""
+    """`control`, `intake`, `work` (one queue a model, by its name) and their `dead_letters`.
+
+    Files that are read have a queue of their own, so that many large ones stop no cancel.
+    """
 
     def __init__(self, scope: Construct, construct_id: str, *, models: Iterable[Model]) -> None:
         super().__init__(scope, construct_id)
@@ -41,12 +44,15 @@ class Doorbells(Construct):
                 queue=self.undeliverable, max_receive_count=_MAX_DEAD_LETTER_RECEIVES
             ),
         )
-        self.control = self._queue(
-            "Control",
-            visibility_timeout=_CONTROL_VISIBILITY,
-            dead_letter_queue=sqs.DeadLetterQueue(
-                queue=self.dead_letters, max_receive_count=MAX_CONTROL_RECEIVES
-            ),
+        self.control, self.intake = (
+            self._queue(
+                name,
+                visibility_timeout=_LAMBDA_VISIBILITY,
+                dead_letter_queue=sqs.DeadLetterQueue(
+                    queue=self.dead_letters, max_receive_count=MAX_CONTROL_RECEIVES
+                ),
+            )
+            for name in ("Control", "Intake")
         )
         self.work = {
             model.name: self._queue(

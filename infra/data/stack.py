@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from typing import Any
 
 from aws_cdk import CfnOutput, Duration, Stack
+from aws_cdk import aws_iam as iam
 from constructs import Construct
 
 from infra.alarms import add_alarm
-from infra.config import Config
+from infra.config import Config, Model
 from infra.data.bucket import DropBucket
 from infra.data.events import Announcements
 from infra.data.queues import Doorbells
@@ -30,6 +32,7 @@ class DataStack(Stack):
         self.bucket = DropBucket(
             self, "Drops", retention=config.retention, control=self.doorbells.control
         ).bucket
+        self._let_ends_in()
         self.table = BatchTable(self, "Batches").table
         events = Announcements(
             self,
@@ -43,26 +46,38 @@ class DataStack(Stack):
         self._add_outputs()
 
     def settings(self) -> dict[str, str]:
-        """Return the variables that `handler.settings` reads, for Lambdas and workers alike."""
+        """Return the variables that `handler.settings` reads, for every Lambda."""
+        return {
+            **self._settings_for(self.config.models),
+            "TIDEMILL_INTAKE_QUEUE": self.doorbells.intake.queue_url,
+            "TIDEMILL_FLEETS": self.config.fleets_path,
+        }
+
+    def worker_settings(self, model: Model) -> dict[str, str]:
+        """Return the variables of a model's workers: those of a Lambda, of other models nothing."""
+        return self._settings_for([model])
+
+    def _settings_for(self, models: Sequence[Model]) -> dict[str, str]:
         config = self.config
-        prices = {model.name: model.gpu_hour_price for model in config.models}
+        queues = self.doorbells.work
         return {
             "TIDEMILL_BUCKET": self.bucket.bucket_name,
             "TIDEMILL_TABLE": self.table.table_name,
             "TIDEMILL_CONTROL_QUEUE": self.doorbells.control.queue_url,
-            "TIDEMILL_WORK_QUEUES": self._work_queue_urls(),
+            "TIDEMILL_WORK_QUEUES": self.to_json_string(
+                {model.name: queues[model.name].queue_url for model in models}
+            ),
             "TIDEMILL_MODEL_ALIASES": json.dumps(
-                {alias: model.name for model in config.models for alias in model.aliases}
+                {alias: model.name for model in models for alias in model.aliases}
             ),
             "TIDEMILL_MODEL_ADAPTERS": json.dumps(
-                {own.name: model.name for model in config.models for own in model.adapters}
+                {own.name: model.name for model in models for own in model.adapters}
             ),
             "TIDEMILL_EVENT_BUS": self.bus.event_bus_name,
             "TIDEMILL_AUTH": config.auth,
             "TIDEMILL_STRICT_ENDPOINT": str(int(config.strict_endpoint)),
-            "TIDEMILL_FLEETS": f"/{config.name}/fleets",
             "TIDEMILL_GPU_HOUR_PRICES": json.dumps(
-                {name: price for name, price in prices.items() if price}
+                {model.name: model.gpu_hour_price for model in models if model.gpu_hour_price}
             ),
             "TIDEMILL_CURRENCY": config.currency,
             "TIDEMILL_LIMITS": config.limits.model_dump_json(),
@@ -71,9 +86,25 @@ class DataStack(Stack):
             "TIDEMILL_KEEP_DAYS": str(config.retention.table_days),
         }
 
-    def _work_queue_urls(self) -> str:
-        queues = self.doorbells.work
-        return self.to_json_string({name: queue.queue_url for name, queue in queues.items()})
+    def _let_ends_in(self) -> None:
+        """Let rules of this deployment tell the control queue of workers that end.
+
+        They stand in other stacks, so the queue's one policy knows them by their name.
+        """
+        rules = self.format_arn(
+            service="events", resource="rule", resource_name=f"{self.config.name}-*"
+        )
+        self.doorbells.control.add_to_resource_policy(
+            iam.PolicyStatement(
+                principals=[iam.ServicePrincipal("events.amazonaws.com")],
+                actions=["sqs:SendMessage"],
+                resources=[self.doorbells.control.queue_arn],
+                conditions={
+                    "StringEquals": {"aws:SourceAccount": self.account},
+                    "ArnLike": {"aws:SourceArn": rules},
+                },
+            )
+        )
 
     def _add_alarms(self) -> None:
         doorbells = self.doorbells
@@ -100,24 +131,30 @@ class DataStack(Stack):
             periods=1,
             description="Dead letters are not being dealt with.",
         )
-        add_alarm(
-            self,
-            "ControlAgeAlarm",
-            topic=self.topic,
-            metric=doorbells.control.metric_approximate_age_of_oldest_message(
-                period=_MINUTE, statistic="Maximum"
-            ),
-            above=30 * 60,
-            periods=5,
-            description="A message has waited for half an hour to be handled: intake is stuck.",
-        )
+        for name, queue, words in (
+            ("ControlAgeAlarm", doorbells.control, "what batches wait for is stuck"),
+            ("IntakeAgeAlarm", doorbells.intake, "files are not being read"),
+        ):
+            add_alarm(
+                self,
+                name,
+                topic=self.topic,
+                metric=queue.metric_approximate_age_of_oldest_message(
+                    period=_MINUTE, statistic="Maximum"
+                ),
+                above=30 * 60,
+                periods=5,
+                description=f"A message has waited for half an hour to be handled: {words}.",
+            )
 
     def _add_outputs(self) -> None:
         for name, value in (
             ("BucketName", self.bucket.bucket_name),
             ("TableName", self.table.table_name),
             ("ControlQueueUrl", self.doorbells.control.queue_url),
-            ("WorkQueueUrls", self._work_queue_urls()),
+            ("IntakeQueueUrl", self.doorbells.intake.queue_url),
+            ("WorkQueueUrls", self.settings()["TIDEMILL_WORK_QUEUES"]),
+            ("FleetsPath", self.config.fleets_path),
             ("DeadLetterQueueUrl", self.doorbells.dead_letters.queue_url),
             ("EventBusName", self.bus.event_bus_name),
         ):

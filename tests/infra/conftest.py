@@ -14,13 +14,13 @@ import pytest
 os.environ["JSII_SILENCE_WARNING_END_OF_LIFE_NODE_VERSION"] = "18,20,22"
 
 from aws_cdk import App, Stack
-from aws_cdk import aws_ecs as ecs
 from aws_cdk import aws_lambda as lambda_
 from aws_cdk.assertions import Template
 
 from infra.app import add_stacks
 from infra.bundle import Bundle
 from infra.config import DEFAULT_PATH, make_config
+from infra.image import DOCKERFILE
 
 Synth = Callable[[dict[str, Any]], dict[str, Template]]
 
@@ -59,12 +59,13 @@ def make_app(
     """
     # An image that is built at deployment, as the real one: its repository is CDK's own.
     image = tmp_path_factory.mktemp("image")
-    (image / "Dockerfile").write_text("FROM scratch\n", encoding="utf-8")
+    (image / DOCKERFILE).parent.mkdir()
+    (image / DOCKERFILE).write_text("FROM scratch\n", encoding="utf-8")
 
     def make(overrides: dict[str, Any]) -> App:
         app = App(outdir=str(tmp_path_factory.mktemp("cdk")))
         config = make_config(default_config | overrides, "test")
-        add_stacks(app, config, stub_bundle(), ecs.ContainerImage.from_asset(str(image)))
+        add_stacks(app, config, stub_bundle(), image)
         return app
 
     return make

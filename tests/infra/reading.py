@@ -39,20 +39,21 @@ class Deployment:
             if "Export" in output
         }
 
-    def resources(self, kind: str) -> dict[str, dict[str, Any]]:
+    def resources(self, kind: str, stack: str = "") -> dict[str, dict[str, Any]]:
         """Return the resources of a type (`AWS::SQS::Queue`) in all stacks by their plain names."""
         return {
             _plain_id(name): resource
-            for template in self.templates.values()
+            for own, template in self.templates.items()
+            if stack in {"", own}
             for name, resource in template["Resources"].items()
             if resource["Type"] == kind
         }
 
-    def properties(self, kind: str) -> dict[str, dict[str, Any]]:
+    def properties(self, kind: str, stack: str = "") -> dict[str, dict[str, Any]]:
         """Return the properties of the resources of a type, with names for references."""
         return {
             name: self.plain(resource.get("Properties", {}))
-            for name, resource in self.resources(kind).items()
+            for name, resource in self.resources(kind, stack).items()
         }
 
     def outputs(self, stack: str) -> dict[str, Any]:
@@ -85,14 +86,13 @@ class Deployment:
                 return [self.plain(inner) for inner in value]
         return value
 
-    def grants(self, role: str) -> set[Grant]:
-        """Return all that the policies of a role allow."""
-        return {
-            Grant(action, resource, _condition(statement))
-            for statement in self._statements_of(role)
-            for action in each(statement["Action"])
-            for resource in each(statement["Resource"])
-        }
+    def grants(self, role: str, stack: str = "") -> set[Grant]:
+        """Return all that the policies of a role allow, or those of one stack."""
+        return _grants(self._statements_of(role, stack))
+
+    def granted(self, policy: Mapping[str, Any]) -> set[Grant]:
+        """Return all that one policy allows."""
+        return _grants(policy["PolicyDocument"]["Statement"])
 
     def statements(self) -> Iterator[tuple[str, dict[str, Any]]]:
         """Yield every statement of a role's or a user's policies, with the policy's name."""
@@ -117,12 +117,21 @@ class Deployment:
         found: list[dict[str, Any]] = policy["PolicyDocument"]["Statement"]
         return found
 
-    def _statements_of(self, role: str) -> Iterator[dict[str, Any]]:
-        for policy in self.properties("AWS::IAM::Policy").values():
+    def _statements_of(self, role: str, stack: str) -> Iterator[dict[str, Any]]:
+        for policy in self.properties("AWS::IAM::Policy", stack).values():
             if role in policy["Roles"]:
                 yield from policy["PolicyDocument"]["Statement"]
         for policy in self.properties("AWS::IAM::Role")[role].get("Policies", ()):
             yield from policy["PolicyDocument"]["Statement"]
+
+
+def _grants(statements: Iterable[Mapping[str, Any]]) -> set[Grant]:
+    return {
+        Grant(action, resource, _condition(statement))
+        for statement in statements
+        for action in each(statement["Action"])
+        for resource in each(statement["Resource"])
+    }
 
 
 def each(value: Any) -> Iterable[Any]:

@@ -128,7 +128,8 @@ def test_a_function_understands_its_environment(
     assert settings.control_queue == "DoorbellsControl"
     assert settings.event_bus == "EventsBus"
     assert settings.work_queues == {"tidemill-demo": "DoorbellsWorktidemilldemo"}
-    assert settings.fleets == "/tidemill/fleets"
+    assert settings.fleets == "/tidemill/tidemill/fleets"
+    assert settings.intake_queue == "DoorbellsIntake"
     assert settings.gpu_hour_prices == {"tidemill-demo": 0.8}
     assert settings.default_window == "24h"
     assert settings.keep_days == 90
@@ -157,7 +158,6 @@ def test_models_that_no_environment_holds_are_refused(
     path = tmp_path / "config.toml"
     path.write_text(f"models = [{', '.join(json.dumps(it).replace(':', '=') for it in models)}]")
     monkeypatch.setattr(infra_app, "make_bundle", lambda _: stub_bundle())
-    monkeypatch.setattr(infra_app, "worker_image", lambda: None)
     monkeypatch.setattr(
         infra_app, "App", lambda: App(outdir=str(tmp_path), context={"config": str(path)})
     )
@@ -220,20 +220,20 @@ def test_a_message_is_hidden_while_its_function_may_run(
         assert visibility > functions[mapping["FunctionName"].removesuffix("Function")]["Timeout"]
 
 
-def test_the_reaper_is_called_every_five_minutes(deployment: Deployment) -> None:
+def test_the_reaper_is_called_every_minute(deployment: Deployment) -> None:
     """And once a day for a sweep. A call that cannot be made is told, and not made up for later."""
     found = deployment.properties("AWS::Scheduler::Schedule").values()
     schedules = {schedule["ScheduleExpression"]: schedule for schedule in found}
-    assert sorted(schedules) == ["rate(1 day)", "rate(5 minutes)"]
+    assert sorted(schedules) == ["rate(1 day)", "rate(1 minute)"]
     assert json.loads(schedules["rate(1 day)"]["Target"]["Input"]) == {"sweep": True}
-    schedule = schedules["rate(5 minutes)"]
+    schedule = schedules["rate(1 minute)"]
     assert schedule["State"] == "ENABLED"
     assert schedule["FlexibleTimeWindow"] == {"Mode": "OFF"}
     assert schedule["Target"] == {
         "Arn": "ReaperFunction.Arn",
         "RoleArn": "ScheduleRole.Arn",
         "DeadLetterConfig": {"Arn": "DoorbellsUndeliverable.Arn"},
-        "RetryPolicy": {"MaximumEventAgeInSeconds": 300, "MaximumRetryAttempts": 2},
+        "RetryPolicy": {"MaximumEventAgeInSeconds": 60, "MaximumRetryAttempts": 2},
     }
 
 
@@ -318,7 +318,7 @@ def test_requests_are_logged_without_what_is_secret(deployment: Deployment) -> N
 
 @pytest.mark.parametrize("name", ["Control", "Reaper", "DeadLetters", "Api"])
 def test_functions_that_fail_again_and_again_are_told(deployment: Deployment, name: str) -> None:
-    """Three errors in a quarter of an hour, in which the reaper runs three times."""
+    """Three errors in a quarter of an hour."""
     alarm = deployment.properties("AWS::CloudWatch::Alarm")[f"{name}Errors"]
     assert alarm["Dimensions"] == [{"Name": "FunctionName", "Value": f"{name}Function"}]
     assert (alarm["Namespace"], alarm["MetricName"]) == ("AWS/Lambda", "Errors")

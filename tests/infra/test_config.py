@@ -36,7 +36,10 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ),
     ({"alarm_email": "ops"}, 'alarm_email is "ops", which does not look like an e-mail address.'),
     ({"alarm_email": ["ops@example.com"]}, "alarm_email must be a text in quotes."),
-    ({"compute": "fargate"}, "compute is 'fargate'; it can be 'managed-instances' or 'asg'."),
+    (
+        {"compute": "fargate"},
+        "compute is 'fargate'; it can be 'managed-instances', 'asg' or 'sagemaker'.",
+    ),
     *(
         ({"image": image}, f'image is "{image}", which does not look like {AN_IMAGE}.')
         for image in (
@@ -67,19 +70,36 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"retention": {"table_days": 1}}, "retention.table_days is 1; it must be 2 or more."),
     ({"limits": {"requests_per_day": -1}}, "limits.requests_per_day is -1; it must be 0 or more."),
     ({"limits": {"queued_lines": "many"}}, "limits.queued_lines must be a whole number."),
-    ({"network": {"zones": "eu-west-1a"}}, "network.zones must be a list in square brackets."),
+    ({"network": "private"}, "network is 'private'; it can be 'public' or 'isolated'."),
+    # As it was once.
     (
-        {"network": {"zones": ["eu-west-1"]}},
-        'network.zones[1] is "eu-west-1", which does not look like a zone, such as eu-west-1a.',
+        {"network": {"zones": ["eu-west-1a"]}},
+        (
+            'network is no table any more: say network = "public" or "isolated" and put zones '
+            "beside it, internet and endpoint_zones into [isolated]."
+        ),
     ),
-    ({"network": {"zones": ["eu-west-1a"] * 2}}, "network.zones names a zone twice."),
     (
-        {"network": {"zones": [f"eu-west-1{letter}" for letter in "abcdefg"]}},
-        "network.zones must not hold more than 6.",
+        {"isolated": {"internet": True}},
+        '[isolated] is of networks that are: say network = "isolated".',
+    ),
+    ({"zones": "eu-west-1a"}, "zones must be a list in square brackets."),
+    (
+        {"zones": ["eu-west-1"]},
+        'zones[1] is "eu-west-1", which does not look like a zone, such as eu-west-1a.',
+    ),
+    ({"zones": ["eu-west-1a"] * 2}, "zones names a zone twice."),
+    (
+        {"zones": [f"eu-west-1{letter}" for letter in "abcdefg"]},
+        "zones must not hold more than 6.",
     ),
     (
-        {"network": {"endpoint_zones": 3}},
-        "network.endpoint_zones must be at most 2, the zones there are.",
+        {"zones": ["eu-west-1a"], "compute": "sagemaker"},
+        "zones are SageMaker's own choice where the network is public.",
+    ),
+    (
+        {"network": "isolated", "isolated": {"endpoint_zones": 3}},
+        "isolated.endpoint_zones must be at most 2, the zones there are.",
     ),
     ({"models": []}, "models must hold at least one."),
     ({"models": "small"}, "models must be a list in square brackets."),
@@ -117,6 +137,12 @@ WRONG: list[tuple[dict[str, Any], str]] = [
 # The same for a key of the second model.
 WRONG_MODELS: list[tuple[dict[str, Any], str]] = [
     ({"gpus": 2}, "models[2].gpus is no key that Tidemill knows."),
+    ({"target_minutes": 0}, "models[2].target_minutes is 0; it must be 1 or more."),
+    (
+        {"target_minutes": 20161},
+        "models[2].target_minutes is 20161; it must be 20160 or less.",
+    ),
+    ({"idle_minutes": 0}, "models[2].idle_minutes is 0; it must be 1 or more."),
     (
         {"name": "my model"},
         f'models[2].name is "my model", which does not look like {A_MODEL_NAME}.',
@@ -232,7 +258,8 @@ def test_the_file_of_the_project_is_the_default() -> None:
     assert config == Config(models=config.models)
     (model,) = config.models
     assert model.name == "tidemill-demo"
-    assert config.service_of(model) == "tidemill-tidemill-demo"
+    assert config.fleet_of(model) == "tidemill-tidemill-demo"
+    assert config.fleets_path == "/tidemill/tidemill/fleets"
 
 
 @pytest.mark.parametrize(
@@ -259,9 +286,9 @@ def test_whole_numbers_are_prices_too() -> None:
 def test_endpoints_may_stand_in_every_zone_that_is_named() -> None:
     """With zones of its own a network has as many as there are."""
     zones = ["eu-west-1a", "eu-west-1b", "eu-west-1c"]
-    network = {"zones": zones, "endpoint_zones": 3}
-    config = make_config({"models": [MODEL], "network": network}, "mill.toml")
-    assert config.network.endpoint_zones == 3
+    network = {"network": "isolated", "zones": zones, "isolated": {"endpoint_zones": 3}}
+    config = make_config({"models": [MODEL], **network}, "mill.toml")
+    assert config.isolated.endpoint_zones == 3
 
 
 @pytest.mark.parametrize(
@@ -290,7 +317,7 @@ def test_a_file_that_cannot_be_read_is_told(
     ("content", "sentence"),
     [
         (None, "{path} cannot be read: No such file or directory."),
-        ('compute = "lambda"', "{path}: compute is 'lambda'; it can be 'managed-instances' or"),
+        ('compute = "lambda"', "{path}: compute is 'lambda'; it can be 'managed-instances', "),
     ],
 )
 def test_the_app_ends_with_the_sentence(tmp_path: Path, content: str | None, sentence: str) -> None:

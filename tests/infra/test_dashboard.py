@@ -16,6 +16,8 @@ from tests.infra.conftest import Synth
 MODELS = {"org/Big": "orgbig", "small": "small"}
 PRICES = {"org/Big": 0.5, "small": 2.0}
 FULL_WIDTH = 24
+# The reaper's figures stand in our namespace, too.
+REAPER = "reaper"
 # Functions of metric math that the page uses.
 FUNCTIONS = {"FILL", "RUNNING_SUM"}
 
@@ -45,11 +47,11 @@ def test_it_shows_what_an_operator_asks_for(widgets: dict[str, dict[str, Any]]) 
     """Work, workers, speed, failures, waiting, the API, money."""
     assert set(widgets) == {
         "Shards that wait or run",
-        "Workers",
+        "Workers, and those that are wanted",
         "Oldest message, seconds",
         "Tokens and audio a second",
         "Rows a minute",
-        "Leases lost, engines dead",
+        "Leases lost, engines dead, fleets braked",
         "API, milliseconds",
         "API, answers and errors",
         "GPUs, price an hour",
@@ -66,7 +68,7 @@ def test_it_shows_what_an_operator_asks_for(widgets: dict[str, dict[str, Any]]) 
             "AWS/SQS",
             {"ApproximateNumberOfMessagesVisible", "ApproximateNumberOfMessagesNotVisible"},
         ),
-        ("Workers", "ECS/ContainerInsights", {"RunningTaskCount"}),
+        ("Workers, and those that are wanted", REAPER, {Metric.WORKERS, Metric.WORKERS_WANTED}),
         ("Oldest message, seconds", "AWS/SQS", {"ApproximateAgeOfOldestMessage"}),
         (
             "Tokens and audio a second",
@@ -74,9 +76,8 @@ def test_it_shows_what_an_operator_asks_for(widgets: dict[str, dict[str, Any]]) 
             {Metric.COMPLETION_TOKENS, Metric.PROMPT_TOKENS, Metric.AUDIO_SECONDS},
         ),
         ("Rows a minute", NAMESPACE, {Metric.ROWS_COMPLETED, Metric.ROWS_FAILED}),
-        ("Leases lost, engines dead", NAMESPACE, {Metric.LEASES_LOST, Metric.ENGINE_DEATHS}),
-        ("GPUs, price an hour", "ECS/ContainerInsights", {"RunningTaskCount"}),
-        ("Cost of the GPUs (estimate)", "ECS/ContainerInsights", {"RunningTaskCount"}),
+        ("GPUs, price an hour", REAPER, {Metric.WORKERS}),
+        ("Cost of the GPUs (estimate)", REAPER, {Metric.WORKERS}),
     ],
 )
 def test_every_model_is_shown(
@@ -85,13 +86,11 @@ def test_every_model_is_shown(
     """Each by the metrics that there are, of its own queue, service or name."""
     dimensions = {
         "AWS/SQS": lambda name: {"QueueName": f"DoorbellsWork{MODELS[name]}.QueueName"},
-        "ECS/ContainerInsights": lambda name: {
-            "ClusterName": "tidemill",
-            "ServiceName": f"Worker{MODELS[name]}Service.Name",
-        },
+        REAPER: lambda name: {"service": "reaper", "model": name},
         NAMESPACE: lambda name: {"service": "worker", "model": name},
     }[namespace]
     shown = [(found[0], found[1], found[2]) for found in figures(widgets[title])]
+    namespace = NAMESPACE if namespace == REAPER else namespace
     assert sorted(shown, key=str) == sorted(
         ((namespace, metric, dimensions(model)) for metric in metrics for model in MODELS), key=str
     )
@@ -114,6 +113,20 @@ def test_the_api_is_shown(
     assert all(dimensions == {"ApiId": "HttpApi"} for _, _, dimensions, _ in shown)
 
 
+def test_troubles_are_shown(widgets: dict[str, dict[str, Any]]) -> None:
+    """Those that workers have, and those that keep them from being started."""
+    shown = figures(widgets["Leases lost, engines dead, fleets braked"])
+    assert {(name, tuple(dimensions.values())) for _, name, dimensions, _ in shown} == {
+        (metric, (model, service))
+        for model in MODELS
+        for metric, service in (
+            (Metric.LEASES_LOST, "worker"),
+            (Metric.ENGINE_DEATHS, "worker"),
+            (Metric.FLEET_BRAKED, "reaper"),
+        )
+    }
+
+
 def test_messages_that_failed_are_shown(widgets: dict[str, dict[str, Any]]) -> None:
     """Of both functions that take messages off a queue."""
     assert [found[:3] for found in figures(widgets["Messages that failed"])] == [
@@ -125,8 +138,8 @@ def test_messages_that_failed_are_shown(widgets: dict[str, dict[str, Any]]) -> N
 def test_counts_are_summed_over_workers(widgets: dict[str, dict[str, Any]]) -> None:
     """An average of them would be that of a single line of the logs."""
     for widget in widgets.values():
-        for namespace, _, _, options in figures(widget):
-            if namespace == NAMESPACE:
+        for namespace, _, dimensions, options in figures(widget):
+            if namespace == NAMESPACE and dimensions["service"] != REAPER:
                 assert options["stat"] == "Sum"
 
 

@@ -233,7 +233,7 @@ def test_queues_are_encrypted_and_take_tls_only(
     deployment: Deployment, queues: dict[str, dict[str, Any]]
 ) -> None:
     """No message lies or travels in the clear."""
-    assert len(queues) == 4
+    assert len(queues) == 5
     for name, queue in queues.items():
         assert queue["SqsManagedSseEnabled"] is True, name
         statements = deployment.resource_statements("AWS::SQS::QueuePolicy", f"Doorbells{name}")
@@ -251,6 +251,7 @@ def test_dead_letters_have_a_place(queues: dict[str, dict[str, Any]]) -> None:
     redrive = {name: queue.get("RedrivePolicy") for name, queue in queues.items()}
     assert redrive == {
         "Control": {"deadLetterTargetArn": "DoorbellsDeadLetters.Arn", "maxReceiveCount": 15},
+        "Intake": {"deadLetterTargetArn": "DoorbellsDeadLetters.Arn", "maxReceiveCount": 15},
         "Worktidemilldemo": {
             "deadLetterTargetArn": "DoorbellsDeadLetters.Arn",
             "maxReceiveCount": 5,
@@ -269,9 +270,10 @@ def test_messages_wait_as_long_as_any_batch_may_run(queues: dict[str, dict[str, 
         assert queue["MessageRetentionPeriod"] >= MAX_WINDOW_SECONDS
 
 
-def test_only_s3_in_this_account_may_speak_to_control(deployment: Deployment) -> None:
-    """Beside our own roles, S3 may send to the queue, for buckets of this account."""
+def test_drops_and_ends_of_this_account_may_speak_to_control(deployment: Deployment) -> None:
+    """Beside our own roles: S3 for its buckets, and EventBridge for this deployment's rules."""
     statements = deployment.resource_statements("AWS::SQS::QueuePolicy", "DoorbellsControl")
+    rules = f"arn:aws:events:eu-west-1:{ACCOUNT}:rule/tidemill-*"
     assert [statement for statement in statements if statement["Effect"] == "Allow"] == [
         {
             "Action": "sqs:SendMessage",
@@ -279,11 +281,21 @@ def test_only_s3_in_this_account_may_speak_to_control(deployment: Deployment) ->
             "Principal": {"Service": "s3.amazonaws.com"},
             "Resource": "DoorbellsControl.Arn",
             "Condition": {"StringEquals": {"aws:SourceAccount": ACCOUNT}},
-        }
+        },
+        {
+            "Action": "sqs:SendMessage",
+            "Effect": "Allow",
+            "Principal": {"Service": "events.amazonaws.com"},
+            "Resource": "DoorbellsControl.Arn",
+            "Condition": {
+                "StringEquals": {"aws:SourceAccount": ACCOUNT},
+                "ArnLike": {"aws:SourceArn": rules},
+            },
+        },
     ]
 
 
-@pytest.mark.parametrize("name", ["Worktidemilldemo", "DeadLetters"])
+@pytest.mark.parametrize("name", ["Worktidemilldemo", "Intake", "DeadLetters"])
 def test_nobody_else_may_speak_to_the_workers(deployment: Deployment, name: str) -> None:
     """No policy lets anybody send to these queues: only roles of ours can."""
     statements = deployment.resource_statements("AWS::SQS::QueuePolicy", f"Doorbells{name}")
@@ -406,6 +418,8 @@ def test_the_stack_says_its_names(deployment: Deployment) -> None:
         "BucketName": "DropsBucket",
         "TableName": "BatchesTable",
         "ControlQueueUrl": "DoorbellsControl",
+        "IntakeQueueUrl": "DoorbellsIntake",
+        "FleetsPath": "/tidemill/tidemill/fleets",
         "WorkQueueUrls": '{"tidemill-demo":"DoorbellsWorktidemilldemo"}',
         "DeadLetterQueueUrl": "DoorbellsDeadLetters",
         "EventBusName": "EventsBus",

@@ -22,7 +22,8 @@ EVERYTHING_ELSE = {
     "compute": "asg",
     "spot": True,
     "auth": "iam",
-    "network": {"internet": True},
+    "network": "isolated",
+    "isolated": {"internet": True},
     "models": [
         {"name": "big", "gpu": "h100", "gpus_per_worker": 8, "weights": "s3://weights/big"},
         {"name": "small", "gpu": "t4"},
@@ -112,7 +113,6 @@ def test_the_app_is_checked(
 
     monkeypatch.setattr(infra_app, "add_stacks", add_stacks_and_fault)
     monkeypatch.setattr(infra_app, "make_bundle", lambda _: stub_bundle())
-    monkeypatch.setattr(infra_app, "worker_image", lambda: None)
     monkeypatch.setattr(infra_app, "App", lambda: App(outdir=str(tmp_path)))
     with pytest.raises(RuntimeError, match="ValidationFailed"):
         infra_app.main()

@@ -16,6 +16,7 @@ from tests.infra.reading import Deployment, each
 TABLE, BUCKET = "BatchesTable.Arn", "DropsBucket.Arn"
 CONTROL, DEAD = "DoorbellsControl.Arn", "DoorbellsDeadLetters.Arn"
 WORK = "DoorbellsWorktidemilldemo.Arn"
+FLEETS = "arn:aws:ssm:eu-west-1:111122223333:parameter/tidemill/tidemill/fleets"
 OUTPUT, FILES = f"{BUCKET}/output/*", f"{BUCKET}/files/*"
 INPUT, IN_FLIGHT = f"{BUCKET}/input/*", f"{BUCKET}/work/*"
 
@@ -35,6 +36,7 @@ RESULT = f"{RESUMED} DeleteObject"
 ROLES = {
     "ControlRole": TO_END_BATCHES
     | {
+        FLEETS: "ssm:GetParametersByPath",
         TABLE: "dynamodb:BatchGetItem GetItem PutItem UpdateItem DeleteItem Query",
         CONTROL: f"{FED} SendMessage",
         BUCKET: "s3:ListBucket",
@@ -45,6 +47,7 @@ ROLES = {
     },
     "ReaperRole": TO_END_BATCHES
     | {
+        FLEETS: "ssm:GetParametersByPath",
         TABLE: "dynamodb:GetItem PutItem UpdateItem DeleteItem Query",
         WORK: "sqs:SendMessage GetQueueAttributes",
     },
@@ -96,7 +99,6 @@ OF_LAUNCHERS = (
     ("sagemaker", "create_training_job"),
     ("sagemaker", "list_training_jobs"),
     ("sagemaker", "stop_training_job"),
-    ("ssm", "get_parameters_by_path"),
 )
 # What a client's method needs of IAM, where that is not a right of the same name.
 RIGHTS = {
@@ -124,7 +126,7 @@ RIGHTS_OF_TEXTS = {
     "VersionId": "s3:GetObjectVersion",
 }
 # What AWS lets nobody narrow down to a resource.
-RESOURCELESS = {"ecr:GetAuthorizationToken", "ecs:DiscoverPollEndpoint"}
+RESOURCELESS = {"ecr:GetAuthorizationToken", "ecs:DiscoverPollEndpoint", "ecs:ListTasks"}
 # EventBridge documents no condition for topics; who abuses that can send us a message.
 OPEN_TO_SERVICES = {("EventsAlarms", "events.amazonaws.com")}
 
@@ -169,7 +171,8 @@ def own(role: str) -> set[tuple[str, str]]:
 @pytest.mark.parametrize("role", ROLES)
 def test_a_role_reaches_its_own(deployment: Deployment, role: str) -> None:
     """Each role has the rights of the table, on those resources, and has no others."""
-    found = {(grant.action, grant.resource) for grant in deployment.grants(role)}
+    own_stack = "Compute" if role.startswith("Worker") else "Api"
+    found = {(grant.action, grant.resource) for grant in deployment.grants(role, own_stack)}
     assert found == own(role)
 
 
@@ -242,7 +245,7 @@ def test_a_wildcard_in_a_resource_is_its_last_part(any_deployment: Deployment) -
     assert not [resource for resource in resources if resource.endswith(f"{BUCKET}/*")]
     starred = [resource for resource in resources if resource.endswith("*")]
     assert starred
-    assert [resource for resource in starred if not resource.endswith("/*")] == []
+    assert [resource for resource in starred if not resource.endswith(("/*", ":*"))] == []
 
 
 def test_aws_writes_the_policy_of_its_own_machinery_only(any_deployment: Deployment) -> None:
@@ -270,11 +273,15 @@ def test_every_role_is_for_one_service(any_deployment: Deployment) -> None:
         assert str(statement["Principal"]["Service"]).endswith(".amazonaws.com"), name
 
 
-def test_only_schedules_of_this_account_call_the_reaper(deployment: Deployment) -> None:
-    """The scheduler takes its role for this account alone."""
-    role = deployment.properties("AWS::IAM::Role")["ScheduleRole"]
-    (statement,) = role["AssumeRolePolicyDocument"]["Statement"]
-    assert statement["Condition"] == {"StringEquals": {"aws:SourceAccount": "111122223333"}}
+def test_a_service_takes_a_role_for_this_account_alone(any_deployment: Deployment) -> None:
+    """All but those that machines start with: EC2 and ECS name no account when they take them."""
+    unbound = {
+        name
+        for name, role in any_deployment.properties("AWS::IAM::Role").items()
+        for statement in role["AssumeRolePolicyDocument"]["Statement"]
+        if statement.get("Condition") != {"StringEquals": {"aws:SourceAccount": "111122223333"}}
+    }
+    assert unbound <= {"MachinesRole", "MachinesStarter"}
 
 
 def test_no_policy_of_a_resource_lets_strangers_in(any_deployment: Deployment) -> None:

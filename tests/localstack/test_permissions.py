@@ -107,7 +107,6 @@ def make_enforcement(folder: Path) -> Enforcement:
 def worker_policy(config: Config) -> dict[str, Any]:
     """Return the policy of the worker's task role as the Compute stack has it."""
     from aws_cdk import App
-    from aws_cdk import aws_ecs as ecs
     from aws_cdk import aws_lambda as lambda_
     from aws_cdk.assertions import Template
 
@@ -117,7 +116,7 @@ def worker_policy(config: Config) -> dict[str, Any]:
     app = App()
     code = lambda_.Code.from_asset(str(ROOT / "examples"))
     bundle = Bundle(code, lambda_.Runtime.PYTHON_3_11, lambda_.Architecture.ARM_64)
-    add_stacks(app, config, bundle, ecs.ContainerImage.from_registry("tidemill"))
+    add_stacks(app, config, bundle, ROOT)
     compute = app.node.find_child("Compute")
     resources = Template.from_stack(compute).to_json()["Resources"]
     [role] = {

@@ -5,6 +5,9 @@ from __future__ import annotations
 import re
 from typing import Any
 
+from pydantic import TypeAdapter
+
+from handler.batch.fleet import FleetPlan
 from tests.infra.reading import Deployment
 
 BIG = {
@@ -23,6 +26,8 @@ TWO = {"models": [BIG, SMALL]}
 GROUPS = TWO | {"compute": "asg"}
 SPOT_GROUPS = GROUPS | {"spot": True}
 SPOT_MANAGED = TWO | {"spot": True}
+ISOLATED = TWO | {"network": "isolated"}
+WAY_OUT = GROUPS | {"network": "isolated", "isolated": {"internet": True}}
 # Every kind of deployment: what holds for workers holds in each of them.
 KINDS: dict[str, dict[str, Any]] = {
     "as it is": {},
@@ -30,6 +35,8 @@ KINDS: dict[str, dict[str, Any]] = {
     "managed, Spot": SPOT_MANAGED,
     "groups": GROUPS,
     "groups, Spot": SPOT_GROUPS,
+    "isolated": ISOLATED,
+    "isolated, with a way out": WAY_OUT,
 }
 
 
@@ -58,6 +65,11 @@ class Compute(Deployment):
         """Return the properties of the only resource of a type."""
         [properties] = self.of(kind).values()
         return properties
+
+    def plans(self) -> dict[str, FleetPlan]:
+        """Return what Lambdas read of each model's workers, by the model."""
+        values = [parameter["Value"] for parameter in self.of("AWS::SSM::Parameter").values()]
+        return {plan.model: plan for plan in map(TypeAdapter(FleetPlan).validate_json, values)}
 
     def task(self, slug: str) -> dict[str, Any]:
         """Return the task definition of a model."""

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import re
+from itertools import chain
 from typing import Any
 
+import botocore.session
 import pytest
 
 from infra.gpus import GPUS
@@ -35,12 +37,24 @@ MACHINES = {
 def test_a_worker_fits_on_the_machines_of_its_gpu(name: str) -> None:
     """With a tenth of the memory, and a processor, left for the system and for ECS."""
     gpu = GPUS[name]
-    for count, machine in gpu.instances.items():
-        processors, gibibytes, gpus = MACHINES[machine]
+    for count, machines in gpu.instances.items():
+        processors, gibibytes, gpus = MACHINES[machines[0]]
         assert gpus == count
         assert gpu.vcpus * count < processors
         assert gpu.memory_gib * count <= 0.9 * gibibytes
-        assert f"{machine.partition('.')[0]}.*" in gpu.families
+        for machine in machines:
+            assert f"{machine.partition('.')[0]}.*" in gpu.families
+
+
+@pytest.mark.parametrize("name", GPUS)
+def test_ec2_and_sagemaker_know_the_machines(name: str) -> None:
+    """By the names that their own clients check."""
+    session = botocore.session.get_session()
+    ec2 = session.get_service_model("ec2").shape_for("InstanceType").enum
+    jobs = session.get_service_model("sagemaker").shape_for("TrainingInstanceType").enum
+    for machine in chain(*GPUS[name].instances.values()):
+        assert machine in ec2
+        assert f"ml.{machine}" in jobs
 
 
 def test_managed_machines_have_the_gpus_of_one_worker(compute: dict[str, Compute]) -> None:
@@ -92,6 +106,26 @@ def test_a_group_has_a_machine_for_each_worker_or_none(compute: dict[str, Comput
         "WorkerorgbigTemplate": "g6.12xlarge",
         "WorkersmallTemplate": "g4dn.xlarge",
     }
+
+
+def test_a_group_takes_whatever_machine_has_the_gpus(compute: dict[str, Compute]) -> None:
+    """The cheapest first, where that is to be had."""
+    for kind in ("groups", "groups, Spot"):
+        groups = compute[kind].of("AWS::AutoScaling::AutoScalingGroup")
+        taken = {
+            name: [
+                override["InstanceType"]
+                for override in group["MixedInstancesPolicy"]["LaunchTemplate"]["Overrides"]
+            ]
+            for name, group in groups.items()
+        }
+        assert taken == {
+            "WorkerorgbigGroupASG": ["g6.12xlarge", "g6.24xlarge"],
+            "WorkersmallGroupASG": [f"g4dn.{size}xlarge" for size in ("", 2, 4, 8, 16)],
+        }
+        for group in groups.values():
+            shares = group["MixedInstancesPolicy"]["InstancesDistribution"]
+            assert shares["OnDemandAllocationStrategy"] == "prioritized"
 
 
 @pytest.mark.parametrize(("kind", "on_demand"), [("groups", 100), ("groups, Spot", 0)])

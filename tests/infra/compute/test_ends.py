@@ -1,4 +1,4 @@
-"""Workers that end badly are told; those that are stopped, idle or taken away are not."""
+"""Workers that end, and machines that go, are told to the control queue."""
 
 from __future__ import annotations
 
@@ -8,6 +8,9 @@ from typing import Any
 
 import pytest
 
+from handler.fleet.ecs import started_by
+from handler.fleet.ends import read_end
+from handler.intake.events import Ended, parse_control
 from tests.emulators import Emulator
 from tests.infra.compute.kinds import Compute
 
@@ -16,81 +19,93 @@ STOPPED = json.loads(
     (Path(__file__).parents[2] / "events" / "ecs_task_stopped.json").read_text(encoding="utf-8")
 )
 CLUSTER = STOPPED["detail"]["clusterArn"]
-SCALED_IN = "Scaling activity initiated by (deployment ecs-svc/1234567890123456789)"
-UNHEALTHY = "Task failed container health checks"
-PULLED = "CannotPullContainerError: pull image manifest has been retried 5 time(s)"
 
 
-def stopped(code: int | None, stop_code: str, reason: str, **detail: Any) -> dict[str, Any]:
-    """Return the event of a task that was stopped so; without a code it never ran."""
-    [container] = STOPPED["detail"]["containers"]
-    container = {key: value for key, value in container.items() if key != "exitCode"}
-    if code is not None:
-        container["exitCode"] = code
-    told = {"containers": [container], "stopCode": stop_code, "stoppedReason": reason}
-    return STOPPED | {"detail": STOPPED["detail"] | told | detail}
+def stopped(**detail: Any) -> dict[str, Any]:
+    """Return the event of a task that has stopped, with some things otherwise."""
+    return STOPPED | {"detail": STOPPED["detail"] | detail}
 
 
-def rules(made: Compute) -> dict[str, dict[str, Any]]:
+def rules_of(made: Compute) -> list[dict[str, Any]]:
     """Return the rules for ends, with the cluster's address in place of its name."""
-    text = json.dumps(made.of("AWS::Events::Rule")).replace("Cluster.Arn", CLUSTER)
-    found: dict[str, dict[str, Any]] = json.loads(text)
+    text = json.dumps(list(made.of("AWS::Events::Rule").values())).replace("Cluster.Arn", CLUSTER)
+    found: list[dict[str, Any]] = json.loads(text)
     return found
 
 
+def machine(status: str, cluster: str = CLUSTER) -> dict[str, Any]:
+    """Return the event of a machine of a cluster."""
+    return STOPPED | {
+        "detail-type": "ECS Container Instance State Change",
+        "detail": {
+            "containerInstanceArn": f"{cluster}/machine",
+            "clusterArn": cluster,
+            "status": status,
+        },
+    }
+
+
 @pytest.mark.parametrize(
-    ("event", "told_by"),
+    ("event", "is_told"),
     [
-        (stopped(1, "EssentialContainerExited", "Essential container in task exited"), "Died"),
-        (stopped(2, "EssentialContainerExited", "Essential container in task exited"), "Died"),
-        (stopped(137, "EssentialContainerExited", "OutOfMemoryError"), "Died"),
-        (stopped(139, "EssentialContainerExited", "Essential container in task exited"), "Died"),
-        # It was still there two minutes after SIGTERM.
-        (stopped(137, "ServiceSchedulerInitiated", SCALED_IN), "Died"),
-        (stopped(None, "TaskFailedToStart", PULLED), "Unfit"),
-        (stopped(0, "ServiceSchedulerInitiated", UNHEALTHY), "Unfit"),
-        # What is as it should be.
-        (stopped(0, "ServiceSchedulerInitiated", SCALED_IN), None),
-        (stopped(143, "ServiceSchedulerInitiated", SCALED_IN), None),
-        (stopped(0, "EssentialContainerExited", "Essential container in task exited"), None),
-        (stopped(0, "UserInitiated", "Task stopped by user"), None),
-        (stopped(0, "SpotInterruption", "Spot interruption"), None),
-        (stopped(137, "SpotInterruption", "Spot interruption"), None),
-        (stopped(137, "TerminationNotice", "Termination notice"), None),
-        (stopped(None, "UserInitiated", "Host EC2 (instance i-1) terminated."), None),
-        # Of others, or not over.
-        (stopped(1, "EssentialContainerExited", "", clusterArn=f"{CLUSTER}-two"), None),
-        (stopped(1, "EssentialContainerExited", "", lastStatus="DEPROVISIONING"), None),
+        (stopped(), True),
+        (stopped(stopCode="SpotInterruption"), True),
+        (stopped(stopCode="TaskFailedToStart", containers=[]), True),
+        (stopped(clusterArn=f"{CLUSTER}-two"), False),
+        (stopped(lastStatus="DEPROVISIONING"), False),
+        (machine("DRAINING"), True),
+        (machine("ACTIVE"), False),
+        (machine("DRAINING", f"{CLUSTER}-two"), False),
     ],
 )
-def test_an_end_is_told_by_its_kind(
-    ministack: Emulator, compute: dict[str, Compute], event: dict[str, Any], told_by: str | None
+def test_an_end_in_this_cluster_is_told(
+    ministack: Emulator, compute: dict[str, Compute], event: dict[str, Any], *, is_told: bool
 ) -> None:
-    """As EventBridge compares an event with what a rule asks for."""
+    """As EventBridge compares an event with what a rule asks for; what it means the brake says."""
     client = ministack.client("events")
     telling = [
-        name.removeprefix("BadEnds")
-        for name, rule in rules(compute["as it is"]).items()
+        rule["Name"]
+        for rule in rules_of(compute["as it is"])
         if client.test_event_pattern(
             EventPattern=json.dumps(rule["EventPattern"]), Event=json.dumps(event)
         )["Result"]
     ]
-    assert telling == ([told_by] if told_by else [])
+    assert len(telling) == is_told
 
 
-def test_people_are_told_what_and_why(any_kind: Compute) -> None:
-    """The service, the exit status and ECS's reason; the topic is that of the alarms."""
-    found = rules(any_kind)
-    assert sorted(found) == ["BadEndsDied", "BadEndsUnfit"]
-    for rule in found.values():
+def test_the_event_comes_to_the_control_queue_as_it_is(any_kind: Compute) -> None:
+    """Where the handler reads an end of a worker of the model from it."""
+    for rule in rules_of(any_kind):
+        [target] = rule["Targets"]
+        assert target["Arn"] == "DoorbellsControl.Arn"
+        assert not {"Input", "InputPath", "InputTransformer"} & set(target)
         assert rule["State"] == "ENABLED"
-        (target,) = rule["Targets"]
-        assert target["Arn"] == "EventsAlarms"
-        said = target["InputTransformer"]["InputTemplate"]
-        assert "<detail-group>" in said
-        assert "<detail-stoppedReason>" in said
-        assert "docs/operate.md" in said
-    died = found["BadEndsDied"]["Targets"][0]["InputTransformer"]
-    code = next(name for name, path in died["InputPathsMap"].items() if path.endswith("exitCode"))
-    assert died["InputPathsMap"][code] == "$.detail.containers[0].exitCode"
-    assert f"<{code}>" in died["InputTemplate"]
+    for plan in any_kind.plans().values():
+        definition = f"arn:aws:ecs:eu-west-1:1:task-definition/{plan.means['task_definition']}:3"
+        event = stopped(taskDefinitionArn=definition, startedBy=started_by(plan.model))
+        [request] = parse_control(json.dumps(event))
+        assert isinstance(request, Ended)
+        told = read_end(request.event, any_kind.plans(), now=1)
+        assert told is not None
+        assert told.end.model == plan.model
+
+
+def test_only_rules_of_this_deployment_ring_for_ends(any_kind: Compute) -> None:
+    """The queue's one policy knows them by their name, and by the account."""
+    [statement] = [
+        found
+        for found in any_kind.resource_statements("AWS::SQS::QueuePolicy", "DoorbellsControl")
+        if found["Principal"] == {"Service": "events.amazonaws.com"}
+    ]
+    assert (statement["Action"], statement["Resource"]) == (
+        "sqs:SendMessage",
+        "DoorbellsControl.Arn",
+    )
+    assert statement["Condition"] == {
+        "StringEquals": {"aws:SourceAccount": "111122223333"},
+        "ArnLike": {"aws:SourceArn": "arn:aws:events:eu-west-1:111122223333:rule/tidemill-*"},
+    }
+    assert {rule["Name"] for rule in rules_of(any_kind)} == {
+        "tidemill-ends-1",
+        "tidemill-ends-2",
+    }

@@ -1,56 +1,56 @@
-"""The workers' network: closed, with endpoints for what they call."""
+"""The workers' network: no way in; a way out, or endpoints for what they call."""
 
 from __future__ import annotations
 
 from typing import Any
 
+import pytest
+from botocore.config import Config
+from botocore.session import Session
+
 from infra.config import DEFAULT_ZONES
-from tests.infra.compute.kinds import Compute
+from tests.infra.compute.kinds import KINDS, Compute
 from tests.infra.conftest import Synth
 
+WAYS_OUT = {
+    "AWS::EC2::InternetGateway",
+    "AWS::EC2::EgressOnlyInternetGateway",
+    "AWS::EC2::NatGateway",
+    "AWS::EC2::Route",
+    "AWS::EC2::TransitGatewayAttachment",
+    "AWS::EC2::VPNGateway",
+    "AWS::EC2::EIP",
+}
+COST_BY_THE_HOUR = {"AWS::EC2::NatGateway", "AWS::EC2::EIP", "AWS::EC2::TransitGatewayAttachment"}
+OURS = {"StringEquals": {"aws:PrincipalAccount": "111122223333"}}
 
-def test_nothing_leads_to_the_internet(any_kind: Compute) -> None:
-    """There is no gateway but to S3 and DynamoDB, no route, no public address."""
-    kinds = {resource["Type"] for resource in any_kind.templates["Compute"]["Resources"].values()}
-    assert not kinds & {
-        "AWS::EC2::InternetGateway",
-        "AWS::EC2::EgressOnlyInternetGateway",
-        "AWS::EC2::NatGateway",
-        "AWS::EC2::Route",
-        "AWS::EC2::TransitGatewayAttachment",
-        "AWS::EC2::VPNGateway",
-        "AWS::EC2::EIP",
+
+@pytest.fixture(
+    params=[kind for kind, overrides in KINDS.items() if overrides.get("network") != "isolated"]
+)
+def public(request: pytest.FixtureRequest, compute: dict[str, Compute]) -> Compute:
+    """Return every kind of deployment with a public network in turn."""
+    return compute[request.param]
+
+
+@pytest.fixture(params=["isolated", "isolated, with a way out"])
+def isolated(request: pytest.FixtureRequest, compute: dict[str, Compute]) -> Compute:
+    """Return every kind of deployment with an isolated network in turn."""
+    return compute[request.param]
+
+
+# Of every network
+
+
+def test_nobody_comes_in(any_kind: Compute) -> None:
+    """Workers and their machines have one group, which lets nothing in."""
+    groups = any_kind.of("AWS::EC2::SecurityGroup")
+    assert not any(group.get("SecurityGroupIngress") for group in groups.values())
+    assert "NetworkWorkers.GroupId" not in {
+        rule["GroupId"] for rule in any_kind.of("AWS::EC2::SecurityGroupIngress").values()
     }
-    assert not any(
-        subnet["MapPublicIpOnLaunch"] for subnet in any_kind.of("AWS::EC2::Subnet").values()
-    )
-    assert {
-        service["NetworkConfiguration"]["AwsvpcConfiguration"]["AssignPublicIp"]
-        for service in any_kind.of("AWS::ECS::Service").values()
-    } == {"DISABLED"}
-
-
-def test_urls_in_lines_are_reached_where_that_is_asked_for(synth: Synth) -> None:
-    """By one NAT gateway for all zones; workers have no public address, and nobody comes in."""
-    made = Compute(synth({"network": {"internet": True}}))
-    [gateway] = made.of("AWS::EC2::NatGateway")
-    ways = {
-        route["RouteTableId"]: route["NatGatewayId"]
-        for route in made.of("AWS::EC2::Route").values()
-        if "NatGatewayId" in route
-    }
-    assert set(ways.values()) == {gateway}
-    assert len(ways) == DEFAULT_ZONES
-    subnets = made.of("AWS::EC2::Subnet").values()
-    assert not any(subnet["MapPublicIpOnLaunch"] for subnet in subnets)
-    for service in made.of("AWS::ECS::Service").values():
-        used = service["NetworkConfiguration"]["AwsvpcConfiguration"]
-        assert used["AssignPublicIp"] == "DISABLED"
-        assert all("Workers" in name for name in used["Subnets"])
-    groups = made.of("AWS::EC2::SecurityGroup")
-    ports = [rule["FromPort"] for rule in groups["NetworkWorkers"]["SecurityGroupEgress"]]
-    assert sorted(ports) == [80, 443]
-    assert "SecurityGroupIngress" not in groups["NetworkWorkers"]
+    for machine in machines_of(any_kind):
+        assert machine == ["NetworkWorkers.GroupId"]
 
 
 def test_every_subnet_has_the_free_gateways(any_kind: Compute) -> None:
@@ -71,31 +71,104 @@ def test_every_subnet_has_the_free_gateways(any_kind: Compute) -> None:
 
 def test_nobody_carries_data_away_with_keys_of_his_own(any_kind: Compute) -> None:
     """The gateways lead to all buckets and tables there are, for this account's roles only."""
-    account = {"StringEquals": {"aws:PrincipalAccount": "111122223333"}}
     layers = "arn:aws:s3:::prod-eu-west-1-starport-layer-bucket/*"
     gateways = {
-        endpoint["ServiceName"].rpartition(".")[2]: [
-            (
-                statement["Effect"],
-                statement["Action"],
-                statement["Resource"],
-                statement.get("Condition"),
-            )
-            for statement in endpoint["PolicyDocument"]["Statement"]
-        ]
+        endpoint["ServiceName"].rpartition(".")[2]: statements_of(endpoint)
         for endpoint in any_kind.of("AWS::EC2::VPCEndpoint").values()
         if endpoint["VpcEndpointType"] == "Gateway"
     }
     assert gateways == {
         # Layers of images lie in a bucket of AWS's.
-        "s3": [("Allow", "s3:*", "*", account), ("Allow", "s3:GetObject", layers, None)],
-        "dynamodb": [("Allow", "dynamodb:*", "*", account)],
+        "s3": [("Allow", "s3:*", "*", OURS), ("Allow", "s3:GetObject", layers, None)],
+        "dynamodb": [("Allow", "dynamodb:*", "*", OURS)],
     }
 
 
-def test_what_a_worker_and_its_machine_call_has_an_endpoint(any_kind: Compute) -> None:
+# Of a public one
+
+
+def test_a_public_network_costs_nothing_while_nothing_runs(public: Compute) -> None:
+    """No endpoint, no gateway and no address that is paid by the hour."""
+    kinds = {resource["Type"] for resource in public.templates["Compute"]["Resources"].values()}
+    assert not kinds & COST_BY_THE_HOUR
+    assert not interfaces_of(public)
+
+
+def test_machines_have_an_address_of_each_sort(public: Compute) -> None:
+    """By the one ECS's agent pulls images and ships logs, by the other tasks reach SQS."""
+    subnets = public.of("AWS::EC2::Subnet").values()
+    assert len(subnets) == DEFAULT_ZONES
+    for subnet in subnets:
+        assert subnet["MapPublicIpOnLaunch"] is True
+        assert subnet["AssignIpv6AddressOnCreation"] is True
+    routes = public.of("AWS::EC2::Route").values()
+    for way in ("DestinationCidrBlock", "DestinationIpv6CidrBlock"):
+        leading = [route["GatewayId"] for route in routes if way in route]
+        assert leading == ["NetworkVpcIGW"] * DEFAULT_ZONES
+
+
+def test_tasks_reach_sqs_where_it_has_such_addresses(public: Compute, any_region: str) -> None:
+    """Tasks have no public address of the older sort: SQS is told them by its other name."""
+    [variable] = {
+        variable["Value"]
+        for task in public.of("AWS::ECS::TaskDefinition").values()
+        for container in task["ContainerDefinitions"]
+        for variable in container["Environment"]
+        if variable["Name"] == "AWS_ENDPOINT_URL_SQS"
+    }
+    both = Config(use_dualstack_endpoint=True)
+    client = Session().create_client("sqs", any_region, config=both)
+    assert variable.replace("eu-west-1", any_region) == client.meta.endpoint_url
+
+
+@pytest.fixture(params=["eu-west-1", "us-east-1", "ap-southeast-2"])
+def any_region(request: pytest.FixtureRequest) -> str:
+    """Return a region in turn."""
+    return str(request.param)
+
+
+def test_a_way_out_is_for_the_web_alone(public: Compute) -> None:
+    """Two ports; plain http for what lines name, which tasks reach by their own address."""
+    rules = public.of("AWS::EC2::SecurityGroup")["NetworkWorkers"]["SecurityGroupEgress"]
+    assert {
+        (rule.get("CidrIp") or rule["CidrIpv6"], rule["FromPort"], rule["ToPort"]) for rule in rules
+    } == {("0.0.0.0/0", 443, 443), ("::/0", 443, 443), ("::/0", 80, 80)}
+
+
+# Of an isolated one
+
+
+def test_nothing_leads_out_of_an_isolated_network(compute: dict[str, Compute]) -> None:
+    """There is no gateway but to S3 and DynamoDB, no route, no public address."""
+    made = compute["isolated"]
+    kinds = {resource["Type"] for resource in made.templates["Compute"]["Resources"].values()}
+    assert not kinds & WAYS_OUT
+    assert not any(subnet["MapPublicIpOnLaunch"] for subnet in made.of("AWS::EC2::Subnet").values())
+    [rule] = made.of("AWS::EC2::SecurityGroup")["NetworkWorkers"]["SecurityGroupEgress"]
+    assert (rule["IpProtocol"], rule["FromPort"], rule["ToPort"]) == ("tcp", 443, 443)
+
+
+def test_urls_in_lines_are_reached_where_that_is_asked_for(compute: dict[str, Compute]) -> None:
+    """By one NAT gateway for all zones; workers have no public address, and nobody comes in."""
+    made = compute["isolated, with a way out"]
+    [gateway] = made.of("AWS::EC2::NatGateway")
+    ways = {
+        route["RouteTableId"]: route["NatGatewayId"]
+        for route in made.of("AWS::EC2::Route").values()
+        if "NatGatewayId" in route
+    }
+    assert set(ways.values()) == {gateway}
+    assert len(ways) == DEFAULT_ZONES
+    subnets = made.of("AWS::EC2::Subnet").values()
+    assert not any(subnet["MapPublicIpOnLaunch"] for subnet in subnets)
+    groups = made.of("AWS::EC2::SecurityGroup")
+    ports = [rule["FromPort"] for rule in groups["NetworkWorkers"]["SecurityGroupEgress"]]
+    assert sorted(ports) == [80, 443]
+
+
+def test_what_a_worker_and_its_machine_call_has_an_endpoint(isolated: Compute) -> None:
     """Queue, logs, images and ECS itself, under their own names; each costs by the hour."""
-    endpoints = interfaces_of(any_kind)
+    endpoints = interfaces_of(isolated)
     assert set(endpoints) == {
         "sqs",
         "logs",
@@ -105,26 +178,34 @@ def test_what_a_worker_and_its_machine_call_has_an_endpoint(any_kind: Compute) -
         "ecs-agent",
         "ecs-telemetry",
     }
-    assert all(endpoint["PrivateDnsEnabled"] for endpoint in endpoints.values())
+    for endpoint in endpoints.values():
+        assert endpoint["PrivateDnsEnabled"]
+        assert statements_of(endpoint) == [("Allow", "*", "*", OURS)]
+
+
+def test_workers_find_services_by_their_usual_names(isolated: Compute) -> None:
+    """Endpoints answer to them."""
+    for slug in ("orgbig", "small"):
+        assert "AWS_ENDPOINT_URL_SQS" not in isolated.environment(slug)
 
 
 def test_endpoints_stand_in_as_many_zones_as_the_configuration_says(synth: Synth) -> None:
     """Each zone costs; one serves all."""
     zones = ["eu-west-1a", "eu-west-1b", "eu-west-1c"]
     for count in (1, 2):
-        network = {"zones": zones, "endpoint_zones": count}
-        made = Compute(synth({"network": network}))
+        isolated = {"endpoint_zones": count}
+        made = Compute(synth({"network": "isolated", "zones": zones, "isolated": isolated}))
         subnets = made.of("AWS::EC2::Subnet")
         assert sorted(subnet["AvailabilityZone"] for subnet in subnets.values()) == zones
         assert {len(each["SubnetIds"]) for each in interfaces_of(made).values()} == {count}
 
 
-def test_only_workers_come_to_the_endpoints(any_kind: Compute) -> None:
-    """One port, from one group; and nothing comes to the workers."""
-    groups = any_kind.of("AWS::EC2::SecurityGroup")
-    ingress = any_kind.of("AWS::EC2::SecurityGroupIngress")
+def test_only_workers_come_to_the_endpoints(isolated: Compute) -> None:
+    """One port, from one group."""
+    groups = isolated.of("AWS::EC2::SecurityGroup")
+    ingress = isolated.of("AWS::EC2::SecurityGroupIngress")
     assert set(groups) == {"NetworkWorkers", "NetworkEndpoints"}
-    assert {tuple(found["SecurityGroupIds"]) for found in interfaces_of(any_kind).values()} == {
+    assert {tuple(found["SecurityGroupIds"]) for found in interfaces_of(isolated).values()} == {
         ("NetworkEndpoints.GroupId",)
     }
     assert [
@@ -133,23 +214,6 @@ def test_only_workers_come_to_the_endpoints(any_kind: Compute) -> None:
         if rule["FromPort"] == rule["ToPort"]
     ] == [("NetworkEndpoints.GroupId", "NetworkWorkers.GroupId", "tcp", 443)]
     assert len(ingress) == 1
-    assert not any(group.get("SecurityGroupIngress") for group in groups.values())
-
-
-def test_workers_speak_tls_only(any_kind: Compute) -> None:
-    """One port goes out."""
-    [rule] = any_kind.of("AWS::EC2::SecurityGroup")["NetworkWorkers"]["SecurityGroupEgress"]
-    assert (rule["IpProtocol"], rule["FromPort"], rule["ToPort"]) == ("tcp", 443, 443)
-
-
-def test_workers_and_machines_are_in_the_workers_group(compute: dict[str, Compute]) -> None:
-    """Tasks have network interfaces of their own, beside that of their machine."""
-    for made in compute.values():
-        for service in made.of("AWS::ECS::Service").values():
-            network = service["NetworkConfiguration"]["AwsvpcConfiguration"]
-            assert network["SecurityGroups"] == ["NetworkWorkers.GroupId"]
-        for machine in machines_of(made):
-            assert machine == ["NetworkWorkers.GroupId"]
 
 
 def interfaces_of(made: Compute) -> dict[str, dict[str, Any]]:
@@ -159,6 +223,19 @@ def interfaces_of(made: Compute) -> dict[str, dict[str, Any]]:
         for endpoint in made.of("AWS::EC2::VPCEndpoint").values()
         if endpoint["VpcEndpointType"] == "Interface"
     }
+
+
+def statements_of(endpoint: dict[str, Any]) -> list[tuple[Any, ...]]:
+    """Return what an endpoint lets through."""
+    return [
+        (
+            statement["Effect"],
+            statement["Action"],
+            statement["Resource"],
+            statement.get("Condition"),
+        )
+        for statement in endpoint["PolicyDocument"]["Statement"]
+    ]
 
 
 def machines_of(made: Compute) -> list[list[str]]:
@@ -171,5 +248,5 @@ def machines_of(made: Compute) -> list[list[str]]:
         for provider in made.of("AWS::ECS::CapacityProvider").values()
         if (managed := provider.get("ManagedInstancesProvider"))
     ]
-    assert len(found) == len(made.of("AWS::ECS::Service"))
+    assert len(found) == len(made.plans())
     return found

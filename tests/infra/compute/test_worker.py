@@ -5,18 +5,17 @@ from __future__ import annotations
 import json
 import re
 from pathlib import Path, PurePosixPath
-from typing import Any
 
 import pytest
 from aws_cdk import App, Stack
-from aws_cdk import aws_ecs as ecs
 
 from cli.commands.worker import WorkerOptions, options_from
 from cli.main import make_parser
+from handler.fleet.ecs import EcsMeans
 from handler.settings import read_settings
 from handler.worker import link, worker
 from handler.worker.site.config import WorkerConfig, read_config
-from infra.app import worker_image
+from infra.image import WorkerImage
 from tests.infra.compute.kinds import BIG, SMALL, Compute
 from tests.infra.conftest import Synth
 from tests.infra.reading import Grant, each
@@ -35,37 +34,99 @@ def made(request: pytest.FixtureRequest, compute: dict[str, Compute]) -> Compute
     return compute[request.param]
 
 
-# The service
+# The fleet
 
 
-def test_a_service_starts_with_no_worker(any_kind: Compute) -> None:
-    """A deployment alone pays for no GPU."""
-    assert {service["DesiredCount"] for service in services(any_kind).values()} == {0}
+def test_nothing_runs_by_itself(any_kind: Compute) -> None:
+    """A deployment alone pays for no GPU, and waits for no worker."""
+    assert not any_kind.of("AWS::ECS::Service")
+    assert not any_kind.of("AWS::ApplicationAutoScaling::ScalableTarget")
 
 
-def test_a_service_runs_on_its_models_machines_only(made: Compute) -> None:
+def test_lambdas_read_how_a_models_workers_are_started(made: Compute) -> None:
+    """Where they look for it, in the form that they understand."""
+    told = {
+        function["Environment"]["Variables"]["TIDEMILL_FLEETS"]
+        for function in made.properties("AWS::Lambda::Function").values()
+    }
+    parameters = made.of("AWS::SSM::Parameter").values()
+    assert {parameter["Name"].rpartition("/")[0] for parameter in parameters} == told
+    assert told == {"/tidemill/tidemill/fleets"}
+    plans = made.plans()
+    for slug, model in MODELS.items():
+        plan = plans[model["name"]]
+        assert (plan.launcher, plan.max_workers) == ("ecs", model.get("max_workers", 1))
+        assert plan.target_seconds == 60 * model.get("target_minutes", 60)
+        assert plan.release == plan.means["task_definition"] == f"Worker{slug}Task"
+
+
+def test_workers_run_on_their_models_machines_only(made: Compute) -> None:
     """A GPU that was paid for one model does not serve another."""
-    for slug in MODELS:
-        service = services(made)[slug]
-        assert service["CapacityProviderStrategy"] == [
-            {"CapacityProvider": f"Worker{slug}Machines", "Weight": 1}
+    for slug, model in MODELS.items():
+        means = EcsMeans.model_validate(made.plans()[model["name"]].means)
+        assert means.capacity_provider == f"Worker{slug}Machines"
+        assert means.cluster == "Cluster.Arn"
+
+
+def test_workers_run_in_the_workers_network(any_kind: Compute) -> None:
+    """On an interface of their own, to which ECS gives no public address."""
+    for plan in any_kind.plans().values():
+        means = EcsMeans.model_validate(plan.means)
+        assert len(means.subnets) == 2
+        assert all("Workers" in subnet for subnet in means.subnets)
+        assert means.security_groups == ("NetworkWorkers.GroupId",)
+        assert not means.assign_public_ip
+
+
+def test_last_words_are_read_where_they_are_written(any_kind: Compute) -> None:
+    """The log's group and the prefix of its streams are those of the task."""
+    for name, task in any_kind.of("AWS::ECS::TaskDefinition").items():
+        options = task["ContainerDefinitions"][0]["LogConfiguration"]["Options"]
+        [plan] = [
+            plan for plan in any_kind.plans().values() if plan.means["task_definition"] == name
         ]
-        assert "LaunchType" not in service
-        assert service["TaskDefinition"] == f"Worker{slug}Task"
+        assert plan.means["log_group"] == options["awslogs-group"]
+        assert plan.means["log_prefix"] == options["awslogs-stream-prefix"]
 
 
-def test_a_deployment_takes_a_gpu_from_the_worker_that_it_replaces(any_kind: Compute) -> None:
-    """There may be no GPU beside those in use; a bad version is taken back by itself."""
-    for service in services(any_kind).values():
-        deployment = service["DeploymentConfiguration"]
-        assert (deployment["MinimumHealthyPercent"], deployment["MaximumPercent"]) == (0, 100)
-        assert deployment["DeploymentCircuitBreaker"] == {"Enable": True, "Rollback": True}
-        assert service["AvailabilityZoneRebalancing"] == "DISABLED"
+def test_a_task_is_known_by_its_deployment_and_model(made: Compute) -> None:
+    """Two deployments of an account have tasks of two families."""
+    assert {slug: made.task(slug)["Family"] for slug in MODELS} == {
+        "orgbig": "tidemill-org-big",
+        "small": "tidemill-small",
+    }
 
 
-def test_nobody_gets_a_shell_in_a_worker(any_kind: Compute) -> None:
-    """ECS Exec stays off."""
-    assert not any(service.get("EnableExecuteCommand") for service in services(any_kind).values())
+# Who starts workers
+
+
+def test_who_starts_workers_may_start_these_and_no_others(made: Compute) -> None:
+    """Of the families of this deployment, in its cluster, as the roles of its models."""
+    in_cluster = json.dumps({"ArnEquals": {"ecs:cluster": "Cluster.Arn"}})
+    passed = json.dumps({"StringEquals": {"iam:PassedToService": "ecs-tasks.amazonaws.com"}})
+    running = f"arn:aws:ecs:{ACCOUNT}:task/Cluster/*"
+    expected = {
+        Grant("ecs:ListTasks", "*", in_cluster),
+        Grant("ecs:DescribeTasks", running, in_cluster),
+        Grant("ecs:StopTask", running, in_cluster),
+        Grant(
+            "ecs:TagResource",
+            running,
+            json.dumps({"StringEquals": {"ecs:CreateAction": "RunTask"}}),
+        ),
+    }
+    for slug, family in (("orgbig", "tidemill-org-big"), ("small", "tidemill-small")):
+        definitions = f"arn:aws:ecs:{ACCOUNT}:task-definition/{family}:*"
+        logs = f"arn:aws:logs:{ACCOUNT}:log-group:Worker{slug}Logs:log-stream:*"
+        expected |= {
+            Grant("ecs:RunTask", definitions, in_cluster),
+            Grant("iam:PassRole", f"Worker{slug}Role.Arn", passed),
+            Grant("iam:PassRole", f"Worker{slug}ExecutionRole.Arn", passed),
+            Grant("logs:GetLogEvents", logs),
+        }
+    policy = made.of("AWS::IAM::Policy")["LaunchingPolicy"]
+    assert set(policy["Roles"]) == {"ControlRole", "ReaperRole"}
+    assert made.granted(policy) == expected
 
 
 # The task
@@ -115,7 +176,7 @@ def test_an_image_that_is_there_is_pulled_and_none_is_built(synth: Synth, named:
     made = Compute(synth({"image": f"{registry}/team/tidemill{named}"}))
     image = made.container("tidemilldemo")["Image"]
     assert image == f"{registry}/team/tidemill{named}"
-    pulled = made.grants("WorkertidemilldemoTaskExecutionRole")
+    pulled = made.grants("WorkertidemilldemoExecutionRole")
     repository = "arn:aws:ecr:eu-west-1:444455556666:repository/team/tidemill"
     assert Grant("ecr:BatchGetImage", repository) in pulled
     assert {grant.resource for grant in pulled if grant.action.startswith("ecr:Batch")} == {
@@ -219,6 +280,7 @@ def test_a_worker_finds_its_deployment_in_its_environment(made: Compute) -> None
         assert read_config(environment, {"queue": "url"}).queue == "url"
         assert environment["AWS_DEFAULT_REGION"] == "eu-west-1"
         assert environment["POWERTOOLS_SERVICE_NAME"] == "worker"
+        assert set(settings.work_queues) == {model["name"]}
 
 
 # What the image and the task must agree on
@@ -250,8 +312,7 @@ def test_volumes_are_the_tasks_own(any_kind: Compute) -> None:
 def test_the_image_is_built_from_what_it_needs(tmp_path: Path) -> None:
     """For the machines' processors, and without whatever else lies in a checkout."""
     app = App(outdir=str(tmp_path))
-    task = ecs.Ec2TaskDefinition(Stack(app, "Stack"), "Task")
-    task.add_container("worker", image=worker_image(), memory_limit_mib=1)
+    WorkerImage(Stack(app, "Stack"), "Image", ready="")
     app.synth()
     [manifest] = tmp_path.glob("Stack.assets.json")
     [asset] = json.loads(manifest.read_text(encoding="utf-8"))["dockerImages"].values()
@@ -317,9 +378,14 @@ def test_without_weights_a_worker_reads_no_other_bucket(compute: dict[str, Compu
 
 def test_only_tasks_of_this_account_take_a_workers_role(any_kind: Compute) -> None:
     """ECS must not be talked into it by somebody else."""
-    for slug in services(any_kind):
-        role = any_kind.of("AWS::IAM::Role")[f"Worker{slug}Role"]
-        [statement] = role["AssumeRolePolicyDocument"]["Statement"]
+    found = [
+        statement
+        for name, role in any_kind.of("AWS::IAM::Role").items()
+        if name.startswith("Worker")
+        for statement in role["AssumeRolePolicyDocument"]["Statement"]
+    ]
+    assert len(found) == 2 * len(any_kind.plans())
+    for statement in found:
         assert statement["Principal"] == {"Service": "ecs-tasks.amazonaws.com"}
         assert statement["Condition"] == {"StringEquals": {"aws:SourceAccount": "111122223333"}}
 
@@ -331,8 +397,8 @@ def test_ecs_may_fetch_the_image_and_write_the_log(made: Compute) -> None:
     )
     for slug in MODELS:
         logs = f"Worker{slug}Logs.Arn"
-        assert made.task(slug)["ExecutionRoleArn"] == f"Worker{slug}TaskExecutionRole.Arn"
-        assert made.grants(f"Worker{slug}TaskExecutionRole") == {
+        assert made.task(slug)["ExecutionRoleArn"] == f"Worker{slug}ExecutionRole.Arn"
+        assert made.grants(f"Worker{slug}ExecutionRole") == {
             # AWS has no resource for this one.
             Grant("ecr:GetAuthorizationToken", "*"),
             Grant("ecr:BatchCheckLayerAvailability", images),
@@ -341,13 +407,6 @@ def test_ecs_may_fetch_the_image_and_write_the_log(made: Compute) -> None:
             Grant("logs:CreateLogStream", logs),
             Grant("logs:PutLogEvents", logs),
         }
-
-
-def services(made: Compute) -> dict[str, dict[str, Any]]:
-    """Return the services by their models."""
-    found = made.of("AWS::ECS::Service")
-    assert found
-    return {name.removeprefix("Worker").removesuffix("Service"): found[name] for name in found}
 
 
 def options_of(made: Compute, slug: str) -> WorkerOptions:

@@ -1,0 +1,161 @@
+"""What a deployment says of each model's workers: a parameter, which Lambdas read anew."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict
+from typing import Any
+
+from aws_cdk import Duration, Stack
+from aws_cdk import aws_cloudwatch as cloudwatch
+from aws_cdk import aws_iam as iam
+from aws_cdk import aws_ssm as ssm
+from constructs import Construct
+
+from handler.batch.fleet import FleetPlan, LauncherKind
+from handler.batch.window import window_seconds
+from handler.metrics import NAMESPACE, Metric
+from infra.alarms import add_alarm
+from infra.config import Config, Model
+from infra.data.stack import DataStack
+
+# From a machine's start to the first row: image, weights, proof. Measured by nobody yet.
+_START_SECONDS = 300
+_MINUTE = Duration.minutes(1)
+# Longer than a machine takes to come, its image and its weights.
+_NO_WORKER_MINUTES = 30
+
+
+class Fleet(Construct):
+    """The plan of one model's workers, at `Config.fleets_path`; a new release of it is new workers.
+
+    Whoever reads it needs no deployment to hear of another one: old workers are then replaced.
+    """
+
+    def __init__(
+        self,
+        scope: Construct,
+        construct_id: str,
+        *,
+        config: Config,
+        model: Model,
+        launcher: LauncherKind,
+        release: str,
+        means: Mapping[str, Any],
+    ) -> None:
+        super().__init__(scope, construct_id)
+        plan = FleetPlan(
+            model=model.name,
+            launcher=launcher,
+            release=release,
+            max_workers=model.max_workers,
+            target_seconds=model.target_minutes * 60,
+            means=dict(means),
+        )
+        ssm.StringParameter(
+            self,
+            "Plan",
+            parameter_name=f"{config.fleets_path}/{model.slug}",
+            string_value=Stack.of(self).to_json_string(asdict(plan)),
+            description=f"How workers of {model.name} are started",
+        )
+
+
+class Launching(Construct):
+    """The rights of those who start, list and stop workers: a policy of the stack of the workers.
+
+    It is attached to roles of another stack, which knows nothing of how workers run.
+    """
+
+    def __init__(
+        self,
+        scope: Construct,
+        construct_id: str,
+        *,
+        roles: Iterable[iam.IRole],
+        may: Iterable[iam.PolicyStatement],
+    ) -> None:
+        super().__init__(scope, construct_id)
+        iam.Policy(self, "Policy", roles=list(roles), statements=list(may))
+
+
+class FleetAlarms(Construct):
+    """Tells people of a model whose work is not done: no workers, braked ones, or too few."""
+
+    def __init__(
+        self, scope: Construct, construct_id: str, *, data: DataStack, model: Model
+    ) -> None:
+        super().__init__(scope, construct_id)
+        self._data, self._model = data, model
+        name = model.name
+        self._add(
+            "Braked",
+            figure(model, Metric.FLEET_BRAKED, "reaper"),
+            above=0,
+            periods=1,
+            words=f"Workers of {name} end again and again: no more are started.",
+        )
+        self._add(
+            "NoWorker",
+            cloudwatch.MathExpression(
+                expression="IF(wanted > 0 AND workers < 1, 1, 0)",
+                label="no worker for open work",
+                period=_MINUTE,
+                using_metrics={
+                    "wanted": figure(model, Metric.WORKERS_WANTED, "reaper", "Maximum"),
+                    "workers": figure(model, Metric.WORKERS, "reaper", "Maximum"),
+                },
+            ),
+            above=0,
+            periods=_NO_WORKER_MINUTES,
+            words=f"{name} has open work and no worker runs.",
+        )
+        self._add(
+            "OldestMessage",
+            data.doorbells.work[name].metric_approximate_age_of_oldest_message(
+                period=_MINUTE, statistic="Maximum"
+            ),
+            above=window_seconds(data.config.windows.default, param="default") / 4,
+            periods=15,
+            words=f"A shard of {name} has waited for a quarter of a window.",
+        )
+        self._add(
+            "LeasesLost",
+            figure(model, Metric.LEASES_LOST, period=Duration.minutes(5)),
+            above=5,
+            periods=3,
+            words=f"Workers of {name} lose their leases again and again.",
+        )
+
+    def _add(
+        self, name: str, metric: cloudwatch.IMetric, *, above: float, periods: int, words: str
+    ) -> None:
+        add_alarm(
+            self,
+            name,
+            topic=self._data.topic,
+            metric=metric,
+            above=above,
+            periods=periods,
+            description=words,
+        )
+
+
+def figure(
+    model: Model,
+    metric: Metric,
+    service: str = "worker",
+    statistic: str = "Sum",
+    *,
+    label: str | None = None,
+    period: Duration = _MINUTE,
+) -> cloudwatch.Metric:
+    """Return what processes of one kind tell of a model."""
+    return cloudwatch.Metric(
+        namespace=NAMESPACE,
+        metric_name=metric.value,
+        dimensions_map={"service": service, "model": model.name},
+        period=period,
+        statistic=statistic,
+        label=label,
+    )

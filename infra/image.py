@@ -1,0 +1,64 @@
+"""The workers' image: one that lies in ECR, or one that is built when the stacks are deployed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Final
+
+from aws_cdk import Stack
+from aws_cdk import aws_ecr as ecr
+from aws_cdk import aws_ecs as ecs
+from aws_cdk import aws_iam as iam
+from aws_cdk.aws_ecr_assets import DockerImageAsset, Platform
+from constructs import Construct
+
+from infra.bundle import ROOT
+
+DOCKERFILE: Final = "container/Dockerfile"
+
+
+class WorkerImage(Construct):
+    """An image at `uri`, which ECS and SageMaker can both pull.
+
+    `ready` names one in ECR by its tag or its digest; without it, what lies in `folder` is built,
+    by the Dockerfile there.
+    """
+
+    def __init__(
+        self,
+        scope: Construct,
+        construct_id: str,
+        *,
+        ready: str,
+        folder: Path = ROOT,
+        file: str = DOCKERFILE,
+    ) -> None:
+        super().__init__(scope, construct_id)
+        if ready:
+            self._repository, self._tag = self._find(ready)
+            self.uri = ready
+        else:
+            built = DockerImageAsset(
+                self, "Built", directory=str(folder), file=file, platform=Platform.LINUX_AMD64
+            )
+            self._repository, self._tag = built.repository, built.image_tag
+            self.uri = built.image_uri
+
+    def for_ecs(self) -> ecs.ContainerImage:
+        """Return the image as a task definition takes it, which gets the right to pull it."""
+        return ecs.ContainerImage.from_ecr_repository(self._repository, self._tag)
+
+    def let_pull(self, role: iam.IGrantable) -> None:
+        """Give a role the right to pull the image."""
+        self._repository.grant_pull(role)
+
+    def _find(self, url: str) -> tuple[ecr.IRepository, str]:
+        registry, _, named = url.partition("/")
+        account, region = registry.split(".")[0], registry.split(".")[3]
+        name, _, digest = named.partition("@")
+        name, _, tag = name.partition(":")
+        arn = f"arn:{Stack.of(self).partition}:ecr:{region}:{account}:repository/{name}"
+        repository = ecr.Repository.from_repository_attributes(
+            self, "Repository", repository_arn=arn, repository_name=name
+        )
+        return repository, tag or digest
