@@ -20,6 +20,7 @@ from handler.aws.sync import Aws, aws_client
 from handler.batch.keys import DROP_TENANT
 from handler.tenants.keys import KeyStore, key_id_of
 from infra.client import Api, ApiFailed
+from infra.copies import time_copies
 from infra.drops import Drops
 from infra.outputs import NotDeployed, Outputs, read_outputs
 
@@ -135,7 +136,8 @@ def smoke(
 ) -> None:
     """Try the deployment of this name; raises SmokeFailed, ApiFailed, NotDeployed."""
     outputs = read_outputs(aws_client("cloudformation"), name)
-    drops = Drops(aws_client("s3"), outputs.bucket)
+    s3 = aws_client("s3")
+    drops = Drops(s3, outputs.bucket)
     with temporary_key(outputs) as key, closing(Api(outputs.api_url, key)) as api:
         visit = Smoke(api, drops, model or next(iter(outputs.work_queues)), seconds)
         try:
@@ -143,6 +145,7 @@ def smoke(
                 say(sentence)
         finally:
             visit.clean_up()
+    say(time_copies(s3, outputs.bucket))
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
