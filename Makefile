@@ -30,7 +30,7 @@ INSTALLED_NODE_CLIENT := tests/node/node_modules/.installed
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
-.PHONY: help fuzz-api demo browser screenshots demo-engine bootstrap deploy destroy smoke test test-all chaos soak check format openapi demo-model demo-speech demo-reranker examples bench bench-generation bench-encoders bench-serve bench-speech bench-grammar bench-start bench-host bench-batches bench-upload bench-mixed bench-gpu bench-models clean
+.PHONY: help fuzz-api demo browser screenshots demo-engine bootstrap image deploy destroy smoke test test-all chaos soak check format openapi demo-model demo-speech demo-reranker examples bench bench-generation bench-encoders bench-serve bench-speech bench-grammar bench-start bench-host bench-batches bench-upload bench-mixed bench-gpu bench-models clean
 
 help:
 	@echo "make demo          install, run the whole cloud on this machine, drop the example file into it"
@@ -38,6 +38,7 @@ help:
 	@echo "make test          install and run the tests (docs/testing.md)"
 	@echo "make test-all      run everything: also what takes minutes, and many more cases"
 	@echo "make bootstrap     prepare an AWS account and region for the CDK, once"
+	@echo "make image         build the workers' image for AWS and push it (IMAGE=…, docs/deploy.md)"
 	@echo "make deploy        set a deployment up in an AWS account (docs/deploy.md)"
 	@echo "make smoke         try a deployment: drop, follow, compare, cancel"
 	@echo "make destroy       take a deployment down; says what is kept"
@@ -163,6 +164,18 @@ bootstrap: $(INSTALLED_LOCAL) $(INSTALLED_NODE)
 deploy: $(INSTALLED_LOCAL) $(INSTALLED_NODE)
 	$(PREFLIGHT) $(CONFIG) --deploy
 	$(CDK) deploy --all -c config=$(CONFIG) --require-approval broadening
+
+# Needs a builder of buildx; zstd is read in a fraction of gzip's time. Prints what `image` is to be.
+IMAGE ?=
+image:
+	@test -n "$(IMAGE)" || { \
+	  echo "Name it: make image IMAGE=111122223333.dkr.ecr.eu-west-1.amazonaws.com/tidemill:1" >&2; exit 1; }
+	@mkdir -p $(OUT)
+	docker buildx build --platform linux/amd64 --file container/Dockerfile \
+	  --metadata-file $(OUT)/image.json --output \
+	  type=image,name=$(IMAGE),push=true,oci-mediatypes=true,compression=zstd,force-compression=true .
+	@$(PYTHON) -c "import json; made = json.load(open('$(OUT)/image.json')); \
+	  print('image = \"' + '$(IMAGE)'.partition(':')[0] + '@' + made['containerimage.digest'] + '\"')"
 
 destroy: $(INSTALLED_LOCAL) $(INSTALLED_NODE)
 	$(PREFLIGHT) $(CONFIG)

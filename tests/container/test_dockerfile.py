@@ -52,20 +52,20 @@ def test_instructions_are_read_as_docker_reads_them() -> None:
     ]
 
 
-def test_every_stage_begins_with_one_base_of_one_version() -> None:
+def test_every_stage_begins_with_one_base_by_its_digest() -> None:
     """The Python that constraints.txt was resolved for; the last stage begins with nothing."""
     [base] = [it.words for it in INSTRUCTIONS if it.name == "ARG"]
-    assert re.fullmatch(r"BASE=python:3\.11\.\d+-slim-bookworm", base)
+    assert re.fullmatch(r"BASE=python:3\.11\.\d+-slim-bookworm@sha256:[0-9a-f]{64}", base)
     assert "with Python 3.11." in (ROOT / "constraints.txt").read_text(encoding="utf-8")
     bases = [it.words.split()[0] for it in INSTRUCTIONS if it.name == "FROM"]
-    assert bases == ["${BASE}", "compiler", "${BASE}", "scratch"]
+    assert bases == ["${BASE}", "compiler", "build", "${BASE}", "scratch"]
 
 
 def test_the_last_stage_runs_nothing_and_takes_nothing_of_the_context() -> None:
     """It has no shell to run anything with, and only what the stages before have made."""
     assert of_stage("", "RUN", "SHELL", "ADD") == []
     assert copied_from_context("") == []
-    assert {it.flags["from"] for it in of_stage("", "COPY")} == {"build", "system"}
+    assert {it.flags["from"] for it in of_stage("", "COPY")} == {"build", "layers", "system"}
 
 
 def test_nothing_is_fetched_by_its_address() -> None:
@@ -136,6 +136,38 @@ def test_kernels_are_compiled_when_it_is_built() -> None:
     assert {f"TRITON_CACHE_DIR={folder}/triton", code} < {*of_gpu}
     assert of_gpu[-6:] == ["-m", "engine.model.beforehand", "80", "86", "89", "90"]
     assert not any(folder.startswith(volume) for volume in volumes())
+
+
+def test_libraries_lie_in_layers_that_change_apart(tmp_path: Path) -> None:
+    """By the very commands of the file: each library is in one layer, and none is lost."""
+    site = only("layers", "WORKDIR").words
+    names = ["nvidia", "torch", "triton", "numba", "transformers", "boto3", "boto3.dist-info"]
+    for name in names:
+        path = tmp_path / site.removeprefix("/") / name / "x.py"
+        path.parent.mkdir(parents=True)
+        path.touch()
+    command = only("layers", "RUN").words.replace("/opt/layers", f"{tmp_path}/layers")
+    command = command.replace("${PWD}", site)
+    subprocess.run(["/bin/sh", "-ec", command], cwd=tmp_path / site.removeprefix("/"), check=True)
+    copies = [it.words.split()[1:] for it in of_stage("", "COPY") if it.flags["from"] == "layers"]
+    assert copies[-1] == ["/opt/libraries", "/opt/libraries"]
+    layers = []
+    for source, to in copies:
+        place = source.replace("/opt/layers", "layers").removeprefix("/")
+        found = {
+            str(Path(to) / path.parent.relative_to(tmp_path / place))
+            for path in (tmp_path / place).rglob("*.py")
+        }
+        layers.append(sorted(name.removeprefix(f"{site}/") for name in found))
+    expected = [["nvidia"], ["torch"], ["numba", "triton"], ["transformers"]]
+    assert layers == [*expected, ["boto3", "boto3.dist-info"]]
+
+
+def test_byte_code_of_libraries_holds_no_time() -> None:
+    """Else a layer of the same libraries would be another one each time that it is made."""
+    libraries, _ = of_stage("build", "RUN")
+    assert " --no-compile " in libraries.words
+    assert "compileall -qq --invalidation-mode unchecked-hash" in libraries.words
 
 
 def test_tools_are_removed_from_the_system(tmp_path: Path) -> None:

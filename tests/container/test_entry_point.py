@@ -129,6 +129,9 @@ def test_the_libraries_are_those_of_the_lock(image: Image) -> None:
     assert {"aiobotocore", "boto3", "torch", "transformers"} <= ours.keys()
     assert ours.items() <= locked().items()
     assert "pip" not in installed
+    for name in ("boto3", "torch", "transformers"):
+        [code] = (site / name / "__pycache__").glob("__init__.*.pyc")
+        assert code.read_bytes()[4:8] == b"\x01\0\0\0"  # by a hash that is not checked
     assert [it.name for it in metadata.distributions(path=[str(image.path("/opt/tidemill"))])] == [
         "tidemill"
     ]
