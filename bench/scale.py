@@ -13,11 +13,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import ceil
 
-from handler.batch.cutter import MAX_SHARD_BYTES, MAX_SHARD_LINES
+from bench.join import Assumed, join, segments_of
+from handler.batch.cutter import ShardLimits
 from handler.batch.parts import SEGMENT_BYTES
 from handler.worker.site.config import WorkerConfig
-
-_MIB = 2**20
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,12 +29,12 @@ class Scenario:
     row_bytes: int
     rows_per_second: float  # of one worker
     intake_lines_per_second: float  # of one Lambda, measured: docs/performance.md
-    finalize_bytes_per_second: float  # of one Lambda that streams
 
     @property
     def shard_lines(self) -> int:
         """Lines of one shard: whichever limit is met first."""
-        return min(MAX_SHARD_LINES, MAX_SHARD_BYTES // self.line_bytes)
+        limits = ShardLimits().of_file(self.num_lines * self.line_bytes)
+        return min(limits.max_lines, limits.max_bytes // self.line_bytes)
 
     @property
     def num_shards(self) -> int:
@@ -116,16 +115,20 @@ def report(scenario: Scenario, worker: WorkerConfig) -> list[str]:
     most = (first.limit or 0) / (first.requests / run_seconds) * scenario.num_workers
     stored = scenario.num_lines * scenario.row_bytes
     intake = scenario.num_lines / scenario.intake_lines_per_second
-    finalize = stored / scenario.finalize_bytes_per_second
-    lambda_price = (intake + finalize) * 2 * 0.0000166667  # 2 GB each
+    joined = join(
+        *segments_of(scenario.num_lines, scenario.line_bytes, scenario.row_bytes), Assumed()
+    )
+    lambda_price = (intake + joined.seconds) * 2 * 0.0000166667  # 2 GB each
+    # As parts, as segments, and as what many segments become on their way to one object.
+    times = 3 if joined.num_groups else 2
     lines += [
         f"First limit: {first.name}, at about {most:,.0f} workers on one batch.",
         (
             f"Intake reads it in {intake / 3600:.1f} h ({ceil(intake / 840)} Lambda runs), "
-            f"finalize joins it in at most {finalize / 3600:.1f} h "
-            f"({ceil(finalize / 840)} runs): ${lambda_price:,.2f}."
+            f"finalize joins it in {joined.seconds / 60:.0f} minutes "
+            f"({ceil(joined.seconds / 840)} runs): ${lambda_price:,.2f}."
         ),
-        f"Rows under work/ for three days: ${2 * stored / 2**30 * 0.023 / 10:,.2f}.",
+        f"Rows under work/ for three days: ${times * stored / 2**30 * 0.023 / 10:,.2f}.",
         f"All requests: ${sum(demand.requests / 1e6 * demand.price for demand in found):,.2f}.",
     ]
     return lines
@@ -140,7 +143,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--row-bytes", type=int, default=1000)
     parser.add_argument("--rows-per-second", type=float, default=50)
     parser.add_argument("--intake-lines-per-second", type=float, default=30_000)
-    parser.add_argument("--finalize-mib-per-second", type=float, default=100)
     parsed = parser.parse_args(arguments)
     scenario = Scenario(
         parsed.workers,
@@ -149,7 +151,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
         parsed.row_bytes,
         parsed.rows_per_second,
         parsed.intake_lines_per_second,
-        parsed.finalize_mib_per_second * _MIB,
     )
     print("\n".join(report(scenario, WorkerConfig(queue="work"))))
 
