@@ -180,7 +180,8 @@ image:
 destroy: $(INSTALLED_LOCAL) $(INSTALLED_NODE)
 	$(PREFLIGHT) $(CONFIG)
 	@$(BIN)/python -m infra.kept --config $(CONFIG)
-	$(CDK) destroy --all -c config=$(CONFIG)
+	@$(BIN)/python -m infra.stop --config $(CONFIG)
+	$(CDK) destroy --all --force -c config=$(CONFIG)
 
 smoke: $(INSTALLED_LOCAL)
 	$(PREFLIGHT) $(CONFIG)

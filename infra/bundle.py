@@ -22,6 +22,7 @@ from typing import Final, Literal
 
 from aws_cdk import aws_lambda as lambda_
 
+from handler.aws.calls import SERVICES
 from handler.dashboard.assets import INSTALLED, LICENCES, VENDOR
 
 ROOT: Final = Path(__file__).parent.parent
@@ -38,7 +39,7 @@ _OURS = (
 # What only workers run, or reads tools that are in no Lambda.
 _LEFT_OUT = shutil.ignore_patterns("__pycache__", "worker", "weights", "aio.py")
 # botocore describes every service of AWS; Lambdas speak to these.
-_SERVICES = {"dynamodb", "s3", "sqs", "events", "ecs", "logs", "sagemaker", "ssm", "sts"}
+_SERVICES = {*SERVICES, "sts"}
 
 Machine = Literal["arm64", "x86_64"]
 
