@@ -6,7 +6,9 @@ release without a row of the model between them; another release, or a person, l
 
 from __future__ import annotations
 
+import math
 import re
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Final
 
@@ -14,9 +16,14 @@ from handler.batch.fleet import Brake, End, EndKind, FleetPlan, FleetState, Pace
 from handler.fleet.capacity import refused
 
 BRAKE_ENDS: Final = 3
-BRAKE_SECONDS: Final = 30 * 60
+# From one end to the next of a loop: machine, image, weights, five tries to load. Half an hour for
+# all of them would never see the loop of a large model, and that is the one that costs most.
+BRAKE_GAP_SECONDS: Final = 2 * 3600
+# What found no machine for so long may find one now.
+_FRESH_SECONDS: Final = 30 * 60
 # A release that dies often and gets rows done all the while must not outgrow its item.
 _MAX_ENDS: Final = 20
+_MEMORY_SECONDS: Final = BRAKE_ENDS * BRAKE_GAP_SECONDS
 CRASH_LOOP: Final = "crash_loop"
 STOPPED: Final = "stopped"
 
@@ -45,21 +52,29 @@ def counted(state: FleetState, end: End, plan: FleetPlan, pace: Pace, now: int) 
     launches = tuple(each for each in state.launches if each.worker != end.worker)
     state = replace(released(state, plan.release), launches=launches)
     is_known = any(each.worker == end.worker for each in state.ends)
-    if is_known or end.release != plan.release or end.at <= now - BRAKE_SECONDS:
+    if is_known or end.release != plan.release or end.at <= now - _MEMORY_SECONDS:
         return state
     if end.kind is EndKind.NO_CAPACITY:
         return refused(state, end)
     if end.kind is not EndKind.BAD:
         return state
-    recent = [each for each in state.ends if each.at > now - BRAKE_SECONDS]
+    recent = [each for each in state.ends if each.at > now - _MEMORY_SECONDS]
     state = replace(state, ends=(*recent[-_MAX_ENDS:], end))
-    bad = sorted(
-        (each for each in state.ends if each.kind is EndKind.BAD), key=lambda each: each.at
-    )
-    last = bad[-BRAKE_ENDS:]
-    if state.brake or len(last) < BRAKE_ENDS or pace.rows_at >= last[0].at:
+    loop = _loop(state.ends, pace)
+    if state.brake or len(loop) < BRAKE_ENDS:
         return state
-    return replace(state, brake=_brake(last[-1], now))
+    return replace(state, brake=_brake(loop, now))
+
+
+def _loop(ends: Sequence[End], pace: Pace) -> list[End]:
+    """Return the last bad ends, each soon after the one before, and no row since the first."""
+    bad = (each for each in ends if each.kind is EndKind.BAD and each.at > pace.rows_at)
+    loop: list[End] = []
+    for end in sorted(bad, key=lambda each: each.at):
+        if loop and end.at - loop[-1].at > BRAKE_GAP_SECONDS:
+            loop = []
+        loop.append(end)
+    return loop
 
 
 def released(state: FleetState, release: str) -> FleetState:
@@ -90,7 +105,7 @@ def waiting_of(state: FleetState, now: float) -> Waiting | None:
         message = f"{brake.reason} {brake.advice}"
         return Waiting(brake.code, message, brake.at)
     refusals = [each for each in state.ends if each.kind is EndKind.NO_CAPACITY]
-    if state.refusal is None or not refusals or refusals[-1].at <= now - BRAKE_SECONDS:
+    if state.refusal is None or not refusals or refusals[-1].at <= now - _FRESH_SECONDS:
         return None
     message = (
         f"No machine can be had for another worker: {_sentence(state.refusal)} "
@@ -99,11 +114,13 @@ def waiting_of(state: FleetState, now: float) -> Waiting | None:
     return Waiting("no_capacity", message, refusals[0].at)
 
 
-def _brake(end: End, now: int) -> Brake:
+def _brake(loop: Sequence[End], now: int) -> Brake:
+    end = loop[-1]
+    minutes = max(1, math.ceil((end.at - loop[0].at) / 60))
     said = f' Its last words: "{end.last_words}".' if end.last_words else ""
     reason = (
-        f"{BRAKE_ENDS} workers ended without a row in {BRAKE_SECONDS // 60} minutes, so no more "
-        f"are started. The last one: {_sentence(end.reason)}{said}"
+        f"{len(loop)} workers in a row ended badly, within {minutes} minutes and without a result, "
+        f"so no more are started. The last one: {_sentence(end.reason)}{said}"
     )
     what = next(
         (

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from handler.batch.fleet import End, EndKind, FleetState, Launch, Pace
 from handler.fleet.brake import (
     BRAKE_ENDS,
-    BRAKE_SECONDS,
+    BRAKE_GAP_SECONDS,
     counted,
     halted,
     released,
@@ -91,11 +91,21 @@ def test_only_bad_ends_count(kind: EndKind) -> None:
 
 
 def test_ends_long_apart_are_no_loop() -> None:
-    """What was half an hour ago is forgotten, and a late event about it counts for nothing."""
+    """What was hours ago is another matter, and a late event about it counts for nothing."""
     state = after(*LOOP[:2])
-    late = end_of("late", NOW + BRAKE_SECONDS + 60)
+    late = end_of("late", LOOP[1].at + BRAKE_GAP_SECONDS + 1)
     assert after(late, state=state).brake is None
-    assert after(end_of("old", NOW - BRAKE_SECONDS), state=state) == state
+    old = end_of("old", NOW - BRAKE_ENDS * BRAKE_GAP_SECONDS)
+    assert after(old, state=state) == state
+
+
+def test_a_loop_of_long_starts_is_one() -> None:
+    """A large model that dies when it has loaded for an hour is seen at its third start, too."""
+    ends = [end_of(f"w{n}", NOW + BRAKE_GAP_SECONDS * n) for n in range(BRAKE_ENDS)]
+    assert after(*ends[:-1]).brake is None
+    brake = after(*ends).brake
+    assert brake is not None
+    assert "within 240 minutes" in brake.reason
 
 
 def test_ends_of_another_release_do_not_count() -> None:
@@ -173,7 +183,7 @@ def test_batches_are_told_that_there_is_no_machine() -> None:
     assert waiting is not None
     assert (waiting.code, waiting.since) == ("no_capacity", NOW)
     assert "no room for ml.g6" in waiting.message
-    assert waiting_of(state, NOW + BRAKE_SECONDS + 60) is None
+    assert waiting_of(state, NOW + 3600) is None
 
 
 def test_workers_that_a_person_has_stopped() -> None:
