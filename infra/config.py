@@ -235,6 +235,12 @@ class Config(_Table):
             )
         if self.zones and not self.has_network:
             raise ValueError("zones are SageMaker's own choice where the network is public")
+        far = [model.name for model in self.models if model.weights_region]
+        if far and self.network == "isolated" and not self.isolated.internet:
+            raise ValueError(
+                f"{far[0]} has weights_region, and an isolated network has a way to other "
+                "regions by isolated.internet alone"
+            )
         return self
 
     @property

@@ -14,6 +14,7 @@ from cli.terminal import say
 
 if TYPE_CHECKING:
     from engine.config import LoraModule
+    from handler.aws.sync import Aws
     from handler.weights.cache import Progress
 
 VARIABLE = "TIDEMILL_WEIGHTS_CACHE"
@@ -55,7 +56,6 @@ def _enter(
     try:
         from botocore.exceptions import BotoCoreError
 
-        from handler.aws.sync import Aws
         from handler.weights.cache import local_weights
         from handler.weights.manifest import Location, WeightsRefused
     except ModuleNotFoundError as exc:
@@ -68,11 +68,30 @@ def _enter(
         raise Refused(str(exc)) from exc
     try:
         folder = _cache_folder(cache)
-        return stack.enter_context(local_weights(Aws(), location, folder, watch, region))
+        aws = _aws_in(region)
+        return stack.enter_context(local_weights(aws, location, folder, watch, region))
     except WeightsRefused as exc:
         raise EngineFailed(str(exc)) from exc
     except BotoCoreError as exc:
         raise CliError(f"AWS cannot be used: {exc}") from exc
+
+
+def _aws_in(region: str | None) -> Aws:
+    """Return who reads from another region, by an address that is reached by IPv6, too.
+
+    Workers in a network without addresses of IPv4 have a gateway to S3 in their own region alone.
+    """
+    from botocore.config import Config
+
+    from handler.aws.sync import Aws, aws_client
+
+    if not region:
+        return Aws()
+    is_real = not any(name.startswith("AWS_ENDPOINT_URL") for name in os.environ)
+    far = Config(use_dualstack_endpoint=is_real)  # an endpoint that is given has one address
+    return Aws(
+        lambda service, config: aws_client(service, region_name=region, config=config.merge(far))
+    )
 
 
 def _cache_folder(given: str | None) -> Path:

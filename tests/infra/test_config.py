@@ -98,6 +98,13 @@ WRONG: list[tuple[dict[str, Any], str]] = [
         "zones are SageMaker's own choice where the network is public.",
     ),
     (
+        {"network": "isolated", "models": [MODEL | {"weights_region": "eu-west-1"}]},
+        (
+            f"{MODEL['name']} has weights_region, and an isolated network has a way to other "
+            "regions by isolated.internet alone."
+        ),
+    ),
+    (
         {"network": "isolated", "isolated": {"endpoint_zones": 3}},
         "isolated.endpoint_zones must be at most 2, the zones there are.",
     ),

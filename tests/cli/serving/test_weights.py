@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
@@ -15,7 +16,7 @@ import pytest
 
 import demo
 from cli.errors import Refused
-from cli.serving.weights import every_few_seconds, local_model, say_progress
+from cli.serving.weights import _aws_in, every_few_seconds, local_model, say_progress
 from engine.kernels.cpu.compiling import BROUGHT, folders
 from handler.aws.sync import Aws
 from handler.weights.cache import Progress
@@ -196,6 +197,21 @@ def test_a_run_that_is_stopped_while_it_fetches_leaves_the_output_alone(
     assert not (tmp_path / "out").exists()
     assert (tmp_path / "cache").exists()
     assert not (tmp_path / "home").exists()
+
+
+@pytest.mark.parametrize(
+    ("region", "host"),
+    [("", "s3.eu-west-1.amazonaws.com"), ("us-west-2", "s3.dualstack.us-west-2.amazonaws.com")],
+)
+def test_weights_of_another_region_are_reached_by_both_kinds_of_addresses(
+    monkeypatch: pytest.MonkeyPatch, region: str, host: str
+) -> None:
+    """There is a gateway to S3 of the own region only, and a worker may have no other IPv4."""
+    for name in [name for name in os.environ if name.startswith("AWS_")]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("AWS_REGION", "eu-west-1")
+    monkeypatch.setattr("boto3.DEFAULT_SESSION", None)
+    assert _aws_in(region).clients["s3"].meta.endpoint_url == f"https://{host}"
 
 
 @pytest.mark.parametrize("model", ["folder", "org/name", "/abs/folder"])
