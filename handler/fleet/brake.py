@@ -8,11 +8,21 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Final
 
-from handler.batch.fleet import Brake, End, EndKind, FleetPlan, FleetState, Pace, Waiting
+from handler.batch.fleet import (
+    Brake,
+    End,
+    EndKind,
+    FleetPlan,
+    FleetState,
+    Pace,
+    Waiting,
+    Worker,
+    WorkerStatus,
+)
 from handler.fleet.capacity import refused
 
 BRAKE_ENDS: Final = 3
@@ -64,6 +74,12 @@ def counted(state: FleetState, end: End, plan: FleetPlan, pace: Pace, now: int) 
     if state.brake or len(loop) < BRAKE_ENDS:
         return state
     return replace(state, brake=_brake(loop, now))
+
+
+def may_have_rows(workers: Iterable[Worker], release: str) -> bool:
+    """Say whether rows may be those of workers of a release: not where only others run."""
+    running = {worker.release for worker in workers if worker.status is WorkerStatus.RUNNING}
+    return not running or release in running
 
 
 def _loop(ends: Sequence[End], pace: Pace) -> list[End]:

@@ -8,11 +8,12 @@ from functools import partial
 from typing import Any
 
 from handler.aws.calls import Operation
-from handler.batch.fleet import EndKind
+from handler.batch.fleet import EndKind, Pace
 from handler.deployment import Deployment
-from handler.fleet.brake import counted
+from handler.fleet.brake import counted, may_have_rows
 from handler.fleet.ends import read_end
 from handler.fleet.machines import leave_machine
+from handler.fleet.stop import running
 from handler.fleet.words import read_last_words
 from handler.log import logger
 
@@ -42,8 +43,13 @@ def take_end(deployment: Deployment, event: Mapping[str, Any], now: int) -> Oper
         reason=end.reason,
         last_words=end.last_words,
     )
+    plan = plans[end.model]
     pace = yield from deployment.fleets.get_pace(end.model)
-    count = partial(counted, end=end, plan=plans[end.model], pace=pace, now=now)
+    if end.kind is EndKind.BAD:
+        workers = yield from running(deployment, plan)
+        if not may_have_rows(workers, plan.release):
+            pace = Pace()  # of those whose place this release is to take
+    count = partial(counted, end=end, plan=plan, pace=pace, now=now)
     state = yield from deployment.fleets.change(end.model, count)
     if state.brake is not None and state.brake.at == now:
         logger.error("no more workers are started", model=end.model, reason=state.brake.reason)

@@ -8,17 +8,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from handler.batch.fleet import End, EndKind, FleetState, Launch, Pace
+from handler.batch.fleet import End, EndKind, FleetState, Launch, Pace, Worker, WorkerStatus
 from handler.fleet.brake import (
     BRAKE_ENDS,
     BRAKE_GAP_SECONDS,
     counted,
     halted,
+    may_have_rows,
     released,
     resumed,
     waiting_of,
 )
 from tests.handler.fleet.given import LOCAL, NOW, end_of
+
+STARTING, RUNNING, STOPPING = WorkerStatus.STARTING, WorkerStatus.RUNNING, WorkerStatus.STOPPING
 
 
 def after(*ends: End, state: FleetState | None = None, rows_at: int = 0) -> FleetState:
@@ -76,6 +79,24 @@ def test_what_is_remembered_has_a_bound() -> None:
 def test_a_row_since_the_first_end_holds_the_brake_off(rows_at: int, is_set: bool) -> None:  # noqa: FBT001
     """Workers that get on between their deaths are worth what they cost."""
     assert (after(*LOOP, rows_at=rows_at).brake is not None) is is_set
+
+
+@pytest.mark.parametrize(
+    ("workers", "may"),
+    [
+        ([], True),
+        ([("r1", RUNNING)], True),
+        ([("r0", RUNNING)], False),
+        ([("r0", RUNNING), ("r1", RUNNING)], True),
+        ([("r0", RUNNING), ("r1", STARTING)], False),
+        ([("r0", STOPPING)], True),
+    ],
+    ids=["nobody", "its own", "others", "both", "its own only start", "others have gone"],
+)
+def test_whose_rows_there_are(workers: list[tuple[str, WorkerStatus]], may: bool) -> None:  # noqa: FBT001
+    """While old workers go on, what they do says nothing of a release that dies of its start."""
+    there = [Worker(f"w{n}", *worker) for n, worker in enumerate(workers)]
+    assert may_have_rows(there, "r1") is may
 
 
 def test_a_row_forgives_only_what_was_before_it() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
 
@@ -10,10 +11,11 @@ import pytest
 
 from handler.aws.calls import Call, Operation
 from handler.aws.parameters import plan_text
-from handler.batch.fleet import FleetState
+from handler.batch.fleet import FleetState, Pace
 from handler.errors import AwsError
 from handler.fleet.brake import BRAKE_ENDS
 from handler.fleet.ends import LogPlace
+from handler.fleet.processes import ProcessLauncher
 from handler.fleet.words import read_last_words
 from handler.lambdas.control import act_on
 from tests.emulators import Emulator, deployment_of
@@ -107,6 +109,22 @@ def test_a_loop_of_events_sets_the_brake(fleet: Cloud) -> None:
     brake = tell(fleet, BRAKE_ENDS, lastWords="no kernel image").brake
     assert brake is not None
     assert "no kernel image" in brake.reason
+
+
+def test_rows_of_the_release_before_forgive_nothing(fleet: Cloud) -> None:
+    """A deployment that cannot run is braked while what it shall replace gets on."""
+    deployment = fleet.deployment
+    for number, release in ((1, "r0"), (2, "r1")):
+        old = ProcessLauncher(deployment.processes)
+        name = fleet.run(old.start(replace(LOCAL, release=release), number))
+        fleet.run(deployment.processes.tell("local", name, "running", 1))
+    fleet.run(deployment.fleets.tell_pace("local", Pace(rows_at=2**33)))
+    for number in range(BRAKE_ENDS):
+        assert tell(fleet, number).brake is None
+    fleet.run(deployment.processes.forget("local", name))
+    for number in range(BRAKE_ENDS, 2 * BRAKE_ENDS - 1):
+        tell(fleet, number)
+    assert tell(fleet, 2 * BRAKE_ENDS).brake is not None
 
 
 def test_events_of_no_worker_change_nothing(fleet: Cloud) -> None:
