@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import astuple, dataclass, field, replace
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field, fields, replace
 from enum import StrEnum
+from operator import attrgetter
 from typing import Any, Literal
 
 from engine.batchfile.pace import Rates
@@ -83,11 +85,11 @@ class Progress:
 
     def __add__(self, other: Progress) -> Progress:
         """Return the sum, field by field."""
-        return Progress(*(a + b for a, b in zip(astuple(self), astuple(other), strict=True)))
+        return sum_of((self, other))
 
     def since(self, earlier: Progress) -> Progress:
         """Return what has been added since, field by field and never less than nothing."""
-        both = zip(astuple(self), astuple(earlier), strict=True)
+        both = zip(_counts_of(self), _counts_of(earlier), strict=True)
         return Progress(*(max(type(now)(0), now - then) for now, then in both)).at_rest
 
     @property
@@ -104,6 +106,16 @@ class Progress:
     def num_rows(self) -> int:
         """Rows that are durable, good or bad."""
         return self.completed + self.failed
+
+
+_counts_of: Callable[[Progress], tuple[Any, ...]] = attrgetter(
+    *(each.name for each in fields(Progress))
+)
+
+
+def sum_of(progresses: Iterable[Progress]) -> Progress:
+    """Return the sum, field by field, also of thousands; of none nothing."""
+    return Progress(*map(sum, zip(*map(_counts_of, progresses), strict=True)))
 
 
 @dataclass(frozen=True, slots=True)

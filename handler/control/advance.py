@@ -94,14 +94,15 @@ def _progress(
     now: Callable[[], float],
 ) -> Batch | None:
     """Return the batch, finalizing if all its shards are done or its window has ended."""
-    if batch.shards_left == 0:
+    is_rung = batch.shards_rung >= batch.num_shards
+    if is_rung and aws.run(deployment.table.count_left(batch)) == 0:
         return _wind_up(aws, deployment, batch, Status.COMPLETED, int(now()))
     if batch.expires_at <= now():
         return _wind_up(aws, deployment, batch, Status.EXPIRED, int(now()))
-    if batch.shards_rung < batch.num_shards:
-        ring_shards(aws, deployment, batch, time_left)
-    else:
+    if is_rung:
         close_abandoned(aws, deployment, batch, time_left, now)
+    else:
+        ring_shards(aws, deployment, batch, time_left)
     return batch
 
 

@@ -89,7 +89,7 @@ def _bury_shard(deployment: Deployment, batch_id: str, number: int, now: int) ->
         return
     queue = deployment.work.get(batch.model or "")
     if is_hopeless(deployment, shard):
-        yield from give_up_shard(deployment, batch, shard)
+        yield from give_up_shard(deployment, batch, number, shard.attempts)
     elif not shard.abandoned and queue is not None:
         logger.warning("rung again", batch_id=batch_id, shards=[number])
         yield from queue.send(shard_message(batch_id, number), group=batch.tenant)

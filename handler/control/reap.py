@@ -13,6 +13,7 @@ until its webhook was told, or did not hear in nine tries: it is rung for when o
 from __future__ import annotations
 
 from collections.abc import Sequence
+from collections.abc import Set as AbstractSet
 from concurrent.futures import ThreadPoolExecutor
 from hashlib import blake2b
 from typing import Final
@@ -21,7 +22,8 @@ from handler.aws.calls import Operation
 from handler.aws.queues import advance_message, shard_message, tens
 from handler.aws.sync import Aws
 from handler.batch.fleet import OpenWork
-from handler.batch.model import Batch, BatchError, Progress, Shard, ShardStatus
+from handler.batch.live import Standing
+from handler.batch.model import Batch, BatchError, Shard
 from handler.batch.states import Status
 from handler.deployment import Deployment
 from handler.errors import AwsError
@@ -40,7 +42,8 @@ OVERDUE_SECONDS = 24 * 3600
 # The queue rings for the first tries itself; of those that are hours later nobody else thinks.
 WEBHOOK_OVERDUE_SECONDS = 30
 
-_RUNG_AGAIN = 10
+_RUNG_AGAIN, _RUNG_AT_ONCE = 10, 5000
+_NOTE_SECONDS = 5 * 60
 _NUM_THREADS = 8
 _LAST: Final = {
     Status.VALIDATING: Status.EXPIRED,
@@ -104,60 +107,83 @@ def look(deployment: Deployment, batch_id: str, now: int) -> Operation[OpenWork 
 def _mend(deployment: Deployment, batch: Batch, now: int) -> Operation[OpenWork | None]:
     """Do what is missing; return what is open of a batch whose shards are there to be run."""
     winds_up_since = batch.winds_up_since
-    is_expired = batch.expires_at <= now
     if now - max(batch.expires_at, winds_up_since or 0) > OVERDUE_SECONDS:
         yield from _give_up(deployment, batch, now)
     elif winds_up_since is not None:
         if now - max(batch.turn_until, winds_up_since) > SILENT_SECONDS:
             yield from _ring(deployment, batch, "winding up")
     elif batch.status is Status.VALIDATING:
-        if is_expired:
+        if batch.expires_at <= now:
             yield from end(deployment, batch.id, Status.EXPIRED, now)
         elif (yield from _is_stuck(deployment, batch, f"read to {_short(batch.checkpoint)}", now)):
             yield from _ring(deployment, batch, "intake")
-    elif is_expired or batch.shards_left == 0:
+    elif batch.expires_at <= now:
         yield from _ring(deployment, batch, "end of work")
-    elif batch.shards_rung < batch.num_shards:
-        if (yield from _is_stuck(deployment, batch, f"rung to {batch.shards_rung}", now)):
-            yield from _ring(deployment, batch, "ringing")
-        return open_work(batch, Progress(), num_shards=batch.shards_left)
     else:
-        return (yield from _mend_shards(deployment, batch, now))
+        return (yield from _mend_running(deployment, batch, now))
     return None
 
 
-def _mend_shards(deployment: Deployment, batch: Batch, now: int) -> Operation[OpenWork]:
-    """Give up shards that fail again and again, and ring for those whose doorbell is lost."""
-    shards = yield from deployment.table.list_shards(batch.id)
-    free = [
-        shard
-        for shard in shards
-        if shard.status is ShardStatus.PENDING and not shard.is_leased(now)
-    ]
-    hopeless = [shard for shard in free if is_hopeless(deployment, shard)]
-    for shard in hopeless:
-        yield from give_up_shard(deployment, batch, shard)
-    if hopeless or any(shard.abandoned for shard in free):
+def _mend_running(deployment: Deployment, batch: Batch, now: int) -> Operation[OpenWork | None]:
+    """See to the shards of a batch; return what is open of it."""
+    standing = yield from deployment.table.stand(batch)
+    if standing.num_done >= batch.shards_left:
+        yield from _ring(deployment, batch, "end of work")
+        return None
+    given_up: set[int] = set()
+    if batch.shards_rung >= batch.num_shards:
+        given_up = yield from _give_up_hopeless(deployment, batch, standing, now)
+        yield from _ring_lost(deployment, batch, standing, given_up, now)
+    elif (yield from _is_stuck(deployment, batch, f"rung to {batch.shards_rung}", now)):
+        yield from _ring(deployment, batch, "ringing")
+    num_shards = batch.shards_left - standing.num_done - len(given_up)
+    running = standing.leased(now)
+    return open_work(batch, standing.progress(now), num_shards=num_shards, running=running)
+
+
+def _give_up_hopeless(
+    deployment: Deployment, batch: Batch, standing: Standing, now: int
+) -> Operation[set[int]]:
+    """Give up shards that fail again and again; return all that are given up and not closed."""
+    max_attempts = deployment.settings.max_attempts
+    given_up = set()
+    for live in standing.live:
+        if live.is_leased(now) or not (live.is_given_up or live.attempts >= max_attempts):
+            continue
+        given_up.add(live.number)
+        if not live.is_given_up:
+            yield from give_up_shard(deployment, batch, live.number, live.attempts)
+    if given_up:
         yield from _ring(deployment, batch, "shards given up")
-    waiting = [shard for shard in free if not shard.abandoned and shard not in hopeless]
-    mark = f"{batch.shards_left} shards left, {sum(shard.fence for shard in shards)} claims"
+    return given_up
+
+
+def _ring_lost(
+    deployment: Deployment, batch: Batch, standing: Standing, given_up: AbstractSet[int], now: int
+) -> Operation[None]:
+    """Ring for shards that wait for a worker, where it seems that their doorbells are lost."""
+    others = {shard.number for shard in standing.leased(now)} | given_up
+    num_left = batch.shards_left - standing.num_done
+    num_claims = sum(shard.fence for shard in standing.live)
+    num_rows = standing.progress(now).num_rows
+    mark = f"{num_left} shards left, {num_claims} claims, {num_rows} rows"
     is_stuck = yield from _is_stuck(deployment, batch, mark, now)
+    num_waiting = num_left - len(others)
     queue = deployment.work.get(batch.model or "")
-    if waiting and queue is None:
+    if num_waiting <= 0:
+        return
+    if queue is None:
         logger.error("no queue for the model", batch_id=batch.id, model=batch.model)
-    elif (
-        waiting
-        and queue is not None
-        and ((is_empty := (yield from queue.count()) == 0) or is_stuck)
-    ):
-        # Behind a long queue a batch looks stuck for hours: then a few, or the copies pile up.
-        rung = waiting if is_empty else waiting[:_RUNG_AGAIN]
-        for messages in tens(shard_message(batch.id, shard.number) for shard in rung):
-            yield from queue.send_all(messages, group=batch.tenant)
-        logger.warning("rung again", batch_id=batch.id, shards=_numbers(rung))
-    done = sum((shard.progress for shard in shards), start=Progress())
-    leased = [shard for shard in shards if shard.is_leased(now)]
-    return open_work(batch, done, num_shards=len(waiting) + len(leased), running=leased)
+        return
+    is_empty = (yield from queue.count()) == 0
+    if not (is_empty or is_stuck):
+        return
+    # Behind a long queue a batch looks stuck for hours: then a few, or the copies pile up.
+    limit = min(num_waiting, _RUNG_AT_ONCE if is_empty else _RUNG_AGAIN)
+    numbers = yield from deployment.table.list_waiting(batch.id, others, limit)
+    for messages in tens(shard_message(batch.id, number) for number in numbers):
+        yield from queue.send_all(messages, group=batch.tenant)
+    logger.warning("rung again", batch_id=batch.id, shards=numbers[:100])
 
 
 def is_hopeless(deployment: Deployment, shard: Shard) -> bool:
@@ -165,10 +191,12 @@ def is_hopeless(deployment: Deployment, shard: Shard) -> bool:
     return not shard.abandoned and shard.attempts >= deployment.settings.max_attempts
 
 
-def give_up_shard(deployment: Deployment, batch: Batch, shard: Shard) -> Operation[None]:
-    """Give up a shard that is hopeless."""
-    reason = f"The shard was given up: {shard.attempts} runs of it ended without a new row."
-    yield from abandon(deployment, shard, reason, model=batch.model)
+def give_up_shard(
+    deployment: Deployment, batch: Batch, number: int, attempts: int
+) -> Operation[None]:
+    """Give up a shard that is hopeless, after so many claims."""
+    reason = f"The shard was given up: {attempts} runs of it ended without a new row."
+    yield from abandon(deployment, batch.id, number, reason, model=batch.model)
 
 
 def _give_up(deployment: Deployment, batch: Batch, now: int) -> Operation[None]:
@@ -187,10 +215,13 @@ def _give_up(deployment: Deployment, batch: Batch, now: int) -> Operation[None]:
 
 
 def _is_stuck(deployment: Deployment, batch: Batch, mark: str, now: int) -> Operation[bool]:
-    """Say, once in a while, that a batch has been seen like this for long."""
-    is_new = batch.seen != mark or batch.seen_at is None
-    is_stuck = not is_new and now - (batch.seen_at or 0) >= STUCK_SECONDS
-    if is_new or is_stuck:
+    """Say, once in a while, that a batch has been seen like this for long.
+
+    What moves all the time is noted once in a while, too: each note is written twice, for lists.
+    """
+    is_new, seconds = batch.seen != mark, now - (batch.seen_at or 0)
+    is_stuck = not is_new and seconds >= STUCK_SECONDS
+    if is_stuck or (is_new and seconds >= _NOTE_SECONDS):
         yield from deployment.table.change_batch(batch.id, batch.status, seen=mark, seen_at=now)
     return is_stuck
 
@@ -202,7 +233,3 @@ def _ring(deployment: Deployment, batch: Batch, reason: str) -> Operation[None]:
 
 def _short(text: str | None) -> str:
     return blake2b((text or "").encode(), digest_size=8).hexdigest()
-
-
-def _numbers(shards: Sequence[Shard]) -> list[int]:
-    return [shard.number for shard in shards[:100]]

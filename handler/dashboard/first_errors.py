@@ -18,7 +18,7 @@ from handler.errors import BadPart, NotThere
 _MAX_READ: Final = 10
 _MAX_BYTES: Final = 2**18
 _MAX_CHARS: Final = 600
-_MAX_SHARDS, _MAX_PARTS = 3, 10
+_MAX_SHARDS, _MAX_PARTS, _MAX_PAGES = 3, 10, 8
 
 
 def first_errors(deployment: Deployment, batch: Batch) -> Operation[list[Failure] | None]:
@@ -37,9 +37,7 @@ def first_errors(deployment: Deployment, batch: Batch) -> Operation[list[Failure
 def _of_shards(deployment: Deployment, batch: Batch) -> Operation[list[Failure]]:
     """Look into a few shards that are known to have such rows."""
     found: list[Failure] = []
-    shards = yield from deployment.table.list_shards(batch.id)
-    failing = [shard for shard in shards if shard.progress.failed]
-    for shard in failing[:_MAX_SHARDS]:
+    for shard in (yield from _failing(deployment, batch)):
         if shard.error_sizes:
             [first, *_] = ERRORS.segments_of(shard)
             found += yield from _of_object(deployment, first.key)
@@ -48,6 +46,24 @@ def _of_shards(deployment: Deployment, batch: Batch) -> Operation[list[Failure]]
         if len(found) >= _MAX_READ:
             break
     return found
+
+
+def _failing(deployment: Deployment, batch: Batch) -> Operation[list[Shard]]:
+    """Return a few shards that have such rows, of those that are done the first ones."""
+    table = deployment.table
+    standing = yield from table.stand(batch)
+    found: list[Shard] = []
+    first: int | None = 0 if standing.done.failed else None
+    for _ in range(_MAX_PAGES):
+        if first is None or len(found) >= _MAX_SHARDS:
+            break
+        shards, first = yield from table.page_of_shards(batch.id, first)
+        found += [shard for shard in shards if shard.error_sizes]
+    for live in standing.live:
+        if len(found) < _MAX_SHARDS and live.progress.failed:
+            shard = yield from table.get_shard(batch.id, live.number)
+            found += [shard] if shard else []
+    return found[:_MAX_SHARDS]
 
 
 def _of_parts(deployment: Deployment, shard: Shard, limit: int) -> Operation[list[Failure]]:

@@ -61,7 +61,7 @@ def close_shards(run: Run) -> None:
 
     Raises ComeBack while workers may still hand in rows, and when the time is over.
     """
-    if run.batch.shards_left == 0:
+    if run.aws.run(run.deployment.table.count_left(run.batch)) == 0:
         return
     shards = each_shard(run.aws, run.deployment, run.batch.id, run.check)
     closing = (shard for shard in shards if _is_to_close(run.batch, shard))
@@ -83,6 +83,12 @@ def close_abandoned(
 
     One that somebody still holds is looked at again when its lease has ended.
     """
+    table = deployment.table
+    given_up = [shard for shard in aws.run(table.stand(batch)).live if shard.is_given_up]
+    found = aws.run_all(table.get_shard(batch.id, shard.number) for shard in given_up)
+    closing = [shard for shard in found if shard and shard.status is ShardStatus.PENDING]
+    if not closing:
+        return
 
     def check() -> None:
         if time_left() < RESERVE_SECONDS:
@@ -90,10 +96,6 @@ def close_abandoned(
 
     delay_seconds = 0.0
     try:
-        shards = each_shard(aws, deployment, batch.id, check)
-        closing = [each for each in shards if each.abandoned and each.status is ShardStatus.PENDING]
-        if not closing:
-            return
         if not _close_all(aws, deployment, batch, closing, now=now, steal=False, check=check):
             leased = [shard.lease_until for shard in closing if shard.is_leased(now())]
             delay_seconds = max(_WAIT_SECONDS, min(leased, default=0.0) + 1 - now())
@@ -152,7 +154,7 @@ def _close(
         return exc.item is not None and exc.item["status"] == ShardStatus.DONE
     index = _index_parts(aws, deployment, mine)
     progress = index.progress()
-    num_failures = _fill(aws, deployment, batch, mine, index)
+    mine, num_failures = _fill(aws, deployment, batch, mine, index)
     seal = index.seal()
     aws.run(deployment.bucket.put_segments(mine, seal))
     final = replace(
@@ -190,15 +192,17 @@ def _index_parts(aws: Aws, deployment: Deployment, shard: Shard) -> PartIndex:
     return aws.run(deployment.bucket.index_parts(shard.batch_id, shard.number, left_out=left_out))
 
 
-def _fill(aws: Aws, deployment: Deployment, batch: Batch, shard: Shard, index: PartIndex) -> int:
+def _fill(
+    aws: Aws, deployment: Deployment, batch: Batch, shard: Shard, index: PartIndex
+) -> tuple[Shard, int]:
     """Give every line without a row the one it is due; return how many of them are failures.
 
-    These rows are no part of the shard: should this run die, the next must be able to tell them
-    from real failures.
+    The shard, which is returned as it is then, is given up where they cannot be read. The rows are
+    no part of it: should this run die, the next must be able to tell them from real failures.
     """
     reason = why_not_run(batch, shard)
     if reason is None or len(index) == shard.num_rows:
-        return 0
+        return shard, 0
     # As a stream: the one line of a shard may be a gigabyte that is to be skipped.
     source = replace(batch.source, num_bytes=shard.end)
     with closing(ObjectStream(aws, source, shard.start)) as stream:
@@ -206,14 +210,15 @@ def _fill(aws: Aws, deployment: Deployment, batch: Batch, shard: Shard, index: P
         try:
             filled = [_row_of(line, reason) for line in lines if line.number not in index]
         except (NotThere, ObjectChanged):
-            if shard.abandoned is None:
-                aws.run(abandon(deployment, shard, _UNREADABLE, model=batch.model))
-            return 0
+            if shard.abandoned is not None:
+                return shard, 0
+            aws.run(abandon(deployment, batch.id, shard.number, _UNREADABLE, model=batch.model))
+            return replace(shard, abandoned=_UNREADABLE), 0
     key = fill_key(batch.id, shard.number, shard.fence)
     part = encode_part(row for row, _ in filled)
     aws.run(deployment.bucket.put(key, part))
     index.add(key, decode_index(part))
-    return sum(is_failure for _, is_failure in filled)
+    return shard, sum(is_failure for _, is_failure in filled)
 
 
 def _row_of(raw: RawLine, reason: NotRun) -> tuple[FinishedRow, bool]:

@@ -7,7 +7,8 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
 from handler.batch.fleet import FleetPlan, OpenWork, Pace
-from handler.batch.model import Batch, Progress, Shard
+from handler.batch.live import Live
+from handler.batch.model import Batch, Progress
 
 # For the end of a window any help is worth its start.
 _LAST_MINUTE_SECONDS = 60
@@ -22,7 +23,7 @@ class Wanted:
 
 
 def open_work(
-    batch: Batch, done: Progress, *, num_shards: int, running: Collection[Shard] = ()
+    batch: Batch, done: Progress, *, num_shards: int, running: Collection[Live] = ()
 ) -> OpenWork:
     """Return what is left of a batch in progress, of which workers have the `running` shards."""
     tokens = done.prompt_tokens + done.completion_tokens

@@ -25,9 +25,9 @@ def describe(
 
 
 def progress_of(deployment: Deployment, batch: Batch, now: float) -> Operation[Progress]:
-    """Return how far a batch is; one that is still being read has no shards to ask."""
+    """Return how far a batch is; one that is still being read has no shards."""
     if batch.final is not None:
         return batch.final
     if batch.status is Status.VALIDATING or batch.in_progress_at is None:
         return Progress()
-    return (yield from deployment.table.sum_progress(batch.id, now))
+    return (yield from deployment.table.stand(batch)).progress(now)

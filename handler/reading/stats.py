@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Final, Literal
+from typing import Final, Literal, NamedTuple
 
 from pydantic import BaseModel
 
-from handler.aws.stores.overview import Survey
 from handler.aws.sync import Aws
-from handler.batch.model import Batch, Progress
+from handler.batch.live import Standing
+from handler.batch.model import Batch, Progress, sum_of
 from handler.batch.states import RANK, TERMINAL, Status
 from handler.batch.wire import cost_of
 from handler.deployment import Deployment
@@ -63,8 +63,11 @@ def stats_of(aws: Aws, deployment: Deployment, tenant: str, now: float) -> Stats
     """Return how a tenant stands now; of each sum another moment is meant, none is a promise."""
     batches = aws.run(deployment.overview.list_active(tenant))
     running = [batch for batch in batches if batch.in_progress_at is not None][:MAX_SURVEYED]
-    found = aws.run_all(deployment.overview.survey(batch.id, now) for batch in running)
-    surveys = {batch.id: survey for batch, survey in zip(running, found, strict=True)}
+    found = aws.run_all(deployment.table.stand(batch) for batch in running)
+    surveys = {
+        batch.id: _survey(batch, standing, now)
+        for batch, standing in zip(running, found, strict=True)
+    }
     total = aws.run(deployment.ledger.get_total(tenant))
     has_prices = bool(deployment.settings.gpu_hour_prices)
     return StatsObject(
@@ -77,10 +80,24 @@ def stats_of(aws: Aws, deployment: Deployment, tenant: str, now: float) -> Stats
     )
 
 
+class _Survey(NamedTuple):
+    """Progress of a batch, and how many of its shards wait for a worker or have one."""
+
+    progress: Progress = Progress()
+    num_waiting: int = 0
+    num_running: int = 0
+
+
+def _survey(batch: Batch, standing: Standing, now: float) -> _Survey:
+    num_running = len(standing.leased(now))
+    num_waiting = batch.shards_left - standing.num_done - num_running
+    return _Survey(standing.progress(now), num_waiting, num_running)
+
+
 def _active(
-    deployment: Deployment, batches: list[Batch], surveys: dict[str, Survey]
+    deployment: Deployment, batches: list[Batch], surveys: dict[str, _Survey]
 ) -> ActiveStats:
-    progress = sum((survey.progress for survey in surveys.values()), start=Progress())
+    progress = sum_of(survey.progress for survey in surveys.values())
     settings = deployment.settings
     costs = [
         cost_of(surveys[batch.id].progress, settings.gpu_hour_price(batch.model)) or 0.0
@@ -89,7 +106,7 @@ def _active(
     ]
     # What is cancelled or put together waits for no worker any more.
     waiting = [
-        (batch, surveys.get(batch.id, Survey(num_waiting=batch.num_shards)))
+        (batch, surveys.get(batch.id, _Survey(num_waiting=batch.num_shards)))
         for batch in batches
         if batch.status is Status.IN_PROGRESS
     ]

@@ -125,11 +125,11 @@ def test_a_cancelled_batch_keeps_its_finished_rows(
     cloud.drop(name, lines(count - 2) + b"\n" + slow)
 
     def has_come_far(batch: Batch) -> bool:
-        done = aws.run(deployment.table.sum_progress(batch.id, time.time())).num_rows
+        done = aws.run(deployment.table.stand(batch)).progress(time.time()).num_rows
         return batch.status is Status.IN_PROGRESS and done >= share * count
 
     batch = wait_until(aws, deployment, name, has_come_far)
-    before = aws.run(deployment.table.sum_progress(batch.id, time.time())).num_rows
+    before = aws.run(deployment.table.stand(batch)).progress(time.time()).num_rows
     aws.run(cancel(deployment, batch.id, int(time.time())))
     report = cloud.wait(name)
     rows = cloud.rows(name)
@@ -163,7 +163,7 @@ def test_an_expired_batch_has_a_row_for_every_line(
         aws,
         deployment,
         "expire",
-        lambda batch: aws.run(deployment.table.sum_progress(batch.id, time.time())).num_rows > 20,
+        lambda batch: aws.run(deployment.table.stand(batch)).progress(time.time()).num_rows > 20,
     )
     soon = int(time.time())
     aws.run(deployment.table.change_batch(batch.id, Status.IN_PROGRESS, expires_at=soon))
@@ -328,7 +328,7 @@ def test_an_input_that_goes_while_it_runs_fails_the_batch(
         aws,
         deployment,
         "gone",
-        lambda batch: aws.run(deployment.table.sum_progress(batch.id, time.time())).num_rows > 0,
+        lambda batch: aws.run(deployment.table.stand(batch)).progress(time.time()).num_rows > 0,
     )
     versions = cloud.s3.list_object_versions(
         Bucket=cloud.resources.bucket, Prefix="input/gone.jsonl"

@@ -1,13 +1,30 @@
-"""The table's operations on shards: claimed, renewed and committed, each by its owner alone."""
+"""The table's operations on shards: claimed, renewed and committed, each by its owner alone.
+
+What is planned of a shard and what came of it stands in one item, which alone tells whether it is
+done and whose commit counts; what changes while it runs in another, from its first claim on.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from collections.abc import Set as AbstractSet
+from dataclasses import replace
 from typing import Any
 
 from handler.aws.calls import Call, Operation
 from handler.aws.items import dump, from_item, load, to_item
-from handler.aws.stores.store import META, Store, expression, nothing_there, present
+from handler.aws.stores.live import (
+    LiveStore,
+    count_key,
+    counting,
+    live_fields,
+    live_item,
+    live_key,
+    live_name,
+    told,
+    with_live,
+)
+from handler.aws.stores.store import META, condition, expression, nothing_there, present
 from handler.batch.model import Progress, Shard, ShardStatus
 from handler.errors import ConditionFailed, LeaseLost
 
@@ -15,7 +32,7 @@ _SHARD = "SHARD#"
 _LAST_SHARD = 9_999_999
 
 
-class ShardStore(Store):
+class ShardStore(LiveStore):
     """Makes the operations on the shards of batches in one DynamoDB table."""
 
     __slots__ = ()
@@ -24,7 +41,7 @@ class ShardStore(Store):
         """Record a planned shard; one that is there already stays as it is."""
         arguments = {
             "TableName": self.name,
-            "Item": to_item(_shard_key(shard) | dump(shard)),
+            "Item": to_item(_shard_key(shard) | _planned(shard)),
             **nothing_there(),
         }
         try:
@@ -34,13 +51,17 @@ class ShardStore(Store):
 
     def get_shard(self, batch_id: str, number: int) -> Operation[Shard | None]:
         """Return the shard as it is now, or None."""
-        fields = yield from self.get(_shard_key_of(batch_id, number))
-        return load(Shard, fields) if fields else None
+        shard, _ = yield from self._read(batch_id, number)
+        return shard
 
     def list_shards(self, batch_id: str) -> Operation[list[Shard]]:
         """Return all shards of a batch in their order."""
-        fields = yield from self.query(f"BATCH#{batch_id}", _SHARD)
-        return [load(Shard, item) for item in fields]
+        found: list[Shard] = []
+        first: int | None = 0
+        while first is not None:
+            page, first = yield from self.page_of_shards(batch_id, first)
+            found += page
+        return found
 
     def page_of_shards(
         self, batch_id: str, first: int = 0, limit: int | None = None
@@ -50,30 +71,37 @@ class ShardStore(Store):
         They are as they are now, those that are run too. Beside them the number with which the next
         page begins, None behind the last. At most `limit` of them, where that is said.
         """
-        bounds = {":first": _shard_name(first), ":last": _shard_name(_LAST_SHARD)}
-        response = yield Call(
-            "dynamodb",
-            "query",
-            {
-                "TableName": self.name,
-                "KeyConditionExpression": "pk = :pk AND sk BETWEEN :first AND :last",
-                "ExpressionAttributeValues": to_item({":pk": f"BATCH#{batch_id}"} | bounds),
-                "ConsistentRead": True,
-                **({} if limit is None else {"Limit": limit}),
-            },
+        fields, last = yield from self._between(
+            batch_id, _shard_name(first), _shard_name(_LAST_SHARD), limit
         )
-        shards = [load(Shard, item) for item in present(response["Items"])]
-        last = response.get("LastEvaluatedKey")
-        return shards, int(from_item(last)["sk"].removeprefix(_SHARD)) + 1 if last else None
+        pending = [item["number"] for item in fields if item["status"] == ShardStatus.PENDING]
+        live: list[dict[str, Any]] = []
+        after = live_name(pending[0]) if pending else None
+        while after is not None:
+            found, after = yield from self._between(batch_id, after, live_name(pending[-1]))
+            live += found
+        by_number = {_number_in(item["sk"]): item for item in live}
+        shards = [with_live(item, by_number.get(item["number"])) for item in fields]
+        return shards, _number_in(last) + 1 if last else None
 
-    def sum_progress(self, batch_id: str, now: float) -> Operation[Progress]:
-        """Return the sum of the shards' absolute counts: it never falls while a batch runs.
-
-        Rates are summed over those shards that somebody has the right to run now.
-        """
-        only = ("progress", "owner", "lease_until")
-        fields = yield from self.query(f"BATCH#{batch_id}", _SHARD, only)
-        return sum((progress_in(item, now) for item in fields), start=Progress())
+    def list_waiting(
+        self, batch_id: str, others: AbstractSet[int], limit: int
+    ) -> Operation[list[int]]:
+        """Return the numbers of the first shards that are not done and not among the others."""
+        found: list[int] = []
+        after = None
+        while True:
+            items, after = yield from self.query_page(
+                f"BATCH#{batch_id}",
+                _SHARD,
+                ("number",),
+                after=after,
+                having={"status": str(ShardStatus.PENDING)},
+            )
+            numbers = (int(from_item(item)["number"]) for item in items)
+            found += [number for number in numbers if number not in others]
+            if after is None or len(found) >= limit:
+                return found[:limit]
 
     def claim(
         self,
@@ -90,29 +118,45 @@ class ShardStore(Store):
         `owner` is unique to this claim. With `steal` another's lease counts for nothing. Raises
         ConditionFailed, whose item is the shard, when it is done, leased or not there.
         """
-        free = "" if steal else " AND (attribute_not_exists(#owner) OR #lease_until < :now)"
-        try:
-            fields = yield from self.update(
-                _shard_key_of(batch_id, number),
-                {"owner": owner, "lease_until": now + lease_seconds},
-                f"#status = :pending{free}",
-                {":pending": str(ShardStatus.PENDING)} | ({} if steal else {":now": now}),
-                increments={"fence": 1, "attempts": 1},
+        while True:
+            shard, live = yield from self._read(batch_id, number)
+            if shard is None:
+                raise ConditionFailed(f"there is no shard {number} of {batch_id}")
+            if shard.owner == owner:
+                return shard
+            if shard.status is ShardStatus.DONE or (shard.is_leased(now) and not steal):
+                raise ConditionFailed(f"shard {number} of {batch_id}", item=dump(shard))
+            mine = replace(
+                shard,
+                owner=owner,
+                lease_until=now + lease_seconds,
+                fence=shard.fence + 1,
+                attempts=shard.attempts + 1,
             )
-        except ConditionFailed as exc:
-            if exc.item and exc.item.get("owner") == owner:
-                return load(Shard, exc.item)
-            raise
-        return load(Shard, fields)
+            # Whoever has changed either since it was read is looked at first.
+            same = condition("#state = :seen", {":seen": live["state"]}) if live else None
+            put = {
+                "TableName": self.name,
+                "Item": to_item(live_item(mine)),
+                **(same or nothing_there()),
+            }
+            try:
+                yield self.transact(
+                    self._update_pending(shard, {"fence": mine.fence}), {"Put": put}
+                )
+            except ConditionFailed:
+                continue
+            return mine
 
     def renew(
         self, shard: Shard, *, lease_until: float, progress: Progress, attempts: int
     ) -> Operation[None]:
         """Keep a shard and tell how far it is; raises LeaseLost when another owner has it."""
-        yield from self._update_own(
-            shard,
-            {"lease_until": lease_until, "progress": dump(progress), "attempts": attempts},
-        )
+        kept = replace(shard, lease_until=lease_until, progress=progress, attempts=attempts)
+        try:
+            yield from self._update_own(shard, {"state": live_fields(kept)["state"]})
+        except ConditionFailed as exc:
+            raise LeaseLost(f"shard {shard.number} of {shard.batch_id}") from exc
 
     def release(
         self,
@@ -127,31 +171,36 @@ class ShardStore(Store):
 
         Given back already it is left as it is: nobody else can have done that.
         """
-        changes = {
-            "progress": dump(progress),
-            "suspects": suspects,
-            "quarantined": quarantined,
-            "attempts": attempts,
-        }
+        free = replace(
+            shard,
+            owner=None,
+            lease_until=0.0,
+            progress=progress,
+            suspects=tuple(map(tuple, suspects)),
+            quarantined=tuple(quarantined),
+            attempts=attempts,
+        )
+        fields = live_fields(free)
+        del fields["abandoned"]
         try:
-            yield from self._update_own(shard, changes, removed=("owner", "lease_until"))
-        except LeaseLost:
+            yield from self._update_own(shard, fields)
+        except ConditionFailed as exc:
             now = yield from self.get_shard(shard.batch_id, shard.number)
             is_free = now is not None and now.status is ShardStatus.PENDING and now.owner is None
             if now is None or not is_free or now.fence != shard.fence:
-                raise
+                raise LeaseLost(f"shard {shard.number} of {shard.batch_id}") from exc
 
     def abandon(self, batch_id: str, number: int, reason: str) -> Operation[bool]:
-        """Give up the lines of a shard that have no row; True for the first who does.
+        """Give up the lines of a begun shard that have no row; True for the first who does.
 
-        A shard that is done or given up already stays as it is.
+        A shard that is done, given up already, or was never begun stays as it is.
         """
         try:
             yield from self.update(
-                _shard_key_of(batch_id, number),
+                live_key(batch_id, number),
                 {"abandoned": reason},
-                "#status = :pending AND attribute_not_exists(#abandoned)",
-                {":pending": str(ShardStatus.PENDING)},
+                "attribute_exists(pk) AND attribute_not_exists(#abandoned)",
+                {},
             )
         except ConditionFailed:
             return False
@@ -165,52 +214,81 @@ class ShardStore(Store):
         output_sizes: Sequence[int],
         error_sizes: Sequence[int],
     ) -> Operation[None]:
-        """Make the segments under the shard's fence its rows, and count it off in its batch.
+        """Make the segments under the shard's fence its rows, and add it to what its batch has.
 
         Both happen or none. Raises LeaseLost when another owner has the shard.
         """
-        fields = {
+        done = {
             "status": str(ShardStatus.DONE),
-            "progress": dump(progress),
+            "progress": told(progress),
             "output_sizes": output_sizes,
             "error_sizes": error_sizes,
+            "suspects": shard.suspects or None,
+            "quarantined": shard.quarantined or None,
+            "abandoned": shard.abandoned,
+            # An earlier version has kept them here.
+            **dict.fromkeys(("owner", "lease_until", "attempts")),
         }
-        own = "#status = :pending AND #fence = :fence"
-        values = {":pending": str(ShardStatus.PENDING), ":fence": shard.fence}
-        done = {
+        live = {"TableName": self.name, "Key": to_item(live_key(shard.batch_id, shard.number))}
+        counts = {
             "TableName": self.name,
-            "Key": to_item(_shard_key(shard)),
-            **expression(fields, removed=("owner", "lease_until"), condition=own, values=values),
-        }
-        counted = {
-            "TableName": self.name,
-            "Key": to_item(batch_key(shard.batch_id)),
-            **expression({}, increments={"shards_left": -1}),
+            "Key": to_item(count_key(shard)),
+            **counting(shard, progress),
         }
         try:
-            yield self.transact({"Update": done}, {"Update": counted})
+            yield self.transact(
+                self._update_pending(shard, done), {"Delete": live}, {"Update": counts}
+            )
         except ConditionFailed as exc:
             now = yield from self.get_shard(shard.batch_id, shard.number)
             if now is None or now.status is not ShardStatus.DONE or now.fence != shard.fence:
                 raise LeaseLost(f"shard {shard.number} of {shard.batch_id}") from exc
 
-    def _update_own(
-        self, shard: Shard, fields: Mapping[str, object], removed: Sequence[str] = ()
-    ) -> Operation[None]:
-        try:
-            yield from self.update(
-                _shard_key(shard),
-                fields,
-                "#status = :pending AND #fence = :fence AND #owner = :owner",
-                {
-                    ":pending": str(ShardStatus.PENDING),
-                    ":fence": shard.fence,
-                    ":owner": shard.owner,
-                },
-                removed=removed,
-            )
-        except ConditionFailed as exc:
-            raise LeaseLost(f"shard {shard.number} of {shard.batch_id}") from exc
+    def _between(
+        self, batch_id: str, first: str, last: str, limit: int | None = None
+    ) -> Operation[tuple[list[dict[str, Any]], str | None]]:
+        """Return a page of a batch's items, and the name of the last one where more follow."""
+        bounds = {":pk": f"BATCH#{batch_id}", ":first": first, ":last": last}
+        response = yield Call(
+            "dynamodb",
+            "query",
+            {
+                "TableName": self.name,
+                "KeyConditionExpression": "pk = :pk AND sk BETWEEN :first AND :last",
+                "ExpressionAttributeValues": to_item(bounds),
+                "ConsistentRead": True,
+                **({} if limit is None else {"Limit": limit}),
+            },
+        )
+        end = response.get("LastEvaluatedKey")
+        return present(response["Items"]), from_item(end)["sk"] if end else None
+
+    def _read(
+        self, batch_id: str, number: int
+    ) -> Operation[tuple[Shard | None, dict[str, Any] | None]]:
+        """Return a shard as it is now, and the item of what is live of it."""
+        fields = yield from self.get(_shard_key_of(batch_id, number))
+        if fields is None or fields["status"] == ShardStatus.DONE:
+            return (load(Shard, fields) if fields else None), None
+        live = yield from self.get(live_key(batch_id, number))
+        return with_live(fields, live), live
+
+    def _update_pending(self, shard: Shard, fields: Mapping[str, object]) -> dict[str, Any]:
+        """Return the change of a shard that nobody has claimed since it was read."""
+        change = expression(
+            fields,
+            condition="#status = :pending AND #fence = :fence",
+            values={":pending": str(ShardStatus.PENDING), ":fence": shard.fence},
+        )
+        return {"Update": {"TableName": self.name, "Key": to_item(_shard_key(shard)), **change}}
+
+    def _update_own(self, shard: Shard, fields: Mapping[str, object]) -> Operation[None]:
+        yield from self.update(
+            live_key(shard.batch_id, shard.number),
+            fields,
+            "#owner = :mine",
+            {":mine": shard.owner},
+        )
 
 
 def batch_key(batch_id: str) -> dict[str, object]:
@@ -230,12 +308,12 @@ def _shard_name(number: int) -> str:
     return f"{_SHARD}{number:07}"
 
 
-def progress_in(fields: Mapping[str, Any], now: float) -> Progress:
-    """Return the progress in the fields of a shard; it has rates while somebody runs the shard."""
-    progress = load(Progress, fields["progress"])
-    return progress if is_leased(fields, now) else progress.at_rest
+def _planned(shard: Shard) -> dict[str, object]:
+    """Return the fields of a planned shard that are not as those of every other."""
+    usual = dump(Shard("", -1, -1, -1, -1, -1))
+    always = {"status": str(shard.status), "fence": shard.fence}
+    return {name: value for name, value in dump(shard).items() if value != usual[name]} | always
 
 
-def is_leased(fields: Mapping[str, Any], now: float) -> bool:
-    """Say whether somebody runs the shard of these fields."""
-    return fields.get("owner") is not None and fields.get("lease_until", 0.0) >= now
+def _number_in(name: str) -> int:
+    return int(name.rpartition("#")[2])

@@ -67,26 +67,49 @@ class Store:
 
         `only` names the fields that are wanted of each, where not all are.
         """
+        names = (*only, "expires") if only else ()
+        found: list[dict[str, Any]] = []
+        last: Mapping[str, Any] | None = None
+        while True:
+            items, last = yield from self.query_page(partition, prefix, names, after=last)
+            found += present(items)
+            if last is None:
+                return found
+
+    def query_page(
+        self,
+        partition: str,
+        prefix: str,
+        only: Sequence[str] = (),
+        *,
+        after: Mapping[str, Any] | None = None,
+        having: Mapping[str, object] | None = None,
+    ) -> Operation[tuple[list[Mapping[str, Any]], Mapping[str, Any] | None]]:
+        """Return items as DynamoDB has them, up to a megabyte read, and what the next follows.
+
+        Those that have expired are among them; `having` names values that fields must have. What is
+        returned last is None when no more follow.
+        """
+        wanted = having or {}
         arguments: dict[str, Any] = {
             "TableName": self.name,
             "KeyConditionExpression": "pk = :pk AND begins_with(sk, :prefix)",
-            "ExpressionAttributeValues": to_item({":pk": partition, ":prefix": prefix}),
+            "ExpressionAttributeValues": to_item(
+                {":pk": partition, ":prefix": prefix}
+                | {f":{name}": value for name, value in wanted.items()}
+            ),
             "ConsistentRead": True,
         }
         if only:
-            names = {f"#{name}": name for name in (*only, "expires")}
-            arguments |= {
-                "ProjectionExpression": ", ".join(names),
-                "ExpressionAttributeNames": names,
-            }
-        found: list[dict[str, Any]] = []
-        while True:
-            response = yield Call("dynamodb", "query", arguments)
-            found += present(response["Items"])
-            last = response.get("LastEvaluatedKey")
-            if not last:
-                return found
-            arguments["ExclusiveStartKey"] = last
+            arguments["ProjectionExpression"] = ", ".join(f"#{name}" for name in only)
+        if wanted:
+            arguments["FilterExpression"] = " AND ".join(f"#{name} = :{name}" for name in wanted)
+        if names := {*only, *wanted}:
+            arguments["ExpressionAttributeNames"] = {f"#{name}": name for name in sorted(names)}
+        if after is not None:
+            arguments["ExclusiveStartKey"] = after
+        response = yield Call("dynamodb", "query", arguments)
+        return response["Items"], response.get("LastEvaluatedKey") or None
 
     def update(
         self,

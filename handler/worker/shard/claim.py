@@ -110,7 +110,8 @@ async def _give_back(site: Site, doorbell: Doorbell, shard: Shard, reason: str) 
         logger.info("lease lost", reason=str(exc), batch_id=shard.batch_id, shard=shard.number)
     if is_hopeless and shard.abandoned is None:
         words = f"The shard was given up: {reason}."
-        await site.aws.run(abandon(site.deployment, shard, words, model=site.model))
+        given_up = abandon(site.deployment, shard.batch_id, shard.number, words, model=site.model)
+        await site.aws.run(given_up)
     logger.warning("not run", reason=reason, batch_id=shard.batch_id, shard=shard.number)
     message = advance_message(shard.batch_id)
     await site.aws.run(site.deployment.control.send(message, group=doorbell.group))
@@ -126,7 +127,9 @@ def _tell_wait(site: Site, doorbell: Doorbell, batch: Batch) -> None:
 async def ring_if_last(site: Site, batch_id: str) -> None:
     """Ring for a batch that runs and has no shard left."""
     batch = await site.aws.run(site.deployment.table.get_batch(batch_id))
-    if batch is not None and batch.status is Status.IN_PROGRESS and batch.shards_left == 0:
+    if batch is None or batch.status is not Status.IN_PROGRESS:
+        return
+    if await site.aws.run(site.deployment.table.count_left(batch)) == 0:
         message = advance_message(batch_id)
         await site.aws.run(site.deployment.control.send(message, group=batch.tenant))
 

@@ -121,6 +121,7 @@ def test_a_shard_that_was_given_up_is_closed(files: Cloud) -> None:
     """Its lines get an error row, and the batch comes to its end."""
     batch = go_on(files, files.create(lines_of(20)))
     finish(files, batch, 0)
+    files.claim(batch.id, 1, lease_seconds=-1)
     files.run(files.deployment.table.abandon(batch.id, 1, "tried too often"))
     go_on(files, batch)
     assert files.messages() == [advance_message(batch.id)]

@@ -140,9 +140,8 @@ def test_a_shard_that_is_given_up_is_counted_once(
 def test_two_who_give_a_shard_up_at_once_count_it_once(mini: Cloud, counted: Counted) -> None:
     """Both have seen that it is hopeless; the words of the first stay."""
     drop = hopeless(mini)
-    stale = drop.shard(0)
     for reason in ("first", "second"):
-        mini.run(abandon(mini.deployment, stale, reason, model=MODEL))
+        mini.run(abandon(mini.deployment, drop.id, 0, reason, model=MODEL))
     assert [line.figures for line in counted()] == [{"ShardsGivenUp": 1}]
     assert drop.shard(0).abandoned == "first"
 
@@ -179,6 +178,7 @@ def test_rows_of_a_run_that_loses_the_shard_are_not_counted(
 ) -> None:
     """Its commit does not happen; whoever has the shard counts them."""
     drop = mini.drop(4).begin()
+    drop.claim(0)
     mini.run(mini.deployment.table.abandon(drop.id, 0, "given up"))
     put = type(mini.deployment.bucket).put_segments
 

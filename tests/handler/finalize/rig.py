@@ -102,7 +102,8 @@ class Cloud:
         for number, first in enumerate(firsts):
             last = min(first + LINES_PER_SHARD, num_lines)
             shard = Shard(batch.id, number, first + 1, last - first, starts[first], starts[last])
-            self.run(self.deployment.table.put_shard(shard))
+            planned = replace(shard, expires=batch.expires)
+            self.run(self.deployment.table.put_shard(planned))
         return Drop(self, batch.id, lines)
 
     def messages(self, wait_seconds: float = 0, queue: Any = None) -> list[dict[str, Any]]:
@@ -158,6 +159,12 @@ class Drop:
         """Return a shard as it is now."""
         shard: Shard = self.cloud.run(self.cloud.deployment.table.get_shard(self.id, number))
         return shard
+
+    @property
+    def num_left(self) -> int:
+        """Return how many shards are not done."""
+        left: int = self.cloud.run(self.cloud.deployment.table.count_left(self.batch))
+        return left
 
     @property
     def num_shards(self) -> int:

@@ -151,7 +151,7 @@ def test_an_abandoned_shard_is_closed_while_the_batch_runs(cloud: Cloud) -> None
     cloud.run(cloud.deployment.table.abandon(drop.id, 0, "Five runs of it ended without a row."))
     close_abandoned(cloud.aws, cloud.deployment, drop.batch, plenty)
     assert cloud.messages(wait_seconds=10) == [advance_message(drop.id)]
-    assert (drop.batch.status, drop.batch.shards_left) == (Status.IN_PROGRESS, 1)
+    assert (drop.batch.status, drop.num_left) == (Status.IN_PROGRESS, 1)
     close_abandoned(cloud.aws, cloud.deployment, drop.batch, plenty)
     assert cloud.messages() == []
     drop.run_shard(1)
@@ -186,6 +186,7 @@ def test_an_abandoned_shard_that_is_held_is_looked_at_again(mini: Cloud) -> None
 def test_closing_without_time_is_left_to_another_run(mini: Cloud) -> None:
     """A run that is nearly over closes nothing and rings."""
     drop = mini.drop(4).begin()
+    drop.claim(0)
     mini.run(mini.deployment.table.abandon(drop.id, 0, "given up"))
     close_abandoned(mini.aws, mini.deployment, drop.batch, lambda: 1.0)
     assert drop.shard(0).status is ShardStatus.PENDING

@@ -120,11 +120,11 @@ class Cloud:
         """Return the shards of a batch."""
         return self.run(self.deployment.table.list_shards(batch_id))
 
-    def claim(self, batch_id: str, number: int = 0) -> Shard:
+    def claim(self, batch_id: str, number: int = 0, *, lease_seconds: float = 60) -> Shard:
         """Claim a shard as a worker does."""
         return self.run(
             self.deployment.table.claim(
-                batch_id, number, owner="worker", now=time.time(), lease_seconds=60
+                batch_id, number, owner="worker", now=time.time(), lease_seconds=lease_seconds
             )
         )
 

@@ -126,8 +126,8 @@ def test_of_many_shards_those_are_read_that_an_answer_needs(
     calls = calls_to(mini, monkeypatch)
     assert lines_in(results_of(drop, 64, 4, cache)) == [65, 66, 67, 68]
     made = Counter(call.method for call in calls if call.service == "dynamodb")
-    assert made["query"] <= 3
-    assert made["get_item"] <= 5
+    assert made["query"] <= 6  # shards and what is live of them; singly, too
+    assert made["get_item"] <= 10
 
 
 def come_late(drop: Drop, older: Shard) -> None:

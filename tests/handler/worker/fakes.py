@@ -129,6 +129,16 @@ class QuickAws(AioAws):
         return response
 
 
+def is_claim(call: Call) -> bool:
+    """Say whether a call claims a shard."""
+    return any("Put" in write for write in call.arguments.get("TransactItems", ()))
+
+
+def is_commit(call: Call) -> bool:
+    """Say whether a call commits a shard."""
+    return any("Delete" in write for write in call.arguments.get("TransactItems", ()))
+
+
 class FaultyAws:
     """Drives operations, but what `refuses` says of a call, None or an exception, comes first.
 

@@ -222,6 +222,12 @@ class Work:
         batch: Batch = self.rig.run(self.rig.deployment.table.get_batch(self.id))
         return batch
 
+    @property
+    def num_left(self) -> int:
+        """Return how many shards are not done."""
+        left: int = self.rig.run(self.rig.deployment.table.count_left(self.batch))
+        return left
+
     def shard(self, number: int = 0) -> Shard:
         """Return a shard as it is now."""
         shard: Shard = self.rig.run(self.rig.deployment.table.get_shard(self.id, number))

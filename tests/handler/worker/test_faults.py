@@ -16,7 +16,7 @@ from handler.batch.parts import FinishedRow, encode_part
 from handler.errors import AwsError
 from handler.worker import worker as worker_module
 from handler.worker.site import site as site_module
-from tests.handler.worker.fakes import FaultyAws, QuickAws
+from tests.handler.worker.fakes import FaultyAws, QuickAws, is_claim, is_commit
 from tests.handler.worker.rig import NEVER, PATIENCE_SECONDS, Rig, RunningWorker, until
 
 GOOD: dict[str, Any] = {}
@@ -40,15 +40,9 @@ def is_part(call: Call) -> bool:
     return call.method == "put_object" and "/part-" in call.arguments["Key"]
 
 
-def is_claim(call: Call) -> bool:
-    """Say whether a call claims a shard."""
-    return call.method == "update_item" and "#fence +" in call.arguments["UpdateExpression"]
-
-
 def is_renewal(call: Call) -> bool:
     """Say whether a call renews a lease."""
-    expression = call.arguments.get("UpdateExpression", "")
-    return call.method == "update_item" and "SET #lease_until" in expression
+    return call.arguments.get("UpdateExpression") == "SET #state = :set_state"
 
 
 @asynccontextmanager
@@ -86,10 +80,10 @@ async def test_a_part_that_failed_is_written_under_another_number(rig: Rig, *, a
 async def test_a_commit_that_failed_is_sent_again(rig: Rig, *, after: bool) -> None:
     """If it had succeeded, the second finds its own work and the shard counts once."""
     work = rig.batch(GOOD)
-    refuses = times(1, lambda call: call.method == "transact_write_items")
+    refuses = times(1, is_commit)
     async with failing(rig, refuses, after=after):
         await until(lambda: work.is_done and not rig.run(rig.queue.count()))
-    assert work.batch.shards_left == 0
+    assert work.num_left == 0
     assert rig.messages() == [{"kind": "advance", "batch_id": work.id}]
 
 
@@ -173,7 +167,7 @@ async def test_a_late_commit_changes_nothing(rig: Rig) -> None:
     stolen = []
 
     def steal(call: Call) -> Exception | None:
-        if call.method == "transact_write_items" and not stolen:
+        if is_commit(call) and not stolen:
             table = rig.deployment.table
             stolen.append(
                 rig.run(table.claim(work.id, 0, owner="x", now=0, lease_seconds=60, steal=True))
@@ -184,7 +178,7 @@ async def test_a_late_commit_changes_nothing(rig: Rig) -> None:
         await until(lambda: stolen)
         await asyncio.sleep(0.5)
     assert work.shard() == stolen[0]
-    assert work.batch.shards_left == 1
+    assert work.num_left == 1
 
 
 async def test_a_part_that_is_none_counts_as_not_there(rig: Rig) -> None:

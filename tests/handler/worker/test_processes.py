@@ -81,7 +81,7 @@ def test_a_message_that_two_have_is_run_by_one(rig: Rig) -> None:
     work.ring(0, 0, 0, 0)
     wait_for(lambda: work.is_done and not rig.run(rig.queue.count()))
     assert both[0].asked() + both[1].asked() == ["c1"]
-    assert work.batch.shards_left == 0
+    assert work.num_left == 0
 
 
 def test_what_a_killed_worker_made_durable_is_kept(rig: Rig) -> None:
@@ -116,7 +116,7 @@ def test_a_worker_that_slept_through_its_lease_changes_nothing(rig: Rig) -> None
     assert zombie.events("part written") == []
     assert zombie.events("committed") == []
     assert work.ids() == names(1, 2, 3)
-    assert work.batch.shards_left == 0
+    assert work.num_left == 0
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])

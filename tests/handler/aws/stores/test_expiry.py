@@ -11,12 +11,15 @@ import pytest
 from handler.aws.calls import Call, Operation
 from handler.aws.items import from_item, to_item
 from handler.aws.stores.drops import Arrival
+from handler.aws.stores.live import count_key, counting, live_item
+from handler.batch.live import Standing
 from handler.batch.model import Batch, File, Progress, Shard
 from handler.deployment import Deployment
 from tests.handler.aws.conftest import Run
 from tests.handler.aws.given import NOW, make_batch
 
 DAY_SECONDS = 86_400
+DONE = Progress(completed=10)
 PAST = int(time.time()) - 1
 FUTURE = int(time.time()) + DAY_SECONDS
 
@@ -29,10 +32,14 @@ def stored(deployment: Deployment, pk: str, sk: str = "META") -> Operation[dict[
     return from_item(response["Item"])
 
 
-def shard_of(batch: Batch, number: int, expires: int | None, completed: int = 0) -> Shard:
+def one_call(method: str, arguments: dict[str, Any]) -> Operation[None]:
+    """Send one call to the table, as it stands."""
+    yield Call("dynamodb", method, arguments)
+
+
+def shard_of(batch: Batch, number: int, expires: int | None) -> Shard:
     """Return a shard that belongs to a batch and is as old as said."""
-    progress = Progress(completed=completed)
-    return Shard(batch.id, number, 1, 10, 0, 100, progress=progress, expires=expires)
+    return Shard(batch.id, number, 1, 10, 0, 100, expires=expires)
 
 
 def test_a_batch_is_known_until_it_expires(run: Run, deployment: Deployment) -> None:
@@ -55,14 +62,13 @@ def test_a_batch_that_never_expires_has_no_such_attribute(run: Run, deployment: 
     assert "expires" not in run(stored(deployment, "ACTIVE", f"BATCH#{batch.id}"))
 
 
-def test_shards_and_their_counts_expire(run: Run, deployment: Deployment) -> None:
-    """Each by itself: none is listed, counted or found any more."""
+def test_shards_expire(run: Run, deployment: Deployment) -> None:
+    """Each by itself: none is listed or found any more."""
     table = deployment.table
     batch = run(table.create_batch(make_batch(deployment, expires=FUTURE)))
     for number, expires in enumerate((FUTURE, PAST, None)):
-        run(table.put_shard(shard_of(batch, number, expires, completed=10**number)))
+        run(table.put_shard(shard_of(batch, number, expires)))
     assert [shard.number for shard in run(table.list_shards(batch.id))] == [0, 2]
-    assert run(table.sum_progress(batch.id, NOW)).completed == 101
     assert run(table.get_shard(batch.id, 1)) is None
 
 
@@ -80,14 +86,23 @@ def test_what_has_expired_is_in_nobodys_way(run: Run, deployment: Deployment) ->
     table = deployment.table
     old = make_batch(deployment, expires=PAST)
     run(table.create_batch(old))
-    for number in range(2):
-        run(table.put_shard(shard_of(old, number, PAST, completed=10)))
+    for number in (1, 0):
+        run(table.put_shard(shard_of(old, number, PAST)))
+        dead = replace(shard_of(old, number, PAST), fence=1, owner="a")
+        item = {"TableName": table.name, "Item": to_item(live_item(dead))}
+        run(one_call("put_item", item))
+    count = {"TableName": table.name, "Key": to_item(count_key(dead)), **counting(dead, DONE)}
+    run(one_call("update_item", count))
     new = replace(old, tenant="new", expires=FUTURE)
     assert run(table.create_batch(new)) == new
     assert run(table.list_shards(new.id)) == []
     shard = shard_of(new, 0, FUTURE)
     run(table.put_shard(shard))
     assert run(table.list_shards(new.id)) == [shard]
+    mine = run(table.claim(new.id, 0, owner="b", now=NOW, lease_seconds=9))
+    assert (mine.fence, mine.attempts) == (1, 1)
+    run(table.commit(mine, progress=DONE, output_sizes=[], error_sizes=[]))
+    assert run(table.stand(new)) == Standing(1, DONE, ())
     assert run(table.create_batch(old)) == new
 
 

@@ -25,7 +25,7 @@ from hypothesis.stateful import (
 
 from handler.aws.calls import Operation
 from handler.aws.sync import Aws
-from handler.batch.model import Progress, Shard, ShardStatus
+from handler.batch.model import Progress, Shard, ShardStatus, sum_of
 from handler.deployment import Deployment
 from handler.errors import ConditionFailed, LeaseLost
 from tests.emulators import Emulator, deployment_of
@@ -50,9 +50,9 @@ class Leases(RuleBasedStateMachine):
     def __init__(self, aws: Aws, deployment: Deployment) -> None:
         super().__init__()
         self.run, self.table = aws.run, deployment.table
-        batch = self.run(in_progress(deployment, NUM_SHARDS))
-        self.batch_id = batch.id
-        self.shards = self.run(self.table.list_shards(batch.id))
+        self.batch = self.run(in_progress(deployment, NUM_SHARDS))
+        self.batch_id = self.batch.id
+        self.shards = self.run(self.table.list_shards(self.batch_id))
         self.now = float(NOW)
         self.names = count()
         self.committed: dict[int, str | None] = {}
@@ -77,14 +77,12 @@ class Leases(RuleBasedStateMachine):
                 self.run(manner(operation))
             return multiple()
         mine = self.run(manner(operation))
-        # A theft that is sent again is a second one, from oneself.
-        num_claims = 2 if steal and manner is sent_twice else 1
         self.shards[number] = replace(
             shard,
             owner=owner,
             lease_until=self.now + LEASE_SECONDS,
-            fence=shard.fence + num_claims,
-            attempts=shard.attempts + num_claims,
+            fence=shard.fence + 1,
+            attempts=shard.attempts + 1,
         )
         assert mine == self.shards[number]
         assert (number, mine.fence) not in self.fences
@@ -145,22 +143,34 @@ class Leases(RuleBasedStateMachine):
                 lease_until=0.0,
                 progress=progress,
                 output_sizes=tuple(sizes),
+                attempts=0,
+                suspects=mine.suspects,
+                quarantined=mine.quarantined,
+                abandoned=mine.abandoned,
             )
 
     @rule(number=NUMBERS, manner=MANNERS)
     def abandon(self, number: int, manner: Manner) -> None:
-        """Give up the lines of a shard, whoever has it."""
+        """Give up the lines of a shard that was begun, whoever has it."""
         self.run(manner(self.table.abandon(self.batch_id, number, "no more")))
-        if self.shards[number].status is ShardStatus.PENDING:
+        if number in self.live:
             self.change(self.shards[number], abandoned="no more")
 
     @invariant()
     def the_table_agrees(self) -> None:
         """Every field of every shard, the count of those left, and the sums."""
         assert self.run(self.table.list_shards(self.batch_id)) == self.shards
-        batch = self.run(self.table.get_batch(self.batch_id))
-        assert batch is not None
-        assert batch.shards_left == NUM_SHARDS - len(self.committed)
+        assert self.run(self.table.count_left(self.batch)) == NUM_SHARDS - len(self.committed)
+        standing = self.run(self.table.stand(self.batch))
+        assert standing.num_done == len(self.committed)
+        assert standing.progress(self.now) == sum_of(shard.progress for shard in self.shards)
+        assert {live.number for live in standing.live} == self.live
+
+    @property
+    def live(self) -> set[int]:
+        """Return the shards that were begun and are not done."""
+        pending = (each for each in self.shards if each.status is ShardStatus.PENDING)
+        return {shard.number for shard in pending if shard.fence}
 
     def is_last(self, mine: Shard) -> bool:
         """Say whether nobody has claimed the shard since."""

@@ -9,7 +9,6 @@ import pytest
 
 from handler.aws.calls import AGAIN_DELAYS_SECONDS, Call
 from handler.aws.items import to_item
-from handler.aws.stores.overview import Survey
 from handler.batch.model import Progress
 from handler.batch.states import TERMINAL, Status
 from handler.deployment import Deployment
@@ -74,8 +73,8 @@ def test_what_was_left_out_is_asked_for_again_after_a_while(deployment: Deployme
         answer(1)
 
 
-def test_a_survey_tells_who_waits_and_who_runs(run: Run, deployment: Deployment) -> None:
-    """A shard whose lease has lapsed waits, and a sealed one does neither."""
+def test_a_standing_tells_who_waits_and_who_runs(run: Run, deployment: Deployment) -> None:
+    """A shard whose lease has lapsed is live but nobody's, and a sealed one is neither."""
     table = deployment.table
     batch = run(in_progress(deployment, 4))
     for number, now in ((0, NOW), (1, NOW - 600), (2, NOW)):
@@ -83,8 +82,12 @@ def test_a_survey_tells_who_waits_and_who_runs(run: Run, deployment: Deployment)
         run(table.renew(shard, lease_until=now + 30, progress=DONE, attempts=1))
         if number == 2:
             run(table.commit(shard, progress=DONE.at_rest, output_sizes=[], error_sizes=[]))
-    found = run(deployment.overview.survey(batch.id, NOW))
-    assert found == Survey(DONE + DONE.at_rest + DONE.at_rest, num_waiting=2, num_running=1)
+    found = run(table.stand(batch))
+    assert found.progress(NOW) == DONE + DONE.at_rest + DONE.at_rest
+    assert [shard.number for shard in found.live] == [0, 1]
+    assert [shard.number for shard in found.leased(NOW)] == [0]
+    assert (found.num_done, found.done) == (1, DONE.at_rest)
+    assert run(table.count_left(batch)) == 3
 
 
 def test_totals_add_up(run: Run, deployment: Deployment) -> None:

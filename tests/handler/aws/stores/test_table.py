@@ -9,6 +9,7 @@ import pytest
 
 from handler.aws.calls import Call, Operation, T
 from handler.aws.stores.drops import Arrival
+from handler.batch.live import Standing
 from handler.batch.model import BatchError, EngineInfo, File, Progress, Shard, ShardStatus
 from handler.batch.states import MOVES, Status
 from handler.deployment import Deployment
@@ -166,7 +167,7 @@ def test_a_lapsed_or_stolen_shard_has_a_new_fence(run: Run, deployment: Deployme
     assert run(deployment.table.get_shard(old.batch_id, 0)) == newest
     batch = run(deployment.table.get_batch(old.batch_id))
     assert batch is not None
-    assert batch.shards_left == 1
+    assert run(deployment.table.count_left(batch)) == 1
 
 
 def test_renewing_and_releasing_tell_how_far_a_shard_is(run: Run, deployment: Deployment) -> None:
@@ -210,12 +211,14 @@ def test_a_commit_counts_once(run: Run, deployment: Deployment) -> None:
         status=ShardStatus.DONE,
         owner=None,
         lease_until=0.0,
+        attempts=0,
         progress=PROGRESS,
         output_sizes=(5, 6),
         error_sizes=(7,),
     )
     assert batch is not None
-    assert batch.shards_left == 1
+    assert run(deployment.table.stand(batch)) == Standing(1, PROGRESS.at_rest, ())
+    assert run(deployment.table.count_left(batch)) == 1
 
 
 def test_a_done_shard_stays_as_it_is(run: Run, deployment: Deployment) -> None:
@@ -244,8 +247,8 @@ def test_an_abandoned_shard_says_why(run: Run, deployment: Deployment) -> None:
     assert found == replace(mine, abandoned="it never ends")
 
 
-def test_counts_are_summed_over_pages(run: Run, deployment: Deployment) -> None:
-    """More shards than one page of a query holds: all are listed, in order, and all counted."""
+def test_shards_are_listed_over_pages(run: Run, deployment: Deployment) -> None:
+    """More of them than one page of a query holds: all are listed, in order."""
     batch = run(deployment.table.create_batch(make_batch(deployment)))
     words = "x" * 60_000  # twenty of them are more than the 1 MB of a page
     for number in range(20):
@@ -266,10 +269,70 @@ def test_counts_are_summed_over_pages(run: Run, deployment: Deployment) -> None:
     assert run(deployment.table.page_of_shards(batch.id, 19)) == (shards[19:], None)
     assert run(deployment.table.page_of_shards(batch.id, 6, 2)) == (shards[6:8], 8)
     assert run(deployment.table.page_of_shards("batch_x")) == ([], None)
-    total = run(deployment.table.sum_progress(batch.id, LATER))
     assert [shard.number for shard in shards] == list(range(20))
-    assert total == sum((shard.progress.at_rest for shard in shards), start=Progress())
-    assert total.completed == 20 * PROGRESS.completed
+    waiting = run(deployment.table.list_waiting(batch.id, {0, 18}, 17))
+    assert waiting == [*range(1, 18)]
+    assert run(deployment.table.list_waiting(batch.id, {*range(19)}, 5)) == [19]
+
+
+def test_live_shards_are_counted_over_pages(run: Run, deployment: Deployment) -> None:
+    """More of them than one page of a query holds: each is told, and given up ones as such."""
+    table = deployment.table
+    batch = run(in_progress(deployment, 20))
+    for number in range(20):
+        run(table.claim(batch.id, number, owner="a", now=NOW, lease_seconds=LEASE_SECONDS))
+        run(table.abandon(batch.id, number, "x" * 60_000))
+    found = run(table.stand(batch)).live
+    assert [(live.number, live.fence, live.is_given_up) for live in found] == [
+        (number, 1, True) for number in range(20)
+    ]
+
+
+def test_what_is_counted_twice_is_left_out_once(run: Run, deployment: Deployment) -> None:
+    """A shard that is committed while somebody looks is among those that are done, only."""
+    table = deployment.table
+    batch = run(in_progress(deployment, 2))
+    claim = table.claim
+    mine = [
+        run(claim(batch.id, number, owner="a", now=NOW, lease_seconds=LEASE_SECONDS))
+        for number in range(2)
+    ]
+    run(table.renew(mine[0], lease_until=LATER, progress=PROGRESS, attempts=0))
+
+    def committed_meanwhile() -> Operation[Standing]:
+        looking = table.stand(batch)
+        live = yield next(looking)
+        yield from table.commit(mine[0], progress=PROGRESS, output_sizes=[], error_sizes=[])
+        try:
+            looking.send((yield looking.send(live)))
+        except StopIteration as stop:
+            found: Standing = stop.value
+        return found
+
+    found = run(committed_meanwhile())
+    assert (found.num_done, [live.number for live in found.live]) == (1, [1])
+    assert found.progress(NOW) == PROGRESS.at_rest
+
+
+def test_a_shard_of_an_earlier_version_goes_on(run: Run, deployment: Deployment) -> None:
+    """What it says of itself, its lease too, counts until somebody claims it; then it is live."""
+    table, batch = deployment.table, run(in_progress(deployment, 0))
+    old = replace(
+        Shard(batch.id, 0, 1, 10, 0, 100, owner="old", lease_until=NOW + 5, fence=3, attempts=2),
+        suspects=((1,),),
+        progress=PROGRESS,
+    )
+    run(table.put_shard(old))
+    assert run(table.get_shard(batch.id, 0)) == old
+    with pytest.raises(ConditionFailed):
+        run(table.claim(batch.id, 0, owner="a", now=NOW, lease_seconds=LEASE_SECONDS))
+    mine = run(table.claim(batch.id, 0, owner="a", now=LATER, lease_seconds=LEASE_SECONDS))
+    expected = replace(old, owner="a", lease_until=LATER + LEASE_SECONDS, fence=4, attempts=3)
+    assert mine == expected == run(table.get_shard(batch.id, 0))
+    assert run(table.stand(batch)).progress(NOW).num_rows == PROGRESS.num_rows
+    run(table.release(mine, progress=PROGRESS, suspects=(), quarantined=(), attempts=0))
+    free = run(table.get_shard(batch.id, 0))
+    assert free == replace(old, owner=None, lease_until=0.0, fence=4, attempts=0, suspects=())
 
 
 def test_a_rate_counts_while_somebody_has_the_shard(run: Run, deployment: Deployment) -> None:
@@ -279,7 +342,7 @@ def test_a_rate_counts_while_somebody_has_the_shard(run: Run, deployment: Deploy
     for number, seconds in ((0, 10), (1, 60)):
         shard = run(table.claim(batch.id, number, owner="a", now=NOW, lease_seconds=seconds))
         run(table.renew(shard, lease_until=NOW + seconds, progress=rate, attempts=1))
-    both, one, none = (run(table.sum_progress(batch.id, NOW + ago)) for ago in (5, 11, 61))
+    both, one, none = (run(table.stand(batch)).progress(NOW + ago) for ago in (5, 11, 61))
     assert (both.rows_per_second, both.tokens_per_second) == (6.0, 100.0)
     assert (one.rows_per_second, one.tokens_per_second) == (3.0, 50.0)
     assert none == (PROGRESS.at_rest + PROGRESS.at_rest)

@@ -168,6 +168,7 @@ async def test_a_shard_of_an_unknown_batch_is_not_run(rig: Rig, site: Site) -> N
 async def test_a_shard_that_was_given_up_is_not_run(rig: Rig, site: Site) -> None:
     """The batch is rung for, which gives its lines their rows."""
     work = rig.batch(GOOD)
+    work.claim(lease_seconds=-1)
     rig.run(rig.deployment.table.abandon(work.id, 0, "Why not."))
     assert await claim(site) is None
     assert (work.shard().owner, work.shard().abandoned) == (None, "Why not.")

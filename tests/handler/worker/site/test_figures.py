@@ -23,7 +23,7 @@ from handler.worker.site import site as site_module
 from handler.worker.site.site import Site
 from tests.emulators import MODEL
 from tests.handler.emf import Line, lines_in, totals
-from tests.handler.worker.fakes import FakeEngine, FaultyAws, QuickAws
+from tests.handler.worker.fakes import FakeEngine, FaultyAws, QuickAws, is_commit
 from tests.handler.worker.rig import NEVER, Rig, RunningWorker, Work, until, wait_for
 
 GOOD: dict[str, Any] = {}
@@ -213,7 +213,7 @@ async def test_a_commit_that_comes_too_late_counts_nothing(rig: Rig, counted: Co
     stolen: list[object] = []
 
     def steal(call: Call) -> Exception | None:
-        if call.method == "transact_write_items" and not stolen:
+        if is_commit(call) and not stolen:
             claim = rig.deployment.table.claim
             stolen.append(
                 rig.run(claim(work.id, 0, owner="x", now=0, lease_seconds=60, steal=True))

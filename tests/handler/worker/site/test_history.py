@@ -64,7 +64,7 @@ async def test_a_batch_that_was_run_has_a_history(rig: Rig) -> None:
     async with rig.worker():
         await until(lambda: work.is_done)
     buckets = rig.run(rig.deployment.ledger.list_history(work.id))
-    progress = rig.run(rig.deployment.table.sum_progress(work.id, 0))
+    progress = rig.run(rig.deployment.table.stand(work.batch)).done
     assert sum(bucket.completed for bucket in buckets) == progress.completed == 3
     assert sum(bucket.failed for bucket in buckets) == progress.failed == 1
     assert sum(bucket.tokens for bucket in buckets) == progress.completion_tokens > 0

@@ -1,0 +1,150 @@
+"""Items of shards that were begun, and of what the finished ones of a batch came to.
+
+One item a live shard holds what changes while it runs; what all came to that are done stands in a
+few others. Both are of one life of a batch: what is left of one of its name that has expired is
+nobody's.
+
+Whoever looks reads the live shards first and the counts after: a shard that is committed between
+them is found twice, never not at all. So the counts name the shards that were added last.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any, Final
+
+from handler.aws.calls import Operation
+from handler.aws.items import dump, load
+from handler.aws.stores.store import Store, expression
+from handler.batch.live import Live, Standing
+from handler.batch.model import Batch, Progress, Shard, ShardStatus, sum_of
+
+# Two commits at once on one item of counts: one of them has to come again.
+_NUM_COUNTS: Final = 8
+# Of each such item: more than are added while somebody looks.
+_NUM_LAST: Final = 16
+# Of the words of a state that are counts.
+_KINDS: Final = tuple(map(type, dump(Progress()).values()))
+
+
+class LiveStore(Store):
+    """Makes the operations that look at how batches stand."""
+
+    __slots__ = ()
+
+    def stand(self, batch: Batch) -> Operation[Standing]:
+        """Return how the shards of a batch stand: two reads, and one more a megabyte of live ones.
+
+        Should a hundred be committed in that time, some may be counted twice in this answer.
+        """
+        life, after = _life(batch), None
+        live: list[Live] = []
+        while True:
+            items, after = yield from self.query_page(
+                f"BATCH#{batch.id}", "LIVE#", ("state", "abandoned"), after=after
+            )
+            live += [
+                _read_state(words, is_given_up="abandoned" in item)
+                for item in items
+                if (words := item["state"]["S"].split(" "))[0] == life
+            ]
+            if after is None:
+                break
+        counts = yield from self.query(f"BATCH#{batch.id}", f"COUNT#{life}#")
+        added = {item.get(f"last{slot}") for item in counts for slot in range(_NUM_LAST)}
+        return Standing(
+            sum(item["num_shards"] for item in counts),
+            sum_of(load(Progress, item) for item in counts),
+            tuple(shard for shard in live if shard.number not in added),
+        )
+
+    def count_left(self, batch: Batch) -> Operation[int]:
+        """Return how many shards of a batch are not done, in one read."""
+        partition, prefix = f"BATCH#{batch.id}", f"COUNT#{_life(batch)}#"
+        counts = yield from self.query(partition, prefix, ("num_shards",))
+        num_done: int = sum(item["num_shards"] for item in counts)
+        return batch.shards_left - num_done
+
+
+def live_key(batch_id: str, number: int) -> dict[str, object]:
+    """Return the key of what changes of a shard while it is live."""
+    return {"pk": f"BATCH#{batch_id}", "sk": live_name(number)}
+
+
+def live_name(number: int) -> str:
+    """Return the name of that item in its partition."""
+    return f"LIVE#{number:07}"
+
+
+def live_item(shard: Shard) -> dict[str, object]:
+    """Return the item of a shard that was begun."""
+    return live_key(shard.batch_id, shard.number) | live_fields(shard) | {"expires": shard.expires}
+
+
+def live_fields(shard: Shard) -> dict[str, object]:
+    """Return what changes of a shard; None where there is nothing to say."""
+    about = (_life(shard), shard.number, shard.fence, shard.attempts, shard.lease_until)
+    return {
+        "state": " ".join(map(str, (*about, *dump(shard.progress).values()))),
+        "owner": shard.owner,
+        "suspects": shard.suspects or None,
+        "quarantined": shard.quarantined or None,
+        "abandoned": shard.abandoned,
+    }
+
+
+def with_live(fields: Mapping[str, Any], live: Mapping[str, Any] | None) -> Shard:
+    """Return the shard that its item and the one of what is live of it make up.
+
+    A shard that an earlier version has begun, or has taken since, says all of that itself.
+    """
+    shard = load(Shard, fields)
+    if live is None or shard.status is ShardStatus.DONE:
+        return shard
+    words = live["state"].split(" ")
+    state = _read_state(words)
+    if words[0] != _life(shard) or state.fence < shard.fence:
+        return shard
+    return replace(
+        shard,
+        owner=live.get("owner"),
+        lease_until=state.lease_until,
+        fence=state.fence,
+        attempts=state.attempts,
+        progress=state.progress,
+        suspects=tuple(map(tuple, live.get("suspects", ()))),
+        quarantined=tuple(live.get("quarantined", ())),
+        abandoned=live.get("abandoned", shard.abandoned),
+    )
+
+
+def count_key(shard: Shard) -> dict[str, object]:
+    """Return the key of the counts to which a shard is added when it is done."""
+    number = shard.number % _NUM_COUNTS
+    return {"pk": f"BATCH#{shard.batch_id}", "sk": f"COUNT#{_life(shard)}#{number}"}
+
+
+def counting(shard: Shard, progress: Progress) -> dict[str, Any]:
+    """Return the arguments of the update that adds a shard which is done to its counts."""
+    slot = shard.number // _NUM_COUNTS % _NUM_LAST
+    return expression(
+        {f"last{slot}": shard.number, "expires": shard.expires},
+        added={"num_shards": 1} | told(progress.at_rest),
+    )
+
+
+def told(progress: Progress) -> dict[str, Any]:
+    """Return the fields of a progress that say anything."""
+    return {name: value for name, value in dump(progress).items() if value}
+
+
+def _life(of: Batch | Shard) -> str:
+    """Return what tells the lives of a batch apart: one of its name begins when it has expired."""
+    return str(of.expires or 0)
+
+
+def _read_state(words: Sequence[str], *, is_given_up: bool = False) -> Live:
+    _, number, fence, attempts, lease_until, *counts = words
+    progress = Progress(*(kind(word) for kind, word in zip(_KINDS, counts, strict=False)))
+    return Live(int(number), int(fence), int(attempts), float(lease_until), progress, is_given_up)
