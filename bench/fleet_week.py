@@ -18,6 +18,7 @@ import logging
 import math
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager, redirect_stdout
+from dataclasses import replace
 from pathlib import Path
 from statistics import mean, quantiles
 from typing import Any
@@ -261,14 +262,28 @@ POLICIES: dict[str, Callable[[Scenario], Policy]] = {
 }
 
 
+def scenario_of(changes: Sequence[str]) -> Scenario:
+    """Return the scenario with fields that were typed as `name=value`."""
+    scenario = Scenario()
+    for change in changes:
+        name, _, value = change.partition("=")
+        kind = type(getattr(scenario, name))
+        scenario = replace(scenario, **{name: kind(value)})
+    return scenario
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
     """Print the table over some weeks, and plot the first."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--weeks", type=int, default=10)
     parser.add_argument("--plot", type=Path)
+    parser.add_argument(
+        "--set", action="append", default=[], help="a field of Scenario: name=value"
+    )
     parsed = parser.parse_args(arguments)
+    scenario = scenario_of(parsed.set)
     found = {
-        name: [simulate(Scenario(), make, 10 * seed) for seed in range(parsed.weeks)]
+        name: [simulate(scenario, make, 10 * seed) for seed in range(parsed.weeks)]
         for name, make in POLICIES.items()
     }
     print(

@@ -9,7 +9,7 @@ import pytest
 
 from bench.fleet_plot import Drawn, plot
 from bench.fleet_site import HOUR, Policy, Scenario, Site, Week
-from bench.fleet_week import POLICIES, Alarmed, Launched, row, simulate
+from bench.fleet_week import POLICIES, Alarmed, Launched, row, scenario_of, simulate
 
 CALM = Scenario(days=2, num_droughts=0, num_releases=0, num_bad_releases=0)
 BAD = replace(CALM, num_bad_releases=1)
@@ -82,4 +82,6 @@ def test_the_table_and_the_plot_are_of_the_weeks() -> None:
     assert len(picture.findall(f"{name}circle")) == sum(
         len(week.drops) for [week] in weeks.values()
     )
+    typed = scenario_of(["days=2", "spot_hours=2.5"])
+    assert typed == replace(Scenario(), days=2, spot_hours=2.5)
     assert plot({"nothing": Drawn([], Week().delays())}).startswith("<svg")
