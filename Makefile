@@ -279,8 +279,9 @@ bench-grammar: $(OUT)/bench/46m/config.json $(INSTALLED_DEV)
 	$(BIN)/python -m bench.grammar memory
 	$(BIN)/python -m bench.grammar valid
 
-bench-start: $(OUT)/bench/46m/config.json
+bench-start: $(OUT)/bench/46m/config.json $(INSTALLED_DEV) $(INSTALLED_MINISTACK)
 	$(BIN)/python -m bench.start --model demo/model --model $(OUT)/bench/46m
+	$(BIN)/python -m bench.worker_start --model demo/model --model $(OUT)/bench/46m
 
 bench-host: $(INSTALLED_ENGINE)
 	$(BIN)/python -m bench.host_path
