@@ -15,6 +15,8 @@ import boto3
 from botocore.config import Config
 from pytest_localstack.session import RunningSession
 
+from handler.aws.calls import Operation
+from handler.aws.stores.table import Table, id_of_active
 from handler.aws.sync import CONFIG
 from handler.deployment import Deployment
 from handler.settings import read_settings
@@ -62,6 +64,17 @@ def deployment_of(resources: Resources, **settings: str) -> Deployment:
     """Return the makers of operations on these resources."""
     more = {f"TIDEMILL_{name.upper()}": value for name, value in settings.items()}
     return Deployment(read_settings(resources.environment | more))
+
+
+def active_ids(table: Table) -> Operation[list[str]]:
+    """Return the ids of all batches that stand in the list of active ones."""
+    found: list[str] = []
+    after = None
+    while True:
+        names, after = yield from table.page_of_active(after)
+        found += map(id_of_active, names)
+        if after is None:
+            return found
 
 
 @contextmanager

@@ -20,6 +20,7 @@ from typing import Final
 
 from handler.aws.calls import Operation
 from handler.aws.queues import advance_message, shard_message, tens
+from handler.aws.stores.table import active_name, id_of_active
 from handler.aws.sync import Aws
 from handler.batch.fleet import OpenWork
 from handler.batch.live import Standing
@@ -59,18 +60,24 @@ def reap(aws: Aws, deployment: Deployment, now: int) -> None:
     A batch that cannot be mended does not keep the others waiting.
     """
 
-    def look_at(batch_id: str) -> OpenWork | None:
+    def look_at(name: str) -> OpenWork | None:
         try:
-            return aws.run(look(deployment, batch_id, now))
+            return aws.run(look(deployment, name, now))
         except Exception:  # noqa: BLE001 - a fault of ours with one must not stop the others
-            logger.exception("batch not looked at", batch_id=batch_id)
+            logger.exception("batch not looked at", batch_id=id_of_active(name))
             return None
 
-    ids = aws.run(deployment.table.list_active())
+    found: list[OpenWork] = []
+    num_active, after = 0, None
     with ThreadPoolExecutor(_NUM_THREADS) as pool:
-        found = [work for work in pool.map(look_at, ids) if work is not None]
+        while True:
+            names, after = aws.run(deployment.table.page_of_active(after))
+            num_active += len(names)
+            found += [work for work in pool.map(look_at, names) if work is not None]
+            if after is None:
+                break
     aws.run(_see_to_workers(deployment, found, now))
-    logger.info("reaped", num_active=len(ids))
+    logger.info("reaped", num_active=num_active)
 
 
 def _see_to_workers(deployment: Deployment, found: Sequence[OpenWork], now: int) -> Operation[None]:
@@ -85,17 +92,19 @@ def _see_to_workers(deployment: Deployment, found: Sequence[OpenWork], now: int)
     yield from tend(deployment, plans, open_by_model, now)
 
 
-def look(deployment: Deployment, batch_id: str, now: int) -> Operation[OpenWork | None]:
-    """Mend what is amiss with one batch; return what workers have still to do for it."""
-    table = deployment.table
+def look(deployment: Deployment, name: str, now: int) -> Operation[OpenWork | None]:
+    """Mend what is amiss with an active batch; return what workers have still to do for it."""
+    table, batch_id = deployment.table, id_of_active(name)
     work = None
     batch = yield from table.get_batch(batch_id)
     if batch is not None and not batch.is_terminal:
         work = yield from _mend(deployment, batch, now)
         batch = yield from table.get_batch(batch_id)
     if batch is None:
-        yield from table.forget_active(batch_id)
+        yield from table.forget_active(name)
         return None
+    if name != active_name(batch):  # an earlier version's
+        yield from table.rename_active(batch, name)
     yield from announce(deployment, batch)
     if batch.webhook_delivery == "pending" and batch.is_terminal:
         due = batch.webhook_due or batch.ended_at or 0

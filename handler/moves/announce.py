@@ -7,6 +7,7 @@ from typing import Any, Final
 
 from handler.aws.calls import Operation
 from handler.aws.queues import advance_message
+from handler.aws.stores.table import active_name
 from handler.batch.model import Batch, Progress
 from handler.batch.states import Status
 from handler.batch.wire import cost_of
@@ -46,7 +47,7 @@ def announce(deployment: Deployment, batch: Batch) -> Operation[None]:
     if batch.is_terminal:
         yield from deployment.usage.give_lines(batch)
         if batch.webhook_delivery != "pending":
-            yield from deployment.table.forget_active(batch.id)
+            yield from deployment.table.forget_active(active_name(batch))
 
 
 def _ring_for_webhook(deployment: Deployment, batch: Batch) -> Operation[None]:

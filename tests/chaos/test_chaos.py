@@ -34,7 +34,7 @@ from tests.chaos.evidence import (
 )
 from tests.chaos.faults import Faults
 from tests.chaos.rig import read_counts, running_proxy
-from tests.emulators import Emulator, deployment_of
+from tests.emulators import Emulator, active_ids, deployment_of
 
 NUM_LINES, SHARD_LINES, NUM_SHARDS = 2000, 80, 25
 NUM_WORKERS = 3
@@ -120,7 +120,7 @@ def wait_for_batch(cloud: Cloud, aws: Aws, deployment: Deployment) -> str:
     """Return the id of the batch that the drop has made, once it runs."""
     deadline = time.monotonic() + 60
     while time.monotonic() < deadline:
-        for batch_id in aws.run(deployment.table.list_active()):
+        for batch_id in aws.run(active_ids(deployment.table)):
             batch = aws.run(deployment.table.get_batch(batch_id))
             if batch is not None and batch.num_shards:
                 assert batch.num_shards == NUM_SHARDS

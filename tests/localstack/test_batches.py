@@ -22,7 +22,7 @@ from handler.deployment import Deployment
 from handler.moves.cancel import NotCancellable, cancel
 from localstack.cloud import Cloud
 from localstack.resources import create_resources
-from tests.emulators import Emulator, deployment_of
+from tests.emulators import Emulator, active_ids, deployment_of
 
 ROOT = Path(__file__).parents[2]
 ENGINE = ROOT / "tests/handler/worker/scripted_engine.py"
@@ -88,7 +88,7 @@ def wait_until(aws: Aws, deployment: Deployment, key: str, holds: Callable[[Batc
     """Return the batch of a dropped key as soon as something holds for it."""
     deadline = time.monotonic() + 60
     while time.monotonic() < deadline:
-        for batch_id in aws.run(deployment.table.list_active()):
+        for batch_id in aws.run(active_ids(deployment.table)):
             batch = aws.run(deployment.table.get_batch(batch_id))
             if batch is not None and batch.source.key == f"input/{key}.jsonl" and holds(batch):
                 return batch

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from handler.aws.calls import Operation
 from handler.aws.items import load
-from handler.aws.stores.store import META, Store
-from handler.aws.stores.table import ACTIVE
+from handler.aws.stores.shards import batch_key
+from handler.aws.stores.store import Store
+from handler.aws.stores.table import ACTIVE, id_of_active
 from handler.batch.model import Batch
 
 
@@ -16,13 +17,10 @@ class Overview(Store):
 
     def list_active(self, tenant: str) -> Operation[list[Batch]]:
         """Return the tenant's batches that have not ended, oldest first."""
-        listed = yield from self.query(ACTIVE, "BATCH#", ("sk", "tenant"))
-        # One of before tenants were listed may be anybody's.
-        keys = [
-            {"pk": item["sk"], "sk": META}
-            for item in listed
-            if item.get("tenant", tenant) == tenant
-        ]
+        listed = yield from self.query(ACTIVE, f"{tenant}#", ("sk",))
+        keys = [batch_key(id_of_active(item["sk"])) for item in listed]
         found = [load(Batch, fields) for fields in (yield from self.get_many(keys))]
-        ours = [batch for batch in found if batch.tenant == tenant and not batch.is_terminal]
-        return sorted(ours, key=lambda batch: (batch.created_at, batch.id))
+        return sorted(
+            (batch for batch in found if not batch.is_terminal),
+            key=lambda batch: (batch.created_at, batch.id),
+        )

@@ -281,15 +281,37 @@ class Table(ShardStore):
             arguments["ExclusiveStartKey"] = last
         return found[:limit], len(found) > limit
 
-    def list_active(self) -> Operation[list[str]]:
-        """Return the ids of the batches that are not terminal and announced yet."""
-        fields = yield from self.query(ACTIVE, "BATCH#")
-        return [str(item["sk"]).removeprefix("BATCH#") for item in fields]
+    def page_of_active(
+        self, after: Mapping[str, Any] | None = None
+    ) -> Operation[tuple[list[str], Mapping[str, Any] | None]]:
+        """Return names of batches that are not terminal and announced yet, by tenant.
 
-    def forget_active(self, batch_id: str) -> Operation[None]:
-        """Take a batch off the list of active ones."""
-        key = to_item(_active_key(batch_id))
+        Beside them what the next page follows, None behind the last.
+        """
+        arguments = {
+            "TableName": self.name,
+            "KeyConditionExpression": "pk = :pk",
+            "ExpressionAttributeValues": to_item({":pk": ACTIVE}),
+            "ProjectionExpression": "sk",
+            "ConsistentRead": True,
+            **({"ExclusiveStartKey": after} if after else {}),
+        }
+        response = yield Call("dynamodb", "query", arguments)
+        names = [str(item["sk"]["S"]) for item in response["Items"]]
+        return names, response.get("LastEvaluatedKey") or None
+
+    def forget_active(self, name: str) -> Operation[None]:
+        """Take a batch off the list of active ones, where it has this name."""
+        key = to_item({"pk": ACTIVE, "sk": name})
         yield Call("dynamodb", "delete_item", {"TableName": self.name, "Key": key})
+
+    def rename_active(self, batch: Batch, name: str) -> Operation[None]:
+        """Give an active batch the name by which its tenant finds it, in the place of another."""
+        key = {"pk": ACTIVE, "sk": active_name(batch)}
+        yield self.transact(
+            {"Put": {"TableName": self.name, "Item": to_item(key)}},
+            {"Delete": {"TableName": self.name, "Key": to_item({"pk": ACTIVE, "sk": name})}},
+        )
 
     def _creation(self, batch: Batch) -> tuple[dict[str, Any], ...]:
         listed = {"tenant": batch.tenant, "created_id": _created_id(batch)}
@@ -298,8 +320,10 @@ class Table(ShardStore):
             "Item": to_item(batch_key(batch.id) | dump(batch) | listed),
             **nothing_there(),
         }
-        listed_active = _active_key(batch.id) | {"tenant": batch.tenant}
-        active = {"TableName": self.name, "Item": to_item(listed_active)}
+        active = {
+            "TableName": self.name,
+            "Item": to_item({"pk": ACTIVE, "sk": active_name(batch)}),
+        }
         return {"Put": meta}, {"Put": active}
 
 
@@ -315,5 +339,11 @@ def _created_id(batch: Batch) -> str:
     return f"{batch.created_at:012}#{batch.id}"
 
 
-def _active_key(batch_id: str) -> dict[str, object]:
-    return {"pk": ACTIVE, "sk": f"BATCH#{batch_id}"}
+def active_name(batch: Batch) -> str:
+    """Return the name of a batch on the list of active ones: a tenant's have one beginning."""
+    return f"{batch.tenant}#{batch.id}"
+
+
+def id_of_active(name: str) -> str:
+    """Return the id of the batch of such a name, or of one that an earlier version gave it."""
+    return name.rpartition("#")[2]

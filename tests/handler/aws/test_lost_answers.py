@@ -21,6 +21,7 @@ from handler.batch.parts import FinishedRow, PartIndex, encode_part
 from handler.batch.states import Status
 from handler.deployment import Deployment
 from handler.errors import AwsError, NotThere
+from tests.emulators import active_ids
 from tests.handler.aws.conftest import Run
 from tests.handler.aws.given import LEASE_SECONDS, NOW, claimed, in_progress, make_batch
 
@@ -57,7 +58,7 @@ def losing(operation: Operation[T], number: int) -> Operation[T]:
 def all_of(deployment: Deployment, *batch_ids: str) -> Operation[list[Any]]:
     """Return everything that the table knows of some batches."""
     table, found = deployment.table, []
-    active = yield from table.list_active()
+    active = yield from active_ids(table)
     for batch_id in batch_ids:
         batch = yield from table.get_batch(batch_id)
         shards = yield from table.list_shards(batch_id)
@@ -225,7 +226,7 @@ CASES: dict[str, Callable[[Deployment], Operation[Case]]] = {
     "take_turn": of_batch(lambda d, id_: d.table.take_turn(id_, "me", now=NOW, until=NOW + 9)),
     "keep_turn": of_batch(keeping),
     "give_turn": of_batch(turning),
-    "forget_active": of_batch(lambda d, id_: d.table.forget_active(id_)),
+    "forget_active": of_batch(lambda d, id_: d.table.forget_active(f"default#{id_}")),
     "put_shard": of_batch(lambda d, id_: d.table.put_shard(Shard(id_, 2, 21, 5, 200, 250))),
     "claim": of_batch(
         lambda d, id_: d.table.claim(

@@ -14,7 +14,7 @@ from handler.batch.states import Status
 from handler.control.advance import advance
 from handler.intake import shards
 from handler.moves.cancel import cancel
-from tests.emulators import MODEL
+from tests.emulators import MODEL, active_ids
 from tests.handler.intake.rig import Cloud, lines_of, plenty, time_for
 
 
@@ -97,7 +97,7 @@ def test_a_batch_with_all_shards_done_completes(files: Cloud) -> None:
     assert batch.status is Status.COMPLETED
     assert batch.outcome is Status.COMPLETED
     assert batch.announced is Status.COMPLETED
-    assert files.run(files.deployment.table.list_active()) == []
+    assert files.run(active_ids(files.deployment.table)) == []
 
 
 def test_a_window_that_ends_before_the_file_is_read(files: Cloud) -> None:
@@ -147,7 +147,7 @@ def test_a_status_that_nobody_was_told_of_is_announced(files: Cloud) -> None:
     files.run(table.move_batch(batch.id, Status.FAILED, 1))
     assert files.batch(batch.id).announced is Status.VALIDATING
     assert go_on(files, batch).announced is Status.FAILED
-    assert files.run(table.list_active()) == []
+    assert files.run(active_ids(table)) == []
 
 
 def test_a_batch_that_does_not_exist_is_forgotten(files: Cloud) -> None:

@@ -21,7 +21,7 @@ from handler.intake.create import take_drop
 from handler.intake.events import Drop, Ignored, Sweep, drop_message, parse_control, sweep_message
 from handler.lambdas import control, reaper
 from localstack.pump import Context
-from tests.emulators import Emulator
+from tests.emulators import Emulator, active_ids
 from tests.handler.intake.rig import Cloud, lines_of, plenty
 
 LATER = SETTLED_SECONDS + 60
@@ -81,7 +81,7 @@ def test_an_upload_without_an_event_is_found_and_run_once(cloud: Cloud) -> None:
     assert take(cloud, again) == batch
     assert take(cloud, event) == batch
     assert swept(cloud) == []
-    assert sorted(cloud.run(cloud.deployment.table.list_active())) == sorted([known.id, batch.id])
+    assert sorted(cloud.run(active_ids(cloud.deployment.table))) == sorted([known.id, batch.id])
 
 
 def test_an_event_that_is_only_late_is_not_run_twice(cloud: Cloud) -> None:

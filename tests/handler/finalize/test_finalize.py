@@ -17,6 +17,7 @@ from handler.finalize.finalize import finalize
 from handler.moves.end import end_batch
 from handler.moves.turn import Run
 from infra.data.bucket import SHORT_LIVED_TAG
+from tests.emulators import active_ids
 from tests.handler.finalize.rig import Cloud, plenty
 from tests.handler.killing import is_killed_after
 
@@ -55,7 +56,7 @@ def test_a_completed_batch_has_its_rows_in_order(cloud: Cloud) -> None:
         assert file.num_bytes == len(cloud.read(file.key) or b"")
         assert (file.tenant, file.purpose) == ("owner", "batch_output")
         assert file.expires == batch.expires is not None
-    assert cloud.run(cloud.deployment.table.list_active()) == []
+    assert cloud.run(active_ids(cloud.deployment.table)) == []
     head = cloud.run(cloud.deployment.bucket.head(batch.outputs.output_key))
     assert head["ContentType"] == "application/x-ndjson"
 

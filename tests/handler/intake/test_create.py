@@ -17,6 +17,7 @@ from handler.errors import AwsError, InvalidOption, KeyReused
 from handler.intake import create
 from handler.intake.create import create_batch, take_drop
 from handler.intake.events import Drop
+from tests.emulators import active_ids
 from tests.handler.intake.rig import Cloud, lines_of
 
 NOW = int(time.time())
@@ -62,7 +63,7 @@ def test_an_upload_makes_a_batch_of_the_pinned_object(cloud: Cloud) -> None:
     assert batch.options.on_invalid_line == "skip"
     assert batch.options.metadata == {"project": "p"}
     assert batch.expires_at - batch.created_at == 1800
-    assert cloud.run(cloud.deployment.table.list_active()) == [batch.id]
+    assert cloud.run(active_ids(cloud.deployment.table)) == [batch.id]
 
 
 def test_an_upload_that_names_no_window_has_that_of_the_deployment(mini: Cloud) -> None:
@@ -139,7 +140,7 @@ def test_an_older_event_that_comes_late_makes_nothing(cloud: Cloud) -> None:
     older, newer = cloud.put(lines_of(1)), cloud.put(lines_of(2))
     batch = cloud.take(newer)
     assert take(cloud, older) is None
-    assert cloud.run(cloud.deployment.table.list_active()) == [batch.id]
+    assert cloud.run(active_ids(cloud.deployment.table)) == [batch.id]
 
 
 def test_a_batch_that_has_ended_is_not_disturbed(cloud: Cloud) -> None:
@@ -173,7 +174,7 @@ def test_a_run_that_dies_before_it_cancels_is_done_again(
     second = take(cloud, drop)
     assert second is not None
     assert cloud.batch(first.id).status is Status.CANCELLED
-    assert cloud.run(cloud.deployment.table.list_active()) == [third.id]
+    assert cloud.run(active_ids(cloud.deployment.table)) == [third.id]
 
 
 @pytest.mark.parametrize(
@@ -184,7 +185,7 @@ def test_what_is_no_drop_is_left_alone(mini: Cloud, key: str) -> None:
     """Other keys, and those whose results would have no room for their names."""
     assert take(mini, Drop(mini.bucket, key, "01")) is None
     assert take(mini, Drop("elsewhere", "input/x.jsonl", "01")) is None
-    assert mini.run(mini.deployment.table.list_active()) == []
+    assert mini.run(active_ids(mini.deployment.table)) == []
 
 
 def test_an_object_that_was_deleted_at_once_makes_nothing(cloud: Cloud) -> None:
@@ -195,7 +196,7 @@ def test_an_object_that_was_deleted_at_once_makes_nothing(cloud: Cloud) -> None:
     )
     assert take(cloud, drop) is None
     assert take(cloud, replace(drop, key="input/never.jsonl", version_id=None)) is None
-    assert cloud.run(cloud.deployment.table.list_active()) == []
+    assert cloud.run(active_ids(cloud.deployment.table)) == []
 
 
 def test_options_that_cannot_be_make_a_batch_that_says_so(cloud: Cloud) -> None:
@@ -263,7 +264,7 @@ def test_a_key_makes_one_batch_and_no_other(cloud: Cloud, changes: dict[str, Any
     with pytest.raises(KeyReused) as caught:
         request_batch(cloud, tenant="default", idempotency_key="k", **{name: value})
     assert caught.value.param == "idempotency_key"
-    assert cloud.run(cloud.deployment.table.list_active()) == [first.id]
+    assert cloud.run(active_ids(cloud.deployment.table)) == [first.id]
 
 
 def test_a_request_is_repeated_though_its_file_has_gone(cloud: Cloud) -> None:
@@ -304,7 +305,7 @@ def test_a_wrong_parameter_is_named(mini: Cloud, changes: dict[str, Any], param:
         request_batch(mini, **changes)
     assert caught.value.param == param
     assert f"`{param}`" in caught.value.message
-    assert mini.run(mini.deployment.table.list_active()) == []
+    assert mini.run(active_ids(mini.deployment.table)) == []
 
 
 @pytest.mark.parametrize("key", ["files/file-1", "work/x", "output/x.jsonl", "input/none.jsonl"])

@@ -21,7 +21,7 @@ from handler.errors import AwsError
 from handler.intake.checkpoint import load_checkpoint
 from handler.moves.cancel import cancel
 from handler.moves.turn import Run
-from tests.emulators import MODEL, Emulator
+from tests.emulators import MODEL, Emulator, active_ids
 from tests.handler.intake.rig import Cloud, line_of, lines_of, time_for
 
 
@@ -73,7 +73,7 @@ def test_a_bad_file_fails_with_every_bad_line_named(cloud: Cloud) -> None:
     assert batch.announced is Status.FAILED
     report = cloud.run(cloud.deployment.bucket.get(batch.outputs.report_key))
     assert b'"duplicate_custom_id"' in report
-    assert cloud.run(cloud.deployment.table.list_active()) == []
+    assert cloud.run(active_ids(cloud.deployment.table)) == []
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ from handler.batch.model import File
 from handler.batch.states import Status
 from handler.lambdas.control import act_on
 from handler.moves import turn
-from tests.emulators import Emulator
+from tests.emulators import Emulator, active_ids
 from tests.handler.api.rig import answer_to, request_of, serving
 from tests.handler.finalize.rig import Cloud as Rig
 from tests.handler.finalize.rig import Drop
@@ -112,7 +112,7 @@ def test_a_batch_whose_shards_are_done_is_read_once(ministack: Emulator) -> None
     """One run closes, publishes both results, reports, ends and tells."""
     cloud = Cloud.on(ministack)
     heard(cloud, event_of(cloud))
-    [batch_id] = cloud.run(cloud.deployment.table.list_active())
+    [batch_id] = cloud.run(active_ids(cloud.deployment.table))
     Drop(Rig(ministack, cloud.aws, cloud.deployment, None), batch_id, []).run_shard(0)
     counts = heard(cloud, advance_message(batch_id))
     assert cloud.batch(batch_id).status is Status.COMPLETED
@@ -133,7 +133,7 @@ def test_a_batch_whose_shards_are_done_is_read_once(ministack: Emulator) -> None
         # it ended, completed, told, the turn given.
         "UpdateItem BATCH/META": 13,
         "UpdateItem USAGE/TOTAL": 1,
-        "DeleteItem ACTIVE/BATCH": 1,
+        "DeleteItem ACTIVE/default": 1,
     }
 
 

@@ -11,6 +11,7 @@ import pytest
 from handler.aws.bucket import Bucket
 from handler.aws.calls import Operation
 from handler.aws.queues import advance_message, shard_message
+from handler.aws.stores.table import active_name, id_of_active
 from handler.batch.fleet import OpenWork
 from handler.batch.model import BatchError
 from handler.batch.states import Status
@@ -20,7 +21,7 @@ from handler.deployment import Deployment, deployment
 from handler.finalize.close import close_abandoned
 from handler.lambdas import reaper
 from localstack.pump import Context
-from tests.emulators import MODEL, Emulator
+from tests.emulators import MODEL, Emulator, active_ids
 from tests.handler.finalize.rig import Cloud, Drop, plenty
 
 
@@ -43,7 +44,7 @@ def rung(cloud: Cloud) -> list[dict[str, Any]]:
 
 def active(cloud: Cloud) -> list[str]:
     """Return the batches that the reaper looks at."""
-    found: list[str] = cloud.run(cloud.deployment.table.list_active())
+    found: list[str] = cloud.run(active_ids(cloud.deployment.table))
     return found
 
 
@@ -224,6 +225,21 @@ def test_an_entry_without_a_batch_is_taken_off_the_list(mini: Cloud) -> None:
     assert active(mini) == []
 
 
+def test_an_entry_of_an_earlier_version_is_moved_to_its_tenant(mini: Cloud) -> None:
+    """After one look the tenant's own list has it, and nobody else's."""
+    drop, table = mini.drop(4).begin(), mini.deployment.table
+    mini.run(table.forget_active(active_name(drop.batch)))
+    assert active(mini) == []
+    mini.aws.clients["dynamodb"].put_item(
+        TableName=table.name, Item={"pk": {"S": "ACTIVE"}, "sk": {"S": f"BATCH#{drop.id}"}}
+    )
+    look(mini)
+    assert active(mini) == [drop.id]
+    assert [batch.id for batch in mini.run(mini.deployment.overview.list_active("owner"))] == [
+        drop.id
+    ]
+
+
 def test_errors_that_are_known_are_kept(mini: Cloud) -> None:
     """What a batch was told before it was given up stays in its errors."""
     known = {"code": "input_changed", "message": "The input has changed."}
@@ -254,13 +270,11 @@ def test_a_batch_that_cannot_be_read_keeps_nobody_waiting(
     drops = [mini.drop(4, key=f"input/{number}.jsonl").begin() for number in range(12)]
     looked_at = []
 
-    def look_or_raise(
-        deployment: Deployment, batch_id: str, now: int
-    ) -> Operation[OpenWork | None]:
-        looked_at.append(batch_id)
+    def look_or_raise(deployment: Deployment, name: str, now: int) -> Operation[OpenWork | None]:
+        looked_at.append(batch_id := id_of_active(name))
         if batch_id == min(drop.id for drop in drops):
             raise ValueError("a status of another version")
-        return (yield from original(deployment, batch_id, now))
+        return (yield from original(deployment, name, now))
 
     original = reaping.look
     monkeypatch.setattr(reaping, "look", look_or_raise)

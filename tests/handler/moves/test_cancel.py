@@ -10,6 +10,7 @@ from handler.aws.queues import advance_message
 from handler.batch.model import Batch
 from handler.batch.states import TERMINAL, Status
 from handler.moves.cancel import NotCancellable, cancel
+from tests.emulators import active_ids
 from tests.handler.intake.rig import Cloud, lines_of
 
 
@@ -32,7 +33,7 @@ def test_a_file_that_is_validated_is_cancelled_at_once(files: Cloud) -> None:
     assert done.status is Status.CANCELLED
     assert done.cancelling_at is not None
     assert files.has_object(batch.outputs.report_key)
-    assert files.run(files.deployment.table.list_active()) == []
+    assert files.run(active_ids(files.deployment.table)) == []
     assert cancelled(files, batch.id) == files.batch(batch.id)
 
 

@@ -21,7 +21,7 @@ from handler.moves.announce import announce
 from handler.moves.cancel import cancel
 from handler.outbound import webhook
 from handler.outbound.webhook import DELAYS_SECONDS, MAX_TRIES
-from tests.emulators import Emulator
+from tests.emulators import Emulator, active_ids
 from tests.handler.intake.rig import Cloud, lines_of, plenty
 from tests.handler.outbound.receiver import HOST, Receiver, Script
 from tests.handler.outbound.webhook_rig import URL, WAYS, Ended, ended, secret_of, understood
@@ -361,7 +361,7 @@ def test_an_end_rings_once_wherever_it_came(cloud: Cloud, secret: str) -> None:
     cloud.messages()
     cloud.run(cancel(cloud.deployment, batch.id, int(time.time())))
     assert cloud.messages() == [{"kind": "advance", "batch_id": batch.id}]
-    assert cloud.run(cloud.deployment.table.list_active()) == [batch.id]
+    assert cloud.run(active_ids(cloud.deployment.table)) == [batch.id]
     cloud.run(announce(cloud.deployment, cloud.batch(batch.id)))
     assert cloud.messages() == []
 

@@ -15,7 +15,7 @@ from handler.aws.sync import Aws
 from handler.batch.model import Batch
 from handler.batch.states import Status
 from handler.outbound.webhook import tell
-from tests.emulators import Emulator
+from tests.emulators import Emulator, active_ids
 from tests.handler.intake.rig import Cloud, lines_of, plenty
 from tests.handler.outbound.receiver import HOST, Received
 
@@ -58,7 +58,7 @@ class Ended:
     @property
     def is_active(self) -> bool:
         """Say whether the reaper still looks at it."""
-        return self.id in self.cloud.run(self.cloud.deployment.table.list_active())
+        return self.id in self.cloud.run(active_ids(self.cloud.deployment.table))
 
     def tell(
         self,

@@ -13,7 +13,7 @@ from openai import OpenAI
 
 from handler.batch.model import File
 from handler.batch.states import Status
-from tests.emulators import Emulator
+from tests.emulators import Emulator, active_ids
 from tests.handler.api.rig import answer_to, refusal_in, request_of, serving
 from tests.handler.intake.rig import Cloud, lines_of
 
@@ -117,7 +117,7 @@ def test_a_repeated_request_gets_the_batch_of_the_first(
     asked: dict[str, Any] = GOOD | key
     first, second = client.batches.create(**asked), client.batches.create(**asked)
     assert first.id == second.id
-    assert cloud.run(cloud.deployment.table.list_active()) == [first.id]
+    assert cloud.run(active_ids(cloud.deployment.table)) == [first.id]
     with pytest.raises(openai.BadRequestError) as caught:
         client.batches.create(**asked | {"metadata": {"a": "b"}})
     assert (caught.value.code, caught.value.param) == ("idempotency_key_reused", "idempotency_key")
@@ -132,7 +132,7 @@ def test_a_key_in_two_places_is_one_key(cloud: Cloud, client: OpenAI) -> None:
     status, error = refusal_of(body, **{"idempotency-key": "b"})
     assert (status, error["param"]) == (400, "idempotency_key")
     assert refusal_of(json.dumps(GOOD), **{"idempotency-key": ""})[0] == 400
-    assert len(cloud.run(cloud.deployment.table.list_active())) == 1
+    assert len(cloud.run(active_ids(cloud.deployment.table))) == 1
 
 
 @pytest.mark.parametrize(
@@ -172,7 +172,7 @@ def test_a_wrong_parameter_is_named(
     assert status == 400
     assert error["param"].startswith(param or "output_expires_after")
     assert error["type"] == "invalid_request_error"
-    assert cloud.run(cloud.deployment.table.list_active()) == []
+    assert cloud.run(active_ids(cloud.deployment.table)) == []
 
 
 @pytest.mark.parametrize("key", ["x" * 1019, "\x00", "none", "", "..", "../work/x", "ü" * 510])
@@ -222,7 +222,7 @@ def test_a_body_that_is_none_is_refused(cloud: Cloud, client: OpenAI, body: str 
     answer = answer_to(event_of_body(body))
     assert refusal_in(answer)[0] == 400
     assert len(answer["body"]) < 1000
-    assert cloud.run(cloud.deployment.table.list_active()) == []
+    assert cloud.run(active_ids(cloud.deployment.table)) == []
 
 
 def test_a_body_that_is_missing_is_called_so(client: OpenAI) -> None:

@@ -12,9 +12,11 @@ from handler.aws.calls import Call, Operation
 from handler.aws.items import from_item, to_item
 from handler.aws.stores.drops import Arrival
 from handler.aws.stores.live import count_key, counting, live_item
+from handler.aws.stores.table import active_name
 from handler.batch.live import Standing
 from handler.batch.model import Batch, File, Progress, Shard
 from handler.deployment import Deployment
+from tests.emulators import active_ids
 from tests.handler.aws.conftest import Run
 from tests.handler.aws.given import NOW, make_batch
 
@@ -59,7 +61,7 @@ def test_a_batch_that_never_expires_has_no_such_attribute(run: Run, deployment: 
     run(deployment.table.create_batch(batch))
     run(deployment.table.create_batch(make_batch(deployment, expires=FUTURE)))
     assert "expires" not in run(stored(deployment, f"BATCH#{batch.id}"))
-    assert "expires" not in run(stored(deployment, "ACTIVE", f"BATCH#{batch.id}"))
+    assert "expires" not in run(stored(deployment, "ACTIVE", active_name(batch)))
 
 
 def test_shards_expire(run: Run, deployment: Deployment) -> None:
@@ -142,7 +144,7 @@ def test_an_upload_is_remembered_longer_than_its_events_can_come(
     assert again == (None if kept_days == 2 else batch)
     memory = run(stored(deployment, f"DROP#{batch.source.bucket}/{batch.source.key}"))
     assert memory["expires"] == now + remembered_days * DAY_SECONDS
-    assert run(deployment.table.list_active()).count(batch.id) == 1
+    assert run(active_ids(deployment.table)).count(batch.id) == 1
 
 
 def test_a_memory_that_has_expired_stops_no_upload(run: Run, deployment: Deployment) -> None:

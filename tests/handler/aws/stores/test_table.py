@@ -9,11 +9,13 @@ import pytest
 
 from handler.aws.calls import Call, Operation, T
 from handler.aws.stores.drops import Arrival
+from handler.aws.stores.table import active_name
 from handler.batch.live import Standing
 from handler.batch.model import BatchError, EngineInfo, File, Progress, Shard, ShardStatus
 from handler.batch.states import MOVES, Status
 from handler.deployment import Deployment
 from handler.errors import AwsError, ConditionFailed, LeaseLost
+from tests.emulators import active_ids
 from tests.handler.aws.conftest import Run
 from tests.handler.aws.given import LEASE_SECONDS, NOW, claimed, in_progress, make_batch
 
@@ -51,7 +53,7 @@ def test_a_batch_comes_back_as_it_was(run: Run, deployment: Deployment) -> None:
     )
     assert run(deployment.table.create_batch(batch)) == batch
     assert run(deployment.table.get_batch(batch.id)) == batch
-    assert batch.id in run(deployment.table.list_active())
+    assert batch.id in run(active_ids(deployment.table))
 
 
 def test_a_batch_is_created_once(run: Run, deployment: Deployment) -> None:
@@ -443,9 +445,9 @@ def test_an_end_is_chosen_once(run: Run, deployment: Deployment) -> None:
 def test_a_batch_is_taken_off_the_list(run: Run, deployment: Deployment) -> None:
     """Once or twice, and others stay on it."""
     gone, stays = (run(deployment.table.create_batch(make_batch(deployment))) for _ in range(2))
-    run(deployment.table.forget_active(gone.id))
-    run(deployment.table.forget_active(gone.id))
-    active = run(deployment.table.list_active())
+    run(deployment.table.forget_active(active_name(gone)))
+    run(deployment.table.forget_active(active_name(gone)))
+    active = run(active_ids(deployment.table))
     assert gone.id not in active
     assert stays.id in active
 
