@@ -14,6 +14,7 @@ from infra.compute.stack import ComputeStack
 from infra.config import DEFAULT_PATH, Config, ConfigRefused, read_config, with_aliases
 from infra.data.stack import DataStack
 from infra.nag import add_checks
+from infra.sagemaker.stack import SageMakerStack
 
 
 def add_stacks(
@@ -24,12 +25,11 @@ def add_stacks(
     env: Environment | None = None,
 ) -> None:
     """Add the stacks of a deployment to the app; without a folder of an image, no machines."""
-    if config.compute == "sagemaker":
-        raise ConfigRefused('compute = "sagemaker" is not built yet: take another')
     data = DataStack(app, "Data", config=config, stack_name=f"{config.name}-data", env=env)
     api = ApiStack(app, "Api", data=data, bundle=bundle, stack_name=f"{config.name}-api", env=env)
     if image is not None:
-        ComputeStack(
+        kind = SageMakerStack if config.compute == "sagemaker" else ComputeStack
+        kind(
             app,
             "Compute",
             data=data,

@@ -144,10 +144,26 @@ ACKNOWLEDGED: Final = (
             "logs:*:log-group:*:log-stream:[*]",
         )
     ),
+    *(
+        Acknowledgement(
+            "AwsSolutions-IAM5",
+            "Compute/Worker-*/Role/DefaultPolicy",
+            "What SageMaker does for a job (its image, its log, its interfaces) has names that "
+            "come to be with it, or knows no resources.",
+            finding=f"Resource::{finding}",
+        )
+        for finding in ("[*]", "arn:*:logs:*:log-stream:[*]", "arn:*:ec2:*:network-interface/[*]")
+    ),
     Acknowledgement(
         "AwsSolutions-IAM5",
         "Compute/Launching/Policy",
-        "ecs:ListTasks knows no resources; its condition names the cluster.",
+        "A job gets its name when it is started; those of others begin otherwise.",
+        finding="Resource::arn:*:sagemaker:*:training-job/tidemill-[*]",
+    ),
+    Acknowledgement(
+        "AwsSolutions-IAM5",
+        "Compute/Launching/Policy",
+        "Lists of tasks and of jobs know no resources; a condition on the first names the cluster.",
         finding="Resource::[*]",
     ),
     Acknowledgement(

@@ -100,7 +100,12 @@ def check_builder(environment: Mapping[str, str]) -> None:
 
 
 def check_machines(config: Config) -> None:
-    """Raise NotReady for a GPU that no machine of the region has; who may not ask is not told."""
+    """Raise NotReady for a GPU that no machine of the region has; who may not ask is not told.
+
+    What SageMaker has it tells nobody before a job is asked for.
+    """
+    if config.compute == "sagemaker":
+        return
     ec2 = aws_client("ec2", config=_QUICKLY)
     for gpu in dict.fromkeys(model.gpu for model in config.models):
         families = GPUS[gpu].families

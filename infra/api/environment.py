@@ -21,11 +21,11 @@ _QUEUE_URL: Final = "https://sqs.ap-southeast-2.amazonaws.com/111122223333/"
 
 def check_size(stack: Stack, variables: Mapping[str, str], num_models: int) -> None:
     """Raise ConfigRefused for more variables than Lambda takes; `stack` has what they refer to."""
-    written = {
-        name: _written(value, _QUEUE_URL if "QUEUE" in name else "", stack.stack_name)
+    values = {
+        name: written(value, name, stack.stack_name)
         for name, value in stack.resolve(dict(variables)).items()
     }
-    num_bytes = len(json.dumps(written, separators=(",", ":"), ensure_ascii=False).encode())
+    num_bytes = len(json.dumps(values, separators=(",", ":"), ensure_ascii=False).encode())
     if num_bytes > MAX_BYTES:
         raise ConfigRefused(
             f"{num_models} models are too many for one deployment: what a Lambda is told of them "
@@ -34,13 +34,14 @@ def check_size(stack: Stack, variables: Mapping[str, str], num_models: int) -> N
         )
 
 
-def _written(value: Any, before: str, stack_name: str) -> str:
-    """Return a text as long as what a resolved value will be once it is deployed."""
+def written(value: Any, variable: str, stack_name: str) -> str:
+    """Return a text as long as what a variable's resolved value will be once it is deployed."""
     match value:
         case str():
             return value
         case {"Fn::Join": [separator, parts]}:
-            return str(separator).join(_written(part, before, stack_name) for part in parts)
+            return str(separator).join(written(part, variable, stack_name) for part in parts)
         case {"Ref": logical_id}:
+            before = _QUEUE_URL if "QUEUE" in variable else ""
             return before + f"{stack_name}-{logical_id}{_MADE_UP}"[:_MAX_NAME]
     raise AssertionError(value)

@@ -1,0 +1,1 @@
+"""Where workers run without machines of one's own: training jobs of SageMaker."""

@@ -1,0 +1,222 @@
+"""Workers as training jobs of SageMaker: what they are made of, and who may start them."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from cli.commands.worker import options_from
+from cli.main import make_parser
+from handler.aws.calls import Call
+from handler.fleet.sagemaker import SageMakerLauncher, SageMakerMeans, jobs_prefix
+from handler.settings import read_settings
+from infra.config import ConfigRefused
+from tests.handler.fleet.services import check
+from tests.infra.compute.kinds import BIG, SMALL, TWO, Compute
+from tests.infra.conftest import Synth
+from tests.infra.reading import Grant
+
+ACCOUNT = "eu-west-1:111122223333"
+MODELS = {"orgbig": BIG, "small": SMALL}
+KINDS: dict[str, dict[str, Any]] = {
+    "jobs": TWO | {"compute": "sagemaker"},
+    "jobs, Spot": TWO | {"compute": "sagemaker", "spot": True},
+    "jobs, isolated": TWO | {"compute": "sagemaker", "network": "isolated"},
+}
+JOBS = f"arn:aws:sagemaker:{ACCOUNT}:training-job/tidemill-*"
+
+
+@pytest.fixture(params=KINDS)
+def made(request: pytest.FixtureRequest, synth: Synth) -> Compute:
+    """Return each kind of deployment in turn."""
+    return Compute(synth(KINDS[request.param]))
+
+
+@pytest.fixture
+def jobs(synth: Synth) -> Compute:
+    """Return a deployment as most are."""
+    return Compute(synth(KINDS["jobs"]))
+
+
+def means_of(made: Compute, model: dict[str, Any]) -> SageMakerMeans:
+    """Return what the launcher reads of a model."""
+    plan = made.plans()[model["name"]]
+    assert plan.launcher == "sagemaker"
+    return SageMakerMeans.model_validate(plan.means)
+
+
+def environment_of(made: Compute, model: dict[str, Any]) -> dict[str, str]:
+    """Return the variables of a model's jobs."""
+    return dict(means_of(made, model).environment)
+
+
+def test_a_job_is_one_that_sagemaker_takes(made: Compute) -> None:
+    """Its request is what the client's own description of the service allows."""
+    for plan in made.plans().values():
+        # A role's address is as long as AWS makes it; here it is its name.
+        plan.means["role"] = "arn:aws:iam::111122223333:role/worker"
+        plan.means["output_uri"] = plan.means["output_uri"].lower()
+        plan.means["subnets"] = [name[:32] for name in plan.means.get("subnets", ())]
+        plan.means["security_groups"] = [
+            name.replace(".", "-")[:32] for name in plan.means.get("security_groups", ())
+        ]
+        request = next(SageMakerLauncher().start(plan, 1))
+        assert isinstance(request, Call)
+        check(request)
+
+
+def test_a_job_runs_the_worker_of_its_model(made: Compute) -> None:
+    """The command is one that `tidemill` takes, and means what the configuration says."""
+    for model in MODELS.values():
+        means = means_of(made, model)
+        assert means.entrypoint == ("tidemill",)
+        options = options_from(make_parser().parse_args(list(means.arguments)))
+        assert options.served_model_names == (model["name"],)
+        assert options.model == model["weights"]
+        assert options.given["exit_when_idle_seconds"] == "300"
+        settings = read_settings(means.environment)
+        assert set(settings.work_queues) == {model["name"]}
+        assert settings.control_queue == "DoorbellsControl"
+
+
+def test_a_job_writes_where_it_may(jobs: Compute) -> None:
+    """SageMaker has a disk of its own for that, and no root of the image's is to be trusted."""
+    variables = environment_of(jobs, SMALL)
+    for name in ("HOME", "TIDEMILL_WEIGHTS_CACHE", "NUMBA_CACHE_DIR", "TRITON_CACHE_DIR"):
+        assert variables[name].startswith("/tmp/tidemill")  # noqa: S108 - of the job
+    assert means_of(jobs, SMALL).output_uri == "s3://DropsBucket/work/sagemaker/small"
+
+
+def test_a_job_has_the_gpus_of_its_worker(jobs: Compute) -> None:
+    """On the cheapest machine that there is a quota for."""
+    assert means_of(jobs, BIG).instance_types == ("ml.g6.12xlarge", "ml.g6.24xlarge")
+    assert means_of(jobs, SMALL).instance_types[0] == "ml.g4dn.xlarge"
+
+
+@pytest.mark.parametrize(("kind", "is_spot"), [("jobs", False), ("jobs, Spot", True)])
+def test_spot_is_the_configurations_word(synth: Synth, kind: str, *, is_spot: bool) -> None:
+    """The switch reaches every job."""
+    assert means_of(Compute(synth(KINDS[kind])), SMALL).spot is is_spot
+
+
+def test_a_public_network_is_sagemakers_own(jobs: Compute) -> None:
+    """Nothing of it is made, and nothing costs while nothing runs."""
+    assert not jobs.of("AWS::EC2::VPC")
+    assert not jobs.of("AWS::ECS::Cluster")
+    assert means_of(jobs, SMALL).subnets == ()
+
+
+def test_an_isolated_network_leads_to_what_a_worker_speaks_to(synth: Synth) -> None:
+    """Images and logs are SageMaker's own affair, outside of it."""
+    made = Compute(synth(KINDS["jobs, isolated"]))
+    services = {
+        endpoint["ServiceName"].rpartition("eu-west-1.")[2]
+        for endpoint in made.of("AWS::EC2::VPCEndpoint").values()
+    }
+    assert services == {"s3", "dynamodb", "sqs"}
+    means = means_of(made, SMALL)
+    assert len(means.subnets) == 2
+    assert means.security_groups == ("NetworkWorkers.GroupId",)
+
+
+def test_a_change_of_what_jobs_are_is_another_release(synth: Synth) -> None:
+    """And no change is none: nothing is replaced for nothing."""
+
+    def release(**differing: Any) -> str:
+        models = {"models": [SMALL | differing], "compute": "sagemaker"}
+        return Compute(synth(models)).plans()["small"].release
+
+    releases = {release(), release(args=["--max-num-seqs", "8"]), release(dtype="float16")}
+    assert len(releases) == 3
+    assert release() in releases
+    # How many there may be says nothing of what they are.
+    assert release(max_workers=9) == release()
+
+
+def test_ends_of_jobs_are_told(made: Compute) -> None:
+    """Those of this sort; whose they are the handler knows by their names."""
+    rule = made.only("AWS::Events::Rule")
+    assert rule["EventPattern"]["source"] == ["aws.sagemaker"]
+    assert rule["EventPattern"]["detail-type"] == ["SageMaker Training Job State Change"]
+    assert rule["EventPattern"]["detail"]["TrainingJobName"] == [{"prefix": "tidemill-"}]
+    for plan in made.plans().values():
+        assert jobs_prefix(plan).startswith("tidemill-")
+    assert [target["Arn"] for target in rule["Targets"]] == ["DoorbellsControl.Arn"]
+
+
+def test_who_starts_jobs_may_start_these_and_no_others(made: Compute) -> None:
+    """By the names that they have, as the roles of this deployment's models."""
+    passed = json.dumps({"StringEquals": {"iam:PassedToService": "sagemaker.amazonaws.com"}})
+    policy = made.of("AWS::IAM::Policy")["LaunchingPolicy"]
+    assert made.granted(policy) == {
+        Grant("sagemaker:CreateTrainingJob", JOBS),
+        Grant("sagemaker:AddTags", JOBS),
+        Grant("sagemaker:StopTrainingJob", JOBS),
+        Grant("sagemaker:ListTrainingJobs", "*"),
+        *(Grant("iam:PassRole", f"Worker{slug}Role.Arn", passed) for slug in MODELS),
+    }
+
+
+def test_a_job_may_do_what_a_task_may(synth: Synth) -> None:
+    """Beside it what SageMaker does for it: pull its image, ship its log and figures."""
+    tasks, made = Compute(synth(TWO)), Compute(synth(KINDS["jobs"]))
+    group = f"arn:aws:logs:{ACCOUNT}:log-group:/aws/sagemaker/TrainingJobs"
+    own = json.dumps({"StringEquals": {"cloudwatch:namespace": "/aws/sagemaker/TrainingJobs"}})
+    for slug in MODELS:
+        more = made.grants(f"Worker{slug}Role") - tasks.grants(f"Worker{slug}Role")
+        pulling = {grant for grant in more if grant.action.startswith("ecr:")}
+        assert pulling == {
+            grant
+            for grant in tasks.grants(f"Worker{slug}ExecutionRole")
+            if grant.action.startswith("ecr:")
+        }
+        assert more - pulling == {
+            Grant("logs:CreateLogGroup", group),
+            Grant("logs:DescribeLogStreams", group),
+            Grant("logs:CreateLogStream", f"{group}:log-stream:*"),
+            Grant("logs:DescribeLogStreams", f"{group}:log-stream:*"),
+            Grant("logs:PutLogEvents", f"{group}:log-stream:*"),
+            Grant("cloudwatch:PutMetricData", "*", own),
+        }
+        assert tasks.grants(f"Worker{slug}Role") <= made.grants(f"Worker{slug}Role")
+
+
+def test_only_jobs_of_an_isolated_network_may_join_one(synth: Synth) -> None:
+    """By interfaces in its subnets, and none elsewhere is changed."""
+    made = Compute(synth(KINDS["jobs, isolated"]))
+    found = {
+        grant
+        for grant in made.grants("WorkersmallRole")
+        if grant.action.startswith("ec2:") and ":Describe" not in grant.action
+    }
+    interfaces = f"arn:aws:ec2:{ACCOUNT}:network-interface/*"
+    vpc = f"arn:aws:ec2:{ACCOUNT}:vpc/NetworkVpc"
+    changed = {grant for grant in found if grant.action != "ec2:CreateNetworkInterface"}
+    assert changed
+    assert {(grant.resource, grant.condition) for grant in changed} == {
+        (interfaces, json.dumps({"ArnEquals": {"ec2:Vpc": vpc}}))
+    }
+    assert not [
+        grant
+        for grant in Compute(synth(KINDS["jobs"])).grants("WorkersmallRole")
+        if grant.action.startswith("ec2:")
+    ]
+
+
+@pytest.mark.parametrize(
+    ("differing", "said"),
+    [
+        (
+            {"aliases": [f"alias-number-{number}" for number in range(40)]},
+            "small has more aliases or adapters than a job of SageMaker can be told",
+        ),
+        ({"args": ["--chat-template", "x" * 257]}, "is longer than the 256 characters"),
+        ({"args": ["--max-num-seqs=8"] * 101}, "a job of SageMaker takes 100"),
+    ],
+)
+def test_what_no_job_holds_is_refused(synth: Synth, differing: dict[str, Any], said: str) -> None:
+    """In a sentence, when the stacks are made."""
+    with pytest.raises(ConfigRefused, match=said):
+        synth({"models": [SMALL | differing], "compute": "sagemaker"})
