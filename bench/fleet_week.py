@@ -16,7 +16,7 @@ import argparse
 import io
 import logging
 import math
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, redirect_stdout
 from dataclasses import replace
 from pathlib import Path
@@ -25,11 +25,13 @@ from typing import Any
 
 from bench.fleet_plot import Drawn, plot
 from bench.fleet_site import DAY, HOUR, MINUTE, Drop, Machine, Policy, Scenario, Site, Week
+from handler.aws.calls import Operation, T
 from handler.aws.stores.processes import Process
 from handler.batch.fleet import End, EndKind, FleetPlan, FleetState, OpenWork, Pace
-from handler.fleet.brake import counted
+from handler.fleet.brake import counted, may_have_rows
 from handler.fleet.ensure import ensure
 from handler.fleet.launcher import NoCapacity
+from handler.fleet.stop import running
 
 _MODEL = "m"
 
@@ -61,8 +63,13 @@ class Launched:
 
     def ended(self, site: Site, machine: Machine, kind: EndKind) -> None:
         """Do what the event of an end does."""
+        self._site = site
         end = End(_MODEL, machine.id, machine.release, site.now, kind, "It ended.", 1)
-        self._state = counted(self._state, end, self._plan(site), self._pace, site.now)
+        mine: Any = self
+        plan = self._plan(site)
+        workers = _drive(running(mine, plan))
+        pace = self._pace if may_have_rows(workers, plan.release) else Pace()
+        self._state = counted(self._state, end, plan, pace, site.now)
         if self._state.brake is not None:
             site.alarm()
 
@@ -84,31 +91,29 @@ class Launched:
 
     # What stands for the stores
 
-    def get_state(self, _: str) -> Generator[Any, Any, FleetState]:
+    def get_state(self, _: str) -> Operation[FleetState]:
         """Return the state of the fleet."""
         yield from ()
         return self._state
 
-    def get_pace(self, _: str) -> Generator[Any, Any, Pace]:
+    def get_pace(self, _: str) -> Operation[Pace]:
         """Return the pace of the fleet."""
         yield from ()
         return self._pace
 
-    def change(
-        self, _: str, change: Callable[[FleetState], FleetState]
-    ) -> Generator[Any, Any, FleetState]:
+    def change(self, _: str, change: Callable[[FleetState], FleetState]) -> Operation[FleetState]:
         """Change the state."""
         yield from ()
         self._state = change(self._state)
         return self._state
 
-    def list_processes(self, _: str) -> Generator[Any, Any, list[Process]]:
+    def list_processes(self, _: str) -> Operation[list[Process]]:
         """Return the workers that there are."""
         yield from ()
         assert self._site is not None
         return [_process(each, self._site.now) for each in self._site.machines]
 
-    def ask(self, _: str, __: Process) -> Generator[Any, Any, None]:
+    def ask(self, _: str, __: Process) -> Operation[None]:
         """Start a worker, if a machine can be had."""
         yield from ()
         assert self._site is not None
@@ -116,7 +121,7 @@ class Launched:
             raise NoCapacity("There is no machine.")
         self._site.start()
 
-    def tell(self, _: str, worker: str, __: str, ___: int) -> Generator[Any, Any, bool]:
+    def tell(self, _: str, worker: str, __: str, ___: int) -> Operation[bool]:
         """Stop a worker."""
         yield from ()
         assert self._site is not None
@@ -147,9 +152,13 @@ def _open_work(drop: Drop, scenario: Scenario) -> OpenWork:
     )
 
 
-def _drive(operation: Generator[Any, Any, None]) -> None:
-    for call in operation:
-        raise AssertionError(f"nothing here asks AWS, and this does: {call}")
+def _drive(operation: Operation[T]) -> T:
+    try:
+        call = next(operation)
+    except StopIteration as stop:
+        result: T = stop.value
+        return result
+    raise AssertionError(f"nothing here asks AWS, and this does: {call}")
 
 
 class Alarmed:
