@@ -12,17 +12,23 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
+from itertools import chain
+from typing import Any
 from uuid import uuid4
 
 from botocore.exceptions import BotoCoreError, ClientError
 
 from handler.aws.sync import Aws, aws_client
 from handler.batch.keys import DROP_TENANT
+from handler.deployment import Deployment
+from handler.errors import AwsError
+from handler.settings import read_settings
 from handler.tenants.keys import KeyStore, key_id_of
 from infra.client import Api, ApiFailed
 from infra.copies import time_copies
 from infra.drops import Drops
 from infra.outputs import NotDeployed, Outputs, read_outputs
+from infra.watched import Workers
 
 _NUM_LINES = 20
 # More than a worker answers in the time that a cancel takes.
@@ -46,6 +52,14 @@ class Smoke:
         yield self._rows_come_back()
         yield self._bad_file_is_refused()
         yield self._cancel_keeps_rows()
+
+    def watch(self, workers: Workers) -> Iterator[str]:
+        """Say how workers come and go; raises SmokeFailed, ApiFailed."""
+        yield self._stopped_worker_is_replaced(workers)
+        seconds = workers.wait(lambda listed: not listed, self._seconds)
+        if seconds is None:
+            raise SmokeFailed("workers: they still run, and have nothing to do")
+        yield f"the last worker ended by itself after {seconds:.0f} s"
 
     def clean_up(self) -> None:
         """Delete what was dropped and what came of it."""
@@ -74,11 +88,43 @@ class Smoke:
         _expect("errors", errors, [("invalid_json_line", 2)])
         return "a file with a bad line failed with the line's number"
 
+    def _stopped_worker_is_replaced(self, workers: Workers) -> str:
+        """Stop a worker that has rows, as a new release does, and see its batch go on."""
+        _, url = self._drop(_lines(self._model, _NUM_LINES_TO_CANCEL))
+        batch = self._followed_to(url, 1)
+        releases = {worker.release for worker in workers.listed()}
+        _expect("releases", releases, {workers.plan.release})
+        stopped = workers.stop_one()
+        if stopped is None:
+            raise SmokeFailed("workers: rows come, and the launcher lists no worker that runs")
+        gone = workers.wait(
+            lambda listed: stopped.id not in {worker.id for worker in listed}, self._seconds
+        )
+        if gone is None:
+            raise SmokeFailed(f"workers: {stopped.id} was asked to end, and runs on")
+        # What it had, and a row more than it can have handed over.
+        started = time.monotonic()
+        counts = self._api.batch(batch["id"])["request_counts"]
+        self._followed_to(url, counts["completed"] + 1)
+        seconds = time.monotonic() - started
+        self._api.cancel(batch["id"])
+        self._api.follow(url, seconds=self._seconds)
+        return (
+            f"a worker that was stopped was gone after {gone:.0f} s, and {seconds:.0f} s later "
+            "its batch went on"
+        )
+
+    def _followed_to(self, url: str, num_rows: int) -> dict[str, Any]:
+        """Return a batch as soon as it has so many rows."""
+        return self._api.follow(
+            url,
+            seconds=self._seconds,
+            until=lambda batch: batch["request_counts"]["completed"] >= num_rows,
+        )
+
     def _cancel_keeps_rows(self) -> str:
         name, url = self._drop(_lines(self._model, _NUM_LINES_TO_CANCEL))
-        batch = self._api.follow(
-            url, seconds=self._seconds, until=lambda batch: batch["request_counts"]["completed"] > 0
-        )
+        batch = self._followed_to(url, 1)
         started = time.monotonic()
         self._api.cancel(batch["id"])
         batch = self._api.follow(url, seconds=self._seconds)
@@ -138,10 +184,12 @@ def smoke(
     outputs = read_outputs(aws_client("cloudformation"), name)
     s3 = aws_client("s3")
     drops = Drops(s3, outputs.bucket)
+    model = model or next(iter(outputs.work_queues))
+    workers = Workers(Aws(), Deployment(read_settings(outputs.environment)), model)
     with temporary_key(outputs) as key, closing(Api(outputs.api_url, key)) as api:
-        visit = Smoke(api, drops, model or next(iter(outputs.work_queues)), seconds)
+        visit = Smoke(api, drops, model, seconds)
         try:
-            for sentence in visit.run():
+            for sentence in chain(visit.run(), visit.watch(workers)):
                 say(sentence)
         finally:
             visit.clean_up()
@@ -167,7 +215,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (SmokeFailed, ApiFailed, NotDeployed) as exc:
         sys.stderr.write(f"failed: {exc}\n")
         return 1
-    except (BotoCoreError, ClientError) as exc:
+    except (AwsError, BotoCoreError, ClientError) as exc:
         sys.stderr.write(f"AWS refused: {exc}\n")
         return 1
     return 0

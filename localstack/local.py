@@ -36,6 +36,7 @@ from localstack.state import State, held_state
 
 # Nobody pays for a machine by the hour here: as many as there may be, unless all is done sooner.
 _TARGET_SECONDS = 60
+_START_SECONDS = 15
 # A worker that is told to end needs a minute at most, the emulator half of one to write its state.
 _GUARD_SECONDS = 70.0
 _LOOK_SECONDS = 0.1
@@ -156,6 +157,7 @@ class LocalCloud:
                 release=datetime.now(UTC).strftime("%Y%m%dT%H%M%S.%f"),
                 max_workers=self.options.workers,
                 target_seconds=_TARGET_SECONDS,
+                start_seconds=_START_SECONDS,
             )
             command = (sys.executable, "-m", "cli", "worker", *worker_flags(model, self.options))
             self.fleet.release(plan, *command, *flags, **environment)

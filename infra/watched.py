@@ -1,0 +1,52 @@
+"""The workers of one model of a deployment, watched as they come and go."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+
+from handler.aws.sync import Aws
+from handler.batch.fleet import FleetPlan, Worker, WorkerStatus
+from handler.deployment import Deployment
+from handler.fleet.launchers import launcher_of
+from handler.fleet.stop import running
+from infra.outputs import NotDeployed
+
+_LOOK_SECONDS = 2.0
+
+
+class Workers:
+    """Lists and stops workers by the launcher that starts them."""
+
+    def __init__(self, aws: Aws, deployment: Deployment, model: str) -> None:
+        self._aws, self._deployment, self._model = aws, deployment, model
+
+    @property
+    def plan(self) -> FleetPlan:
+        """How they are started now; raises NotDeployed for a model that has none."""
+        plans = self._aws.run(self._deployment.fleet_plans.read())
+        if self._model not in plans:
+            raise NotDeployed(f"nothing says how workers of {self._model} are started: deploy all")
+        return plans[self._model]
+
+    def listed(self) -> list[Worker]:
+        """Return those that have not ended."""
+        return self._aws.run(running(self._deployment, self.plan))
+
+    def stop_one(self) -> Worker | None:
+        """Ask the one that has run longest to end, and return it; None where none runs."""
+        running_ones = [each for each in self.listed() if each.status is WorkerStatus.RUNNING]
+        chosen = min(running_ones, key=lambda each: each.started_at or 0, default=None)
+        if chosen is not None:
+            plan = self.plan
+            self._aws.run(launcher_of(self._deployment, plan.launcher).stop(plan, chosen))
+        return chosen
+
+    def wait(self, until: Callable[[Sequence[Worker]], bool], seconds: float) -> float | None:
+        """Return after how many seconds they were as `until` wants, None when they never were."""
+        begun = time.monotonic()
+        while (passed := time.monotonic() - begun) < seconds:
+            if until(self.listed()):
+                return passed
+            time.sleep(_LOOK_SECONDS)
+        return None
