@@ -40,6 +40,15 @@ def batches(data: DataStack, *actions: TableAction) -> iam.PolicyStatement:
     return statement
 
 
+def live_shards(data: DataStack) -> iam.PolicyStatement:
+    """Return the right to begin a shard of a batch, to end it, and to look who else is at work."""
+    statement = allow(
+        ["dynamodb:PutItem", "dynamodb:DeleteItem", "dynamodb:Query"], [data.table.table_arn]
+    )
+    statement.add_condition("ForAllValues:StringLike", {"dynamodb:LeadingKeys": ["BATCH#*"]})
+    return statement
+
+
 def tenants(data: DataStack) -> iam.PolicyStatement:
     """Return the right to look at what is set for tenants, and at nothing else in the table."""
     statement = allow(["dynamodb:GetItem"], [data.table.table_arn])
@@ -147,6 +156,7 @@ def worker(data: DataStack, model: Model) -> list[iam.PolicyStatement]:
         take_work(data, model.name),
         ring_control(data),
         batches(data, "GetItem", "UpdateItem"),
+        live_shards(data),
         find_objects(data),
         read_objects(data, "input/", "files/", "work/"),
         write_objects(data, "work/"),

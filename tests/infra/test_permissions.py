@@ -70,7 +70,7 @@ ROLES = {
         "DoorbellsUndeliverable.Arn": "sqs:SendMessage",
     },
     "WorkertidemilldemoRole": {
-        TABLE: "dynamodb:GetItem UpdateItem",
+        TABLE: "dynamodb:GetItem UpdateItem PutItem DeleteItem Query",
         WORK: "sqs:ReceiveMessage ChangeMessageVisibility DeleteMessage SendMessage",
         CONTROL: "sqs:SendMessage",
         BUCKET: "s3:ListBucket",
@@ -228,6 +228,9 @@ def test_keys_and_tenants_are_read_by_those_who_need_them(
     get = "dynamodb:GetItem"
     theirs = {(only % "TENANT", get)} if role in {"ApiRole", "ControlRole"} else set()
     theirs |= {(only % "KEY", get)} if role == "ApiRole" else set()
+    if role.startswith("Worker"):  # which makes and deletes nothing but what is of a batch
+        shards = '{"ForAllValues:StringLike": {"dynamodb:LeadingKeys": ["BATCH#*"]}}'
+        theirs |= {(shards, f"dynamodb:{it}") for it in ("PutItem", "DeleteItem", "Query")}
     assert {pair for pair in found if pair[0] != others} == theirs
 
 

@@ -28,6 +28,9 @@ BUCKET, TABLE = "DropsBucket.Arn", "BatchesTable.Arn"
 NO_KEYS = json.dumps({"ForAllValues:StringNotLike": {"dynamodb:LeadingKeys": ["KEY*", "TENANT#*"]}})
 
 
+OF_BATCHES = json.dumps({"ForAllValues:StringLike": {"dynamodb:LeadingKeys": ["BATCH#*"]}})
+
+
 @pytest.fixture(params=BOTH)
 def made(request: pytest.FixtureRequest, compute: dict[str, Compute]) -> Compute:
     """Return two models on each sort of machines."""
@@ -345,6 +348,9 @@ def test_a_worker_may_do_its_models_work_and_nothing_else(made: Compute, slug: s
         Grant("sqs:SendMessage", "DoorbellsControl.Arn"),
         Grant("dynamodb:GetItem", TABLE, NO_KEYS),
         Grant("dynamodb:UpdateItem", TABLE, NO_KEYS),
+        Grant("dynamodb:PutItem", TABLE, OF_BATCHES),
+        Grant("dynamodb:DeleteItem", TABLE, OF_BATCHES),
+        Grant("dynamodb:Query", TABLE, OF_BATCHES),
         Grant("s3:ListBucket", BUCKET),
         *(
             Grant(action, f"{BUCKET}/{folder}/*")
