@@ -78,15 +78,25 @@ def demands(scenario: Scenario, worker: WorkerConfig) -> list[Demand]:
                shards * (0.1 + 1 + seconds / (worker.visibility_seconds / 3) + 1), 0.40),
         Demand("SQS in flight", "one message a shard that is run or next",
                scenario.num_workers * 2 * scenario.run_seconds, 0, 120_000, "messages of a queue"),
-        Demand("DynamoDB reads", "the batch at each tick, claim and commit",
-               shards * (ticks + 3), 0.125, 3000, partition),
-        Demand("DynamoDB writes", "plan, claim, renewals, a commit of two items in a transaction",
-               shards * (1 + 1 + renewals + 4), 0.625, 1000, partition),
+        Demand("DynamoDB reads", "the batch at each tick, claim and commit; a look each minute",
+               shards * (ticks + 2 + 2 + 1)
+               + scenario.run_seconds / 60 * _look_units(scenario), 0.125, 3000, partition),
+        Demand("DynamoDB writes", "plan, renewals; a claim of two items in a transaction, a commit"
+               " of three", shards * (1 + 4 + renewals + 6), 0.625, 1000, partition),
+        Demand("DynamoDB writes of history", "of each worker's batch, a bucket a minute",
+               scenario.num_workers * scenario.run_seconds / 60, 0.625, 1000, partition),
+        Demand("DynamoDB writes to the index", "a batch's moves, turns and notes; no commit",
+               2 * (40 + scenario.run_seconds / 300), 0.625, 1000, "of one tenant"),
         Demand("S3 PUT and LIST", "parts, segments and their index, one listing a claim",
                shards * (parts + segments + 2), 5.00, 3500, "of one prefix before S3 splits it"),
         Demand("S3 GET", "the input's range, and every part when it is sealed",
                shards * (1 + parts), 0.40, 5500, "of one prefix before S3 splits it"),
     ]  # fmt: skip
+
+
+def _look_units(scenario: Scenario) -> float:
+    """Return the units that a look reads: 300 bytes of each live shard, two a worker."""
+    return 1 + scenario.num_workers * 2 * 300 / 4096 + 1
 
 
 def report(scenario: Scenario, worker: WorkerConfig) -> list[str]:
