@@ -23,7 +23,7 @@ from handler.fleet.brake import CRASH_LOOP, released
 from handler.fleet.capacity import granted, refused
 from handler.fleet.launcher import Launcher, NoCapacity
 from handler.fleet.launchers import launcher_of
-from handler.fleet.plan import is_braked, is_held, plan_moves, unlisted
+from handler.fleet.plan import is_braked, is_held, is_recent, plan_moves, unlisted
 from handler.fleet.stop import stop_hung
 from handler.fleet.wanted import wanted
 from handler.log import logger
@@ -97,7 +97,9 @@ def ensure(
     def reserve(state: FleetState) -> FleetState:
         nonlocal stops
         state = released(granted(state, workers), plan.release)
-        launches = unlisted(state.launches, workers, now)
+        # Also those that are listed by now: this list may be older than somebody else's.
+        recent = [each for each in state.launches if is_recent(each, now)]
+        launches = unlisted(recent, workers, now)
         moves = plan_moves(workers, launches, aim.count, plan, replaces=sees_all)
         if is_held(state, plan.release, now):
             moves = moves._replace(num_starts=0, stops=())
@@ -105,9 +107,9 @@ def ensure(
         first = max(state.last_number + 1, now)
         reserved[:] = range(first, first + moves.num_starts)
         stops = moves.stops
-        launches += [Launch(_unnamed(number), plan.release, now) for number in reserved]
+        recent += [Launch(_unnamed(number), plan.release, now) for number in reserved]
         last = max(state.last_number, *reserved) if reserved else state.last_number
-        return replace(state, last_number=last, launches=tuple(launches))
+        return replace(state, last_number=last, launches=tuple(recent))
 
     yield from fleets.change(plan.model, reserve)
     if reserved:

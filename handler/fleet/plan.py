@@ -30,14 +30,15 @@ def is_braked(state: FleetState, release: str) -> bool:
     return state.brake is not None and state.brake.release == release
 
 
+def is_recent(launch: Launch, now: float) -> bool:
+    """Say whether a list may not tell of a launch yet."""
+    return now < launch.at + LAUNCH_SECONDS
+
+
 def unlisted(launches: Sequence[Launch], workers: Sequence[Worker], now: float) -> list[Launch]:
     """Return the launches of which no list tells yet."""
     known = {worker.id for worker in workers}
-    return [
-        launch
-        for launch in launches
-        if launch.worker not in known and now < launch.at + LAUNCH_SECONDS
-    ]
+    return [launch for launch in launches if launch.worker not in known and is_recent(launch, now)]
 
 
 def plan_moves(

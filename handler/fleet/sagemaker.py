@@ -22,6 +22,19 @@ _NO_QUOTA = "ResourceLimitExceeded"
 _NO_CAPACITY = frozenset({_NO_QUOTA, "ThrottlingException"})
 _OVER = "ValidationException"
 _STATUS: Final = {"InProgress": WorkerStatus.RUNNING, "Stopping": WorkerStatus.STOPPING}
+# Of a job in progress: nothing of ours runs, for want of a machine or before the image is there.
+_BEFORE_START: Final = frozenset(
+    {
+        "Downloading",
+        "DownloadingTrainingImage",
+        "Interrupted",
+        "LaunchingMLInstances",
+        "Pending",
+        "PreparingTrainingStack",
+        "Restarting",
+        "Starting",
+    }
+)
 _NAME = re.compile(r"tidemill-[A-Za-z0-9-]+-(?P<release>[0-9a-f]{8})-[0-9]+")
 
 
@@ -147,6 +160,8 @@ def _job(plan: FleetPlan, means: SageMakerMeans, name: str, instance_type: str) 
 
 def _worker_of(plan: FleetPlan, job: Mapping[str, Any], status: WorkerStatus) -> Worker:
     name = job["TrainingJobName"]
+    if status is WorkerStatus.RUNNING and job.get("SecondaryStatus") in _BEFORE_START:
+        status = WorkerStatus.STARTING
     return Worker(name, release_of(plan, name), status, int(job["CreationTime"].timestamp()))
 
 

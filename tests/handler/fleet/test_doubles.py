@@ -95,14 +95,21 @@ def make(request: pytest.FixtureRequest, ministack: Emulator) -> Callable[[], Wo
     return lambda: World(ministack, PLANS[request.param])
 
 
-def test_who_comes_between_two_calls_starts_no_double(make: Callable[[], World]) -> None:
-    """Two looks at once, in all orders in which one is done between two calls of the other."""
+@pytest.mark.parametrize("num_others", [1, 2])
+def test_who_comes_between_two_calls_starts_no_double(
+    make: Callable[[], World], num_others: int
+) -> None:
+    """Two looks at once, in all orders in which one is done between two calls of the other.
+
+    Or two are: the second finds listed what the first has started.
+    """
     for between in range(1, MANY):
         world = make()
 
         def come(number: int, world: World = world, between: int = between) -> None:
             if number == between:
-                world.look(1)
+                for other in range(num_others):
+                    world.look(1 + other)
 
         num_calls = world.look(aside=come)
         assert world.num_workers == WANTED

@@ -79,6 +79,7 @@ def test_what_is_wanted_is_started_once(mill: Cloud, launcher: ListLauncher) -> 
     look(mill, LAUNCH_SECONDS)
     assert len(launcher.workers) == 3
     assert launcher.asked == [NOW, NOW + 1, NOW + 2]
+    look(mill, LAUNCH_SECONDS + 1)
     assert state_of(mill).launches == ()
 
 
@@ -147,7 +148,7 @@ def test_what_has_no_machine_is_tried_again_later_and_later(
     look(mill, 2700)
     assert len(launcher.workers) == 3
     launcher.run(NOW + 2710)
-    look(mill, 2760)
+    look(mill, 2700 + LAUNCH_SECONDS)
     assert state_of(mill) == FleetState(last_number=state_of(mill).last_number)
 
 

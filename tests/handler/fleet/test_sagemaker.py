@@ -87,6 +87,25 @@ def test_any_model_has_a_name_that_sagemaker_takes(model: str) -> None:
     assert release_of(plan, name) == "r:1"
 
 
+@pytest.mark.parametrize(
+    ("secondary", "status"),
+    [
+        ("Starting", WorkerStatus.STARTING),
+        ("Pending", WorkerStatus.STARTING),
+        ("Interrupted", WorkerStatus.STARTING),
+        ("Training", WorkerStatus.RUNNING),
+    ],
+)
+def test_a_job_without_a_machine_is_still_starting(secondary: str, status: WorkerStatus) -> None:
+    """In progress is also what waits for a machine, for days: nobody goes for its sake."""
+    services = having(l4=1)
+    name = services.run(JOBS.start(PLAN, 1))
+    services.jobs[name]["SecondaryStatus"] = secondary
+    assert [worker.status for worker in services.run(JOBS.running(PLAN))] == [status]
+    services.run(JOBS.stop(PLAN, Worker(name, "r:1")))
+    assert services.run(JOBS.running(PLAN))[0].status is WorkerStatus.STOPPING
+
+
 def test_a_number_makes_one_job() -> None:
     """A name that is there is the job that was asked for."""
     services = having(l4=9)
