@@ -32,7 +32,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--config", type=Path, default=DEFAULT_PATH)
     try:
         name = read_config(parser.parse_args(arguments).config).name
-        outputs = read_outputs(aws_client("cloudformation"), name)
+        outputs = read_outputs(aws_client("cloudformation"), name, needs_api=False)
     except (ConfigRefused, NotDeployed, BotoCoreError, ClientError) as exc:
         sys.stderr.write(f"{exc}\n")
         return 1

@@ -45,9 +45,14 @@ class Outputs:
         }
 
 
-def read_outputs(cloudformation: Any, name: str) -> Outputs:
-    """Return the outputs of the deployment of this name; raises NotDeployed."""
-    found = _outputs_of(cloudformation, f"{name}-data") | _outputs_of(cloudformation, f"{name}-api")
+def read_outputs(cloudformation: Any, name: str, *, needs_api: bool = True) -> Outputs:
+    """Return the outputs of the deployment of this name; raises NotDeployed.
+
+    Without an API, which one that is half made or half deleted lacks, `api_url` is empty.
+    """
+    found = _outputs_of(cloudformation, f"{name}-data", "FleetsPath")
+    if needs_api:
+        found |= _outputs_of(cloudformation, f"{name}-api", "ApiUrl")
     return Outputs(
         name=name,
         bucket=found["BucketName"],
@@ -57,11 +62,11 @@ def read_outputs(cloudformation: Any, name: str) -> Outputs:
         fleets=found["FleetsPath"],
         work_queues=json.loads(found["WorkQueueUrls"]),
         event_bus=found["EventBusName"],
-        api_url=found["ApiUrl"],
+        api_url=found.get("ApiUrl", ""),
     )
 
 
-def _outputs_of(cloudformation: Any, stack: str) -> dict[str, str]:
+def _outputs_of(cloudformation: Any, stack: str, needed: str) -> dict[str, str]:
     try:
         described = cloudformation.describe_stacks(StackName=stack)["Stacks"][0]
     except ClientError as exc:
@@ -70,4 +75,10 @@ def _outputs_of(cloudformation: Any, stack: str) -> dict[str, str]:
         raise NotDeployed(
             f"there is no stack {stack} here: deploy first, or look at the region and the account"
         ) from exc
-    return {output["OutputKey"]: output["OutputValue"] for output in described.get("Outputs", ())}
+    found = {output["OutputKey"]: output["OutputValue"] for output in described.get("Outputs", ())}
+    if needed not in found:
+        raise NotDeployed(
+            f"the stack {stack} ({described['StackStatus']}) tells no {needed}: deploy again, or "
+            "delete it in the console of CloudFormation"
+        )
+    return found

@@ -59,7 +59,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parsed = parser.parse_args(arguments)
     try:
         name = read_config(parsed.config).name
-        outputs = read_outputs(aws_client("cloudformation"), name)
+        outputs = read_outputs(aws_client("cloudformation"), name, needs_api=False)
         if not parsed.yes and not _is_meant(name):
             return 1
         aws, deployment = Aws(), Deployment(read_settings(outputs.environment))

@@ -108,7 +108,7 @@ def test_nothing_is_done_without_the_name(
 ) -> None:
     """Nobody deletes a deployment by one key too many."""
     monkeypatch.setattr(stop, "aws_client", lambda _: None)
-    monkeypatch.setattr(stop, "read_outputs", lambda *_: None)
+    monkeypatch.setattr(stop, "read_outputs", lambda *_, **__: None)
     assert answered(text) == 1
     assert "nothing was done" in capsys.readouterr().err
 
@@ -125,7 +125,7 @@ def test_the_name_ends_the_workers_of_the_deployment(
         return cloud.deployment
 
     monkeypatch.setattr(stop, "aws_client", lambda _: None)
-    monkeypatch.setattr(stop, "read_outputs", lambda *_: stand_in())
+    monkeypatch.setattr(stop, "read_outputs", lambda *_, **__: stand_in())
     monkeypatch.setattr(stop, "Aws", lambda: cloud.aws)
     monkeypatch.setattr(stop, "Deployment", deployment)
     sleep = partial(stop_all, sleep=lambda _: end_stopping(cloud))
@@ -149,7 +149,7 @@ def test_what_is_not_deployed_is_told(
 ) -> None:
     """In a sentence."""
 
-    def missing(*_: Any) -> Any:
+    def missing(*_: Any, **__: Any) -> Any:
         raise NotDeployed("there is no stack tidemill-data here")
 
     monkeypatch.setattr(stop, "aws_client", lambda _: None)
