@@ -27,14 +27,15 @@ _DAY_SECONDS = 24 * 3600
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What a tenant may use: API calls and uploaded bytes a day (UTC), lines of active batches.
+    """What a tenant may use: API calls a minute and a day, uploaded bytes a day (UTC), lines.
 
-    0 means no limit.
+    Lines are those of active batches. 0 means no limit.
     """
 
     requests_per_day: NonNegativeInt = 0
     queued_lines: NonNegativeInt = 0
     bytes_per_day: NonNegativeInt = 0
+    requests_per_minute: NonNegativeInt = 0
 
 
 class Settings(BaseModel):

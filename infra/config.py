@@ -79,6 +79,7 @@ class Retention(_Table):
 class Limits(_Table):
     """What each tenant may use unless `tidemill tenants set` says otherwise; 0 is no limit."""
 
+    requests_per_minute: Count = 3000
     requests_per_day: Count = 0
     queued_lines: Count = 0
     bytes_per_day: Count = 0

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from handler.tenants.tenants import Tenant, TenantStore
 
 _LIMITS = {
+    "requests_per_minute": "calls of the API a minute",
     "requests_per_day": "calls of the API a day",
     "queued_lines": "lines of batches that have not ended",
     "bytes_per_day": "uploaded bytes a day",

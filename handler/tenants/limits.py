@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import UTC, datetime
 
 from handler.aws.calls import Operation
-from handler.aws.stores.usage import DAY_SECONDS, DayCount, UsageStore
+from handler.aws.stores.usage import DAY_SECONDS, Counted, UsageStore
 from handler.batch.model import Batch, BatchError
 from handler.errors import HandlerError
 from handler.settings import Limits
@@ -13,6 +13,7 @@ from handler.tenants.tenants import KnownTenants, TenantStore
 
 # Nobody knows when the next batch ends.
 _LINES_RETRY_SECONDS = 60
+_MINUTE_SECONDS = 60
 QUEUE_FULL = "queued_lines_exceeded"
 
 
@@ -40,8 +41,10 @@ class TenantLimits:
         self._default = default
 
     def admit_request(self, tenant: str, now: float) -> Operation[None]:
-        """Count one call of the API; raises LimitReached when the day's are used up."""
-        limit = (yield from self._limits(tenant, now)).requests_per_day
+        """Count one call of the API; raises LimitReached when the minute's or day's are used up."""
+        limits = yield from self._limits(tenant, now)
+        yield from self._admit_this_minute(tenant, now, limit=limits.requests_per_minute)
+        limit = limits.requests_per_day
         words = f"The limit of {limit:,} requests a day is reached; the day ends at 00:00 UTC."
         yield from self._admit_today(
             tenant, now, what="requests", number=1, limit=limit, words=words
@@ -90,12 +93,23 @@ class TenantLimits:
         known = yield from self._known.find(tenant, now)
         return known.limits(self._default)
 
+    def _admit_this_minute(self, tenant: str, now: float, *, limit: int) -> Operation[None]:
+        if not limit:
+            return
+        minute, second = divmod(int(now), _MINUTE_SECONDS)
+        is_counted = yield from self._usage.add(
+            tenant, "requests", 1, limit=limit, period=f"MINUTE#{minute:09}", now=int(now)
+        )
+        if not is_counted:
+            words = f"The limit of {limit:,} requests a minute is reached."
+            raise LimitReached(words, retry_after_seconds=_MINUTE_SECONDS - second)
+
     def _admit_today(
         self,
         tenant: str,
         now: float,
         *,
-        what: DayCount,
+        what: Counted,
         number: int,
         limit: int,
         words: str,
@@ -103,8 +117,8 @@ class TenantLimits:
         if not limit:
             return
         day = datetime.fromtimestamp(now, UTC).strftime("%Y-%m-%d")
-        is_counted = yield from self._usage.add_today(
-            tenant, what, number, limit=limit, day=day, now=int(now)
+        is_counted = yield from self._usage.add(
+            tenant, what, number, limit=limit, period=f"DAY#{day}", now=int(now)
         )
         if not is_counted:
             left_seconds = DAY_SECONDS - int(now) % DAY_SECONDS

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 from base64 import b64encode
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, replace
 from threading import Lock
 from typing import Any, Final
 
@@ -38,15 +38,13 @@ class Tenant:
     requests_per_day: NonNegativeInt | None = None
     queued_lines: NonNegativeInt | None = None
     bytes_per_day: NonNegativeInt | None = None
+    requests_per_minute: NonNegativeInt | None = None
 
     def limits(self, default: Limits) -> Limits:
         """Return its limits in a deployment that has those for everybody."""
-
-        def chosen(name: str) -> int:
-            own: int | None = getattr(self, name)
-            return getattr(default, name) if own is None else own
-
-        return Limits(chosen("requests_per_day"), chosen("queued_lines"), chosen("bytes_per_day"))
+        names = (each.name for each in fields(Limits))
+        own = {name: limit for name in names if (limit := getattr(self, name)) is not None}
+        return replace(default, **own)
 
     def secrets_at(self, now: float) -> tuple[str, ...]:
         """Return the secrets that sign what it is told, the present one first."""

@@ -12,7 +12,8 @@ from aws_cdk import aws_logs as logs
 from constructs import Construct
 
 # One person with a runaway loop must not use up the account's Lambdas.
-_REQUESTS_PER_SECOND, _BURST = 100, 200
+# Of all tenants together, before anybody is asked who they are; each has limits of its own.
+_REQUESTS_PER_SECOND, _BURST = 500, 1000
 # What needs no signature; handler/api/public.py has the same list. None of it holds anything of a
 # tenant.
 _PUBLIC = ("/", "/health", "/openapi.json", "/dashboard", "/dashboard/assets/{proxy+}")

@@ -292,8 +292,8 @@ def test_one_caller_cannot_use_up_the_account(deployment: Deployment) -> None:
     assert stage["StageName"] == "$default"
     assert stage["AutoDeploy"] is True
     assert stage["DefaultRouteSettings"] == {
-        "ThrottlingRateLimit": 100,
-        "ThrottlingBurstLimit": 200,
+        "ThrottlingRateLimit": 500,
+        "ThrottlingBurstLimit": 1000,
     }
 
 

@@ -18,7 +18,7 @@ from handler.batch.model import Batch
 from handler.batch.states import Status
 from handler.errors import ConditionFailed
 
-DayCount = Literal["requests", "bytes"]
+Counted = Literal["requests", "bytes"]
 
 DAY_SECONDS: Final = 24 * 3600
 _KEPT_SECONDS = 3 * DAY_SECONDS
@@ -32,15 +32,18 @@ class UsageStore(Store):
 
     __slots__ = ()
 
-    def add_today(
-        self, tenant: str, what: DayCount, number: int, *, limit: int, day: str, now: int
+    def add(
+        self, tenant: str, what: Counted, number: int, *, limit: int, period: str, now: int
     ) -> Operation[bool]:
-        """Count so many on a day unless that would pass the limit; say whether it was counted."""
+        """Count so many in a period unless that would pass the limit; say whether it was counted.
+
+        `period` names a day or a minute.
+        """
         if number > limit:
             return False
         try:
             yield from self.update(
-                {"pk": f"USAGE#{tenant}", "sk": f"DAY#{day}"},
+                {"pk": f"USAGE#{tenant}", "sk": period},
                 {"expires": now + _KEPT_SECONDS},
                 f"attribute_not_exists(#{what}) OR #{what} <= :room",
                 {":room": limit - number},

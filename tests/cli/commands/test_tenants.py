@@ -51,6 +51,7 @@ def test_limits_are_set_and_taken_back(
     assert shown(capsys, "search") == {
         "webhook_url": "none",
         "webhook_secret": "none",
+        "requests_per_minute": "default",
         "requests_per_day": "default",
         "queued_lines": "0",
         "bytes_per_day": "7",

@@ -63,6 +63,20 @@ def test_requests_are_admitted_up_to_the_limit_of_a_day(cloud: Cloud) -> None:
     assert [day["requests"] for day in used(cloud, "ads")] == [2, 1]
 
 
+def test_requests_are_admitted_up_to_the_limit_of_a_minute(cloud: Cloud) -> None:
+    """The next one waits for the next minute, another tenant for nothing, and the day counts on."""
+    cloud = limited(cloud, requests_per_minute=2, requests_per_day=3)
+    for _ in range(2):
+        cloud.run(cloud.deployment.limits.admit_request("ads", LATE - 15))
+    error = refusal(cloud, cloud.deployment.limits.admit_request("ads", LATE - 15))
+    assert error.retry_after_seconds == 25
+    assert "limit of 2 requests a minute" in error.message
+    cloud.run(cloud.deployment.limits.admit_request("search", LATE - 15))
+    cloud.run(cloud.deployment.limits.admit_request("ads", LATE - 75))
+    error = refusal(cloud, cloud.deployment.limits.admit_request("ads", LATE - 75))
+    assert "limit of 3 requests a day" in error.message
+
+
 def test_what_is_refused_is_not_counted(cloud: Cloud) -> None:
     """A large upload that did not fit leaves room for a small one."""
     cloud = limited(cloud, bytes_per_day=100)
