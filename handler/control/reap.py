@@ -1,4 +1,4 @@
-"""What a schedule mends every few minutes, so that no batch stays on its way for ever.
+"""What a schedule mends every minute, so that no batch stays on its way for ever.
 
 Why each one ends: a batch that is not terminal stands in the list of active ones, and all of those
 are looked at. `validating` and `in_progress` end at the latest with their window. Lost doorbells

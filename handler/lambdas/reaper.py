@@ -1,4 +1,4 @@
-"""The schedules: all active batches are looked at every few minutes, the bucket once a day."""
+"""The schedules: all active batches are looked at every minute, the bucket once a day."""
 
 from __future__ import annotations
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -16,6 +17,7 @@ from handler.aws.queues import advance_message
 from handler.aws.sync import Aws
 from handler.batch.model import File
 from handler.batch.states import Status
+from handler.control.reap import reap
 from handler.lambdas.control import act_on
 from handler.moves import turn
 from tests.emulators import Emulator, active_ids
@@ -180,3 +182,16 @@ def posted() -> tuple[Counter[str], str]:
         answered = answer_to(event)
     assert answered["statusCode"] == 200
     return counts, json.loads(answered["body"])["id"]
+
+
+def test_the_schedule_reads_no_shard_of_a_batch_that_runs(ministack: Emulator) -> None:
+    """The batch, what is live of it and what is done, however many shards wait in the queue."""
+    cloud = Cloud.on(ministack)
+    heard(cloud, event_of(cloud))
+    [batch_id] = cloud.run(active_ids(cloud.deployment.table))
+    cloud.claim(batch_id)
+    reap(cloud.aws, cloud.deployment, int(time.time()))
+    with counting(cloud.aws) as counts:
+        reap(cloud.aws, cloud.deployment, int(time.time()))
+    # The list of active ones, what was begun and what is done.
+    assert counts == {"Query": 3, "GetItem BATCH/META": 2}
