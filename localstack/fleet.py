@@ -46,8 +46,9 @@ class Release:
 class LocalFleet:
     """Runs the workers of all models; to be looked after by `tend`, or by a thread of `tending`.
 
-    `say` is told in one line of each that comes or goes. There is `room` for so many at once, of
-    all models together; who finds none has ended for want of a machine.
+    `say` is told in one line of each that comes or goes; `plans` are the newest, by model. There is
+    `room` for so many at once, of all models together; who finds none has ended for want of a
+    machine.
     """
 
     def __init__(
@@ -65,6 +66,7 @@ class LocalFleet:
         self._wanted = ProcessStore(deployment.settings.table)
         self._say = say
         self.room = room
+        self.plans: dict[str, FleetPlan] = {}
         self._releases: dict[tuple[str, str], Release] = {}
         self._kill_at: dict[str, float] = {}
 
@@ -73,6 +75,7 @@ class LocalFleet:
 
         Each knows its id by `TIDEMILL_WORKER`.
         """
+        self.plans[plan.model] = plan
         self._releases[plan.model, plan.release] = Release(command, environment)
         name = f"{self._deployment.settings.fleets}/{_safe(plan.model)}"
         parameter = {"Name": name, "Value": plan_text(plan), "Type": "String", "Overwrite": True}
@@ -80,10 +83,9 @@ class LocalFleet:
 
     def workers(self) -> list[tuple[str, Process]]:
         """Return all that were asked for and have not ended, each with its model."""
-        models = sorted({model for model, _ in self._releases})
         return [
             (model, each)
-            for model in models
+            for model in sorted(self.plans)
             for each in self._aws.run(self._wanted.list_processes(model))
         ]
 

@@ -125,13 +125,13 @@ class LocalCloud:
         """
         if (status := self.emulator.process.poll()) is not None:
             self._bring_back(status)
-        for model in self.config.models:
-            brake = self.aws.run(self.deployment.fleets.get_state(model.name)).brake
-            if brake is not None and brake != self.brakes.get(model.name):
-                self.brakes[model.name] = brake
-                self.say(f"no worker of {model.name} is started: {brake.reason} {brake.advice}")
-            elif brake is None:
-                self.brakes.pop(model.name, None)
+        for model, plan in self.fleet.plans.items():
+            brake = self.aws.run(self.deployment.fleets.get_state(model)).brake
+            if brake is None or brake.release != plan.release:
+                self.brakes.pop(model, None)
+            elif brake != self.brakes.get(model):
+                self.brakes[model] = brake
+                self.say(f"no worker of {model} is started any more: {brake.reason} {brake.advice}")
 
     def check(self) -> None:
         """Tend it; raises WorkersBraked when no worker comes any more for some model."""

@@ -8,6 +8,7 @@ import re
 import shlex
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,12 +20,15 @@ from playwright.sync_api import expect
 from cli.commands.local import _guide
 from cli.main import main
 from handler.aws.sync import Aws
+from handler.batch.fleet import Brake
+from handler.fleet.brake import resumed
 from handler.tenants.keys import KeyStore, key_id_of
 from infra.config import DEFAULT_PATH
 from infra.smoke import Smoke
 from localstack.local import (
     LocalCloud,
     LocalOptions,
+    WorkersBraked,
     new_key,
     running_cloud,
 )
@@ -99,6 +103,23 @@ def test_a_cloud_outlives_its_worker(cloud: LocalCloud) -> None:
     batch, rows = cloud.run_file("outlived", EXAMPLE, seconds=SECONDS, show=lambda _: None)
     assert (batch["status"], len(rows)) == ("completed", len(EXAMPLE.splitlines()))
     assert name not in cloud.processes.processes
+
+
+def test_who_follows_a_file_is_told_that_no_worker_comes(cloud: LocalCloud) -> None:
+    """A brake ends the waiting, with its reason; that of another release ends none."""
+    fleets, release = cloud.deployment.fleets, cloud.fleet.plans[MODEL].release
+
+    def brake(release: str) -> None:
+        why = Brake(1, release, "crash_loop", "They die.", "Mend them.")
+        cloud.aws.run(fleets.change(MODEL, lambda state: replace(state, brake=why)))
+
+    brake("another")
+    cloud.check()
+    brake(release)
+    with pytest.raises(WorkersBraked, match=f"no worker of {MODEL} is started any more: They die"):
+        cloud.check()
+    cloud.aws.run(fleets.change(MODEL, resumed))
+    cloud.check()
 
 
 def test_a_file_that_cannot_be_a_batch_has_no_rows(cloud: LocalCloud) -> None:
