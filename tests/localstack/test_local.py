@@ -8,6 +8,7 @@ import re
 import shlex
 import subprocess
 import sys
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -100,6 +101,10 @@ def test_a_cloud_outlives_its_worker(cloud: LocalCloud) -> None:
     [(name, process)] = cloud.processes.processes.items()
     process.kill()
     assert cloud.wait_until_idle(SECONDS)
+    deadline = time.monotonic() + SECONDS
+    while not cloud.aws.run(cloud.deployment.fleets.get_state(MODEL)).ends:
+        assert time.monotonic() < deadline, "its end is not counted"
+        time.sleep(0.1)
     batch, rows = cloud.run_file("outlived", EXAMPLE, seconds=SECONDS, show=lambda _: None)
     assert (batch["status"], len(rows)) == ("completed", len(EXAMPLE.splitlines()))
     assert name not in cloud.processes.processes

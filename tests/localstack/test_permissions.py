@@ -23,22 +23,36 @@ import trustme
 from botocore.exceptions import ClientError
 from openai import OpenAI
 
+from handler.aws.sync import Aws
+from handler.batch.fleet import FleetPlan
+from handler.deployment import Deployment
+from handler.settings import read_settings
 from infra.client import Api
 from infra.config import DEFAULT_PATH, Config, make_config
 from infra.drops import Drops
 from infra.outputs import Outputs
+from localstack.fleet import LocalFleet
 from localstack.local import new_key
 from localstack.ministack import Enforcement, environment_for, running_ministack
 from localstack.processes import Processes
 from localstack.stacks import client_options, deploy, local_api_url
 
 ROOT = Path(__file__).parents[2]
+MODEL = "tidemill-demo"
 EXAMPLE = (ROOT / "examples" / "demo.jsonl").read_bytes()
 # The emulator asks for rights that IAM does not know: there a batch of messages is sent by the
-# right to send one. https://docs.aws.amazon.com/service-authorization/latest/reference/list_amazonsqs.html
+# right to send one, and parameters are read by the right to those of their path.
+# https://docs.aws.amazon.com/service-authorization/latest/reference/list_amazonsqs.html
+# https://docs.aws.amazon.com/service-authorization/latest/reference/list_awssystemsmanager.html
 EMULATOR_ONLY = {
     "Version": "2012-10-17",
-    "Statement": [{"Effect": "Allow", "Action": "sqs:SendMessageBatch", "Resource": "*"}],
+    "Statement": [
+        {
+            "Effect": "Allow",
+            "Action": ["sqs:SendMessageBatch", "ssm:GetParametersByPath"],
+            "Resource": "*",
+        }
+    ],
 }
 
 
@@ -194,15 +208,25 @@ def put_policy(iam: Any, role: str, policy: dict[str, Any]) -> None:
 
 
 def test_a_file_becomes_rows_with_every_request_checked(guarded: Guarded) -> None:
-    """Intake, worker, finalize and API have all the rights they need."""
+    """Intake, launcher, worker, finalize and who counts ends have all the rights they need."""
     told = guarded.outputs.environment | {"TIDEMILL_WAIT_SECONDS": "1"}
+    aws = Aws(lambda service, **_: guarded.client(service))
+    deployment = Deployment(read_settings(guarded.outputs.environment))
     with Processes({**guarded.worker, **told}, guarded.folder) as processes:
-        processes.start("worker", sys.executable, "-m", "cli", "worker")
-        guarded.drops.drop("example", EXAMPLE)
-        guarded.drops.put("example.jsonl.gz", gzip.compress(EXAMPLE))
-        report = guarded.drops.wait("example", seconds=120)
-        packed = guarded.drops.wait("example.jsonl.gz", seconds=120)
-        log = processes.log_of("worker")
+        fleet = LocalFleet(processes, aws, deployment, lambda _: None)
+        fleet.release(FleetPlan(MODEL, "processes", "r:1"), sys.executable, "-m", "cli", "worker")
+        with fleet.tending():
+            guarded.drops.drop("example", EXAMPLE)
+            guarded.drops.put("example.jsonl.gz", gzip.compress(EXAMPLE))
+            report = guarded.drops.wait("example", seconds=120)
+            packed = guarded.drops.wait("example.jsonl.gz", seconds=120)
+            [(name, worker)] = processes.processes.items()
+            worker.kill()
+            deadline = time.monotonic() + 60
+            while not aws.run(deployment.fleets.get_state(MODEL)).ends:
+                assert time.monotonic() < deadline, "the end of a worker is not counted"
+                time.sleep(0.1)
+        log = processes.log_of(name)
     assert report["status"] == "completed"
     assert report["request_counts"]["total"] == len(EXAMPLE.splitlines())
     assert len(guarded.drops.rows("example")) == report["request_counts"]["completed"]
