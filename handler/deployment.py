@@ -14,6 +14,7 @@ from handler.aws.stores.fleets import FleetStore
 from handler.aws.stores.ledger import Ledger
 from handler.aws.stores.overview import Overview
 from handler.aws.stores.processes import ProcessStore
+from handler.aws.stores.readings import ReadingStore
 from handler.aws.stores.table import Table
 from handler.aws.stores.uploads import UploadStore
 from handler.aws.stores.usage import UsageStore
@@ -36,6 +37,7 @@ class Deployment:
         self.ledger = Ledger(settings.table)
         self.overview = Overview(settings.table)
         self.files = FileStore(settings.table)
+        self.readings = ReadingStore(settings.table)
         self.uploads = UploadStore(settings.table)
         self.bucket = Bucket(settings.bucket)
         self.control = Queue(settings.control_queue)

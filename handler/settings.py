@@ -18,6 +18,7 @@ from pydantic import (
 )
 
 from handler.batch.cutter import MAX_SHARD_BYTES, MAX_SHARD_LINES, ShardLimits
+from handler.batch.intake import RANGE_BYTES
 from handler.batch.window import DEFAULT_WINDOW, window_seconds
 from handler.errors import InvalidOption
 
@@ -49,6 +50,7 @@ class Settings(BaseModel):
     their own.
     Files go `file_days` after they were made, never where that is 0.
     `intake_queue` rings for files that are to be read; where there is none the control queue does.
+    One run reads `range_bytes` of a file, or little more.
     `fleets` is the path of the parameters that say how workers are started; empty for by nobody.
     `auth` is how callers prove who they are: by keys, or by requests that AWS's credentials sign.
     """
@@ -67,6 +69,7 @@ class Settings(BaseModel):
     auth: Literal["keys", "iam"] = "keys"
     shard_lines: PositiveInt = MAX_SHARD_LINES
     shard_bytes: PositiveInt = MAX_SHARD_BYTES
+    range_bytes: PositiveInt = RANGE_BYTES
     gpu_hour_prices: Json[dict[str, PositiveFloat]] = Field(default_factory=dict)
     currency: str = "USD"
     strict_endpoint: bool = False

@@ -89,7 +89,7 @@ class Dashboard(Construct):
                         "Messages that failed",
                         [
                             function.metric(Metric.MESSAGES_FAILED, _MINUTE)
-                            for function in (api.control, api.dead_letters)
+                            for function in (api.control, api.intake, api.dead_letters)
                         ],
                     ),
                 ],

@@ -61,6 +61,7 @@ ACKNOWLEDGED: Final = (
         )
         for role, prefixes in (
             ("Api/Control/Role", ("input", "files", "work", "output")),
+            ("Api/Intake/Role", ("input", "files", "work", "output")),
             ("Api/Reaper/Role", ("files", "output")),
             ("Api/DeadLetters/Role", ("files", "output")),
             ("Api/Api/Role", ("input", "files", "work", "work/uploads", "output")),

@@ -111,8 +111,9 @@ def ring_workers(data: DataStack) -> iam.PolicyStatement:
 
 
 def count_doorbells(data: DataStack) -> iam.PolicyStatement:
-    """Return the right to see whether doorbells for shards wait."""
-    return allow(["sqs:GetQueueAttributes"], _work_queues(data))
+    """Return the right to see whether doorbells for shards, or for files, wait."""
+    queues = [*_work_queues(data), data.doorbells.intake.queue_arn]
+    return allow(["sqs:GetQueueAttributes"], queues)
 
 
 def ring_intake(data: DataStack) -> iam.PolicyStatement:

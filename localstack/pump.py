@@ -135,6 +135,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description="Calls the Lambda handlers on one machine.")
     parser.add_argument("--dead-letters", help="url of the dead-letter queue")
     parser.add_argument("--control-runs", type=int, default=2, help="control runs at once")
+    parser.add_argument("--intake-runs", type=int, default=2, help="intake runs at once")
     parser.add_argument("--reaper-seconds", type=float, default=10)
     parser.add_argument(
         "--lambda-seconds", type=float, default=900, help="the time that each run has"
@@ -150,6 +151,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     seconds = parsed.lambda_seconds
     control = os.environ["TIDEMILL_CONTROL_QUEUE"]
     pumps = [Pump(control, "control", _handler_of("control"), seconds)] * parsed.control_runs
+    if intake := os.environ.get("TIDEMILL_INTAKE_QUEUE"):
+        pumps += [Pump(intake, "intake", _handler_of("intake"), seconds)] * parsed.intake_runs
     if parsed.dead_letters:
         pumps.append(
             Pump(parsed.dead_letters, "dead_letters", _handler_of("dead_letters"), seconds)

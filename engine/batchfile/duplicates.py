@@ -2,7 +2,7 @@
 
 Each id costs 16 bytes of a temporary file: 10 of its hash and 6 of its line number. One more byte
 of the hash chooses the partition, so that 88 bits have to agree before two ids are taken for one.
-What several finders have saved, of one file after another, is searched share by share: ids of one
+What several finders have saved, of the ranges of a file, is searched share by share: ids of one
 share repeat in no other.
 """
 
@@ -14,7 +14,7 @@ from array import array
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from hashlib import blake2b
-from itertools import accumulate, chain, pairwise
+from itertools import chain
 from pathlib import Path
 from struct import Struct
 from types import TracebackType
@@ -23,11 +23,9 @@ from typing import IO, NamedTuple, Self
 NUM_PARTITIONS = 256
 _HASH_BYTES = 10
 _NUMBER_BYTES = 6
-_RECORD_BYTES = _HASH_BYTES + _NUMBER_BYTES
-_BLOCK_BYTES = 256 * _RECORD_BYTES
+RECORD_BYTES = _HASH_BYTES + _NUMBER_BYTES
+_BLOCK_BYTES = 256 * RECORD_BYTES
 _RECORD = Struct(f"{_HASH_BYTES}s{_NUMBER_BYTES}s")
-_LENGTHS = Struct(f"<{NUM_PARTITIONS}Q")
-HEADER_BYTES = _LENGTHS.size
 # Of one share; in memory an id takes 140 bytes.
 _MAX_SHARE_IDS = 2**22
 
@@ -59,6 +57,11 @@ class Duplicates:
         first = tuple(heapq.nsmallest(limit, chain(self.first, counted())))
         return Duplicates(count, first)
 
+    def beside(self, others: Duplicates, limit: int) -> Duplicates:
+        """Return these and those of another share."""
+        first = tuple(sorted((*self.first, *others.first))[:limit])
+        return Duplicates(self.count + others.count, first)
+
 
 @dataclass(frozen=True, slots=True)
 class Share:
@@ -83,23 +86,6 @@ def count_shares(num_ids: int) -> int:
     """Return into how many shares so many ids are divided, that one fits in memory."""
     num_full = max(0, num_ids - 1) // _MAX_SHARE_IDS
     return 1 << num_full.bit_length()
-
-
-class SavedIds:
-    """Where each partition lies in what `DuplicateFinder.save` wrote, by its first HEADER_BYTES."""
-
-    def __init__(self, header: bytes) -> None:
-        lengths = _LENGTHS.unpack(header)
-        self._starts = list(accumulate(lengths, initial=HEADER_BYTES))
-
-    def range_of(self, share: Share) -> tuple[int, int]:
-        """Return the first byte of a share's partitions, and the one behind them."""
-        return self._starts[share.first], self._starts[share.end]
-
-    def split(self, data: bytes, share: Share) -> list[bytes]:
-        """Return the bytes of `range_of` partition by partition."""
-        starts = self._starts[share.first : share.end + 1]
-        return [data[start - starts[0] : end - starts[0]] for start, end in pairwise(starts)]
 
 
 class DuplicateFinder:
@@ -148,16 +134,15 @@ class DuplicateFinder:
         self._blocks[partition].append(self._num_blocks)
         self._num_blocks += 1
 
-    def save(self, stream: IO[bytes]) -> None:
-        """Write all ids, for `SavedIds`: the bytes of each partition, then theirs."""
-        lengths = (
-            len(blocks) * _BLOCK_BYTES + len(tail)
-            for blocks, tail in zip(self._blocks, self._tails, strict=True)
-        )
-        stream.write(_LENGTHS.pack(*lengths))
+    def save(self, stream: IO[bytes]) -> list[int]:
+        """Write all ids, those of each partition in a row, and return how many each has."""
         for partition in range(NUM_PARTITIONS):
             for block in self._read_blocks(partition):
                 stream.write(block)
+        return [
+            (len(blocks) * _BLOCK_BYTES + len(tail)) // RECORD_BYTES
+            for blocks, tail in zip(self._blocks, self._tails, strict=True)
+        ]
 
     def find(self, limit: int = 100, look: Callable[[], None] = lambda: None) -> Duplicates:
         """Return the number of lines that repeat an id, and the first `limit` of them.
@@ -167,7 +152,8 @@ class DuplicateFinder:
         found = Duplicates()
         for partition in range(NUM_PARTITIONS):
             look()
-            found = found.plus(repeated_in(self._read_blocks(partition)), limit)
+            blocks = ((block, 0) for block in self._read_blocks(partition))
+            found = found.plus(repeated_in(blocks), limit)
         return found
 
     def _read_blocks(self, partition: int) -> Iterator[bytes]:
@@ -180,19 +166,18 @@ class DuplicateFinder:
 
 
 def repeated_in(
-    pieces: Iterable[bytes], slice_number: int = 0, num_slices: int = 1
+    pieces: Iterable[tuple[bytes, int]], slice_number: int = 0, num_slices: int = 1
 ) -> Iterator[Duplicate]:
     """Yield the lines of one partition, or of a slice of it, that repeat an id.
 
-    `pieces` are its bytes in the order of the file.
+    `pieces` are its bytes in the order of the file, each with what its line numbers are raised by.
     """
-    first_lines: dict[bytes, bytes] = {}
-    for piece in pieces:
+    first_lines: dict[bytes, int] = {}
+    for piece, shift in pieces:
         for digest, line in _RECORD.iter_unpack(piece):
             if num_slices > 1 and digest[0] * num_slices >> 8 != slice_number:
                 continue
-            first_line = first_lines.setdefault(digest, line)
-            if first_line is not line:
-                yield Duplicate(
-                    int.from_bytes(line, "little"), int.from_bytes(first_line, "little")
-                )
+            number = int.from_bytes(line, "little") + shift
+            first = first_lines.setdefault(digest, number)
+            if first != number:
+                yield Duplicate(number, first)

@@ -86,10 +86,15 @@ class FormError(ProtocolError):
 def refuse_endless(number: int, num_bytes: int, unit: str = "line") -> None:
     """Raise FormError when so many bytes of a line, or element, are more than any request's."""
     if num_bytes > MAX_SKIPPED_BYTES:
-        raise FormError(
-            f"{unit.capitalize()} {number:,} is longer than a file of requests can have.",
-            number=number,
-        )
+        raise endless(number, unit)
+
+
+def endless(number: int, unit: str = "line") -> FormError:
+    """Return what is wrong with a file that has a line, or element, of such a length."""
+    return FormError(
+        f"{unit.capitalize()} {number:,} is longer than a file of requests can have.",
+        number=number,
+    )
 
 
 class BytesByLine(Protocol):

@@ -178,7 +178,14 @@ class Bucket:
         self, key: str, metadata: Mapping[str, str], *, is_short_lived: bool = False
     ) -> Operation[str]:
         """Begin an object of many parts; return the id of the upload."""
-        where = self._new(key) | _tags(is_short_lived) | {"Metadata": dict(metadata)}
+        about = _tags(is_short_lived) | {"Metadata": dict(metadata)}
+        return (yield from self._create_upload(self._new(key) | about))
+
+    def create_work_upload(self, key: str) -> Operation[str]:
+        """Begin an object of many parts that nobody but us will see; return the upload's id."""
+        return self._create_upload(self._new(key))
+
+    def _create_upload(self, where: Mapping[str, Any]) -> Operation[str]:
         response = yield Call("s3", "create_multipart_upload", where)
         upload_id: str = response["UploadId"]
         return upload_id

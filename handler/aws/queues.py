@@ -170,6 +170,11 @@ def advance_message(batch_id: str) -> dict[str, object]:
     return {"kind": "advance", "batch_id": batch_id}
 
 
+def intake_message(batch_id: str, unit: str = "") -> dict[str, object]:
+    """Return the message that rings for a unit of a batch's intake, or to see what comes next."""
+    return {"kind": "intake", "batch_id": batch_id, "unit": unit}
+
+
 def parse_message(body: str) -> dict[str, Any] | None:
     """Return a message's fields, or None for one that is no JSON object.
 

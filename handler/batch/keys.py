@@ -118,9 +118,14 @@ def plain_key(batch_id: str) -> str:
     return f"{work_prefix(batch_id)}input.jsonl"
 
 
-def ids_key(batch_id: str, offset: int) -> str:
-    """Return where intake keeps the custom ids it has seen up to a byte of the input."""
-    return f"{work_prefix(batch_id)}ids/{offset:015}"
+def intake_key(batch_id: str, name: str) -> str:
+    """Return where a unit of intake leaves what it has found, for the runs that come after it."""
+    return f"{work_prefix(batch_id)}intake/{name}"
+
+
+def ids_key(batch_id: str, name: str) -> str:
+    """Return where a unit of intake leaves the custom ids that it has seen."""
+    return f"{intake_key(batch_id, name)}.ids"
 
 
 def shard_prefix(batch_id: str, shard: int) -> str:

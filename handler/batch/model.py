@@ -8,6 +8,7 @@ from enum import StrEnum
 from operator import attrgetter
 from typing import Any, Literal
 
+from engine.batchfile.forms import Form
 from engine.batchfile.pace import Rates
 from handler.batch.states import TERMINAL, Status, check_move
 
@@ -127,6 +128,18 @@ class EngineInfo:
 
 
 @dataclass(frozen=True, slots=True)
+class Conversion:
+    """How far an input that is no plain JSONL is made plain, by the multipart upload `upload`.
+
+    `num_vain` is how many runs, one after another, have come no further.
+    """
+
+    form: Form
+    upload: str
+    num_vain: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class WebhookTry:
     """One try to tell a webhook: the status of the answer, where there was one, or the error."""
 
@@ -139,9 +152,9 @@ class WebhookTry:
 class Batch:
     """One file being run. Changed by `moved` and by conditional writes only.
 
-    Times are Unix seconds. `outcome` is what `finalizing` ends in. `checkpoint` and `upload` are
-    how far intake and finalize have come, so that another run can go on; `failing_since` is when
-    the first message died since the checkpoint moved. `source` is the JSONL that shards are ranges
+    Times are Unix seconds. `outcome` is what `finalizing` ends in. `conversion` is how far a file
+    that is no plain JSONL is made plain; `failing_since` is when the first message died since
+    intake came further. `source` is the JSONL that shards are ranges
     of: the input, or what was made of the input, which is then `original`. `predecessor` is the
     batch of the same name that this one replaced: its output is published first. Deliveries to urls
     are `delivered` or `failed`, after so many tries. `queued_lines` count against the tenant's
@@ -179,7 +192,7 @@ class Batch:
     shards_rung: int = 0
     original: Source | None = None
     predecessor: str | None = None
-    checkpoint: str | None = None
+    conversion: Conversion | None = None
     failing_since: int | None = None
     output_joining: str | None = None
     error_joining: str | None = None

@@ -83,7 +83,7 @@ def _validate(
 ) -> Batch | None:
     if batch.expires_at <= now():
         return end_batch(aws, deployment, batch.id, Status.EXPIRED, int(now()))
-    return take_in(aws, deployment, batch, time_left, now=now)
+    return take_in(aws, deployment, batch, time_left, now=now, is_patient=False)
 
 
 def _progress(

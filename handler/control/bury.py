@@ -10,6 +10,7 @@ from handler.aws.queues import (
     MAX_DELAY_SECONDS,
     advance_message,
     again_seconds,
+    intake_message,
     parse_message,
     shard_message,
 )
@@ -24,6 +25,7 @@ from handler.intake.events import (
     Drop,
     Ended,
     Ignored,
+    Intake,
     Sweep,
     drop_message,
     parse_control,
@@ -56,6 +58,8 @@ def bury(deployment: Deployment, body: str, now: int) -> Operation[None]:
                     yield from _bury_batch(deployment, request.batch_id, now)
             case Sweep():
                 logger.error("sweep not done", after=request.after)
+            case Intake(batch_id, unit):
+                yield from _bury_batch(deployment, batch_id, now, unit)
             case Ended():
                 logger.error("end of a worker not counted")
             case Ignored():
@@ -97,7 +101,9 @@ def _bury_shard(deployment: Deployment, batch_id: str, number: int, now: int) ->
     yield from deployment.control.send(advance_message(batch_id), group=batch.tenant)
 
 
-def _bury_batch(deployment: Deployment, batch_id: str, now: int) -> Operation[None]:
+def _bury_batch(
+    deployment: Deployment, batch_id: str, now: int, unit: str | None = None
+) -> Operation[None]:
     """Ring again; a file whose reading has come no further for hours fails."""
     batch = yield from deployment.table.get_batch(batch_id)
     if batch is None or batch.is_terminal:
@@ -106,10 +112,11 @@ def _bury_batch(deployment: Deployment, batch_id: str, now: int) -> Operation[No
         yield from _fail(deployment, batch, now)
     else:
         logger.error("batch does not advance", batch_id=batch_id, status=str(batch.status))
-        message = advance_message(batch_id)
-        yield from deployment.control.send(
-            message, delay_seconds=again_seconds(MAX_CONTROL_RECEIVES)
-        )
+        queue, message = deployment.control, advance_message(batch_id)
+        if unit is not None:
+            queue, message = deployment.intake, intake_message(batch_id, unit)
+        delay_seconds = again_seconds(MAX_CONTROL_RECEIVES)
+        yield from queue.send(message, group=batch.tenant, delay_seconds=delay_seconds)
 
 
 def _fails_for_long(deployment: Deployment, batch: Batch, now: int) -> Operation[bool]:

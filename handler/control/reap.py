@@ -15,7 +15,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from collections.abc import Set as AbstractSet
 from concurrent.futures import ThreadPoolExecutor
-from hashlib import blake2b
 from typing import Final
 
 from handler.aws.calls import Operation
@@ -30,6 +29,7 @@ from handler.deployment import Deployment
 from handler.errors import AwsError
 from handler.fleet.ensure import tend
 from handler.fleet.wanted import open_work
+from handler.intake.ringing import ring_again
 from handler.log import logger
 from handler.moves.abandon import abandon
 from handler.moves.announce import announce
@@ -124,13 +124,24 @@ def _mend(deployment: Deployment, batch: Batch, now: int) -> Operation[OpenWork 
     elif batch.status is Status.VALIDATING:
         if batch.expires_at <= now:
             yield from end(deployment, batch.id, Status.EXPIRED, now)
-        elif (yield from _is_stuck(deployment, batch, f"read to {_short(batch.checkpoint)}", now)):
-            yield from _ring(deployment, batch, "intake")
+        else:
+            yield from _mend_intake(deployment, batch, now)
     elif batch.expires_at <= now:
         yield from _ring(deployment, batch, "end of work")
     else:
         return (yield from _mend_running(deployment, batch, now))
     return None
+
+
+def _mend_intake(deployment: Deployment, batch: Batch, now: int) -> Operation[None]:
+    """Ring for what is left of the file when none of it has been done for long."""
+    reading = yield from deployment.readings.get_reading(batch.id)
+    # A file that is made plain first tells of its runs by the turn.
+    mark = f"{reading.phase}: {len(reading.left)} left" if reading else f"{batch.turn_until:.0f}"
+    if (yield from _is_stuck(deployment, batch, f"intake {mark}", now)):
+        is_empty = (yield from deployment.intake.count()) == 0
+        logger.info("rung for the batch", batch_id=batch.id, status=str(batch.status), reason=mark)
+        yield from ring_again(deployment, batch, reading, None if is_empty else _RUNG_AGAIN)
 
 
 def _mend_running(deployment: Deployment, batch: Batch, now: int) -> Operation[OpenWork | None]:
@@ -238,7 +249,3 @@ def _is_stuck(deployment: Deployment, batch: Batch, mark: str, now: int) -> Oper
 def _ring(deployment: Deployment, batch: Batch, reason: str) -> Operation[None]:
     logger.info("rung for the batch", batch_id=batch.id, status=str(batch.status), reason=reason)
     yield from deployment.control.send(advance_message(batch.id), group=batch.tenant)
-
-
-def _short(text: str | None) -> str:
-    return blake2b((text or "").encode(), digest_size=8).hexdigest()

@@ -11,16 +11,16 @@ from collections import deque
 from collections.abc import Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing
+from dataclasses import replace
 
 from engine.batchfile.forms import as_lines
 from engine.batchfile.lines import FormError
 from handler.aws.items import dump
 from handler.aws.sync import Aws
 from handler.batch.keys import plain_key
-from handler.batch.model import Batch, Source
+from handler.batch.model import Batch, Conversion, Source
 from handler.deployment import Deployment
 from handler.errors import NotThere
-from handler.intake.checkpoint import Checkpoint, dump_checkpoint, load_checkpoint
 from handler.log import logger
 from handler.moves.turn import RESERVE_SECONDS, ComeBack, Run
 from handler.objects.stream import CHUNK_BYTES, ObjectStream
@@ -36,7 +36,7 @@ _MAX_VAIN = 3
 _NO_UPLOAD = "NoSuchUpload"
 
 
-def make_plain(run: Run, checkpoint: Checkpoint, upload_id: str) -> None:
+def make_plain(run: Run, conversion: Conversion) -> None:
     """Convert the input of a batch to JSONL and make that its source.
 
     Raises FormError for an input that is damaged or too long, ComeBack when the time is nearly
@@ -44,9 +44,9 @@ def make_plain(run: Run, checkpoint: Checkpoint, upload_id: str) -> None:
     """
     bucket, original, key = run.deployment.bucket, run.batch.source, plain_key(run.batch.id)
     try:
-        etags = _send(run, checkpoint, upload_id)
+        etags = _send(run, conversion)
         run.keep_turn()
-        run.aws.run(bucket.complete_upload(key, upload_id, etags))
+        run.aws.run(bucket.complete_upload(key, conversion.upload, etags))
     except NotThere as exc:
         if exc.aws_code != _NO_UPLOAD:
             raise
@@ -55,7 +55,7 @@ def make_plain(run: Run, checkpoint: Checkpoint, upload_id: str) -> None:
     if found is None:
         logger.warning("upload gone", batch_id=run.batch.id, key=key)
         run.keep_turn()
-        run.change(checkpoint=None)
+        run.change(conversion=None)
         raise ComeBack
     plain = Source(bucket.name, key, found["ETag"], found["ContentLength"])
     run.change(source=dump(plain), original=dump(original), failing_since=None)
@@ -67,16 +67,13 @@ def give_up(aws: Aws, deployment: Deployment, batch: Batch) -> None:
 
     Not earlier: another run would find no upload, and not what is wrong with the file.
     """
-    if batch.checkpoint is None or batch.original is not None:
-        return
-    upload_id = load_checkpoint(batch.checkpoint).upload
-    if upload_id is not None:
-        aws.run(deployment.bucket.abort_upload(plain_key(batch.id), upload_id))
+    if batch.conversion is not None and batch.original is None:
+        aws.run(deployment.bucket.abort_upload(plain_key(batch.id), batch.conversion.upload))
 
 
-def _send(run: Run, checkpoint: Checkpoint, upload_id: str) -> dict[int, str]:
+def _send(run: Run, conversion: Conversion) -> dict[int, str]:
     """Send what is not there yet and return the ETags of all parts."""
-    bucket, key = run.deployment.bucket, plain_key(run.batch.id)
+    bucket, key, upload_id = run.deployment.bucket, plain_key(run.batch.id), conversion.upload
     there = run.aws.run(bucket.list_uploaded(key, upload_id))
     has_time = run.time_left() > _FAIR_SECONDS
     etags: dict[int, str] = {}
@@ -94,7 +91,7 @@ def _send(run: Run, checkpoint: Checkpoint, upload_id: str) -> dict[int, str]:
 
     stream = ObjectStream(run.aws, run.batch.source)
     pieces = iter(lambda: stream.read(CHUNK_BYTES), b"")
-    lines = _looked_at(run, as_lines(checkpoint.form, pieces))
+    lines = _looked_at(run, as_lines(conversion.form, pieces))
     with closing(stream), ThreadPoolExecutor(_NUM_THREADS) as pool:
         try:
             for number, part in enumerate(_parts(lines), 1):
@@ -111,7 +108,7 @@ def _send(run: Run, checkpoint: Checkpoint, upload_id: str) -> dict[int, str]:
             collect(0)
             has_come_further = bool(etags.keys() - there.keys())
             if has_time or has_come_further:
-                _keep(run, checkpoint, 0 if has_come_further else checkpoint.num_vain + 1)
+                _keep(run, conversion, 0 if has_come_further else conversion.num_vain + 1)
             raise
         collect(0)
     return etags
@@ -133,14 +130,13 @@ def _look(run: Run) -> None:
         raise ComeBack
 
 
-def _keep(run: Run, checkpoint: Checkpoint, num_vain: int) -> None:
+def _keep(run: Run, conversion: Conversion, num_vain: int) -> None:
     """Record how many runs have come no further; raises FormError where they are too many."""
     run.keep_turn()
     if num_vain == _MAX_VAIN:
         raise _too_long()
-    if num_vain != checkpoint.num_vain:
-        checkpoint.num_vain = num_vain
-        run.change(checkpoint=dump_checkpoint(checkpoint))
+    if num_vain != conversion.num_vain:
+        run.change(conversion=dump(replace(conversion, num_vain=num_vain)))
 
 
 def _parts(pieces: Iterable[bytes]) -> Iterator[bytes]:

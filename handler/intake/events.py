@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Annotated, Any
 from urllib.parse import unquote_plus
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
@@ -56,6 +56,14 @@ class Advance:
 
 
 @dataclass(frozen=True, slots=True)
+class Intake:
+    """A batch whose file is to be read: one unit of that work, or what comes next of it."""
+
+    batch_id: Annotated[str, Field(min_length=1)]
+    unit: Annotated[str, Field(pattern=r"^((scan|again|search|record)-[0-9]{1,7})?$")] = ""
+
+
+@dataclass(frozen=True, slots=True)
 class Ignored:
     """Something that asks for nothing, and why; `is_expected` unless somebody has erred."""
 
@@ -70,7 +78,7 @@ class Ended:
     event: Mapping[str, Any]
 
 
-Request = Drop | Sweep | Advance | Ended | Ignored
+Request = Drop | Sweep | Advance | Intake | Ended | Ignored
 
 
 class _Model(BaseModel):
@@ -99,8 +107,10 @@ class _Record(_Model):
     s3: _Stored
 
 
-_OWN_KINDS: Mapping[str, TypeAdapter[Drop] | TypeAdapter[Sweep]] = {
+_OwnKind = TypeAdapter[Drop] | TypeAdapter[Sweep] | TypeAdapter[Intake]
+_OWN_KINDS: Mapping[str, _OwnKind] = {
     "drop": TypeAdapter(Drop),
+    "intake": TypeAdapter(Intake),
     "sweep": TypeAdapter(Sweep),
 }
 
@@ -135,7 +145,7 @@ def parse_control(body: str) -> list[Request]:
     return [Ignored("neither an event of S3 nor a message of ours")]
 
 
-def _parse_own(kind: TypeAdapter[Drop] | TypeAdapter[Sweep], fields: dict[str, Any]) -> Request:
+def _parse_own(kind: _OwnKind, fields: dict[str, Any]) -> Request:
     try:
         return kind.validate_python(fields)
     except ValidationError as exc:

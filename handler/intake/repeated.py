@@ -1,97 +1,65 @@
-"""Repeated custom ids in what the runs over a file have left: found share by share, in many runs.
+"""Repeated custom ids in what the scans of all ranges have left: one share of them, in one run.
 
 Nothing of it lies on the disk of a run, and in its memory no more than one share.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from array import array
+from collections.abc import Callable, Iterable, Iterator
+from itertools import pairwise
 
-from engine.batchfile.duplicates import (
-    HEADER_BYTES,
-    NUM_PARTITIONS,
-    Duplicates,
-    SavedIds,
-    Share,
-    count_shares,
-    repeated_in,
-)
+from engine.batchfile.duplicates import Duplicates, Share, repeated_in
 from handler.aws.calls import Operation
-from handler.batch.keys import ids_key
+from handler.aws.sync import Aws
+from handler.batch.intake import Phase, Unit
 from handler.batch.wire import MAX_LISTED_ERRORS
 from handler.errors import HandlerError
-from handler.moves.turn import RESERVE_SECONDS, ComeBack, Run
-
-# Of ids, on the processor of a Lambda: a quarter of what one core of a server does.
-_SEARCHED_PER_SECOND = 500_000
+from handler.intake.found import Found, each
+from handler.intake.survey import Survey, bytes_of, rows_of
 
 
-@dataclass(slots=True)
-class Search:
-    """How far the search has come: so many shares are done, and what they had."""
-
-    num_done: int = 0
-    found: Duplicates = field(default_factory=Duplicates)
-
-
-def find_saved(
-    run: Run,
-    offsets: Sequence[int],
-    search: Search,
-    *,
-    num_ids: int,
-    has_progressed: bool,
-    look: Callable[[], None],
-    keep: Callable[[], None],
+def search(
+    aws: Aws, found: Found, survey: Survey, number: int, look: Callable[[], None]
 ) -> Duplicates:
-    """Go on with a search for repeated ids in the objects that end at `offsets`, to its end.
+    """Return the repeated ids of one share; `look` is called every second or so."""
+    num_ranges = len(survey.shifts)
+    share = Share.of(number, survey.num_shares)
+    rows = rows_of(aws.run(found.get_places(*bytes_of(share, num_ranges))), num_ranges)
 
-    Raises ComeBack when the time is nearly over, but for the first share of a run that has not
-    progressed otherwise. `look` is called every second or so, `keep` when a share is done that is
-    not the last.
-    """
-    saved = run.aws.run_all(_read_header(run, offset) for offset in offsets)
-    num_shares = count_shares(num_ids)
-    # Slices of a partition are told apart by going through all of it.
-    seconds = num_ids / min(num_shares, NUM_PARTITIONS) / _SEARCHED_PER_SECOND
-    while search.num_done < num_shares:
-        if has_progressed and run.time_left() < RESERVE_SECONDS + seconds:
-            raise ComeBack
-        share = Share.of(search.num_done, num_shares)
-        pieces = run.aws.run_all(
-            _read_share(run, offset, where, share)
-            for offset, where in zip(offsets, saved, strict=True)
-        )
-        for partition in zip(*pieces, strict=True):
-            found = repeated_in(_each(partition, look), share.slice_number, share.num_slices)
-            search.found = search.found.plus(found, MAX_LISTED_ERRORS)
-        search.num_done += 1
-        if search.num_done < num_shares:
-            keep()
-        has_progressed = True
-    return search.found
+    def data_of(range_number: int) -> Operation[bytes]:
+        return _ids_of(found, range_number, rows[0][range_number], rows[-1][range_number])
+
+    ids = list(each(aws, data_of, num_ranges, look))
+    repeated = Duplicates()
+    for start, end in pairwise(rows):
+        pieces = _pieces(ids, rows[0], start, end)
+        numbered = _looking(zip(pieces, survey.shifts, strict=True), look)
+        in_partition = repeated_in(numbered, share.slice_number, share.num_slices)
+        repeated = repeated.plus(in_partition, MAX_LISTED_ERRORS)
+    return repeated
 
 
-def _each(pieces: Iterable[bytes], look: Callable[[], None]) -> Iterator[bytes]:
+def _ids_of(found: Found, number: int, start: int, end: int) -> Operation[bytes]:
+    if end == start:
+        return b""
+    data = yield from found.get_ids(Unit(Phase.SCAN, number), start, end)
+    if len(data) != end - start:
+        raise HandlerError(f"the ids of range {number} end before byte {end:,}")
+    return data
+
+
+def _pieces(
+    ids: Iterable[bytes], base: array[int], start: array[int], end: array[int]
+) -> Iterator[bytes]:
+    """Yield the bytes of one partition, range by range."""
+    for data, zero, first, last in zip(ids, base, start, end, strict=True):
+        yield data[first - zero : last - zero]
+
+
+def _looking(
+    pieces: Iterable[tuple[bytes, int]], look: Callable[[], None]
+) -> Iterator[tuple[bytes, int]]:
     for piece in pieces:
         look()
         yield piece
-
-
-def _read_header(run: Run, offset: int) -> Operation[SavedIds]:
-    return SavedIds((yield from _read(run, offset, 0, HEADER_BYTES)))
-
-
-def _read_share(run: Run, offset: int, saved: SavedIds, share: Share) -> Operation[list[bytes]]:
-    start, end = saved.range_of(share)
-    data = (yield from _read(run, offset, start, end)) if end > start else b""
-    return saved.split(data, share)
-
-
-def _read(run: Run, offset: int, start: int, end: int) -> Operation[bytes]:
-    key = ids_key(run.batch.id, offset)
-    data = yield from run.deployment.bucket.get_range(key, start, end)
-    if len(data) != end - start:
-        raise HandlerError(f"{key} ends before byte {end:,}")
-    return data

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from types import TracebackType
 from typing import Self
@@ -57,6 +57,14 @@ class ShardWriter:
         """Return when every shard is recorded."""
         while self._pending:
             self._pending.popleft().result()
+
+
+def record(aws: Aws, deployment: Deployment, shards: Iterable[Shard]) -> None:
+    """Record planned shards, several at once; those that are there already stay as they are."""
+    with ShardWriter(lambda shard: aws.run(deployment.table.put_shard(shard))) as writer:
+        for shard in shards:
+            writer.write(shard)
+        writer.drain()
 
 
 def ring_shards(

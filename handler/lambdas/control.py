@@ -10,16 +10,15 @@ from typing import Any
 from aws_lambda_powertools.utilities.data_classes.sqs_event import SQSRecord
 from aws_lambda_powertools.utilities.typing import LambdaContext
 
-from handler.aws.queues import Message, again_seconds
 from handler.aws.sync import Aws
 from handler.control.advance import advance, go_on
 from handler.control.sweep import sweep
 from handler.deployment import Deployment, deployment
-from handler.errors import AwsError
 from handler.fleet.ended import take_end
 from handler.intake.create import take_drop
-from handler.intake.events import Advance, Drop, Ended, Ignored, Sweep, parse_control
-from handler.lambdas.messages import deal_with_each
+from handler.intake.events import Advance, Drop, Ended, Ignored, Intake, Sweep, parse_control
+from handler.intake.units import work_on
+from handler.lambdas.messages import deal_with_each, show_again_soon
 from handler.log import logger
 
 _aws = cache(Aws)
@@ -39,16 +38,7 @@ def handler(event: dict[str, Any], context: LambdaContext) -> Any:
 
 
 def _show_again_soon(record: SQSRecord) -> None:
-    """Let a message that failed be seen again in seconds: others wait as long as the longest run.
-
-    That is when it comes where SQS, too, cannot be reached.
-    """
-    seconds = again_seconds(int(record.attributes.approximate_receive_count))
-    message = Message(record.body, record.receipt_handle)
-    try:
-        _aws().run(deployment().control.hide(message, seconds))
-    except AwsError as exc:
-        logger.warning("message stays hidden", message_id=record.message_id, reason=str(exc))
+    show_again_soon(_aws, lambda: deployment().control, record)
 
 
 def act_on(aws: Aws, deployment: Deployment, body: str, time_left: Callable[[], float]) -> None:
@@ -63,6 +53,8 @@ def act_on(aws: Aws, deployment: Deployment, body: str, time_left: Callable[[], 
                 aws.run(sweep(deployment, after, int(time.time()), time_left))
             case Advance():
                 advance(aws, deployment, request.batch_id, time_left)
+            case Intake():
+                work_on(aws, deployment, request, time_left)
             case Ended(ended):
                 aws.run(take_end(deployment, ended, int(time.time())))
             case Ignored():

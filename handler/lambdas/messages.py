@@ -13,11 +13,26 @@ from aws_lambda_powertools.utilities.batch import (
 from aws_lambda_powertools.utilities.data_classes.sqs_event import SQSRecord
 from aws_lambda_powertools.utilities.typing import LambdaContext
 
+from handler.aws.queues import Message, Queue, again_seconds
+from handler.aws.sync import Aws
 from handler.errors import AwsError
 from handler.log import logger
 from handler.metrics import Metric, emit
 
 _processor = BatchProcessor(event_type=EventType.SQS, raise_on_entire_batch_failure=False)
+
+
+def show_again_soon(aws: Callable[[], Aws], queue: Callable[[], Queue], record: SQSRecord) -> None:
+    """Let a message that failed be seen again in seconds: others wait as long as the longest run.
+
+    That is when it comes where SQS, too, cannot be reached.
+    """
+    seconds = again_seconds(int(record.attributes.approximate_receive_count))
+    message = Message(record.body, record.receipt_handle)
+    try:
+        aws().run(queue().hide(message, seconds))
+    except AwsError as exc:
+        logger.warning("message stays hidden", message_id=record.message_id, reason=str(exc))
 
 
 def deal_with_each(

@@ -101,7 +101,7 @@ def _make_object(
     aws: Aws, bucket: Bucket, key: str, segments: Sequence[SealedSegment], is_over: Event
 ) -> None:
     """Make one object of segments, or nothing when all is over before it is whole."""
-    upload = Joining(key, aws.run(bucket.create_upload(key, {})), segments)
+    upload = Joining(key, aws.run(bucket.create_work_upload(key)), segments)
     etags: dict[int, str] = {}
     for part in plan_upload((segment.num_bytes for segment in segments), S3_LIMITS):
         if is_over.is_set():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -103,9 +104,8 @@ class ByteSource(Protocol):
 class LineStream:
     r"""Reads a stream line by line and tells where each line stands.
 
-    `start` and `num_lines` are the byte and the number of lines (split on `\n`) to begin after.
-    `look` is called before each chunk is read; what it raises passes through, and `end` and
-    `num_lines` then tell where another stream goes on.
+    It begins at byte `start` and ends before the first line that begins at byte `stop` or behind
+    it. `look` is called before each chunk is read; what it raises passes through.
     """
 
     def __init__(
@@ -113,14 +113,15 @@ class LineStream:
         stream: ByteSource,
         *,
         start: int = 0,
-        num_lines: int = 0,
+        stop: float = math.inf,
         look: Callable[[], None] = lambda: None,
         chunk_bytes: int = CHUNK_BYTES,
     ) -> None:
-        self.num_lines = num_lines
+        self.num_lines = 0  # whole ones
         self.end = start  # of the last whole line
         self.line_start = start  # of the line that was read last, whole or not
         self._stream = stream
+        self._stop = stop
         self._look = look
         self._chunk_bytes = chunk_bytes
         self._chunk = b""
@@ -135,6 +136,8 @@ class LineStream:
     def readline(self, size: int, /) -> bytes:
         r"""Return the bytes up to and with the next `\n`, at most `size`; none at the end."""
         position = self._position
+        if self.end >= self._stop and self.tell() == self.end:
+            return b""
         after = self._chunk.find(b"\n", position, position + size) + 1
         if after:
             data = self._chunk[position:after]

@@ -29,8 +29,9 @@ _INPUT, _WORK = "input/", "work/"
 _UPLOADS = "work/uploads/"
 # What clients upload by the API lies beside what they get by it.
 _RESULTS = ("output/", "files/")
-# Files that are read or joined at once; more wait in the queue.
-_MAX_CONTROL_RUNS = 50
+# Results that are joined, and ranges of files that are read, at once; more wait in their queues.
+_MAX_CONTROL_RUNS = 10
+_MAX_INTAKE_RUNS = 50
 _DEAD_LETTER_SECONDS = 60
 _REAPER_MINUTES = 1
 _ERROR_MINUTES = 15
@@ -47,6 +48,7 @@ class ApiStack(Stack):
         super().__init__(scope, construct_id, **stack)
         self.data, self._bundle = data, bundle
         self.control = self._add_control()
+        self.intake = self._add_intake()
         self.reaper = self._add_reaper()
         self.dead_letters = self._add_dead_letters()
         self.api = self._add_api()
@@ -61,7 +63,7 @@ class ApiStack(Stack):
         CfnOutput(self, "ApiUrl", value=self.http_api.url)
 
     def _add_control(self) -> Function:
-        """Add the Lambda that takes files in, joins their rows and delivers them."""
+        """Add the Lambda that takes short files in, joins the rows of all and delivers them."""
         data = self.data
         control = self._add_function(
             "Control",
@@ -69,11 +71,10 @@ class ApiStack(Stack):
             # Memory buys processor time: at 1,769 MiB a Lambda has one whole processor.
             memory_mib=1769,
             timeout=Duration.seconds(LAMBDA_SECONDS),
-            # Custom ids that have been seen lie in files there.
-            scratch=Size.gibibytes(10),
             statements=[
                 *self._to_end_batches(),
                 may.read_fleets(data),
+                may.ring_intake(data),
                 may.tenants(data),
                 may.batches(data, "BatchGetItem", "PutItem", "Query"),
                 may.find_objects(data),
@@ -87,6 +88,31 @@ class ApiStack(Stack):
         self._feed(control, data.doorbells.control, max_concurrency=_MAX_CONTROL_RUNS)
         return control
 
+    def _add_intake(self) -> Function:
+        """Add the Lambda that reads files, as many ranges of them at once as it has runs."""
+        data = self.data
+        intake = self._add_function(
+            "Intake",
+            "intake",
+            memory_mib=1769,
+            timeout=Duration.seconds(LAMBDA_SECONDS),
+            # Custom ids of a range lie in files there.
+            scratch=Size.gibibytes(4),
+            statements=[
+                *self._to_end_batches(),
+                may.read_fleets(data),
+                may.ring_intake(data),
+                may.tenants(data),
+                may.batches(data, "PutItem", "Query"),
+                may.find_objects(data),
+                may.read_objects(data, _INPUT, _WORK, "files/"),
+                may.write_objects(data, _WORK),
+                may.resume_uploads(data, _WORK),
+            ],
+        )
+        self._feed(intake, data.doorbells.intake, max_concurrency=_MAX_INTAKE_RUNS)
+        return intake
+
     def _add_reaper(self) -> Function:
         """Add the Lambda that mends what is amiss, and the schedule that calls it."""
         reaper = self._add_function(
@@ -99,6 +125,7 @@ class ApiStack(Stack):
                 may.read_fleets(self.data),
                 may.batches(self.data, "PutItem", "Query"),
                 may.count_doorbells(self.data),
+                may.ring_intake(self.data),
             ],
         )
         undeliverable = self.data.doorbells.undeliverable
@@ -147,7 +174,7 @@ class ApiStack(Stack):
             "dead_letters",
             memory_mib=512,
             timeout=Duration.seconds(_DEAD_LETTER_SECONDS),
-            statements=self._to_end_batches(),
+            statements=[*self._to_end_batches(), may.ring_intake(self.data)],
         )
         self._feed(dead_letters, self.data.doorbells.dead_letters, max_concurrency=5)
         return dead_letters
@@ -182,7 +209,7 @@ class ApiStack(Stack):
     @property
     def launching(self) -> list[iam.IRole]:
         """The roles of those that see to it that there are workers."""
-        return [function.role for function in (self.control, self.reaper)]
+        return [function.role for function in (self.control, self.intake, self.reaper)]
 
     def _to_end_batches(self) -> list[iam.PolicyStatement]:
         """Return what every handler needs that may move a batch on, to its end."""
@@ -234,7 +261,7 @@ class ApiStack(Stack):
 
     def _add_alarms(self) -> None:
         topic = self.data.topic
-        for function in (self.control, self.reaper, self.dead_letters, self.api):
+        for function in (self.control, self.intake, self.reaper, self.dead_letters, self.api):
             add_alarm(
                 function,
                 "Errors",
@@ -247,7 +274,7 @@ class ApiStack(Stack):
                 description=f"{function.node.id} fails again and again.",
             )
         # A message that fails is a run that succeeds, of which `Errors` does not know.
-        for function in (self.control, self.dead_letters):
+        for function in (self.control, self.intake, self.dead_letters):
             add_alarm(
                 function,
                 "FailedMessages",

@@ -25,6 +25,7 @@ from tests.infra.reading import Deployment
 
 FUNCTIONS = {
     "Control": "control",
+    "Intake": "intake",
     "Reaper": "reaper",
     "DeadLetters": "dead_letters",
     "Api": "api",
@@ -96,7 +97,8 @@ def test_a_function_runs_what_the_bundle_is_for(
 @pytest.mark.parametrize(
     ("name", "memory_mib", "seconds", "scratch_mib"),
     [
-        ("Control", 1769, LAMBDA_MAX_SECONDS, 10240),
+        ("Control", 1769, LAMBDA_MAX_SECONDS, None),
+        ("Intake", 1769, LAMBDA_MAX_SECONDS, 4096),
         ("Reaper", 512, LAMBDA_MAX_SECONDS, None),
         ("DeadLetters", 512, 60, None),
         ("Api", 512, GATEWAY_SECONDS - 1, None),
@@ -190,7 +192,11 @@ def test_logs_are_lines_of_json_and_go(
 
 @pytest.mark.parametrize(
     ("name", "queue", "runs"),
-    [("Control", "DoorbellsControl", 50), ("DeadLetters", "DoorbellsDeadLetters", 5)],
+    [
+        ("Control", "DoorbellsControl", 10),
+        ("Intake", "DoorbellsIntake", 50),
+        ("DeadLetters", "DoorbellsDeadLetters", 5),
+    ],
 )
 def test_a_queue_calls_a_function_with_one_message(
     deployment: Deployment, name: str, queue: str, runs: int
@@ -213,7 +219,7 @@ def test_a_message_is_hidden_while_its_function_may_run(
 ) -> None:
     """Lambda takes no queue whose messages show again before the function's time is over."""
     mappings = deployment.properties("AWS::Lambda::EventSourceMapping")
-    assert len(mappings) == 2
+    assert len(mappings) == 3
     for mapping in mappings.values():
         queue = mapping["EventSourceArn"].removesuffix(".Arn")
         visibility = deployment.properties("AWS::SQS::Queue")[queue]["VisibilityTimeout"]

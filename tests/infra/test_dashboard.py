@@ -128,10 +128,10 @@ def test_troubles_are_shown(widgets: dict[str, dict[str, Any]]) -> None:
 
 
 def test_messages_that_failed_are_shown(widgets: dict[str, dict[str, Any]]) -> None:
-    """Of both functions that take messages off a queue."""
+    """Of all functions that take messages off a queue."""
     assert [found[:3] for found in figures(widgets["Messages that failed"])] == [
         (NAMESPACE, Metric.MESSAGES_FAILED, {"service": service})
-        for service in ("control", "dead_letters")
+        for service in ("control", "intake", "dead_letters")
     ]
 
 

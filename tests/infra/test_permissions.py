@@ -15,6 +15,7 @@ from tests.infra.reading import Deployment, each
 
 TABLE, BUCKET = "BatchesTable.Arn", "DropsBucket.Arn"
 CONTROL, DEAD = "DoorbellsControl.Arn", "DoorbellsDeadLetters.Arn"
+INTAKE = "DoorbellsIntake.Arn"
 WORK = "DoorbellsWorktidemilldemo.Arn"
 FLEETS = "arn:aws:ssm:eu-west-1:111122223333:parameter/tidemill/tidemill/fleets"
 OUTPUT, FILES = f"{BUCKET}/output/*", f"{BUCKET}/files/*"
@@ -39,20 +40,36 @@ ROLES = {
         FLEETS: "ssm:GetParametersByPath",
         TABLE: "dynamodb:BatchGetItem GetItem PutItem UpdateItem DeleteItem Query",
         CONTROL: f"{FED} SendMessage",
+        INTAKE: "sqs:SendMessage",
         BUCKET: "s3:ListBucket",
         INPUT: "s3:GetObject GetObjectVersion",
         IN_FLIGHT: RESUMED,
         OUTPUT: RESULT,
         FILES: f"{RESULT} PutObjectTagging",
     },
+    "IntakeRole": TO_END_BATCHES
+    | {
+        FLEETS: "ssm:GetParametersByPath",
+        TABLE: "dynamodb:GetItem PutItem UpdateItem DeleteItem Query",
+        INTAKE: f"{FED} SendMessage",
+        BUCKET: "s3:ListBucket",
+        INPUT: "s3:GetObject GetObjectVersion",
+        IN_FLIGHT: RESUMED,
+        FILES: OBJECT,
+    },
     "ReaperRole": TO_END_BATCHES
     | {
+        INTAKE: "sqs:SendMessage GetQueueAttributes",
         FLEETS: "ssm:GetParametersByPath",
         TABLE: "dynamodb:GetItem PutItem UpdateItem DeleteItem Query",
         WORK: "sqs:SendMessage GetQueueAttributes",
     },
     "DeadLettersRole": TO_END_BATCHES
-    | {TABLE: "dynamodb:GetItem UpdateItem DeleteItem", DEAD: FED},
+    | {
+        TABLE: "dynamodb:GetItem UpdateItem DeleteItem",
+        DEAD: FED,
+        INTAKE: "sqs:SendMessage",
+    },
     "ApiRole": {
         TABLE: "dynamodb:BatchGetItem GetItem PutItem UpdateItem DeleteItem Query",
         f"{TABLE}/index/by_tenant": "dynamodb:Query",
@@ -82,13 +99,14 @@ ROLES = {
 # The module whose code runs under a role.
 CODE = {
     "ControlRole": "handler.lambdas.control",
+    "IntakeRole": "handler.lambdas.intake",
     "ReaperRole": "handler.lambdas.reaper",
     "DeadLettersRole": "handler.lambdas.dead_letters",
     "ApiRole": "handler.lambdas.api",
     "WorkertidemilldemoRole": "handler.worker.worker",
 }
 FUNCTION_ROLES = {role for role, module in CODE.items() if module.startswith("handler.lambdas.")}
-FED_ROLES = {"ControlRole", "DeadLettersRole"}
+FED_ROLES = {"ControlRole", "DeadLettersRole", "IntakeRole"}
 # What starts workers and reads how they ended: given with them, where a deployment has any.
 OF_LAUNCHERS = (
     ("ecs", "describe_tasks"),
@@ -217,7 +235,7 @@ def test_only_the_api_lists_tenants() -> None:
 def test_keys_and_tenants_are_read_by_those_who_need_them(
     deployment: Deployment, role: str
 ) -> None:
-    """The API alone sees keys, and nobody changes them; secrets of webhooks are seen by two."""
+    """The API alone sees keys, and nobody changes them; limits of tenants are seen by three."""
     found = {
         (grant.condition, grant.action)
         for grant in deployment.grants(role)
@@ -226,7 +244,7 @@ def test_keys_and_tenants_are_read_by_those_who_need_them(
     only = '{"ForAllValues:StringLike": {"dynamodb:LeadingKeys": ["%s#*"]}}'
     others = '{"ForAllValues:StringNotLike": {"dynamodb:LeadingKeys": ["KEY*", "TENANT#*"]}}'
     get = "dynamodb:GetItem"
-    theirs = {(only % "TENANT", get)} if role in {"ApiRole", "ControlRole"} else set()
+    theirs = {(only % "TENANT", get)} if role in {"ApiRole", "ControlRole", "IntakeRole"} else set()
     theirs |= {(only % "KEY", get)} if role == "ApiRole" else set()
     if role.startswith("Worker"):  # which makes and deletes nothing but what is of a batch
         shards = '{"ForAllValues:StringLike": {"dynamodb:LeadingKeys": ["BATCH#*"]}}'

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from io import BytesIO
-from itertools import pairwise
+from itertools import count, pairwise
 from pathlib import Path
 
 import pytest
@@ -12,11 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.batchfile.duplicates import (
-    HEADER_BYTES,
+    RECORD_BYTES,
     Duplicate,
     DuplicateFinder,
     Duplicates,
-    SavedIds,
     Share,
     count_shares,
     repeated_in,
@@ -60,28 +59,29 @@ def test_a_file_of_one_repeated_id_keeps_only_what_it_names() -> None:
         assert finder.find(limit=2) == Duplicates(9_999, (Duplicate(2, 1), Duplicate(3, 1)))
 
 
-def saved_by(ids: Iterable[tuple[str, int]]) -> bytes:
-    """Return what a finder saves of these ids and lines."""
+def saved_by(ids: Iterable[tuple[str, int]]) -> list[bytes]:
+    """Return what a finder saves of these ids and lines, partition by partition."""
     with DuplicateFinder() as finder:
         for custom_id, line in ids:
             finder.add(custom_id, line)
         stream = BytesIO()
-        finder.save(stream)
-    return stream.getvalue()
+        counts = finder.save(stream)
+    stream.seek(0)
+    return [stream.read(count * RECORD_BYTES) for count in counts]
 
 
-def search(saved: Sequence[bytes], num_shares: int, limit: int = 100) -> Duplicates:
+def search(
+    saved: Sequence[list[bytes]], shifts: Sequence[int], num_shares: int, limit: int = 100
+) -> Duplicates:
     """Look for repeated ids in what several finders have saved, share by share."""
     found = Duplicates()
-    places = [SavedIds(data[:HEADER_BYTES]) for data in saved]
     for number in range(num_shares):
-        share = Share.of(number, num_shares)
-        pieces = [
-            where.split(data[slice(*where.range_of(share))], share)
-            for where, data in zip(places, saved, strict=True)
-        ]
-        for partition in zip(*pieces, strict=True):
-            found = found.plus(repeated_in(partition, share.slice_number, share.num_slices), limit)
+        share, of_share = Share.of(number, num_shares), Duplicates()
+        for partition in range(share.first, share.end):
+            pieces = zip((data[partition] for data in saved), shifts, strict=True)
+            repeated = repeated_in(pieces, share.slice_number, share.num_slices)
+            of_share = of_share.plus(repeated, limit)
+        found = found.beside(of_share, limit)
     return found
 
 
@@ -93,15 +93,16 @@ def search(saved: Sequence[bytes], num_shares: int, limit: int = 100) -> Duplica
 def test_saved_ids_are_found_as_if_they_had_never_left(
     ids: list[str], cuts: list[int], num_shares: int
 ) -> None:
-    """Ids that several finders took in turn repeat as in one, whatever the shares."""
+    """Ids that several finders took repeat as in one, whatever the shares."""
     numbered = list(zip(ids, range(1, 100), strict=False))
     places = [0, *sorted(min(cut, len(ids)) for cut in cuts), len(ids)]
-    saved = [saved_by(numbered[start:end]) for start, end in pairwise(places)]
+    saved = [saved_by(zip(ids[start:end], count(2))) for start, end in pairwise(places)]
+    shifts = [start - 1 for start in places[:-1]]
     with DuplicateFinder() as whole:
         for custom_id, line in numbered:
             whole.add(custom_id, line)
-        assert search(saved, num_shares) == whole.find()
-        assert search(saved, num_shares, limit=2) == whole.find(limit=2)
+        assert search(saved, shifts, num_shares) == whole.find()
+        assert search(saved, shifts, num_shares, limit=2) == whole.find(limit=2)
 
 
 def test_shares_divide_all_ids_among_them() -> None:
@@ -109,7 +110,7 @@ def test_shares_divide_all_ids_among_them() -> None:
     ids = [(f"id-{line}", line) for line in range(1, 20_001)]
     for num_shares in (1, 4, 256, 1024):
         again = [(name, line + 20_000) for name, line in ids]
-        assert search([saved_by(ids), saved_by(again)], num_shares).count == 20_000
+        assert search([saved_by(ids), saved_by(again)], [0, 0], num_shares).count == 20_000
 
 
 @pytest.mark.parametrize(

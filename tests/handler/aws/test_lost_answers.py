@@ -218,7 +218,7 @@ CASES: dict[str, Callable[[Deployment], Operation[Case]]] = {
     ),
     "change_batch": of_batch(
         lambda d, id_: d.table.change_batch(
-            id_, Status.IN_PROGRESS, checkpoint="here", model=None, num_errors=2
+            id_, Status.IN_PROGRESS, output_upload="here", model=None, num_errors=2
         )
     ),
     "set_once": of_batch(lambda d, id_: d.table.set_once(id_, "ended_at", NOW + 9)),

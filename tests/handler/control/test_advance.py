@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import gzip
 import time
 from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
 
-from handler.aws.queues import advance_message
+from handler.aws.queues import advance_message, intake_message
 from handler.batch.model import Batch, Progress
 from handler.batch.states import Status
 from handler.control.advance import advance
-from handler.intake import shards
+from handler.intake import intake, shards
+from handler.intake.events import Intake
+from handler.intake.units import work_on
+from handler.moves.announce import announce
 from handler.moves.cancel import cancel
 from tests.emulators import MODEL, active_ids
 from tests.handler.intake.rig import Cloud, lines_of, plenty, time_for
@@ -43,12 +47,21 @@ def test_a_new_batch_is_taken_in_and_rung_for(files: Cloud) -> None:
     assert files.rung_shards() == [0, 1, 2]
 
 
-def test_a_file_that_takes_long_goes_on_by_messages(files: Cloud) -> None:
-    """Each run rings for the next, until the shards are rung for."""
-    batch = files.create(lines_of(3))
-    files.take_in(batch, time_for(0), chunk_bytes=100)
-    assert files.messages() == [advance_message(batch.id)]
-    assert go_on(files, batch).shards_rung == 1
+@pytest.mark.parametrize("pack", [bytes, gzip.compress], ids=["long", "packed"])
+def test_a_file_that_may_take_long_is_left_to_others(
+    files: Cloud, monkeypatch: pytest.MonkeyPatch, pack: Callable[[bytes], bytes]
+) -> None:
+    """So that cancels do not wait behind it; whoever takes it in rings for its shards."""
+    if pack is bytes:
+        monkeypatch.setattr(intake, "SHORT_BYTES", 10)
+    batch = go_on(files, files.create(pack(lines_of(25))))
+    assert batch.status is Status.VALIDATING
+    queue = files.deployment.intake
+    assert files.messages(queue) == [intake_message(batch.id)]
+    work_on(files.aws, files.deployment, Intake(batch.id), plenty)
+    assert files.batch(batch.id).shards_rung == 3
+    assert files.rung_shards() == [0, 1, 2]
+    assert files.messages(queue) == []
 
 
 def test_ringing_goes_on_where_it_stood(files: Cloud, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -142,8 +155,8 @@ def test_a_cancelled_batch_is_brought_to_its_end(files: Cloud) -> None:
 
 def test_a_status_that_nobody_was_told_of_is_announced(files: Cloud) -> None:
     """A run that died between the move and the word is made good, also at the end."""
-    batch = go_on(files, files.create(lines_of(3)), time_for(0))
-    table = files.deployment.table
+    batch, table = files.create(lines_of(3)), files.deployment.table
+    files.run(announce(files.deployment, batch))
     files.run(table.move_batch(batch.id, Status.FAILED, 1))
     assert files.batch(batch.id).announced is Status.VALIDATING
     assert go_on(files, batch).announced is Status.FAILED

@@ -13,14 +13,13 @@ from typing import Any
 
 import pytest
 
-from handler.aws.queues import advance_message
+from handler.aws.queues import intake_message
 from handler.batch.keys import plain_key
 from handler.batch.model import Batch, File, Shard
 from handler.batch.request import read_request
 from handler.batch.states import Status
 from handler.control.advance import advance
 from handler.intake import convert
-from handler.intake.checkpoint import load_checkpoint
 from handler.intake.create import create_batch
 from tests.handler.intake.rig import Cloud, line_of, lines_of, plenty, time_for
 from tests.handler.killing import is_killed_after
@@ -155,8 +154,9 @@ def test_a_file_that_no_run_can_come_further_with_is_refused(
     in_vain = 0
     for num_looks in (3, 0, 2, 4, 3, 3, 0):
         batch = mini.take_in(batch, time_for(num_looks))
-        in_vain = load_checkpoint(batch.checkpoint or "").num_vain
         assert batch.status is Status.VALIDATING
+        assert batch.conversion is not None
+        in_vain = batch.conversion.num_vain
     assert (in_vain, long_file.sent) == (2, [1, 2, 3])
     batch = mini.take_in(batch, time_for(1))
     assert batch.status is Status.FAILED
@@ -211,7 +211,8 @@ def test_a_file_is_made_plain_no_further_behind_its_window(
     """The run stops and rings; whoever hears it lets the batch expire, and nothing is left."""
     late = long_file.batch.expires_at + 1
     batch = mini.take_in(long_file.batch, now=lambda: late + 10 * len(long_file.sent))
-    assert (batch.status, mini.messages()) == (Status.VALIDATING, [advance_message(batch.id)])
+    assert batch.status is Status.VALIDATING
+    assert mini.messages(mini.deployment.intake) == [intake_message(batch.id)]
     assert len(long_file.sent) <= 2
     advance(mini.aws, mini.deployment, batch.id, plenty, now=lambda: late)
     assert mini.batch(batch.id).status is Status.EXPIRED
@@ -240,11 +241,12 @@ def test_an_upload_that_somebody_has_aborted_is_begun_anew(
 ) -> None:
     """A lifecycle rule, for instance."""
     batch = mini.take_in(long_file.batch, time_for(3))
-    upload_id = load_checkpoint(batch.checkpoint or "").upload or ""
+    assert batch.conversion is not None
+    upload_id = batch.conversion.upload
     mini.run(mini.deployment.bucket.abort_upload(plain_key(batch.id), upload_id))
     batch = mini.take_in(batch)
-    assert (batch.status, batch.checkpoint) == (Status.VALIDATING, None)
-    assert mini.messages()[-1] == advance_message(batch.id)
+    assert (batch.status, batch.conversion) == (Status.VALIDATING, None)
+    assert mini.messages(mini.deployment.intake)[-1] == intake_message(batch.id)
     assert mini.take_in(batch).status is Status.IN_PROGRESS
 
 

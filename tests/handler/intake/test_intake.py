@@ -6,36 +6,16 @@ import gzip
 import time
 from collections.abc import Callable
 from dataclasses import replace
-from itertools import count
-from uuid import uuid4
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from handler.aws.queues import advance_message
-from handler.batch.keys import work_prefix
-from handler.batch.model import Batch, BatchError, Shard
+from handler.aws.queues import intake_message
+from handler.batch.model import Batch
 from handler.batch.states import Status
 from handler.errors import AwsError
-from handler.intake.checkpoint import load_checkpoint
 from handler.moves.cancel import cancel
-from handler.moves.turn import Run
-from tests.emulators import MODEL, Emulator, active_ids
-from tests.handler.intake.rig import Cloud, line_of, lines_of, time_for
-
-
-@pytest.fixture(scope="module")
-def shared(ministack: Emulator) -> Cloud:
-    """Return a deployment with tiny shards for many files."""
-    return Cloud.on(ministack, shard_lines="3", shard_bytes="500")
-
-
-def cut_of(shards: list[Shard]) -> list[tuple[int, int, int, int, int]]:
-    """Return what was planned, whatever the batch is called."""
-    return [
-        (shard.number, shard.first_line, shard.num_rows, shard.start, shard.end) for shard in shards
-    ]
+from tests.emulators import MODEL, active_ids
+from tests.handler.intake.rig import Cloud, line_of, lines_of
 
 
 def test_a_good_file_is_cut_into_shards_that_can_be_run(cloud: Cloud) -> None:
@@ -46,7 +26,6 @@ def test_a_good_file_is_cut_into_shards_that_can_be_run(cloud: Cloud) -> None:
     assert (batch.model, batch.endpoint) == (MODEL, "/v1/chat/completions")
     assert (batch.num_rows, batch.num_shards, batch.shards_left) == (25, 3, 3)
     assert batch.shards_rung == 0
-    assert batch.checkpoint is None
     assert batch.errors == ()
     assert batch.announced is Status.IN_PROGRESS
     shards = cloud.shards(batch.id)
@@ -143,132 +122,6 @@ def test_an_option_that_cannot_be_fails_the_batch(mini: Cloud) -> None:
     assert (error.code, error.param) == ("invalid_option", "completion-window")
 
 
-ends = st.sampled_from([b"", b"\n"])
-lines = st.one_of(
-    st.integers(0, 30).map(line_of),
-    st.integers(0, 30).map(line_of),
-    st.integers(0, 30).map(line_of),
-    st.just(b""),
-    st.just(b" \r"),
-    st.sampled_from([b"{", b"[]", line_of("u", url="/nowhere"), line_of("m", body={"model": 1})]),
-    st.integers(1, 3).map(lambda size: line_of("long" + "x" * 400 * size)),
-)
-
-
-@given(
-    st.builds(lambda some, end: b"\n".join(some) + end, st.lists(lines, max_size=20), ends),
-    st.lists(st.integers(0, 12), min_size=1, max_size=12),
-    st.integers(1, 400),
-    st.sampled_from(["fail", "skip"]),
-)
-def test_many_runs_find_what_one_finds(
-    shared: Cloud,
-    data: bytes,
-    looks: list[int],
-    chunk_bytes: int,
-    choice: str,
-) -> None:
-    """Wherever the runs stop: the same shards, errors and counts, and never an endless loop."""
-    metadata = {"on-invalid-line": choice}
-    expected = shared.take_in(shared.create(data, f"input/{uuid4()}.jsonl", metadata))
-    batch = shared.create(data, f"input/{uuid4()}.jsonl", metadata)
-    for _ in range(100):
-        num_looks = looks.pop() if looks else 1
-        batch = shared.take_in(batch, time_for(num_looks), chunk_bytes=chunk_bytes)
-        if batch.status is not Status.VALIDATING:
-            break
-    assert batch.status is expected.status
-    same = ("errors", "num_errors", "num_rows", "num_shards", "shards_left", "model", "endpoint")
-    assert [getattr(batch, name) for name in same] == [getattr(expected, name) for name in same]
-    if batch.status is Status.IN_PROGRESS:
-        assert cut_of(shared.shards(batch.id)) == cut_of(shared.shards(expected.id))
-        num_rows = sum(bool(line.strip()) for line in data.split(b"\n"))
-        assert batch.num_rows == num_rows
-        assert sum(shard.num_rows for shard in shared.shards(batch.id)) == num_rows
-
-
-def test_a_run_without_time_gets_a_line_further_and_rings_for_the_next(cloud: Cloud) -> None:
-    """Ids that repeat in another run are found, and each run tells how far it came."""
-    data = lines_of(5) + line_of(0)
-    batch = cloud.create(data)
-    offsets = []
-    for _ in range(20):
-        batch = cloud.take_in(batch, time_for(0), chunk_bytes=100)
-        if batch.checkpoint is None:
-            break
-        offsets.append(load_checkpoint(batch.checkpoint).offset)
-        assert cloud.messages() == [advance_message(batch.id)]
-    assert len(offsets) >= 5
-    assert offsets == sorted(set(offsets))
-    assert offsets[-1] == len(data)
-    assert batch.errors == (
-        BatchError("duplicate_custom_id", "`custom_id` is that of line 1 too", "custom_id", 6),
-    )
-    saved = cloud.run(cloud.deployment.bucket.list_keys(work_prefix(batch.id)))
-    assert len(saved) == len(offsets)
-
-
-def test_the_search_for_repeated_ids_goes_on_in_the_next_run(
-    mini: Cloud, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Share by share, however little time a run has: no file is too long for it."""
-    monkeypatch.setattr("engine.batchfile.duplicates._MAX_SHARE_IDS", 10)
-    data = lines_of(40) + line_of(7) + b"\n" + line_of(3)
-    batch, places = mini.create(data), []
-    for _ in range(50):
-        batch = mini.take_in(batch, time_for(0), chunk_bytes=2000)
-        if batch.checkpoint is None:
-            break
-        checkpoint = load_checkpoint(batch.checkpoint)
-        places.append((checkpoint.offset, checkpoint.search.num_done))
-    assert places == sorted(set(places))
-    assert [place for place in places if place[0] == len(data)] == [
-        (len(data), num_done) for num_done in range(8)
-    ]
-    assert [(error.line, error.message) for error in batch.errors] == [
-        (41, "`custom_id` is that of line 8 too"),
-        (42, "`custom_id` is that of line 4 too"),
-    ]
-
-
-def test_a_long_search_keeps_its_turn_and_hears_of_a_cancel(
-    mini: Cloud, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """It looks at the batch every few seconds, as reading does."""
-    batch = mini.take_in(mini.create(lines_of(40)), time_for(1), chunk_bytes=2000)
-    while load_checkpoint(batch.checkpoint or "").offset < batch.source.num_bytes:
-        batch = mini.take_in(batch, time_for(0), chunk_bytes=2000)
-    monkeypatch.setattr("engine.batchfile.duplicates._MAX_SHARE_IDS", 10)
-    clock, looks = count(time.time(), 1.0), 0
-    keep_turn = Run.keep_turn
-
-    def keep_turn_and_cancel(run: Run) -> Batch:
-        nonlocal looks
-        looks += 1
-        if looks == 3:
-            mini.run(cancel(mini.deployment, batch.id, int(time.time())))
-        return keep_turn(run)
-
-    monkeypatch.setattr(Run, "keep_turn", keep_turn_and_cancel)
-    assert mini.take_in(batch, now=lambda: next(clock)).status is Status.CANCELLED
-    assert looks == 3
-
-
-def test_a_run_that_comes_further_has_failed_no_more(mini: Cloud) -> None:
-    """What is counted is the time for which no run has: an outage in the middle is forgotten."""
-    batch = mini.create(lines_of(40))
-    mini.run(mini.deployment.table.set_once(batch.id, "failing_since", 1))
-    assert mini.take_in(batch, time_for(1), chunk_bytes=2000).failing_since is None
-
-
-def test_a_cut_that_has_begun_goes_on_with_its_limits(mini: Cloud) -> None:
-    """A new version of the deployment may cut other files otherwise, not this one."""
-    batch = mini.take_in(mini.create(lines_of(40)), time_for(1), chunk_bytes=2000)
-    assert batch.status is Status.VALIDATING
-    batch = mini.having(shard_lines=7).take_in(batch)
-    assert [shard.num_rows for shard in mini.shards(batch.id)] == [10, 10, 10, 10]
-
-
 def test_a_run_that_dies_is_done_again(mini: Cloud, monkeypatch: pytest.MonkeyPatch) -> None:
     """A shard that cannot be recorded fails the run; the next ends as if nothing had been."""
     batch = mini.create(lines_of(45))
@@ -289,25 +142,6 @@ def test_a_run_that_dies_is_done_again(mini: Cloud, monkeypatch: pytest.MonkeyPa
     assert [shard.num_rows for shard in mini.shards(batch.id)] == [10, 10, 10, 10, 5]
 
 
-def test_a_checkpoint_waits_for_the_shards_before_it(
-    mini: Cloud, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """However slowly they are recorded: the next run will not cut them again."""
-    put = mini.aws.clients["dynamodb"].put_item
-
-    def put_slowly(**arguments: object) -> object:
-        time.sleep(0.05)
-        return put(**arguments)
-
-    monkeypatch.setattr(mini.aws.clients["dynamodb"], "put_item", put_slowly)
-    batch = mini.create(lines_of(200))
-    batch = mini.take_in(batch, time_for(4), chunk_bytes=5000)
-    assert batch.checkpoint is not None
-    num_cut = load_checkpoint(batch.checkpoint).cutter.number
-    assert num_cut > 8
-    assert [shard.number for shard in mini.shards(batch.id)] == list(range(num_cut))
-
-
 def test_one_run_at_a_time(mini: Cloud) -> None:
     """A second one leaves the file alone, and rings for later should the first have died."""
     batch = mini.create(lines_of(3))
@@ -315,7 +149,7 @@ def test_one_run_at_a_time(mini: Cloud) -> None:
     turn = mini.deployment.table.take_turn(batch.id, "other", now=now, until=now + 20)
     assert mini.run(turn)
     assert mini.take_in(batch).status is Status.VALIDATING
-    assert mini.run(mini.deployment.control.count()) >= 1
+    assert mini.run(mini.deployment.intake.count()) == 1
     assert mini.take_in(batch, now=lambda: now + 21).status is Status.IN_PROGRESS
 
 
@@ -339,8 +173,7 @@ def test_a_cancelled_file_is_read_no_further(mini: Cloud) -> None:
     now = clock_that(12, lambda: mini.run(cancel(mini.deployment, batch.id, int(time.time()))))
     mini.take_in(batch, now=now, chunk_bytes=100)
     assert mini.batch(batch.id).status is Status.CANCELLED
-    assert advance_message(batch.id) in mini.messages()
-    assert len(mini.shards(batch.id)) < 10
+    assert mini.shards(batch.id) == []
 
 
 def test_a_window_may_end_while_a_file_is_read(mini: Cloud) -> None:
@@ -348,8 +181,8 @@ def test_a_window_may_end_while_a_file_is_read(mini: Cloud) -> None:
     batch = mini.create(lines_of(1000), metadata={"completion-window": "30m"})
     batch = mini.take_in(batch, now=clock_that(-1, lambda: None), chunk_bytes=100)
     assert batch.status is Status.VALIDATING
-    assert mini.messages() == [advance_message(batch.id)]
-    assert len(mini.shards(batch.id)) < 100
+    assert mini.messages(mini.deployment.intake) == [intake_message(batch.id)]
+    assert mini.shards(batch.id) == []
 
 
 def test_a_batch_that_is_no_longer_validating_is_left_alone(mini: Cloud) -> None:
@@ -367,12 +200,8 @@ def remove(cloud: Cloud, batch: Batch) -> None:
 
 
 def test_an_input_that_is_gone_fails_the_batch(cloud: Cloud) -> None:
-    """Deleted before the first run, or between two."""
+    """Deleted before anybody read it."""
     batch = cloud.create(lines_of(3))
-    remove(cloud, batch)
-    assert [error.code for error in cloud.take_in(batch).errors] == ["input_gone"]
-    batch = cloud.take_in(cloud.create(lines_of(30)), time_for(0), chunk_bytes=100)
-    assert batch.status is Status.VALIDATING
     remove(cloud, batch)
     batch = cloud.take_in(batch)
     assert batch.status is Status.FAILED
@@ -396,10 +225,7 @@ def test_a_line_without_an_end_is_given_up(mini: Cloud, monkeypatch: pytest.Monk
     """No run could come past it, so the file is refused with the number of the line."""
     monkeypatch.setattr("engine.batchfile.lines.MAX_SKIPPED_BYTES", 500)
     data = lines_of(2) + b'{"custom_id": "' + b"x" * 2000
-    batch = mini.create(data)
-    for _ in range(4):
-        batch = mini.take_in(batch, time_for(0), chunk_bytes=100)
-    [error] = batch.errors
+    [error] = mini.take_in(mini.create(data), chunk_bytes=100).errors
     assert "Line 3 is longer" in error.message
 
 

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
+from engine.batchfile.forms import Form
 from handler.aws.bucket import Bucket
 from handler.aws.calls import Operation
 from handler.aws.queues import advance_message, shard_message
 from handler.aws.stores.table import active_name, id_of_active
+from handler.batch.cutter import ShardLimits
 from handler.batch.fleet import OpenWork
+from handler.batch.intake import Phase, Unit, begin_reading
 from handler.batch.model import BatchError
 from handler.batch.states import Status
 from handler.control import reap as reaping
@@ -120,20 +124,38 @@ def test_a_batch_whose_shards_are_done_moves_on(mini: Cloud) -> None:
     assert look(mini) == advance(drop)
 
 
-@pytest.mark.parametrize("changes", [{}, {"shards_rung": 1, "num_shards": 2, "shards_left": 2}])
-def test_intake_that_went_silent_is_rung_for(mini: Cloud, changes: dict[str, int]) -> None:
-    """Checking or ringing that has not gone on for longer than a run lasts is begun again."""
-    drop = mini.drop(8)
-    if changes:
-        drop.move(Status.IN_PROGRESS, **changes)
+def test_ringing_that_went_silent_is_rung_for(mini: Cloud) -> None:
+    """What has not gone on for longer than a run lasts is begun again."""
+    drop = mini.drop(8).move(Status.IN_PROGRESS, shards_rung=1, num_shards=2, shards_left=2)
     assert look(mini) == []
     assert look(mini, STUCK_SECONDS - 5) == []
     assert look(mini, STUCK_SECONDS + 5) == advance(drop)
     assert look(mini, STUCK_SECONDS + 300) == []
-    progress = {"checkpoint": "further"} if not changes else {"shards_rung": 2}
-    mini.run(mini.deployment.table.change_batch(drop.id, drop.batch.status, **progress))
+    mini.run(mini.deployment.table.change_batch(drop.id, drop.batch.status, shards_rung=2))
     assert look(mini, 2 * STUCK_SECONDS + 60) == []
-    assert rung(mini) == ([shard_message(drop.id, 0), shard_message(drop.id, 1)] if changes else [])
+    assert rung(mini) == [shard_message(drop.id, 0), shard_message(drop.id, 1)]
+
+
+def test_a_file_that_nobody_reads_is_rung_for(mini: Cloud) -> None:
+    """Each unit of it that is left, when none was done for longer than a run lasts."""
+    drop = mini.drop(8)
+
+    def seen(after_seconds: int) -> list[str]:
+        look(mini, after_seconds)
+        queue = mini.deployment.intake
+        received = mini.run(queue.receive(max_messages=10, wait_seconds=0, visibility_seconds=60))
+        for message in received:
+            mini.run(queue.delete(message))
+        return sorted(json.loads(message.body)["unit"] for message in received)
+
+    assert seen(0) == seen(STUCK_SECONDS - 5) == []
+    assert seen(STUCK_SECONDS + 5) == [""]
+    assert seen(STUCK_SECONDS + 300) == []
+    reading = begin_reading(Form(), ShardLimits(), 30, 10, None)
+    mini.run(mini.deployment.readings.begin_reading(drop.id, reading))
+    mini.run(mini.deployment.readings.cross_off(drop.id, Unit(Phase.SCAN, 1)))
+    assert seen(STUCK_SECONDS + 900) == []
+    assert seen(2 * STUCK_SECONDS + 910) == ["", "scan-0", "scan-2"]
 
 
 @pytest.mark.parametrize("status", [Status.FINALIZING, Status.CANCELLING])

@@ -156,10 +156,6 @@ def test_a_version_is_read_though_a_newer_one_is_there(emulator: Emulator) -> No
     assert ObjectStream(aws, source).read(10) == b"first"
 
 
-class Stopped(Exception):
-    """Raised where a reader is to stop."""
-
-
 @given(
     st.text("ab\n", max_size=60).map(str.encode), st.integers(1, 8), st.integers(1, 9), st.data()
 )
@@ -180,42 +176,22 @@ def test_lines_are_those_of_a_file(
     assert lines.readline(size) == b""
 
 
-@given(
-    st.text("ab\n", max_size=60).map(str.encode),
-    st.integers(1, 8),
-    st.lists(st.integers(1, 6), max_size=8),
-)
-def test_a_stopped_reading_goes_on_without_a_gap(
-    data: bytes, chunk_bytes: int, stops: list[int]
+@given(st.text("ab\n", max_size=60).map(str.encode), st.integers(1, 8), st.integers(0, 60))
+def test_lines_end_before_the_one_that_begins_behind_a_place(
+    data: bytes, chunk_bytes: int, stop: int
 ) -> None:
-    """Lines that are not blank come once, whole, and with their numbers, in whatever many runs."""
-    found: list[tuple[int, int, int, bytes]] = []
-    start = num_lines = 0
-    for num_chunks in [*stops, 1000]:
-        left = iter(range(num_chunks))
-
-        def look(left: Any = left) -> None:
-            if next(left, None) is None:
-                raise Stopped
-
-        stream = io.BytesIO(data[start:])
-        lines = LineStream(
-            stream, start=start, num_lines=num_lines, look=look, chunk_bytes=chunk_bytes
-        )
-        try:
-            # The limit is that of the shortest lines, so that others are skipped.
-            for raw in read_lines(lines, max_line_bytes=4, first_number=num_lines + 1):
-                place = (raw.number, lines.line_start, lines.tell())
-                found.append((*place, raw.data))
-        except Stopped:
-            start, num_lines = lines.end, lines.num_lines
-        else:
-            break
+    """The one in which that place lies is whole, however long it is."""
+    lines = LineStream(io.BytesIO(data), stop=stop, chunk_bytes=chunk_bytes)
+    # The limit is that of the shortest lines, so that others are skipped.
+    found = [
+        (raw.number, lines.line_start, lines.tell(), raw.data)
+        for raw in read_lines(lines, max_line_bytes=4)
+    ]
     expected = []
     position = 0
     for number, line in enumerate(data.splitlines(keepends=True), start=1):
         text = line.rstrip(b"\n")
-        if text:
+        if text and position < stop:
             shown = text if len(text) <= 4 else b""
             expected.append((number, position, position + len(line), shown))
         position += len(line)

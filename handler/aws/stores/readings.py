@@ -1,0 +1,87 @@
+"""What the table remembers of files that are read by many runs: which units of work are left."""
+
+from __future__ import annotations
+
+from handler.aws.calls import Call, Operation
+from handler.aws.items import dump, from_item, load, to_item
+from handler.aws.stores.store import Store, condition, nothing_there
+from handler.batch.intake import Phase, Reading, Unit
+from handler.errors import ConditionFailed
+
+
+class ReadingStore(Store):
+    """Makes the operations on how far intake has come with a file."""
+
+    __slots__ = ()
+
+    def begin_reading(self, batch_id: str, reading: Reading) -> Operation[Reading]:
+        """Record the beginning, or return what there is already."""
+        put = {"TableName": self.name, "Item": _item(batch_id, reading), **nothing_there()}
+        try:
+            yield Call("dynamodb", "put_item", put)
+        except ConditionFailed:
+            there = yield from self.get_reading(batch_id)
+            if there is None:
+                raise
+            return there
+        return reading
+
+    def get_reading(self, batch_id: str) -> Operation[Reading | None]:
+        """Return how far intake has come, None where it has not begun."""
+        fields = yield from self.get(_key(batch_id))
+        return load(Reading, fields) if fields else None
+
+    def cross_off(self, batch_id: str, unit: Unit) -> Operation[Reading]:
+        """Note that a unit is done, any number of times, and return what is left then.
+
+        Raises ConditionFailed when intake has not begun.
+        """
+        response = yield Call(
+            "dynamodb",
+            "update_item",
+            {
+                "TableName": self.name,
+                "Key": to_item(_key(batch_id)),
+                "UpdateExpression": "DELETE #left :units",
+                "ConditionExpression": "attribute_exists(pk)",
+                "ExpressionAttributeNames": {"#left": "left"},
+                "ExpressionAttributeValues": to_item({":units": {str(unit)}}),
+                "ReturnValues": "ALL_NEW",
+            },
+        )
+        return load(Reading, from_item(response["Attributes"]))
+
+    def open_phase(self, batch_id: str, reading: Reading, phase: Phase) -> Operation[Reading]:
+        """Go on to a phase from `phase`, or return what there is if another run has."""
+        put = {
+            "TableName": self.name,
+            "Item": _item(batch_id, reading),
+            **condition("#phase = :phase", {":phase": str(phase)}),
+        }
+        try:
+            yield Call("dynamodb", "put_item", put)
+        except ConditionFailed:
+            there = yield from self.get_reading(batch_id)
+            if there is None:
+                raise
+            return there
+        return reading
+
+    def note_rung(self, batch_id: str, phase: Phase) -> Operation[None]:
+        """Note that all units of a phase were rung for, unless it is over by now."""
+        try:
+            yield from self.update(
+                _key(batch_id), {"is_rung": True}, "#phase = :phase", {":phase": str(phase)}
+            )
+        except ConditionFailed:
+            return
+
+
+def _key(batch_id: str) -> dict[str, object]:
+    return {"pk": f"BATCH#{batch_id}", "sk": "READING"}
+
+
+def _item(batch_id: str, reading: Reading) -> dict[str, object]:
+    # A set, so that runs beside each other take off what each has done; none is empty.
+    left = {"left": set(reading.left) or None}
+    return to_item(_key(batch_id) | dump(reading) | left)

@@ -1,0 +1,94 @@
+"""How far intake has come with a file: what is remembered of it while many runs read it. No I/O."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
+
+from engine.batchfile.forms import Form
+from handler.batch.cutter import ShardLimits
+
+RANGE_BYTES = 256 * 2**20
+# So many ranges at most has a file: those of a longer one are longer.
+_MAX_RANGES = 4096
+
+
+class Phase(StrEnum):
+    """Ranges are scanned, some of them again; then ids are searched and shards recorded at once.
+
+    Those last two are one phase, which is called by the first.
+    """
+
+    SCAN = "scan"
+    AGAIN = "again"
+    SEARCH = "search"
+    RECORD = "record"
+
+
+@dataclass(frozen=True, slots=True)
+class Unit:
+    """A piece of work that one run does: the `number`th (from 0) of its phase."""
+
+    phase: Phase
+    number: int
+
+    @classmethod
+    def named(cls, name: str) -> Unit:
+        """Return the unit of a name; raises ValueError."""
+        phase, _, number = name.partition("-")
+        return cls(Phase(phase), int(number))
+
+    def __str__(self) -> str:
+        """Return its name, by which messages and objects know it."""
+        return f"{self.phase}-{self.number}"
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """What all runs over a file go by, and which units are `left` of the phase it is in.
+
+    `limits` and `range_bytes` are those it was begun with: another version of the deployment may
+    have others. `is_rung` once somebody has rung for all units of the phase. `model` is the file's
+    where ranges are scanned again for it. From `expires` on the table forgets it.
+    """
+
+    form: Form
+    limits: ShardLimits
+    range_bytes: int
+    num_bytes: int
+    left: frozenset[str] = field(default_factory=frozenset)
+    phase: Phase = Phase.SCAN
+    is_rung: bool = False
+    model: str | None = None
+    expires: int | None = None
+
+    def in_phase(self, phase: Phase, units: Iterable[Unit], model: str | None = None) -> Reading:
+        """Return the beginning of a phase."""
+        left = frozenset(map(str, units))
+        return replace(self, phase=phase, left=left, is_rung=False, model=model or self.model)
+
+    @property
+    def num_ranges(self) -> int:
+        """Return into how many ranges the file is divided, at least one."""
+        return max(1, -(-self.num_bytes // self.range_bytes))
+
+    def range_of(self, number: int) -> tuple[int, int]:
+        """Return the first byte of a range, and the one behind it."""
+        start = number * self.range_bytes
+        return start, min(start + self.range_bytes, self.num_bytes)
+
+
+def begin_reading(
+    form: Form, limits: ShardLimits, num_bytes: int, range_bytes: int, expires: int | None
+) -> Reading:
+    """Return the beginning with a file of so many bytes, its ranges still to be scanned."""
+    reading = Reading(
+        form,
+        limits.of_file(num_bytes),
+        max(range_bytes, -(-num_bytes // _MAX_RANGES)),
+        num_bytes,
+        expires=expires,
+    )
+    scans = [Unit(Phase.SCAN, number) for number in range(reading.num_ranges)]
+    return replace(reading, left=frozenset(map(str, scans)))

@@ -1,0 +1,120 @@
+"""One range of a file: its lines looked at, cut into shards, their ids kept, all by local numbers.
+
+A line belongs to the range in which it begins, and its whole is read there. In the first range the
+numbers of lines are those of the file. In every other one line 1 is the line in whose middle, or
+behind whose end, the range begins: its own are numbered from 2.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from engine.batchfile.duplicates import DuplicateFinder
+from engine.batchfile.lines import FormError, read_lines, refuse_endless
+from handler.batch.check import Findings, LineChecker
+from handler.batch.cutter import ShardCutter, ShardLimits
+from handler.batch.model import Shard, Source
+from handler.objects.stream import LineStream, ObjectStream, Opener
+
+_SKIPPED_BYTES = 2**20
+
+
+class Cut(NamedTuple):
+    """One shard of a range: what is planned of it, by local line numbers and bytes of the file."""
+
+    first_line: int
+    num_rows: int
+    start: int
+    end: int
+
+
+@dataclass(slots=True)
+class Scanned:
+    """What a range has shown; lines of its errors, too, are local ones.
+
+    `last_line` is the number of the last line that has ended, or in which the range lies.
+    `ids` are how many ids each partition has. `endless` is a line longer than any file may have:
+    what is behind it was not read.
+    """
+
+    last_line: int = 0
+    findings: Findings = field(default_factory=Findings)
+    cuts: list[Cut] = field(default_factory=list)
+    ids: list[int] = field(default_factory=list)
+    endless: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Scanner:
+    """What is the same for all ranges of a file.
+
+    `models` and `endpoint` are those of `LineChecker`. `look` is called before each chunk.
+    """
+
+    aws: Opener
+    source: Source
+    limits: ShardLimits
+    models: Mapping[str, str]
+    endpoint: str | None
+    look: Callable[[], None]
+    chunk_bytes: int
+
+    def scan(
+        self, span: tuple[int, int], finder: DuplicateFinder, model: str | None = None
+    ) -> Scanned:
+        """Read the lines that begin in a range of bytes, and give their ids to the finder.
+
+        `model` is that of the lines before, where it is known. Raises ObjectChanged, NotThere and
+        AwsError.
+        """
+        start, end = span
+        begin = max(0, start - 1)
+        stream = ObjectStream(self.aws, self.source, begin)
+        scanned = Scanned(findings=Findings(model=model))
+
+        def look() -> None:
+            self.look()
+            if lines.num_lines or not start:
+                refuse_endless(lines.num_lines + 1, lines.tell() - lines.end)
+
+        lines = LineStream(stream, start=begin, stop=end, look=look, chunk_bytes=self.chunk_bytes)
+        try:
+            if not start or _skip_line(lines, end):
+                self._read(lines, 2 if start else 1, scanned, finder)
+        except FormError as exc:
+            scanned.endless = exc.number
+        finally:
+            stream.close()
+        scanned.last_line = max(lines.num_lines, 1 if start else 0)
+        return scanned
+
+    def _read(
+        self, lines: LineStream, first_number: int, scanned: Scanned, finder: DuplicateFinder
+    ) -> None:
+        checker = LineChecker(
+            scanned.findings, models=self.models, endpoint=self.endpoint, add_id=finder.add
+        )
+        cutter = ShardCutter("", self.limits)
+
+        def keep(shard: Shard | None) -> None:
+            if shard is not None:
+                cut = Cut(shard.first_line, shard.num_rows, shard.start, shard.end)
+                scanned.cuts.append(cut)
+
+        for raw in read_lines(lines, first_number=first_number):
+            checker.check(raw)
+            keep(cutter.add(raw.number, lines.line_start, lines.tell()))
+        keep(cutter.finish())
+
+
+def _skip_line(lines: LineStream, end: int) -> bool:
+    """Read to the end of the line that began before the range; False if none begins in it."""
+    while (size := min(_SKIPPED_BYTES, end - lines.tell())) > 0:
+        data = lines.readline(size)
+        if data.endswith(b"\n"):
+            return lines.tell() < end
+        if not data:
+            return False
+    return False

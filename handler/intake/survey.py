@@ -1,0 +1,123 @@
+"""A whole file, from what its ranges have shown: numbers of lines and shards, models, places.
+
+Pure: ranges come in their order, as values.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+
+from engine.batchfile.duplicates import NUM_PARTITIONS, RECORD_BYTES, Share, count_shares
+from engine.batchfile.lines import endless
+from handler.batch.check import Findings
+from handler.batch.model import Shard
+from handler.batch.wire import MAX_LISTED_ERRORS
+from handler.intake.scan import Cut, Scanned
+
+
+@dataclass(slots=True)
+class Survey:
+    """What is known of a file as a whole.
+
+    To a local line number of range `r` is added `shifts[r]`; its first shard is `first_shards[r]`,
+    of which the last entry counts all. `num_ids` are those that are searched for repeated ones.
+    """
+
+    findings: Findings = field(default_factory=Findings)
+    shifts: list[int] = field(default_factory=list)
+    first_shards: list[int] = field(default_factory=lambda: [0])
+    num_ids: int = 0
+    num_lines: int = 0
+
+    @property
+    def num_shards(self) -> int:
+        """Return how many shards the file has."""
+        return self.first_shards[-1]
+
+    @property
+    def num_shares(self) -> int:
+        """Return into how many shares the search for repeated ids is divided."""
+        return count_shares(self.num_ids)
+
+    def add(self, scanned: Scanned) -> None:
+        """Take the next range of the file; FormError for one with a line that never ends."""
+        # Line 1 of any range but the first is the last one of those before.
+        shift = self.num_lines - 1 if self.shifts else 0
+        if scanned.endless is not None:
+            raise endless(scanned.endless + shift)
+        self.shifts.append(shift)
+        self.num_lines = shift + scanned.last_line
+        self.first_shards.append(self.num_shards + len(scanned.cuts))
+        self.num_ids += sum(scanned.ids)
+        self._add_findings(scanned.findings, shift)
+
+    def _add_findings(self, found: Findings, shift: int) -> None:
+        whole = self.findings
+        whole.num_rows += found.num_rows
+        whole.model = whole.model or found.model
+        whole.endpoint = whole.endpoint or found.endpoint
+        whole.num_errors += found.num_errors
+        room = MAX_LISTED_ERRORS - len(whole.errors)
+        whole.errors += [
+            replace(error, line=error.line + shift if error.line else None)
+            for error in found.errors[: max(0, room)]
+        ]
+
+
+def of_another_model(models: Iterable[str | None]) -> list[int]:
+    """Return the ranges that took another model for the file's, which is the first one's."""
+    numbered = [(number, model) for number, model in enumerate(models) if model is not None]
+    return [number for number, model in numbered if model != numbered[0][1]]
+
+
+def shards_of(
+    batch_id: str, cuts: Iterable[Cut], *, first: int, shift: int, expires: int | None
+) -> Iterator[Shard]:
+    """Yield the shards of a range, the first of which has a number in the file."""
+    for number, cut in enumerate(cuts, first):
+        yield Shard(
+            batch_id,
+            number,
+            cut.first_line + shift,
+            cut.num_rows,
+            cut.start,
+            cut.end,
+            expires=expires,
+        )
+
+
+class Places:
+    """Where each partition of ids begins in the object of each range, partition by partition.
+
+    So whoever searches a share reads of it no more than it needs.
+    """
+
+    def __init__(self, num_ranges: int) -> None:
+        self._num_ranges = num_ranges
+        self._starts = array("Q", bytes(8 * num_ranges * (NUM_PARTITIONS + 1)))
+
+    def set(self, number: int, counts: Sequence[int]) -> None:
+        """Take how many ids each partition of a range has."""
+        start = 0
+        for partition in range(NUM_PARTITIONS + 1):
+            self._starts[partition * self._num_ranges + number] = start
+            if partition < len(counts):
+                start += counts[partition] * RECORD_BYTES
+
+    def dump(self) -> bytes:
+        """Return them as bytes, for `rows_of`."""
+        return self._starts.tobytes()
+
+
+def bytes_of(share: Share, num_ranges: int) -> tuple[int, int]:
+    """Return which bytes of `Places.dump` tell of a share: the first, and the one behind."""
+    row = 8 * num_ranges
+    return share.first * row, (share.end + 1) * row
+
+
+def rows_of(data: bytes, num_ranges: int) -> list[array[int]]:
+    """Return those bytes as lists: of each partition, and one more, where it begins by range."""
+    starts = array("Q", data)
+    return [starts[first : first + num_ranges] for first in range(0, len(starts), num_ranges)]
