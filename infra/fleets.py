@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
-from typing import Any
+from typing import Any, TypeVar
 
 from aws_cdk import Duration, Stack
 from aws_cdk import aws_cloudwatch as cloudwatch
@@ -22,8 +22,12 @@ from infra.data.stack import DataStack
 # From a machine's start to the first row: image, weights, proof. Measured by nobody yet.
 _START_SECONDS = 300
 _MINUTE = Duration.minutes(1)
+# AWS takes 6,144 characters of a policy, and a model's ARNs may be 500 of them.
+_MODELS_OF_POLICY = 6
 # Longer than a machine takes to come, its image and its weights.
 _NO_WORKER_MINUTES = 30
+
+T = TypeVar("T")
 
 
 class Fleet(Construct):
@@ -62,9 +66,10 @@ class Fleet(Construct):
 
 
 class Launching(Construct):
-    """The rights of those who start, list and stop workers: a policy of the stack of the workers.
+    """The rights of those who start, list and stop workers: policies of the stack of the workers.
 
-    It is attached to roles of another stack, which knows nothing of how workers run.
+    They are attached to roles of another stack, which knows nothing of how workers run. What a
+    role's own policies hold is little in all, so these are none: `may` is for each what it holds.
     """
 
     def __init__(
@@ -73,10 +78,19 @@ class Launching(Construct):
         construct_id: str,
         *,
         roles: Iterable[iam.IRole],
-        may: Iterable[iam.PolicyStatement],
+        may: Iterable[Iterable[iam.PolicyStatement]],
     ) -> None:
         super().__init__(scope, construct_id)
-        iam.Policy(self, "Policy", roles=list(roles), statements=list(may))
+        attached = list(roles)
+        for number, statements in enumerate(may):
+            name = f"Policy{number or ''}"
+            iam.ManagedPolicy(self, name, roles=attached, statements=list(statements))
+
+
+def for_policies(items: Sequence[T]) -> Iterator[Sequence[T]]:
+    """Yield so many of what each model has as one policy has room for."""
+    for first in range(0, len(items), _MODELS_OF_POLICY):
+        yield items[first : first + _MODELS_OF_POLICY]
 
 
 class FleetAlarms(Construct):

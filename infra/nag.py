@@ -134,7 +134,7 @@ ACKNOWLEDGED: Final = (
     *(
         Acknowledgement(
             "AwsSolutions-IAM5",
-            "Compute/Launching/Policy",
+            "Compute/Launching/Policy*",
             "Tasks and revisions of their definitions get their names when they come to be: those "
             "of this cluster, and of its models, are reached.",
             finding=f"Resource::arn:*:{finding}",
@@ -157,13 +157,13 @@ ACKNOWLEDGED: Final = (
     ),
     Acknowledgement(
         "AwsSolutions-IAM5",
-        "Compute/Launching/Policy",
+        "Compute/Launching/Policy*",
         "A job gets its name when it is started; those of others begin otherwise.",
         finding="Resource::arn:*:sagemaker:*:training-job/tidemill-[*]",
     ),
     Acknowledgement(
         "AwsSolutions-IAM5",
-        "Compute/Launching/Policy",
+        "Compute/Launching/Policy*",
         "Lists of tasks and of jobs know no resources; a condition on the first names the cluster.",
         finding="Resource::[*]",
     ),

@@ -18,7 +18,7 @@ from infra.compute.network import WorkerNetwork
 from infra.compute.worker import WorkerTask
 from infra.dashboard import Dashboard
 from infra.data.stack import DataStack
-from infra.fleets import Fleet, FleetAlarms, Launching
+from infra.fleets import Fleet, FleetAlarms, Launching, for_policies
 from infra.image import WorkerImage
 
 
@@ -74,7 +74,12 @@ class ComputeStack(Stack):
             )
             FleetAlarms(task, "Alarms", data=data, model=model)
             tasks.append(task)
-        Launching(self, "Launching", roles=api.launching, may=run_tasks(cluster, tasks))
+        Launching(
+            self,
+            "Launching",
+            roles=api.launching,
+            may=[run_tasks(cluster, some) for some in for_policies(tasks)],
+        )
         in_cluster = {"clusterArn": [cluster.cluster_arn]}
         Ends(
             self,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from hashlib import sha256
 from typing import Any, Final
 
@@ -126,7 +126,7 @@ class WorkerJobs(Construct):
         return role
 
 
-def run_jobs(stack: Stack, jobs: list[WorkerJobs]) -> list[iam.PolicyStatement]:
+def run_jobs(stack: Stack, jobs: Sequence[WorkerJobs]) -> list[iam.PolicyStatement]:
     """Return the rights to start, list and stop workers as training jobs."""
     ours = stack.format_arn(
         service="sagemaker", resource="training-job", resource_name="tidemill-*"

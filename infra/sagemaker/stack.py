@@ -14,7 +14,7 @@ from infra.compute.ends import Ends
 from infra.compute.network import WorkerNetwork
 from infra.dashboard import Dashboard
 from infra.data.stack import DataStack
-from infra.fleets import Fleet, FleetAlarms, Launching
+from infra.fleets import Fleet, FleetAlarms, Launching, for_policies
 from infra.image import WorkerImage
 from infra.sagemaker.jobs import WorkerJobs, run_jobs
 
@@ -61,7 +61,12 @@ class SageMakerStack(Stack):
             )
             FleetAlarms(job, "Alarms", data=data, model=model)
             jobs.append(job)
-        Launching(self, "Launching", roles=api.launching, may=run_jobs(self, jobs))
+        Launching(
+            self,
+            "Launching",
+            roles=api.launching,
+            may=[run_jobs(self, some) for some in for_policies(jobs)],
+        )
         Ends(
             self,
             "Ends",

@@ -118,9 +118,10 @@ class Deployment:
         return found
 
     def _statements_of(self, role: str, stack: str) -> Iterator[dict[str, Any]]:
-        for policy in self.properties("AWS::IAM::Policy", stack).values():
-            if role in policy["Roles"]:
-                yield from policy["PolicyDocument"]["Statement"]
+        for kind in ("AWS::IAM::Policy", "AWS::IAM::ManagedPolicy"):
+            for policy in self.properties(kind, stack).values():
+                if role in policy["Roles"]:
+                    yield from policy["PolicyDocument"]["Statement"]
         for policy in self.properties("AWS::IAM::Role")[role].get("Policies", ()):
             yield from policy["PolicyDocument"]["Statement"]
 

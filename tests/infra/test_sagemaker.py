@@ -149,7 +149,7 @@ def test_ends_of_jobs_are_told(made: Compute) -> None:
 def test_who_starts_jobs_may_start_these_and_no_others(made: Compute) -> None:
     """By the names that they have, as the roles of this deployment's models."""
     passed = json.dumps({"StringEquals": {"iam:PassedToService": "sagemaker.amazonaws.com"}})
-    policy = made.of("AWS::IAM::Policy")["LaunchingPolicy"]
+    policy = made.of("AWS::IAM::ManagedPolicy")["LaunchingPolicy"]
     assert made.granted(policy) == {
         Grant("sagemaker:CreateTrainingJob", JOBS),
         Grant("sagemaker:AddTags", JOBS),

@@ -127,7 +127,7 @@ def test_who_starts_workers_may_start_these_and_no_others(made: Compute) -> None
             Grant("iam:PassRole", f"Worker{slug}ExecutionRole.Arn", passed),
             Grant("logs:GetLogEvents", logs),
         }
-    policy = made.of("AWS::IAM::Policy")["LaunchingPolicy"]
+    policy = made.of("AWS::IAM::ManagedPolicy")["LaunchingPolicy"]
     starting = {"ControlRole", "IntakeRole", "ReaperRole"}
     assert {"ControlRole", "ReaperRole"} <= set(policy["Roles"]) <= starting
     assert made.granted(policy) == expected
