@@ -16,16 +16,21 @@ from handler.batch.fleet import FleetPlan, LauncherKind
 from handler.batch.window import window_seconds
 from handler.metrics import NAMESPACE, Metric
 from infra.alarms import add_alarm
-from infra.config import Config, Model
+from infra.config import Config, ConfigRefused, Model
 from infra.data.stack import DataStack
 
 # From a machine's start to the first row: image, weights, proof. Measured by nobody yet.
 _START_SECONDS = 300
 _MINUTE = Duration.minutes(1)
+_MAX_PARAMETER = 4096
+# An ARN, with the longest name of a role in it.
+_REFERENCE = 100
 # AWS takes 6,144 characters of a policy, and a model's ARNs may be 500 of them.
 _MODELS_OF_POLICY = 6
-# Longer than a machine takes to come, its image and its weights.
-_NO_WORKER_MINUTES = 30
+# Longer than a machine takes to come, its image and its weights. A look may come late, so that a
+# minute has none, which is no good news.
+_LOOKS = Duration.minutes(5)
+_NO_WORKER_PERIODS = 6
 
 T = TypeVar("T")
 
@@ -56,13 +61,31 @@ class Fleet(Construct):
             target_seconds=model.target_minutes * 60,
             means=dict(means),
         )
+        text = Stack.of(self).to_json_string(asdict(plan))
+        length = _length(Stack.of(self).resolve(text))
+        if length > _MAX_PARAMETER:
+            raise ConfigRefused(
+                f"{model.name} has more args, aliases or adapters than fit into the parameter that "
+                f"says how its workers are started: it takes about {length:,} characters, and AWS "
+                f"takes {_MAX_PARAMETER:,}. Give it fewer or shorter ones."
+            )
         ssm.StringParameter(
             self,
             "Plan",
             parameter_name=f"{config.fleets_path}/{model.slug}",
-            string_value=Stack.of(self).to_json_string(asdict(plan)),
+            string_value=text,
             description=f"How workers of {model.name} are started",
         )
+
+
+def _length(value: Any) -> int:
+    """Return how long a resolved text will be, at most, once it is deployed."""
+    match value:
+        case str():
+            return len(value)
+        case {"Fn::Join": [str(separator), parts]}:
+            return sum(_length(part) + len(separator) for part in parts)
+    return _REFERENCE
 
 
 class Launching(Construct):
@@ -114,14 +137,14 @@ class FleetAlarms(Construct):
             cloudwatch.MathExpression(
                 expression="IF(wanted > 0 AND workers < 1, 1, 0)",
                 label="no worker for open work",
-                period=_MINUTE,
+                period=_LOOKS,
                 using_metrics={
                     "wanted": figure(model, Metric.WORKERS_WANTED, "reaper", "Maximum"),
                     "workers": figure(model, Metric.WORKERS, "reaper", "Maximum"),
                 },
             ),
             above=0,
-            periods=_NO_WORKER_MINUTES,
+            periods=_NO_WORKER_PERIODS,
             words=f"{name} has open work and no worker runs.",
         )
         self._add(

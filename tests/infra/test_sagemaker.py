@@ -214,6 +214,7 @@ def test_only_jobs_of_an_isolated_network_may_join_one(synth: Synth) -> None:
         ),
         ({"args": ["--chat-template", "x" * 257]}, "is longer than the 256 characters"),
         ({"args": ["--max-num-seqs=8"] * 101}, "a job of SageMaker takes 100"),
+        ({"args": ["--cuda-graph-sizes=" + "8," * 40] * 40}, "and AWS takes 4,096"),
     ],
 )
 def test_what_no_job_holds_is_refused(synth: Synth, differing: dict[str, Any], said: str) -> None:
