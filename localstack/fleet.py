@@ -185,7 +185,7 @@ class LocalFleet:
             "exitCode": exit_code,
             "lastWords": words,
         }
-        self._aws.run(self._deployment.control.send(_event(detail)))
+        self._aws.run(self._deployment.control.send(_event(detail), group=None))
         self._aws.run(self._wanted.forget(model, worker.id))
         left = sum(owner == model for owner, _ in self.workers())
         name = process_name(model, worker)

@@ -49,11 +49,12 @@ class Queue:
     url: str
 
     def send(
-        self, body: dict[str, object], *, group: str | None = None, delay_seconds: float = 0
+        self, body: dict[str, object], *, group: str | None, delay_seconds: float = 0
     ) -> Operation[None]:
         """Send one message, to be seen after a delay of at most 15 minutes.
 
-        `group` is the tenant for whom it is: none keeps the messages of others waiting.
+        `group` is the tenant for whom it is, None where it is nobody's: no tenant's messages keep
+        those of others waiting.
         """
         arguments: dict[str, Any] = {
             "QueueUrl": self.url,
@@ -65,7 +66,7 @@ class Queue:
         yield Call("sqs", "send_message", arguments)
 
     def send_all(
-        self, bodies: Sequence[dict[str, object]], *, group: str | None = None
+        self, bodies: Sequence[dict[str, object]], *, group: str | None
     ) -> Operation[None]:
         """Send at most ten messages of a group at once; AwsError when one is refused twice."""
         entries = [

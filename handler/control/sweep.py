@@ -52,7 +52,7 @@ def sweep(
             break
         after = page[-1].key
         if time_left() < RESERVE_SECONDS:
-            yield from deployment.control.send(sweep_message(after))
+            yield from deployment.control.send(sweep_message(after), group=None)
             break
     logger.info("swept", num_found=num_found)
 

@@ -83,7 +83,7 @@ def ring_shards(
     while rung < batch.num_shards:
         until = min(rung + _RING_AT_ONCE, batch.num_shards)
         for messages in tens(shard_message(batch.id, number) for number in range(rung, until)):
-            aws.run(queue.send_all(messages))
+            aws.run(queue.send_all(messages, group=batch.tenant))
         if rung == batch.shards_rung:
             _ensure_workers(aws, deployment, batch)
         rung = until
@@ -92,7 +92,7 @@ def ring_shards(
             logger.info("ringing stops", batch_id=batch.id, shards_rung=rung)
             return
         if rung < batch.num_shards and time_left() < RESERVE_SECONDS:
-            aws.run(deployment.control.send(advance_message(batch.id)))
+            aws.run(deployment.control.send(advance_message(batch.id), group=batch.tenant))
             return
     logger.info("shards rung for", batch_id=batch.id, num_shards=batch.num_shards)
 

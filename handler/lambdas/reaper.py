@@ -21,6 +21,6 @@ _aws = cache(Aws)
 def handler(event: dict[str, Any], context: LambdaContext) -> None:  # noqa: ARG001 - Lambda's form
     """Mend what is amiss with any batch, or ask for the sweep of a day."""
     if event.get("sweep"):
-        _aws().run(deployment().control.send(sweep_message()))
+        _aws().run(deployment().control.send(sweep_message(), group=None))
         return
     reap(_aws(), deployment(), int(time.time()))

@@ -33,7 +33,7 @@ def receive(run: Run, queue: Queue, seconds: float = 0, **options: int) -> list[
 
 def test_a_message_is_received_by_one(run: Run, queue: Queue) -> None:
     """It is hidden from others then, and gone once it is deleted; deleting it twice is no error."""
-    run(queue.send(shard_message("batch_1", 7)))
+    run(queue.send(shard_message("batch_1", 7), group="search"))
     [message] = receive(run, queue, 10)
     assert parse_message(message.body) == {"batch_id": "batch_1", "shard": 7}
     assert receive(run, queue) == []
@@ -45,7 +45,7 @@ def test_a_message_is_received_by_one(run: Run, queue: Queue) -> None:
 
 def test_a_message_that_is_not_kept_comes_again(run: Run, queue: Queue) -> None:
     """With visibility 0 at once; kept, it stays hidden."""
-    run(queue.send({"n": 1}))
+    run(queue.send({"n": 1}, group=None))
     [message] = receive(run, queue, 10)
     assert run(queue.hide(message, 60)) is True
     assert receive(run, queue) == []
@@ -58,7 +58,7 @@ def test_a_message_tells_for_whom_it_was_sent(run: Run, queue: Queue) -> None:
     """One by one or ten at a time; one for nobody is received as well."""
     run(queue.send({"n": 1}, group="search"))
     run(queue.send_all([{"n": 2}, {"n": 3}], group="ads"))
-    run(queue.send({"n": 4}))
+    run(queue.send({"n": 4}, group=None))
     found: list[Message] = []
     while len(found) < 4:
         found += receive(run, queue, 10, max_messages=10)
@@ -78,7 +78,7 @@ def test_a_message_that_has_gone_is_not_kept() -> None:
 
 def test_what_is_refused_of_ten_is_sent_again() -> None:
     """Only that, and once; refused twice it is an error."""
-    sending = Queue("url").send_all([{"n": 0}, {"n": 1}])
+    sending = Queue("url").send_all([{"n": 0}, {"n": 1}], group="search")
     first = next(sending)
     assert len(first.arguments["Entries"]) == 2
     refused = {"Failed": [{"Id": "1", "Code": "InternalError", "SenderFault": False}]}
@@ -94,7 +94,7 @@ def test_many_messages_go_ten_at_a_time(run: Run, queue: Queue) -> None:
     groups = list(tens(bodies))
     assert [len(group) for group in groups] == [10, 10, 5]
     for group in groups:
-        run(queue.send_all(group))
+        run(queue.send_all(group, group="search"))
     assert run(queue.count()) == 25
     found: list[object] = []
     while messages := receive(run, queue, max_messages=10):
@@ -104,8 +104,8 @@ def test_many_messages_go_ten_at_a_time(run: Run, queue: Queue) -> None:
 
 def test_a_delayed_message_comes_later(run: Run, queue: Queue) -> None:
     """Not at once, but soon; a delay longer than SQS takes is cut to its longest."""
-    run(queue.send({"n": 1}, delay_seconds=1.2))
-    run(queue.send({"n": 2}, delay_seconds=10**6))
+    run(queue.send({"n": 1}, group="search", delay_seconds=1.2))
+    run(queue.send({"n": 2}, group="search", delay_seconds=10**6))
     assert run(queue.receive(wait_seconds=0, visibility_seconds=30)) == []
     [message] = receive(run, queue, 15)
     assert parse_message(message.body) == {"n": 1}
@@ -114,7 +114,7 @@ def test_a_delayed_message_comes_later(run: Run, queue: Queue) -> None:
 def test_a_queue_that_is_not_there_is_an_error(run: Run, queue: Queue) -> None:
     """The operation says what AWS said."""
     with pytest.raises(AwsError):
-        run(Queue(f"{queue.url}-no-such").send({"n": 1}))
+        run(Queue(f"{queue.url}-no-such").send({"n": 1}, group=None))
 
 
 @pytest.mark.parametrize(

@@ -107,7 +107,10 @@ class Cloud:
         return Drop(self, batch.id, lines)
 
     def messages(self, wait_seconds: float = 0, queue: Any = None) -> list[dict[str, Any]]:
-        """Take our own messages off a queue, waiting for a first one; S3's are left out."""
+        """Take our own messages off a queue, waiting for a first one; S3's are left out.
+
+        Each says whose it is.
+        """
         queue = queue or self.deployment.control
         deadline = time.monotonic() + wait_seconds
         found: list[dict[str, Any]] = []
@@ -119,6 +122,7 @@ class Cloud:
                 self.run(queue.delete(message))
                 fields = parse_message(message.body)
                 if fields is not None and "batch_id" in fields:
+                    assert message.group is not None, f"nobody's: {fields}"
                     found.append(fields)
             if not received:
                 if found or time.monotonic() >= deadline:

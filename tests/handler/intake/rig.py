@@ -129,7 +129,10 @@ class Cloud:
         )
 
     def messages(self, queue: Any = None) -> list[dict[str, Any]]:
-        """Take our own messages off a queue, the control queue at first; S3's are left out."""
+        """Take our own messages off a queue, the control queue at first; S3's are left out.
+
+        Each says whose it is.
+        """
         queue = queue or self.deployment.control
         found: list[dict[str, Any]] = []
         while received := self.run(
@@ -139,6 +142,7 @@ class Cloud:
                 self.run(queue.delete(message))
                 fields = parse_message(message.body)
                 if fields is not None and "batch_id" in fields:
+                    assert message.group is not None, f"nobody's: {fields}"
                     found.append(fields)
         return found
 

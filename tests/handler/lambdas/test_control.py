@@ -190,7 +190,7 @@ def test_a_message_that_failed_is_seen_again_in_seconds(
     """A cancel waits as long as the trouble lasts, not as long as the longest run may take."""
     queue = cloud.deployment.control
     cloud.messages()  # S3's test event is no longer there
-    cloud.run(queue.send(advance_message("batch_any")))
+    cloud.run(queue.send(advance_message("batch_any"), group=None))
     monkeypatch.setattr(control, "advance", fail)
     [message] = cloud.run(queue.receive(visibility_seconds=960))
     record = record_of(0, message.body) | {"receiptHandle": message.receipt}

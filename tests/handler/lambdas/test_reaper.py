@@ -62,7 +62,7 @@ def test_a_healthy_batch_is_left_alone(mini: Cloud) -> None:
     drop = mini.drop(8).begin()
     drop.claim(0, lease_seconds=60)
     queue = mini.deployment.work[MODEL]
-    mini.run(queue.send(shard_message(drop.id, 1)))
+    mini.run(queue.send(shard_message(drop.id, 1), group=None))
     assert look(mini) == []
     assert mini.run(queue.count()) == 1
 
@@ -82,7 +82,7 @@ def test_a_busy_queue_hides_lost_doorbells_for_a_while_only(mini: Cloud) -> None
     """Where other messages wait, a shard is rung for when nothing has moved for long."""
     drop = mini.drop(4).begin()
     queue = mini.deployment.work[MODEL]
-    mini.run(queue.send(shard_message("another", 0)))
+    mini.run(queue.send(shard_message("another", 0), group="another"))
     for after_seconds in (0, STUCK_SECONDS - 5, STUCK_SECONDS + 5, STUCK_SECONDS + 65):
         look(mini, after_seconds)
         num_rung = mini.run(queue.count()) - 1

@@ -214,7 +214,7 @@ class Work:
     def ring(self, *numbers: int) -> None:
         """Ring for shards, for all unless some are named."""
         for number in numbers or range(self.num_shards):
-            self.rig.run(self.rig.queue.send(shard_message(self.id, number)))
+            self.rig.run(self.rig.queue.send(shard_message(self.id, number), group=None))
 
     @property
     def batch(self) -> Batch:

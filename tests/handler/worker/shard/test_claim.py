@@ -102,7 +102,7 @@ async def test_a_message_without_a_shard_is_dropped(
     rig: Rig, site: Site, body: dict[str, object]
 ) -> None:
     """It would come again and again."""
-    rig.run(rig.queue.send(body))
+    rig.run(rig.queue.send(body, group=None))
     assert await claim(site) is None
     assert await num_hidden(site) == 0
 
