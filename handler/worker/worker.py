@@ -207,8 +207,9 @@ class Worker:
     async def _receive(self, feed: Feed, info: EngineInfo) -> None:
         """Take shards as the feed wants them; return when there was nothing to do for long.
 
-        It never ends while it holds a shard, nor before a look at the queue that found it empty.
-        Raises NothingComes where looks have failed for as long.
+        It never ends while it holds a shard, nor before a look at the queue that found it empty; a
+        message that rings for nothing it could run is no work. Raises NothingComes where looks have
+        failed for as long.
         """
         config, num_failures = self._site.config, 0
         limit = config.exit_when_idle_seconds
@@ -224,9 +225,7 @@ class Worker:
                     for message in messages:
                         await self._take(feed, info, Doorbell(self._site, message))
                 num_failures = 0
-                if messages:
-                    self._busy_at = self._site.clock()
-                elif self._is_idle(limit):
+                if not messages and self._is_idle(limit):
                     logger.info("idle", seconds=limit)
                     return
             except HandlerError as exc:  # one message's misfortune must not be the next one's

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Mapping
 from typing import Any, NamedTuple
@@ -40,6 +41,10 @@ async def claim_shard(site: Site, doorbell: Doorbell, *, owner: str) -> Claim | 
         logger.warning("message dropped", reason="it names no shard")
         await doorbell.dismiss()
         return None
+    if site.wall() < site.over.get(target.batch_id, 0.0):
+        # Thousands may wait of a batch that was cancelled, and no GPU is to wait for each of them.
+        await doorbell.dismiss()
+        return None
     table, lease_seconds = site.deployment.table, site.config.lease_seconds
     sent_at = site.clock()
     try:
@@ -54,6 +59,8 @@ async def claim_shard(site: Site, doorbell: Doorbell, *, owner: str) -> Claim | 
     if batch is not None and reason is None:
         _tell_wait(site, doorbell, batch)
         return Claim(shard, batch, doorbell, sent_at)
+    if batch is not None and (batch.is_terminal or batch.winds_up_since is not None):
+        site.over[batch.id] = math.inf if batch.expires is None else batch.expires
     await _give_back(site, doorbell, shard, reason or "there is no such batch")
     return None
 

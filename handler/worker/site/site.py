@@ -37,7 +37,8 @@ class Site:
     """Where a worker works. `wall` is Unix time, `clock` one that is never set.
 
     `meter` sums up what the worker does, `history` what each batch gains by it, and `tempo` is how
-    fast that goes; `cold_start` is what came before.
+    fast that goes; `cold_start` is what came before. `over` names batches that were found to be
+    over, and until when (Unix seconds) another cannot have the name of one.
     """
 
     aws: Runs
@@ -50,6 +51,7 @@ class Site:
     history: History = field(default_factory=History)
     tempo: Tempo = field(default_factory=Tempo)
     cold_start: ColdStart = field(default_factory=ColdStart)
+    over: dict[str, float] = field(default_factory=dict)
 
     @property
     def model(self) -> str | None:

@@ -8,11 +8,14 @@ from typing import Any
 import pytest
 
 from engine.batchfile.lines import MAX_LINE_BYTES
-from handler.batch.model import EngineInfo
+from handler.aws.calls import Call
+from handler.batch.model import EngineInfo, Progress
 from handler.batch.states import Status
 from handler.worker import worker as worker_module
 from handler.worker.shard import shard_run
-from tests.handler.worker.fakes import FakeEngine
+from handler.worker.site.site import Site
+from handler.worker.worker import Worker
+from tests.handler.worker.fakes import FakeEngine, QuickAws
 from tests.handler.worker.rig import NEVER, Rig, Work, until
 
 GOOD: dict[str, Any] = {}
@@ -178,6 +181,34 @@ async def test_work_that_is_there_is_done_before_it_may_be_idle(rig: Rig) -> Non
     async with rig.worker(exit_when_idle_seconds=0) as running:
         assert await asyncio.wait_for(asyncio.shield(running.task), 60) == 0
     assert work.is_done
+
+
+async def test_messages_that_ring_for_nothing_keep_no_worker(rig: Rig) -> None:
+    """Those of a shard that another runs come back for as long as it does: they are no work."""
+    work = rig.batch(GOOD, rings=False)
+    shard = work.claim()
+    rig.run(
+        rig.deployment.table.commit(shard, progress=Progress(), output_sizes=(), error_sizes=())
+    )
+    num_looks = 0
+
+    class Ringing(QuickAws):
+        async def _send(self, call: Call) -> Any:
+            nonlocal num_looks
+            if call.method == "receive_message":
+                num_looks += 1
+                if num_looks % 2:
+                    work.ring(0)
+                if num_looks == 40:
+                    worker.stop()
+            return await super()._send(call)
+
+    async with Ringing() as aws:
+        config = rig.config(exit_when_idle_seconds=5)
+        site = Site(aws, rig.deployment, rig.queue, config, clock=lambda: float(num_looks))
+        worker = Worker(site, FakeEngine().new_life)
+        assert await worker.run() == 0
+    assert num_looks == 6
 
 
 # The end of a batch

@@ -148,6 +148,28 @@ async def test_a_batch_that_winds_up_is_not_run(rig: Rig, site: Site, status: St
     assert await num_hidden(site) == 0
 
 
+@pytest.mark.parametrize("status", [Status.CANCELLING, Status.FINALIZING])
+async def test_the_other_messages_of_a_batch_that_winds_up_cost_nothing(
+    rig: Rig, site: Site, status: Status
+) -> None:
+    """Its shards are as nobody has claimed them, and its batch is rung for once."""
+    work = rig.batch(GOOD, GOOD, shard_lines=1, rings=False)
+    work.move(status)
+    for number in (0, 1):
+        work.ring(number)
+        assert await claim(site) is None
+        assert await num_hidden(site) == 0
+    assert (work.shard(0).fence, work.shard(1).fence) == (1, 0)
+    assert rig.messages() == [advance(work)]
+
+
+async def test_a_name_is_free_when_its_batch_is_forgotten(rig: Rig, site: Site) -> None:
+    """Another of that name may run."""
+    work = rig.batch(GOOD)
+    site.over[work.id] = site.wall() - 1
+    assert await claim(site) is not None
+
+
 async def test_a_batch_past_its_window_is_not_run(rig: Rig, site: Site) -> None:
     """Whether or not anybody has moved it yet."""
     work = rig.batch(GOOD, expires_in_seconds=-1)
