@@ -363,10 +363,10 @@ def test_fields_change_only_under_the_expected_status(run: Run, deployment: Depl
     """Under another status nothing is changed; None takes a field away."""
     batch = run(deployment.table.create_batch(make_batch(deployment)))
     change = deployment.table.change_batch
-    changed = run(change(batch.id, Status.VALIDATING, output_upload="here", num_rows=3))
-    assert changed == replace(batch, output_upload="here", num_rows=3)
-    assert run(change(batch.id, Status.FINALIZING, output_upload="there")) is None
-    changed = run(change(batch.id, Status.VALIDATING, output_upload=None))
+    changed = run(change(batch.id, Status.VALIDATING, output_joining="here", num_rows=3))
+    assert changed == replace(batch, output_joining="here", num_rows=3)
+    assert run(change(batch.id, Status.FINALIZING, output_joining="there")) is None
+    changed = run(change(batch.id, Status.VALIDATING, output_joining=None))
     assert changed == run(deployment.table.get_batch(batch.id)) == replace(batch, num_rows=3)
 
 
