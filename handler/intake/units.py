@@ -14,6 +14,7 @@ from handler.batch.intake import Phase, Reading, Unit
 from handler.batch.model import Batch
 from handler.batch.states import Status
 from handler.deployment import Deployment
+from handler.intake.convert import give_up
 from handler.intake.events import Intake
 from handler.intake.file import FileRefused, fail, reading_input, scanner_of
 from handler.intake.found import Found
@@ -57,6 +58,8 @@ def work_on(
         batch = take_in(aws, deployment, batch, time_left, now=now, chunk_bytes=chunk_bytes)
     if batch.status is Status.IN_PROGRESS and batch.shards_rung < batch.num_shards:
         ring_shards(aws, deployment, batch, time_left)
+    elif batch.is_terminal:
+        give_up(aws, deployment, batch)
 
 
 @dataclass(slots=True)

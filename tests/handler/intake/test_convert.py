@@ -21,6 +21,9 @@ from handler.batch.states import Status
 from handler.control.advance import advance
 from handler.intake import convert
 from handler.intake.create import create_batch
+from handler.intake.events import Intake
+from handler.intake.units import work_on
+from handler.moves.cancel import cancel
 from tests.handler.intake.rig import Cloud, line_of, lines_of, plenty, time_for
 from tests.handler.killing import is_killed_after
 
@@ -202,6 +205,19 @@ def test_a_cancelled_file_is_made_plain_no_further(mini: Cloud, long_file: LongF
     batch = mini.take_in(long_file.batch, now=lambda: next(clock))
     assert batch.status is Status.CANCELLED
     assert len(long_file.sent) <= 2
+    assert uploads_of(mini) == []
+
+
+def test_a_file_that_is_cancelled_between_two_runs_leaves_nothing_behind(
+    mini: Cloud, long_file: LongFile
+) -> None:
+    """The run that would have gone on gives the upload up."""
+    batch = mini.take_in(long_file.batch, time_for(3))
+    mini.run(cancel(mini.deployment, batch.id, int(time.time())))
+    for message in mini.messages(mini.deployment.intake):
+        asked = Intake(message["batch_id"], message["unit"])
+        work_on(mini.aws, mini.deployment, asked, plenty)
+    assert mini.batch(batch.id).status is Status.CANCELLED
     assert uploads_of(mini) == []
 
 
