@@ -90,4 +90,5 @@ def _conclude(run: Run, reading: Reading) -> None:
     if verdict.num_errors:
         raise FileRefused(verdict)
     admit(aws, deployment, batch, survey.findings)
+    aws.run(deployment.table.forget_shards(batch.id, survey.num_shards))
     let_run(aws, deployment, batch, survey, run.now())

@@ -6,6 +6,7 @@ done and whose commit counts; what changes while it runs in another, from its fi
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import replace
@@ -38,16 +39,32 @@ class ShardStore(LiveStore):
     __slots__ = ()
 
     def put_shard(self, shard: Shard) -> Operation[None]:
-        """Record a planned shard; one that is there already stays as it is."""
+        """Record a planned shard; one that is there already stays as it is.
+
+        Unless nobody has begun it and it is of other lines: an earlier version has cut the file.
+        """
         arguments = {
             "TableName": self.name,
             "Item": to_item(_shard_key(shard) | _planned(shard)),
-            **nothing_there(),
+            **condition(
+                "attribute_not_exists(pk) OR #expires <= :now "
+                "OR (#fence = :none AND (#start <> :start OR #end <> :end))",
+                {":now": int(time.time()), ":none": 0, ":start": shard.start, ":end": shard.end},
+            ),
         }
         try:
             yield Call("dynamodb", "put_item", arguments)
         except ConditionFailed:
             return
+
+    def forget_shards(self, batch_id: str, first: int) -> Operation[None]:
+        """Delete the shards from the one of number `first` on: an earlier version has cut more."""
+        after: int | None = first
+        while after is not None:
+            shards, after = yield from self.page_of_shards(batch_id, after)
+            for shard in shards:
+                key = {"TableName": self.name, "Key": to_item(_shard_key(shard))}
+                yield Call("dynamodb", "delete_item", key)
 
     def get_shard(self, batch_id: str, number: int) -> Operation[Shard | None]:
         """Return the shard as it is now, or None."""

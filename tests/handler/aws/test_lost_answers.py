@@ -218,7 +218,7 @@ CASES: dict[str, Callable[[Deployment], Operation[Case]]] = {
     ),
     "change_batch": of_batch(
         lambda d, id_: d.table.change_batch(
-            id_, Status.IN_PROGRESS, output_upload="here", model=None, num_errors=2
+            id_, Status.IN_PROGRESS, output_joining="here", model=None, num_errors=2
         )
     ),
     "set_once": of_batch(lambda d, id_: d.table.set_once(id_, "ended_at", NOW + 9)),
@@ -228,6 +228,7 @@ CASES: dict[str, Callable[[Deployment], Operation[Case]]] = {
     "give_turn": of_batch(turning),
     "forget_active": of_batch(lambda d, id_: d.table.forget_active(f"default#{id_}")),
     "put_shard": of_batch(lambda d, id_: d.table.put_shard(Shard(id_, 2, 21, 5, 200, 250))),
+    "forget_shards": of_batch(lambda d, id_: d.table.forget_shards(id_, 1)),
     "claim": of_batch(
         lambda d, id_: d.table.claim(
             id_, 1, owner="me", now=NOW, lease_seconds=LEASE_SECONDS, steal=False

@@ -242,6 +242,18 @@ def test_limits_of_a_deployment_hold_for_files_that_come_after_them(mini: Cloud)
     assert max(shard.num_rows for shard in mini.shards(batch.id)) == 4
 
 
+def test_shards_that_an_earlier_version_has_cut_are_cut_anew(cloud: Cloud) -> None:
+    """Each row stands in one shard, as in a file that no other version has begun to read."""
+    data, table = lines_of(40), cloud.deployment.table
+    expected = read_whole(cloud, cloud.create(data, "input/a.jsonl"), lambda _: None)
+    batch = cloud.create(data, "input/b.jsonl")
+    for number in range(expected.num_shards + 3):
+        start = 5 * number
+        cloud.run(table.put_shard(Shard(batch.id, number, 1 + number, 1, start, start + 5)))
+    batch = read_whole(cloud, batch, lambda _: None)
+    assert rows_in(cloud.shards(batch.id)) == rows_in(cloud.shards(expected.id))
+
+
 def test_a_run_that_hears_of_a_unit_done_rings_for_the_phase_nobody_rang_for(mini: Cloud) -> None:
     """Whoever opened it died before it had rung."""
     batch = mini.create(lines_of(12))
