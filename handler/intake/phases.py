@@ -18,7 +18,7 @@ from handler.log import logger
 from handler.moves.turn import Run
 
 # One run records some 500 a second, and two of them what the table takes for one batch.
-_SHARDS_PER_RECORD = 200_000
+SHARDS_PER_RECORD = 200_000
 
 
 def go_on(run: Run, reading: Reading) -> None:
@@ -45,7 +45,7 @@ def go_on(run: Run, reading: Reading) -> None:
 def records_of(survey: Survey, number: int) -> list[int]:
     """Return the ranges whose shards one unit records."""
     first_shards = survey.first_shards[:-1]
-    return [at for at, first in enumerate(first_shards) if first // _SHARDS_PER_RECORD == number]
+    return [at for at, first in enumerate(first_shards) if first // SHARDS_PER_RECORD == number]
 
 
 def _next_phase(run: Run, reading: Reading) -> Reading | None:
@@ -75,7 +75,7 @@ def _survey(run: Run, reading: Reading) -> Reading:
     units = [Unit(Phase.SEARCH, number) for number in range(survey.num_shares)]
     # The shards of a file that is known to be wrong will never be run.
     if not verdict_of(run.batch, reading, survey.findings, Duplicates()).num_errors:
-        num_records = -(-survey.num_shards // _SHARDS_PER_RECORD)
+        num_records = -(-survey.num_shards // SHARDS_PER_RECORD)
         units += [Unit(Phase.RECORD, number) for number in range(num_records)]
     return reading.in_phase(Phase.SEARCH, units)
 

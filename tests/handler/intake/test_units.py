@@ -225,7 +225,7 @@ def test_shards_are_recorded_by_several_runs_where_they_are_many(
     mini: Cloud, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each takes those of some ranges."""
-    monkeypatch.setattr(phases, "_SHARDS_PER_RECORD", 3)
+    monkeypatch.setattr(phases, "SHARDS_PER_RECORD", 3)
     batch = read_whole(mini, mini.create(lines_of(60)), lambda _: None)
     assert sum(shard.num_rows for shard in mini.shards(batch.id)) == 60
     assert batch.num_shards > 9
