@@ -25,12 +25,14 @@ from pydantic_core import to_json
 from engine.batchfile.duplicates import RECORD_BYTES, DuplicateFinder, count_shares, repeated_in
 from engine.batchfile.forms import Form
 from handler.batch.cutter import ShardLimits
-from handler.batch.intake import RANGE_BYTES, begin_reading
+from handler.batch.intake import MAX_LINES, RANGE_BYTES, begin_reading
 from handler.batch.model import Source
 from handler.intake.phases import SHARDS_PER_RECORD
 from handler.intake.scan import Scanned, Scanner
 from handler.objects.stream import CHUNK_BYTES
 
+# How many the deployment lets run: infra/api/stack.py.
+MAX_INTAKE_RUNS = 50
 _MODEL = "m"
 _MIB = 2**20
 
@@ -98,6 +100,7 @@ def scan_range(line_bytes: int, num_bytes: int, finder: DuplicateFinder) -> Scan
         Lines(line_bytes),
         Source("b", "k", "e", num_bytes),
         ShardLimits(),
+        MAX_LINES,
         {_MODEL: _MODEL},
         None,
         lambda: None,
@@ -158,7 +161,7 @@ class Rates:
 
 @dataclass(frozen=True, slots=True)
 class Intake:
-    """The seconds of each phase of one file, and what of the number of its units follows."""
+    """The seconds of each phase of one file, those of all its runs together, and their price."""
 
     num_ranges: int
     num_shares: int
@@ -168,6 +171,19 @@ class Intake:
     search: float
     conclude: float
     ring: float
+    run_seconds: float
+
+    @property
+    def price(self) -> float:
+        """Return dollars: Lambdas of 2 GB, objects that are read and written, the table's writes.
+
+        Crossing a unit off writes the names of all that are left, of some eleven bytes.
+        """
+        reads = self.num_ranges * (self.num_shares + 3) + self.num_shares
+        puts = 2 * self.num_ranges + self.num_shares
+        writes = self.num_shards + self.num_ranges * self.num_ranges * 11 / 2 / 1024
+        requests = 0.4 * reads + 5 * puts + 0.625 * writes
+        return self.run_seconds * 2 * 0.0000166667 + requests / 1e6
 
     @property
     def total(self) -> float:
@@ -189,15 +205,18 @@ def simulate(num_lines: int, line_bytes: int, num_runs: int, rates: Rates) -> In
     recorded = min(rates.recorded, rates.writes / num_records)
     one_record = num_shards / num_records / recorded
     rung = (num_ranges + num_shares) / 10 * rates.wait_seconds
+    # Messages are sent in the order of their names: shards are recorded first.
+    last = [one_record] * num_records + [one_search] * num_shares
     return Intake(
         num_ranges,
         num_shares,
         num_shards,
         _span([one_scan] * num_ranges, num_runs) + rung,
         rates.reads(num_ranges),
-        _span([one_search] * num_shares + [one_record] * num_records, num_runs),
+        _span(last, num_runs),
         rates.reads(num_shares),
         num_shards / rates.rung,
+        num_ranges * one_scan + sum(last) + num_shards / rates.rung,
     )
 
 
@@ -211,20 +230,16 @@ def _span(units: Iterable[float], num_runs: int) -> float:
 
 def table(rates: Rates, num_runs: int, sizes: Sequence[tuple[int, int]]) -> list[str]:
     """Return a table of files: lines and bytes of one line."""
-    head = (
-        "| lines, bytes of one | ranges | scanned | added up | shares | shards | searched, recorded "
-        "| rung for | minutes |"
-    )
-    lines = [
-        head,
-        "|---|---:|---:|---:|---:|---:|---:|---:|---:|",
-    ]
+    columns = ("ranges", "scanned", "added up", "shares of ids", "shards", "searched and recorded")
+    head = ("lines, bytes of one", *columns, "rung for", "minutes", "price")
+    lines = [f"| {' | '.join(head)} |", "|---|" + "---:|" * (len(head) - 1)]
     for num_lines, line_bytes in sizes:
         one = simulate(num_lines, line_bytes, num_runs, rates)
         lines.append(
             f"| {num_lines:,}, {line_bytes:,} B | {one.num_ranges:,} | {one.scan:,.0f} s | "
             f"{one.survey:,.0f} s | {one.num_shares:,} | {one.num_shards:,} | "
-            f"{one.search + one.conclude:,.0f} s | {one.ring:,.0f} s | {one.total / 60:,.1f} |"
+            f"{one.search + one.conclude:,.0f} s | {one.ring:,.0f} s | {one.total / 60:,.1f} | "
+            f"${one.price:,.2f} |"
         )
     return lines
 
@@ -234,7 +249,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--lines", type=int, help="tell of a file of so many, not of some")
     parser.add_argument("--line-bytes", type=int, default=1000)
-    parser.add_argument("--runs", type=int, default=50)
+    parser.add_argument("--runs", type=int, default=MAX_INTAKE_RUNS)
     parser.add_argument("--range-mib", type=int, default=RANGE_BYTES // _MIB)
     parser.add_argument("--scanned", type=float, help="lines a second of a run, not measured")
     parser.add_argument("--searched", type=float, help="ids a second of a run, not measured")

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import ceil
 
+from bench.intake import MAX_INTAKE_RUNS, Rates, simulate
 from bench.join import Assumed, join, segments_of
 from handler.batch.cutter import ShardLimits
 from handler.batch.parts import SEGMENT_BYTES
@@ -124,19 +125,21 @@ def report(scenario: Scenario, worker: WorkerConfig) -> list[str]:
     first = max(bounded, key=lambda demand: demand.requests / (demand.limit or 1))
     most = (first.limit or 0) / (first.requests / run_seconds) * scenario.num_workers
     stored = scenario.num_lines * scenario.row_bytes
-    intake = scenario.num_lines / scenario.intake_lines_per_second
+    rates = Rates(scenario.intake_lines_per_second, 1_000_000)
+    intake = simulate(scenario.num_lines, scenario.line_bytes, MAX_INTAKE_RUNS, rates)
     joined = join(
         *segments_of(scenario.num_lines, scenario.line_bytes, scenario.row_bytes), Assumed()
     )
-    lambda_price = (intake + joined.seconds) * 2 * 0.0000166667  # 2 GB each
+    join_price = joined.seconds * 2 * 0.0000166667  # 2 GB each
     # As parts, as segments, and as what many segments become on their way to one object.
     times = 3 if joined.num_groups else 2
     lines += [
         f"First limit: {first.name}, at about {most:,.0f} workers on one batch.",
         (
-            f"Intake reads it in {intake / 3600:.1f} h ({ceil(intake / 840)} Lambda runs), "
+            f"Intake reads it in {intake.total / 60:.0f} minutes "
+            f"({intake.num_ranges:,} ranges, {MAX_INTAKE_RUNS} at once): ${intake.price:,.2f}; "
             f"finalize joins it in {joined.seconds / 60:.0f} minutes "
-            f"({ceil(joined.seconds / 840)} runs): ${lambda_price:,.2f}."
+            f"({ceil(joined.seconds / 840)} runs): ${join_price:,.2f}."
         ),
         f"Rows under work/ for three days: ${times * stored / 2**30 * 0.023 / 10:,.2f}.",
         f"All requests: ${sum(demand.requests / 1e6 * demand.price for demand in found):,.2f}.",

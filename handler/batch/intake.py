@@ -12,6 +12,9 @@ from handler.batch.cutter import ShardLimits
 RANGE_BYTES = 256 * 2**20
 # So many ranges at most has a file: those of a longer one are longer.
 _MAX_RANGES = 4096
+# What lines take does not depend on their bytes alone: of so many that are no requests, or blank, a
+# run may have some minutes.
+MAX_LINES = 2**23
 
 
 class Phase(StrEnum):
@@ -28,20 +31,30 @@ class Phase(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Unit:
-    """A piece of work that one run does: the `number`th (from 0) of its phase."""
+    """A piece of work that one run does: the `number`th (from 0) of its phase.
+
+    A range that has very many lines is scanned in parts, one behind the other.
+    """
 
     phase: Phase
     number: int
+    part: int = 0
 
     @classmethod
     def named(cls, name: str) -> Unit:
         """Return the unit of a name; raises ValueError."""
-        phase, _, number = name.partition("-")
-        return cls(Phase(phase), int(number))
+        phase, *numbers = name.split("-")
+        return cls(Phase(phase), *map(int, numbers))
 
     def __str__(self) -> str:
         """Return its name, by which messages and objects know it."""
-        return f"{self.phase}-{self.number}"
+        name = f"{self.phase}-{self.number}"
+        return f"{name}-{self.part}" if self.part else name
+
+    @property
+    def rest(self) -> Unit:
+        """Return the unit that goes on where this one has stopped."""
+        return replace(self, part=self.part + 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,14 +62,16 @@ class Reading:
     """What all runs over a file go by, and which units are `left` of the phase it is in.
 
     `limits` and `range_bytes` are those it was begun with: another version of the deployment may
-    have others. `is_rung` once somebody has rung for all units of the phase. `model` is the file's
-    where ranges are scanned again for it. From `expires` on the table forgets it.
+    have others; so it is with `max_lines`, after which a scan stops. `is_rung` once somebody has
+    rung for all units of the phase. `model` is the file's where ranges are scanned again for it.
+    From `expires` on the table forgets it.
     """
 
     form: Form
     limits: ShardLimits
     range_bytes: int
     num_bytes: int
+    max_lines: int = MAX_LINES
     left: frozenset[str] = field(default_factory=frozenset)
     phase: Phase = Phase.SCAN
     is_rung: bool = False

@@ -60,7 +60,9 @@ class Intake:
     """A batch whose file is to be read: one unit of that work, or what comes next of it."""
 
     batch_id: Annotated[str, Field(min_length=1)]
-    unit: Annotated[str, Field(pattern=r"^((scan|again|search|record)-[0-9]{1,7})?$")] = ""
+    unit: Annotated[
+        str, Field(pattern=r"^((scan|again|search|record)-[0-9]{1,7}(-[0-9]{1,7})?)?$")
+    ] = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -64,6 +64,7 @@ def scanner_of(
         aws,
         batch.source,
         reading.limits,
+        reading.max_lines,
         deployment.models,
         batch.endpoint if is_strict else None,
         look,

@@ -11,7 +11,7 @@ from pydantic import TypeAdapter
 from engine.batchfile.duplicates import Duplicates
 from handler.aws.calls import Operation, T
 from handler.aws.sync import Aws
-from handler.batch.intake import Phase, Unit
+from handler.batch.intake import Phase, Reading, Unit
 from handler.batch.keys import ids_key, intake_key
 from handler.batch.wire import MAX_LISTED_ERRORS
 from handler.deployment import Deployment
@@ -36,19 +36,19 @@ class Found:
         self._batch_id = batch_id
 
     def put_ids(self, unit: Unit, ids: IO[bytes]) -> Operation[None]:
-        """Keep the ids of a range."""
+        """Keep the ids that a scan has seen."""
         return self._bucket.put(ids_key(self._batch_id, str(unit)), ids, _BYTES)
 
     def get_ids(self, unit: Unit, start: int, end: int) -> Operation[bytes]:
-        """Return some bytes of the ids of a range."""
+        """Return some bytes of the ids of a scan."""
         return self._bucket.get_range(ids_key(self._batch_id, str(unit)), start, end)
 
     def put_scanned(self, unit: Unit, scanned: Scanned) -> Operation[None]:
-        """Keep what a range has shown."""
+        """Keep what a scan has shown."""
         return self._put(str(unit), _SCANNED.dump_json(scanned))
 
     def get_scanned(self, unit: Unit) -> Operation[Scanned]:
-        """Return what a range has shown."""
+        """Return what a scan has shown."""
         return self._get(_SCANNED, str(unit))
 
     def put_survey(self, survey: Survey, places: Places) -> Operation[None]:
@@ -98,24 +98,31 @@ def each(
 
 
 def all_scanned(
-    aws: Aws, found: Found, num_ranges: int, model: str | None, look: Callable[[], None]
-) -> Iterator[Scanned]:
-    """Yield what the ranges have shown, in order.
+    aws: Aws, found: Found, reading: Reading, look: Callable[[], None]
+) -> Iterator[tuple[Unit, Scanned]]:
+    """Yield the scans of a file with what they have shown, in its order.
 
-    With `model` those that took another for the file's are as they were found when scanned again.
+    Those that took another model for the file's, where that is known, are as they were found again.
     """
-    for some in _some_at_once(num_ranges):
-        look()
-        scanned = aws.run_all(found.get_scanned(Unit(Phase.SCAN, number)) for number in some)
-        wrong = [
-            at
-            for at, one in enumerate(scanned)
-            if model and one.findings.model not in {None, model}
-        ]
-        right = aws.run_all(found.get_scanned(Unit(Phase.AGAIN, some[at])) for at in wrong)
-        for at, again in zip(wrong, right, strict=True):
-            scanned[at] = replace(scanned[at], findings=again.findings)
-        yield from scanned
+
+    def read(number: int) -> Operation[Scanned]:
+        return found.get_scanned(Unit(Phase.SCAN, number))
+
+    for number, first in enumerate(each(aws, read, reading.num_ranges, look)):
+        unit, scanned = Unit(Phase.SCAN, number), first
+        yield unit, _right(aws, found, unit, scanned, reading.model)
+        while scanned.end is not None:
+            look()
+            unit = unit.rest
+            scanned = aws.run(found.get_scanned(unit))
+            yield unit, _right(aws, found, unit, scanned, reading.model)
+
+
+def _right(aws: Aws, found: Found, unit: Unit, scanned: Scanned, model: str | None) -> Scanned:
+    if model is None or scanned.findings.model in {None, model}:
+        return scanned
+    again = aws.run(found.get_scanned(replace(unit, phase=Phase.AGAIN)))
+    return replace(scanned, findings=again.findings)
 
 
 def all_duplicates(aws: Aws, found: Found, num_shares: int, look: Callable[[], None]) -> Duplicates:

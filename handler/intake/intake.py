@@ -19,7 +19,7 @@ from handler.aws.items import dump, load
 from handler.aws.queues import intake_message
 from handler.aws.sync import Aws
 from handler.batch.check import Verdict
-from handler.batch.intake import Reading, begin_reading
+from handler.batch.intake import Phase, Reading, Unit, begin_reading
 from handler.batch.keys import plain_key
 from handler.batch.model import Batch, Conversion
 from handler.batch.states import Status
@@ -45,6 +45,7 @@ from handler.objects.stream import CHUNK_BYTES
 # What is no longer is taken in where it is heard of: to ring for another run would take longer.
 SHORT_BYTES = CHUNK_BYTES
 _AFTER_SECONDS = TURN_SECONDS + 5
+_FIRST = str(Unit(Phase.SCAN, 0))
 
 
 def take_in(
@@ -105,10 +106,10 @@ def _go_on(run: Run, chunk_bytes: int, *, is_patient: bool) -> None:
         with reading_input():
             form = _plain(run, is_patient=is_patient)
         reading = _begin(run, form)
-        if reading.num_ranges > 1:
+        # Of no file whose units somebody has rung for, or that has come further.
+        is_short = reading.num_ranges == 1 and not reading.is_rung and _FIRST in reading.left
+        if not (is_short and _take_in_at_once(run, reading, chunk_bytes)):
             go_on(run, reading)
-        else:
-            _take_in_at_once(run, reading, chunk_bytes)
     except FileRefused as exc:
         fail(run.aws, run.deployment, batch, exc.verdict, run.now())
 
@@ -154,15 +155,20 @@ def _begin(run: Run, form: Form) -> Reading:
     return run.aws.run(run.deployment.readings.begin_reading(batch.id, reading))
 
 
-def _take_in_at_once(run: Run, reading: Reading, chunk_bytes: int) -> None:
-    """Bring a file of one range through; a run that dies has left nothing that counts."""
+def _take_in_at_once(run: Run, reading: Reading, chunk_bytes: int) -> bool:
+    """Bring a file of one range through; a run that dies has left nothing that counts.
+
+    False for one that has too many lines for a run: then nothing is done.
+    """
     aws, deployment, batch = run.aws, run.deployment, run.batch
     scanner = scanner_of(aws, deployment, batch, reading, look=run.stay, chunk_bytes=chunk_bytes)
     survey = Survey()
     with DuplicateFinder() as finder:
         with reading_input():
             scanned = scanner.scan(reading.range_of(0), finder)
-            survey.add(scanned)
+            if scanned.end is not None:
+                return False
+            survey.add(Unit(Phase.SCAN, 0), scanned)
         duplicates = finder.find(MAX_LISTED_ERRORS, run.stay)
     verdict = verdict_of(batch, reading, survey.findings, duplicates)
     if verdict.num_errors:
@@ -174,3 +180,4 @@ def _take_in_at_once(run: Run, reading: Reading, chunk_bytes: int) -> None:
         shards_of(batch.id, scanned.cuts, first=0, shift=0, expires=batch.expires),
     )
     let_run(aws, deployment, batch, survey, run.now())
+    return True

@@ -7,6 +7,8 @@ done when it died is done by the next run that hears of the batch.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from engine.batchfile.duplicates import Duplicates
 from handler.aws.queues import tens
 from handler.batch.intake import Phase, Reading, Unit
@@ -43,7 +45,7 @@ def go_on(run: Run, reading: Reading) -> None:
 
 
 def records_of(survey: Survey, number: int) -> list[int]:
-    """Return the ranges whose shards one unit records."""
+    """Return the scans whose shards one unit records, by their places in the file."""
     first_shards = survey.first_shards[:-1]
     return [at for at, first in enumerate(first_shards) if first // SHARDS_PER_RECORD == number]
 
@@ -57,18 +59,18 @@ def _next_phase(run: Run, reading: Reading) -> Reading | None:
 
 
 def _survey(run: Run, reading: Reading) -> Reading:
-    """Put together what all ranges have shown, and return what is to be done then."""
+    """Put together what all scans have shown, and return what is to be done then."""
     found = Found(run.deployment, run.batch.id)
-    survey, places = Survey(), Places(reading.num_ranges)
+    survey, places = Survey(), Places()
     models: list[str | None] = []
-    scans = all_scanned(run.aws, found, reading.num_ranges, reading.model, run.stay)
-    for number, scanned in enumerate(scans):
+    for unit, scanned in all_scanned(run.aws, found, reading, run.stay):
         with reading_input():
-            survey.add(scanned)
-        places.set(number, scanned.ids)
+            survey.add(unit, scanned)
+        places.add(scanned.ids)
         models.append(scanned.findings.model)
     if again := of_another_model(models):
-        units = [Unit(Phase.AGAIN, number) for number in again]
+        wrong = [Unit.named(survey.scans[number]) for number in again]
+        units = [replace(unit, phase=Phase.AGAIN) for unit in wrong]
         return reading.in_phase(Phase.AGAIN, units, survey.findings.model)
     run.keep_turn()
     run.aws.run(found.put_survey(survey, places))

@@ -21,6 +21,6 @@ def ring_again(
 ) -> Operation[None]:
     """Ring for what is left of a batch that is validating, for `limit` units of it at most."""
     yield from deployment.intake.send(intake_message(batch.id), group=batch.tenant)
-    if reading is not None and reading.num_ranges > 1:
+    if reading is not None and (reading.is_rung or reading.num_ranges > 1):
         for messages in tens(list(unit_messages(batch, reading))[:limit]):
             yield from deployment.intake.send_all(messages, group=batch.tenant)

@@ -35,14 +35,16 @@ class Scanned:
     """What a range has shown; lines of its errors, too, are local ones.
 
     `last_line` is the number of the last line that has ended, or in which the range lies.
-    `ids` are how many ids each partition has. `endless` is a line longer than any file may have:
-    what is behind it was not read.
+    `ids` are how many ids each partition has. `end` is the byte at which the next part of the range
+    begins, where it has more lines than one run looks at. `endless` is a line longer than any file
+    may have: what is behind it was not read.
     """
 
     last_line: int = 0
     findings: Findings = field(default_factory=Findings)
     cuts: list[Cut] = field(default_factory=list)
     ids: list[int] = field(default_factory=list)
+    end: int | None = None
     endless: int | None = None
 
 
@@ -56,6 +58,7 @@ class Scanner:
     aws: Opener
     source: Source
     limits: ShardLimits
+    max_lines: int
     models: Mapping[str, str]
     endpoint: str | None
     look: Callable[[], None]
@@ -79,7 +82,14 @@ class Scanner:
             if lines.num_lines or not start:
                 refuse_endless(lines.num_lines + 1, lines.tell() - lines.end)
 
-        lines = LineStream(stream, start=begin, stop=end, look=look, chunk_bytes=self.chunk_bytes)
+        lines = LineStream(
+            stream,
+            start=begin,
+            stop=end,
+            max_lines=self.max_lines,
+            look=look,
+            chunk_bytes=self.chunk_bytes,
+        )
         try:
             if not start or _skip_line(lines, end):
                 self._read(lines, 2 if start else 1, scanned, finder)
@@ -87,6 +97,8 @@ class Scanner:
             scanned.endless = exc.number
         finally:
             stream.close()
+        if lines.num_lines >= self.max_lines and lines.end < end:
+            scanned.end = lines.end
         scanned.last_line = max(lines.num_lines, 1 if start else 0)
         return scanned
 

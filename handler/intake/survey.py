@@ -1,6 +1,6 @@
-"""A whole file, from what its ranges have shown: numbers of lines and shards, models, places.
+"""A whole file, from what its scans have shown: numbers of lines and shards, models, places.
 
-Pure: ranges come in their order, as values.
+Pure: scans come in their order, as values.
 """
 
 from __future__ import annotations
@@ -8,10 +8,12 @@ from __future__ import annotations
 from array import array
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import accumulate
 
 from engine.batchfile.duplicates import NUM_PARTITIONS, RECORD_BYTES, Share, count_shares
 from engine.batchfile.lines import endless
 from handler.batch.check import Findings
+from handler.batch.intake import Unit
 from handler.batch.model import Shard
 from handler.batch.wire import MAX_LISTED_ERRORS
 from handler.intake.scan import Cut, Scanned
@@ -21,11 +23,13 @@ from handler.intake.scan import Cut, Scanned
 class Survey:
     """What is known of a file as a whole.
 
-    To a local line number of range `r` is added `shifts[r]`; its first shard is `first_shards[r]`,
-    of which the last entry counts all. `num_ids` are those that are searched for repeated ones.
+    `scans` are the units that scanned it, in its order. To a local line number of the `n`th is
+    added `shifts[n]`; its first shard is `first_shards[n]`, of which the last entry counts all.
+    `num_ids` are those that are searched for repeated ones.
     """
 
     findings: Findings = field(default_factory=Findings)
+    scans: list[str] = field(default_factory=list)
     shifts: list[int] = field(default_factory=list)
     first_shards: list[int] = field(default_factory=lambda: [0])
     num_ids: int = 0
@@ -41,12 +45,13 @@ class Survey:
         """Return into how many shares the search for repeated ids is divided."""
         return count_shares(self.num_ids)
 
-    def add(self, scanned: Scanned) -> None:
-        """Take the next range of the file; FormError for one with a line that never ends."""
+    def add(self, unit: Unit, scanned: Scanned) -> None:
+        """Take what the next scan has shown; FormError for one with a line that never ends."""
         # Line 1 of any range but the first is the last one of those before.
         shift = self.num_lines - 1 if self.shifts else 0
         if scanned.endless is not None:
             raise endless(scanned.endless + shift)
+        self.scans.append(str(unit))
         self.shifts.append(shift)
         self.num_lines = shift + scanned.last_line
         self.first_shards.append(self.num_shards + len(scanned.cuts))
@@ -67,7 +72,7 @@ class Survey:
 
 
 def of_another_model(models: Iterable[str | None]) -> list[int]:
-    """Return the ranges that took another model for the file's, which is the first one's."""
+    """Return which of the scans took another model for the file's, which is the first one's."""
     numbered = [(number, model) for number, model in enumerate(models) if model is not None]
     return [number for number, model in numbered if model != numbered[0][1]]
 
@@ -75,7 +80,7 @@ def of_another_model(models: Iterable[str | None]) -> list[int]:
 def shards_of(
     batch_id: str, cuts: Iterable[Cut], *, first: int, shift: int, expires: int | None
 ) -> Iterator[Shard]:
-    """Yield the shards of a range, the first of which has a number in the file."""
+    """Yield the shards of a scan, the first of which has a number in the file."""
     for number, cut in enumerate(cuts, first):
         yield Shard(
             batch_id,
@@ -89,35 +94,32 @@ def shards_of(
 
 
 class Places:
-    """Where each partition of ids begins in the object of each range, partition by partition.
+    """Where each partition of ids begins in the object of each scan, partition by partition.
 
     So whoever searches a share reads of it no more than it needs.
     """
 
-    def __init__(self, num_ranges: int) -> None:
-        self._num_ranges = num_ranges
-        self._starts = array("Q", bytes(8 * num_ranges * (NUM_PARTITIONS + 1)))
+    def __init__(self) -> None:
+        self._starts: list[array[int]] = []
 
-    def set(self, number: int, counts: Sequence[int]) -> None:
-        """Take how many ids each partition of a range has."""
-        start = 0
-        for partition in range(NUM_PARTITIONS + 1):
-            self._starts[partition * self._num_ranges + number] = start
-            if partition < len(counts):
-                start += counts[partition] * RECORD_BYTES
+    def add(self, counts: Sequence[int]) -> None:
+        """Take how many ids each partition of the next scan has."""
+        sizes = (count * RECORD_BYTES for count in counts)
+        self._starts.append(array("Q", accumulate(sizes, initial=0)))
 
     def dump(self) -> bytes:
         """Return them as bytes, for `rows_of`."""
-        return self._starts.tobytes()
+        rows = range(NUM_PARTITIONS + 1)
+        return b"".join(array("Q", (each[row] for each in self._starts)).tobytes() for row in rows)
 
 
-def bytes_of(share: Share, num_ranges: int) -> tuple[int, int]:
+def bytes_of(share: Share, num_scans: int) -> tuple[int, int]:
     """Return which bytes of `Places.dump` tell of a share: the first, and the one behind."""
-    row = 8 * num_ranges
+    row = 8 * num_scans
     return share.first * row, (share.end + 1) * row
 
 
-def rows_of(data: bytes, num_ranges: int) -> list[array[int]]:
-    """Return those bytes as lists: of each partition, and one more, where it begins by range."""
+def rows_of(data: bytes, num_scans: int) -> list[array[int]]:
+    """Return those bytes as lists: of each partition, and one more, where it begins by scan."""
     starts = array("Q", data)
-    return [starts[first : first + num_ranges] for first in range(0, len(starts), num_ranges)]
+    return [starts[first : first + num_scans] for first in range(0, len(starts), num_scans)]

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from tempfile import TemporaryFile
 
 from engine.batchfile.duplicates import DuplicateFinder
-from handler.aws.queues import advance_message
+from handler.aws.calls import Operation
+from handler.aws.queues import advance_message, intake_message
 from handler.aws.sync import Aws
 from handler.batch.intake import Phase, Reading, Unit
 from handler.batch.model import Batch
@@ -77,7 +78,7 @@ class _Work:
         """Do a unit unless that was done, and say whether somebody has to go on from there."""
         deployment, batch = self.deployment, self.batch
         reading = self.aws.run(deployment.readings.get_reading(batch.id))
-        if reading is None or reading.num_ranges == 1:
+        if reading is None:
             return True
         if str(unit) not in reading.left:
             # Perhaps by a run that died before it had rung for the next ones.
@@ -120,20 +121,30 @@ class _Work:
             chunk_bytes=self.chunk_bytes,
         )
         with DuplicateFinder() as finder, TemporaryFile() as saved:
+            span = self.aws.run(_span(found, unit, reading))
             with reading_input():
-                scanned = scanner.scan(reading.range_of(unit.number), finder, reading.model)
+                scanned = scanner.scan(span, finder, reading.model)
             if unit.phase is Phase.SCAN:
                 scanned.ids = finder.save(saved)
                 saved.seek(0)
                 self.aws.run(found.put_ids(unit, saved))
         self.aws.run(found.put_scanned(unit, scanned))
+        if unit.phase is Phase.SCAN and scanned.end is not None:
+            self._leave(unit.rest)
+
+    def _leave(self, unit: Unit) -> None:
+        """See that another run goes on with a range."""
+        batch, deployment = self.batch, self.deployment
+        self.aws.run(deployment.readings.add_unit(batch.id, unit))
+        message = intake_message(batch.id, str(unit))
+        self.aws.run(deployment.intake.send(message, group=batch.tenant))
 
     def _record(self, unit: Unit) -> None:
         found = Found(self.deployment, self.batch.id)
         survey = self.aws.run(found.get_survey())
         for number in records_of(survey, unit.number):
             self._look()
-            scanned = self.aws.run(found.get_scanned(Unit(Phase.SCAN, number)))
+            scanned = self.aws.run(found.get_scanned(Unit.named(survey.scans[number])))
             shards = shards_of(
                 self.batch.id,
                 scanned.cuts,
@@ -153,3 +164,16 @@ class _Work:
             raise TurnLost(f"{self.batch.id} is no longer validating")
         if batch.expires_at <= self.now():
             raise TurnLost(f"the window of {batch.id} has ended")
+
+
+def _span(found: Found, unit: Unit, reading: Reading) -> Operation[tuple[int, int]]:
+    """Return which bytes a scan goes through: a range, or what the part before has left of it."""
+    start, end = reading.range_of(unit.number)
+    scan = replace(unit, phase=Phase.SCAN)
+    if unit.part:
+        before = yield from found.get_scanned(replace(scan, part=unit.part - 1))
+        start = before.end if before.end is not None else end
+    if unit.phase is Phase.AGAIN:
+        first = yield from found.get_scanned(scan)
+        end = first.end if first.end is not None else end
+    return start, end

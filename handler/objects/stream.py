@@ -105,7 +105,8 @@ class LineStream:
     r"""Reads a stream line by line and tells where each line stands.
 
     It begins at byte `start` and ends before the first line that begins at byte `stop` or behind
-    it. `look` is called before each chunk is read; what it raises passes through.
+    it, or after `max_lines` whole lines. `look` is called before each chunk is read; what it raises
+    passes through.
     """
 
     def __init__(
@@ -114,6 +115,7 @@ class LineStream:
         *,
         start: int = 0,
         stop: float = math.inf,
+        max_lines: float = math.inf,
         look: Callable[[], None] = lambda: None,
         chunk_bytes: int = CHUNK_BYTES,
     ) -> None:
@@ -122,6 +124,7 @@ class LineStream:
         self.line_start = start  # of the line that was read last, whole or not
         self._stream = stream
         self._stop = stop
+        self._max_lines = max_lines
         self._look = look
         self._chunk_bytes = chunk_bytes
         self._chunk = b""
@@ -136,7 +139,9 @@ class LineStream:
     def readline(self, size: int, /) -> bytes:
         r"""Return the bytes up to and with the next `\n`, at most `size`; none at the end."""
         position = self._position
-        if self.end >= self._stop and self.tell() == self.end:
+        if (
+            self.end >= self._stop or self.num_lines >= self._max_lines
+        ) and self.tell() == self.end:
             return b""
         after = self._chunk.find(b"\n", position, position + size) + 1
         if after:

@@ -51,6 +51,23 @@ class ReadingStore(Store):
         )
         return load(Reading, from_item(response["Attributes"]))
 
+    def add_unit(self, batch_id: str, unit: Unit) -> Operation[None]:
+        """Note a unit that is to be done before the phase it belongs to ends."""
+        yield Call(
+            "dynamodb",
+            "update_item",
+            {
+                "TableName": self.name,
+                "Key": to_item(_key(batch_id)),
+                "UpdateExpression": "ADD #left :units",
+                "ExpressionAttributeNames": {"#left": "left", "#phase": "phase"},
+                "ConditionExpression": "#phase = :phase",
+                "ExpressionAttributeValues": to_item(
+                    {":units": {str(unit)}, ":phase": str(unit.phase)}
+                ),
+            },
+        )
+
     def open_phase(self, batch_id: str, reading: Reading, phase: Phase) -> Operation[Reading]:
         """Go on to a phase from `phase`, or return what there is if another run has."""
         put = {

@@ -5,11 +5,14 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
+from engine.batchfile.forms import Form
 from handler.aws.queues import intake_message
+from handler.batch.intake import begin_reading
 from handler.batch.model import Batch, Shard
 from handler.batch.states import Status
 from handler.errors import AwsError
@@ -17,7 +20,7 @@ from handler.intake import phases
 from handler.intake.events import Intake
 from handler.intake.units import work_on
 from handler.moves.cancel import cancel
-from tests.emulators import Emulator
+from tests.emulators import MODEL, Emulator
 from tests.handler.intake.rig import Cloud, line_of, lines_of, plenty
 from tests.handler.killing import Killed
 
@@ -101,6 +104,25 @@ def test_a_range_that_began_with_another_model_is_scanned_again(ministack: Emula
     assert [error.line for error in batch.errors] == list(range(13, 25))
     words = "the model is 'b', but the file began with 'a': make a file for each model"
     assert {error.message for error in batch.errors} == {words}
+
+
+@pytest.mark.parametrize("range_bytes", [3000, 100_000], ids=["ranges", "one range"])
+def test_a_range_of_very_many_lines_is_scanned_in_parts(mini: Cloud, range_bytes: int) -> None:
+    """However short they are: no run has more than it can do. A model is that of the first line."""
+    good, other = lines_of(30), line_of("b", body={"model": "other"}) + b"\n"
+    short = mini.having(
+        range_bytes=range_bytes, model_aliases={}, work_queues={MODEL: "q", "other": "q"}
+    )
+    batch = mini.create(b"\n" * 40 + good + b"\n" * 40 + other)
+    reading = begin_reading(
+        Form(), short.deployment.settings.shard_limits, batch.source.num_bytes, range_bytes, None
+    )
+    begun = replace(reading, max_lines=9)
+    mini.run(mini.deployment.readings.begin_reading(batch.id, begun))
+    batch = read_whole(short, batch, lambda _: None)
+    [error] = batch.errors
+    assert (error.code, error.line) == ("model_mismatch", 111)
+    assert f"began with '{MODEL}'" in error.message
 
 
 @pytest.mark.parametrize("seed", range(3))
