@@ -14,8 +14,11 @@ from uuid import uuid4
 
 import pytest
 
+from engine.batchfile.forms import Form
 from handler.aws.calls import Operation, T
 from handler.aws.stores.drops import Arrival
+from handler.batch.cutter import ShardLimits
+from handler.batch.intake import Phase, Unit, begin_reading
 from handler.batch.model import Batch, File, Progress, Shard, Upload
 from handler.batch.parts import FinishedRow, PartIndex, encode_part
 from handler.batch.states import Status
@@ -208,6 +211,24 @@ def of_upload(
     return case
 
 
+READING = begin_reading(Form(), ShardLimits(), 25, 10, None)
+SCAN = Unit(Phase.SCAN, 0)
+
+
+def of_reading(
+    act: Callable[[Deployment, str], Operation[Any]],
+) -> Callable[[Deployment], Operation[Case]]:
+    """Return the case of an operation on how far intake has come with a file of three ranges."""
+
+    def prepare(deployment: Deployment) -> Operation[Case]:
+        name = f"batch_{uuid4().hex}"
+        yield from deployment.readings.begin_reading(name, READING)
+        look = deployment.readings.get_reading
+        return Case(lambda: act(deployment, name), lambda: look(name))
+
+    return prepare
+
+
 CASES: dict[str, Callable[[Deployment], Operation[Case]]] = {
     "create_batch": creating,
     "create_drop": dropping,
@@ -227,6 +248,15 @@ CASES: dict[str, Callable[[Deployment], Operation[Case]]] = {
     "keep_turn": of_batch(keeping),
     "give_turn": of_batch(turning),
     "forget_active": of_batch(lambda d, id_: d.table.forget_active(f"default#{id_}")),
+    "begin_reading": of_reading(lambda d, id_: d.readings.begin_reading(id_, READING)),
+    "cross_off": of_reading(lambda d, id_: d.readings.cross_off(id_, SCAN)),
+    "add_unit": of_reading(lambda d, id_: d.readings.add_unit(id_, SCAN.rest)),
+    "note_rung": of_reading(lambda d, id_: d.readings.note_rung(id_, Phase.SCAN)),
+    "open_phase": of_reading(
+        lambda d, id_: d.readings.open_phase(
+            id_, READING.in_phase(Phase.SEARCH, [Unit(Phase.SEARCH, 0)]), Phase.SCAN
+        )
+    ),
     "put_shard": of_batch(lambda d, id_: d.table.put_shard(Shard(id_, 2, 21, 5, 200, 250))),
     "forget_shards": of_batch(lambda d, id_: d.table.forget_shards(id_, 1)),
     "claim": of_batch(

@@ -8,10 +8,10 @@ from typing import Any
 from uuid import uuid4
 
 import pytest
-from pydantic_core import to_json
+from pydantic_core import from_json, to_json
 
 from handler.aws.calls import Call
-from handler.aws.queues import advance_message, shard_message
+from handler.aws.queues import advance_message, intake_message, shard_message
 from handler.aws.sync import Aws
 from handler.batch.states import Status
 from handler.control.bury import PATIENCE_SECONDS, bury
@@ -81,6 +81,23 @@ def test_a_file_that_cannot_be_read_for_hours_fails(mini: Cloud) -> None:
     assert drop.batch.status is Status.FAILED
     assert [error.code for error in drop.batch.errors] == ["internal_error"]
     assert drop.report()["errors"]["data"][0]["code"] == "internal_error"
+
+
+def test_a_unit_of_a_file_is_tried_again_until_it_has_failed_for_hours(mini: Cloud) -> None:
+    """As any message about the file: none of it is done while one unit is not."""
+    drop = mini.drop(4)
+    unit = intake_message(drop.id, "scan-1")
+    [sent] = [
+        call.arguments
+        for call in _recorded(
+            mini.aws, bury(mini.deployment, to_json(unit).decode(), int(time.time()))
+        )
+        if call.method == "send_message"
+    ]
+    assert (from_json(sent["MessageBody"]), sent["DelaySeconds"]) == (unit, 300)
+    assert sent["QueueUrl"] == mini.deployment.intake.url
+    dead(mini, unit, later=PATIENCE_SECONDS)
+    assert drop.batch.status is Status.FAILED
 
 
 def test_an_outage_fails_no_file(mini: Cloud) -> None:
