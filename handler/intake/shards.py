@@ -60,7 +60,7 @@ class ShardWriter:
 
 
 def record(aws: Aws, deployment: Deployment, shards: Iterable[Shard]) -> None:
-    """Record planned shards, several at once; those that are there already stay as they are."""
+    """Record planned shards, several at once; those that were begun stay as they are."""
     with ShardWriter(lambda shard: aws.run(deployment.table.put_shard(shard))) as writer:
         for shard in shards:
             writer.write(shard)

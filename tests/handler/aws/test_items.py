@@ -15,6 +15,7 @@ from handler.batch.model import Batch, File, Progress, Shard
 
 PLAIN: dict[Any, st.SearchStrategy[Any]] = {
     NoneType: st.none(),
+    bool: st.booleans(),
     int: st.integers(0, 2**63),
     float: st.floats(0, 1e15).filter(lambda number: number == 0 or number > 1e-100),
     # An empty string is one, and nulls, quotes and what is beyond 16 bits are letters.

@@ -14,7 +14,9 @@ from handler.batch.fleet import FleetPlan
 @pytest.mark.parametrize("count", [0, 1, 23])
 def test_plans_are_read_page_by_page(count: int) -> None:
     """All below the path are read, and nothing beside it."""
-    plans = [FleetPlan(f"m{n}", "ecs", f"r:{n}", n, 60, {"a": [n]}) for n in range(1, count + 1)]
+    plans = [
+        FleetPlan(f"m{n}", "ecs", f"r:{n}", n, 60, means={"a": [n]}) for n in range(1, count + 1)
+    ]
     with mock_aws():
         ssm = boto3.client("ssm", region_name="us-east-1")
         for plan in plans:
