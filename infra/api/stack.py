@@ -29,9 +29,9 @@ _INPUT, _WORK = "input/", "work/"
 _UPLOADS = "work/uploads/"
 # What clients upload by the API lies beside what they get by it.
 _RESULTS = ("output/", "files/")
-# Results that are joined, and ranges of files that are read, at once; more wait in their queues.
-_MAX_CONTROL_RUNS = 10
-_MAX_INTAKE_RUNS = 50
+# Results that are joined, webhooks that are told, ranges of files that are read: so many of each
+# queue at once, and more wait. Few runs of control would let hanging webhooks hold up cancels.
+_MAX_RUNS = 50
 _DEAD_LETTER_SECONDS = 60
 _REAPER_MINUTES = 1
 _ERROR_MINUTES = 15
@@ -85,7 +85,7 @@ class ApiStack(Stack):
                 may.tag_objects(data, "files/"),
             ],
         )
-        self._feed(control, data.doorbells.control, max_concurrency=_MAX_CONTROL_RUNS)
+        self._feed(control, data.doorbells.control, max_concurrency=_MAX_RUNS)
         return control
 
     def _add_intake(self) -> Function:
@@ -110,7 +110,7 @@ class ApiStack(Stack):
                 may.resume_uploads(data, _WORK),
             ],
         )
-        self._feed(intake, data.doorbells.intake, max_concurrency=_MAX_INTAKE_RUNS)
+        self._feed(intake, data.doorbells.intake, max_concurrency=_MAX_RUNS)
         return intake
 
     def _add_reaper(self) -> Function:

@@ -193,7 +193,7 @@ def test_logs_are_lines_of_json_and_go(
 @pytest.mark.parametrize(
     ("name", "queue", "runs"),
     [
-        ("Control", "DoorbellsControl", 10),
+        ("Control", "DoorbellsControl", 50),
         ("Intake", "DoorbellsIntake", 50),
         ("DeadLetters", "DoorbellsDeadLetters", 5),
     ],

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 from handler.aws.calls import Call, Operation
 from handler.aws.items import dump, from_item, load, to_item
 from handler.aws.stores.store import Store, condition, nothing_there
@@ -16,15 +19,7 @@ class ReadingStore(Store):
 
     def begin_reading(self, batch_id: str, reading: Reading) -> Operation[Reading]:
         """Record the beginning, or return what there is already."""
-        put = {"TableName": self.name, "Item": _item(batch_id, reading), **nothing_there()}
-        try:
-            yield Call("dynamodb", "put_item", put)
-        except ConditionFailed:
-            there = yield from self.get_reading(batch_id)
-            if there is None:
-                raise
-            return there
-        return reading
+        return (yield from self._put_if(batch_id, reading, nothing_there()))
 
     def get_reading(self, batch_id: str) -> Operation[Reading | None]:
         """Return how far intake has come, None where it has not begun."""
@@ -70,19 +65,8 @@ class ReadingStore(Store):
 
     def open_phase(self, batch_id: str, reading: Reading, phase: Phase) -> Operation[Reading]:
         """Go on to a phase from `phase`, or return what there is if another run has."""
-        put = {
-            "TableName": self.name,
-            "Item": _item(batch_id, reading),
-            **condition("#phase = :phase", {":phase": str(phase)}),
-        }
-        try:
-            yield Call("dynamodb", "put_item", put)
-        except ConditionFailed:
-            there = yield from self.get_reading(batch_id)
-            if there is None:
-                raise
-            return there
-        return reading
+        still = condition("#phase = :phase", {":phase": str(phase)})
+        return (yield from self._put_if(batch_id, reading, still))
 
     def note_rung(self, batch_id: str, phase: Phase) -> Operation[None]:
         """Note that all units of a phase were rung for, unless it is over by now."""
@@ -92,6 +76,20 @@ class ReadingStore(Store):
             )
         except ConditionFailed:
             return
+
+    def _put_if(
+        self, batch_id: str, reading: Reading, required: Mapping[str, Any]
+    ) -> Operation[Reading]:
+        """Put it under a condition, or return what there is where that does not hold."""
+        put = {"TableName": self.name, "Item": _item(batch_id, reading), **required}
+        try:
+            yield Call("dynamodb", "put_item", put)
+        except ConditionFailed:
+            there = yield from self.get_reading(batch_id)
+            if there is None:
+                raise
+            return there
+        return reading
 
 
 def _key(batch_id: str) -> dict[str, object]:
