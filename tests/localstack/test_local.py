@@ -95,6 +95,7 @@ def test_a_file_for_another_service_runs_as_it_is(cloud: LocalCloud) -> None:
     assert [row["response"]["body"]["model"] for row in rows] == names
 
 
+@pytest.mark.long  # who replaces it comes within a minute; tests of scaling kill one, too
 def test_a_cloud_outlives_its_worker(cloud: LocalCloud) -> None:
     """Killed while it waits for work, it is replaced by another one when there is some."""
     cloud.run_file("before", EXAMPLE, seconds=SECONDS, show=lambda _: None)

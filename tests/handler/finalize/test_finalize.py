@@ -173,7 +173,9 @@ def test_a_repeated_message_changes_nothing(mini: Cloud) -> None:
     assert mini.messages() == []
 
 
-@pytest.mark.parametrize("status", [Status.FINALIZING, Status.CANCELLING])
+@pytest.mark.parametrize(
+    "status", [Status.FINALIZING, pytest.param(Status.CANCELLING, marks=pytest.mark.long)]
+)
 def test_a_run_may_die_at_any_moment(mini: Cloud, status: Status) -> None:
     """Killed between any two of its requests, another run ends in the very same state."""
     outcome = {"outcome": "expired"} if status is Status.FINALIZING else {}
