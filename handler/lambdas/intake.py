@@ -6,14 +6,13 @@ from collections.abc import Callable
 from functools import cache
 from typing import Any
 
-from aws_lambda_powertools.utilities.data_classes.sqs_event import SQSRecord
 from aws_lambda_powertools.utilities.typing import LambdaContext
 
 from handler.aws.sync import Aws
 from handler.deployment import Deployment, deployment
 from handler.intake.events import Intake, parse_control
 from handler.intake.units import work_on
-from handler.lambdas.messages import deal_with_each, show_again_soon
+from handler.lambdas.messages import deal_in_time
 from handler.log import logger
 
 _aws = cache(Aws)
@@ -23,17 +22,10 @@ _aws = cache(Aws)
 def handler(event: dict[str, Any], context: LambdaContext) -> Any:
     """Deal with the messages of an SQS event; return those that must come again."""
 
-    def time_left() -> float:
-        return context.get_remaining_time_in_millis() / 1000
-
-    def deal_with(body: str) -> None:
+    def act(body: str, time_left: Callable[[], float]) -> None:
         act_on(_aws(), deployment(), body, time_left)
 
-    return deal_with_each(event, context, deal_with, _show_again_soon)
-
-
-def _show_again_soon(record: SQSRecord) -> None:
-    show_again_soon(_aws, lambda: deployment().intake, record)
+    return deal_in_time(event, context, act, _aws, lambda: deployment().intake)
 
 
 def act_on(aws: Aws, deployment: Deployment, body: str, time_left: Callable[[], float]) -> None:

@@ -22,17 +22,31 @@ from handler.metrics import Metric, emit
 _processor = BatchProcessor(event_type=EventType.SQS, raise_on_entire_batch_failure=False)
 
 
-def show_again_soon(aws: Callable[[], Aws], queue: Callable[[], Queue], record: SQSRecord) -> None:
-    """Let a message that failed be seen again in seconds: others wait as long as the longest run.
+def deal_in_time(
+    event: dict[str, Any],
+    context: LambdaContext,
+    act_on: Callable[[str, Callable[[], float]], None],
+    aws: Callable[[], Aws],
+    queue: Callable[[], Queue],
+) -> Mapping[str, Any]:
+    """Deal with each message of a queue by `act_on`, which is told how to ask what time is left.
 
-    That is when it comes where SQS, too, cannot be reached.
+    One that failed is seen again in seconds: others wait as long as the longest run. That is when
+    it comes where SQS, too, cannot be reached.
     """
-    seconds = again_seconds(int(record.attributes.approximate_receive_count))
-    message = Message(record.body, record.receipt_handle)
-    try:
-        aws().run(queue().hide(message, seconds))
-    except AwsError as exc:
-        logger.warning("message stays hidden", message_id=record.message_id, reason=str(exc))
+
+    def time_left() -> float:
+        return context.get_remaining_time_in_millis() / 1000
+
+    def show_again_soon(record: SQSRecord) -> None:
+        seconds = again_seconds(int(record.attributes.approximate_receive_count))
+        message = Message(record.body, record.receipt_handle)
+        try:
+            aws().run(queue().hide(message, seconds))
+        except AwsError as exc:
+            logger.warning("message stays hidden", message_id=record.message_id, reason=str(exc))
+
+    return deal_with_each(event, context, lambda body: act_on(body, time_left), show_again_soon)
 
 
 def deal_with_each(
