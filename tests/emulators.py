@@ -15,9 +15,8 @@ import boto3
 from botocore.config import Config
 from pytest_localstack.session import RunningSession
 
-from handler.aws.calls import Operation
+from handler.aws.calls import Operation, client_options
 from handler.aws.stores.table import Table, id_of_active
-from handler.aws.sync import CONFIG
 from handler.deployment import Deployment
 from handler.settings import read_settings
 from localstack.ministack import environment_for, running_ministack, running_moto
@@ -36,7 +35,7 @@ class Emulator:
     name: str
     endpoint_url: str
 
-    def client(self, service: str, config: Config = CONFIG) -> Any:
+    def client(self, service: str, config: Config | None = None) -> Any:
         """Return a boto3 client of it, as `sync.Aws` takes them."""
         return boto3.client(
             service,
@@ -44,7 +43,7 @@ class Emulator:
             region_name="us-east-1",
             aws_access_key_id="test",
             aws_secret_access_key="test",
-            config=config,
+            config=config or Config(**client_options(service)),
         )
 
     @property

@@ -87,8 +87,9 @@ def _aws_in(region: str | None) -> Aws:
 
     if not region:
         return Aws()
-    is_real = not any(name.startswith("AWS_ENDPOINT_URL") for name in os.environ)
-    far = Config(use_dualstack_endpoint=is_real)  # an endpoint that is given has one address
+    # An endpoint of S3 that is given has one address; those of other services say nothing of it.
+    is_given = {"AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3"} & os.environ.keys()
+    far = Config(use_dualstack_endpoint=not is_given)
     return Aws(
         lambda service, config: aws_client(service, region_name=region, config=config.merge(far))
     )

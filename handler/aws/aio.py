@@ -15,21 +15,18 @@ from botocore.exceptions import BotoCoreError, ClientError
 
 from handler.aws.calls import (
     AGAIN_DELAYS_SECONDS,
-    CLIENT_OPTIONS,
-    OPTIONS_OF_SERVICE,
     WORKER_SERVICES,
     Call,
     Operation,
     Service,
     T,
+    client_options,
     is_to_be_sent_again,
     region,
     spread,
     translate,
 )
 from handler.errors import AwsError
-
-CONFIG = AioConfig(**CLIENT_OPTIONS)
 
 
 class AioAws:
@@ -46,7 +43,7 @@ class AioAws:
                 session.create_client(
                     service,
                     region_name=region(),
-                    config=CONFIG.merge(AioConfig(**OPTIONS_OF_SERVICE.get(service, {}))),
+                    config=AioConfig(**client_options(service)),
                 )
             )
             for service in WORKER_SERVICES

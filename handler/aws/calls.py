@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import random
 from collections.abc import Generator, Mapping
+from copy import deepcopy
 from dataclasses import dataclass
 from typing import Any, Literal, TypeVar, get_args
 
@@ -70,7 +71,7 @@ class Call:
 Operation = Generator[Call, Any, T]
 
 # Of both kinds of clients. What is still refused after these tries is the operation's to handle.
-CLIENT_OPTIONS: Mapping[str, Any] = {
+_CLIENT_OPTIONS: Mapping[str, Any] = {
     "connect_timeout": 5,
     "read_timeout": 25,  # a wait for messages takes up to 20
     "retries": {"mode": "standard", "total_max_attempts": 6},
@@ -83,7 +84,7 @@ _BRIEF: Mapping[str, Any] = {
 }
 # Of single services, over those. A worker that is not started now is started in a minute: those who
 # start them wait for nobody.
-OPTIONS_OF_SERVICE: Mapping[Service, Mapping[str, Any]] = {
+_OPTIONS_OF_SERVICE: Mapping[str, Mapping[str, Any]] = {
     # Urls that are signed name the region's own host, by a signature that every region knows.
     "s3": {
         "signature_version": "s3v4",
@@ -100,6 +101,11 @@ OPTIONS_OF_SERVICE: Mapping[Service, Mapping[str, Any]] = {
 # throttled or met another: nothing was done, and clients do not try those again themselves. Nor do
 # they ask again for what a read of many items has left out.
 AGAIN_DELAYS_SECONDS = (0.05, 0.1, 0.2, 0.4, 0.8, 1.6)
+
+
+def client_options(service: str) -> dict[str, Any]:
+    """Return the options of a service's client, made anew: botocore writes into them."""
+    return deepcopy({**_CLIENT_OPTIONS, **_OPTIONS_OF_SERVICE.get(service, {})})
 
 
 def spread(delay_seconds: float) -> float:

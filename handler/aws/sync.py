@@ -14,20 +14,18 @@ from botocore.exceptions import BotoCoreError, ClientError
 
 from handler.aws.calls import (
     AGAIN_DELAYS_SECONDS,
-    CLIENT_OPTIONS,
-    OPTIONS_OF_SERVICE,
     SERVICES,
     Call,
     Operation,
     Service,
     T,
+    client_options,
     is_to_be_sent_again,
     region,
     spread,
     translate,
 )
 
-CONFIG = Config(**CLIENT_OPTIONS)
 MAX_PRESIGNED_SECONDS = 3600
 _NUM_THREADS = 16
 
@@ -48,7 +46,7 @@ class Clients(Mapping[Service, Any]):
     def __getitem__(self, service: Service) -> Any:
         with self._making:
             if service not in self._made:
-                config = CONFIG.merge(Config(**OPTIONS_OF_SERVICE.get(service, {})))
+                config = Config(**client_options(service))
                 self._made[service] = self._make_client(service, config=config)
             return self._made[service]
 

@@ -210,6 +210,8 @@ def test_weights_of_another_region_are_reached_by_both_kinds_of_addresses(
     for name in [name for name in os.environ if name.startswith("AWS_")]:
         monkeypatch.delenv(name)
     monkeypatch.setenv("AWS_REGION", "eu-west-1")
+    # As the workers of a public network have it: infra/compute/network.py.
+    monkeypatch.setenv("AWS_ENDPOINT_URL_SQS", "https://sqs.eu-west-1.api.aws")
     monkeypatch.setattr("boto3.DEFAULT_SESSION", None)
     assert _aws_in(region).clients["s3"].meta.endpoint_url == f"https://{host}"
 

@@ -7,6 +7,7 @@ from typing import Any
 import boto3
 import httpx
 import pytest
+from botocore.config import Config
 
 from handler.aws.bucket import Bucket
 from handler.aws.sync import MAX_PRESIGNED_SECONDS, Aws
@@ -78,3 +79,18 @@ def test_a_url_gives_one_object_to_whoever_has_it(emulator: Emulator) -> None:
     assert httpx.get(url).content == b"0123456789"
     part = httpx.get(url, headers={"Range": "bytes=2-4"})
     assert (part.status_code, part.content) == (206, b"234")
+
+
+def test_a_client_in_dual_stack_leaves_all_later_ones_as_they_are() -> None:
+    """botocore writes what it resolves into a client's options: those of one are no other's."""
+
+    def endpoint(**options: Any) -> str:
+        def client(service: str, config: Config) -> Any:
+            config = config.merge(Config(**options))
+            return boto3.client(service, region_name="eu-west-1", config=config)
+
+        url: str = Aws(client).clients["s3"].meta.endpoint_url
+        return url
+
+    assert endpoint(use_dualstack_endpoint=True) == "https://s3.dualstack.eu-west-1.amazonaws.com"
+    assert endpoint() == "https://s3.eu-west-1.amazonaws.com"
