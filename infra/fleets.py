@@ -130,7 +130,7 @@ class FleetAlarms(Construct):
             figure(model, Metric.FLEET_BRAKED, "reaper"),
             above=0,
             periods=1,
-            words=f"Workers of {name} end again and again: no more are started.",
+            words=f"Workers of {name} crash, or AWS refuses to start them: no more are started.",
         )
         self._add(
             "NoWorker",

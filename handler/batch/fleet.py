@@ -76,12 +76,16 @@ class Worker:
 
 
 class EndKind(StrEnum):
-    """Why a worker is no more: idle or asked to end; by itself; its machine; or none was had."""
+    """Why a worker is no more: idle or asked to end; by itself; its machine; or none was had.
+
+    Of a start that was not made for a reason that nobody knows: `NOT_STARTED`.
+    """
 
     GOOD = "good"
     BAD = "bad"
     TAKEN = "taken"
     NO_CAPACITY = "no_capacity"
+    NOT_STARTED = "not_started"
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,8 +139,8 @@ class FleetState:
     """What is remembered of a fleet between two looks; changed as a whole, by `FleetStore.change`.
 
     `last_number` is that of the last worker that was asked for: no number comes twice, so that no
-    start is done twice. `ends` are the recent bad ones and those without a machine. No start before
-    `not_before`, which a launcher that had no machine sets, for `refusal`.
+    start is done twice. `ends` are the recent bad ones and those of starts that came to nothing,
+    the last of these for `refusal`. No start before `not_before`, which a want of machines sets.
     """
 
     last_number: int = 0

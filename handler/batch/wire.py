@@ -81,7 +81,8 @@ class WebhookObject(BaseModel):
 class WaitingObject(BaseModel):
     """Why no worker is started for lines that are open, since when, and what helps.
 
-    The code is `crash_loop`, `stopped` (by a person) or `no_capacity`.
+    The code is `crash_loop`, `start_refused`, `stopped` (by a person), `no_capacity` or
+    `not_started`.
     """
 
     code: str

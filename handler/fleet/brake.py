@@ -23,7 +23,7 @@ from handler.batch.fleet import (
     Worker,
     WorkerStatus,
 )
-from handler.fleet.capacity import refused
+from handler.fleet.capacity import is_start, refused
 
 BRAKE_ENDS: Final = 3
 # From one end to the next of a loop: machine, image, weights, five tries to load. Half an hour for
@@ -35,6 +35,7 @@ _FRESH_SECONDS: Final = 30 * 60
 _MAX_ENDS: Final = 20
 _MEMORY_SECONDS: Final = BRAKE_ENDS * BRAKE_GAP_SECONDS
 CRASH_LOOP: Final = "crash_loop"
+START_REFUSED: Final = "start_refused"
 STOPPED: Final = "stopped"
 
 # What helps, by what was said. The first that fits counts.
@@ -50,8 +51,17 @@ _ADVICE: Final = (
     ),
     (r"out of memory|OutOfMemory|\(exit status 137\)", "Give workers more memory, or less to hold"),
     (r"exit status 2\b", "A setting of the workers cannot be: mend what the last words name"),
+    (r"", "Read the log of the worker and mend what it says"),
 )
-_ANY_ADVICE: Final = "Read the log of the worker and mend what it says"
+_START_ADVICE: Final = (
+    (
+        r"AccessDenied|not authorized",
+        "See that the role of the Lambdas may start workers and pass them their roles",
+    ),
+    (r"EMPTY CAPACITY PROVIDER", "Choose a GPU whose machines are large enough for a worker"),
+    (r"Blocked", "Ask AWS why the account is blocked"),
+    (r"", "Mend what AWS names"),
+)
 
 
 def counted(state: FleetState, end: End, plan: FleetPlan, pace: Pace, now: int) -> FleetState:
@@ -115,19 +125,32 @@ def halted(state: FleetState, plan: FleetPlan, now: int) -> FleetState:
     )
 
 
+def barred(state: FleetState, plan: FleetPlan, reason: str, now: int) -> FleetState:
+    """Return the state in which AWS has refused a start for what only we can mend."""
+    advice = _advice_for(reason, _START_ADVICE, plan.model)
+    brake = Brake(
+        now, plan.release, START_REFUSED, f"AWS starts no worker: {_sentence(reason)}", advice
+    )
+    return replace(state, brake=brake)
+
+
 def waiting_of(state: FleetState, now: float) -> Waiting | None:
     """Return why the lines of a model are not run, where that is known."""
     if (brake := state.brake) is not None:
         message = f"{brake.reason} {brake.advice}"
         return Waiting(brake.code, message, brake.at)
-    refusals = [each for each in state.ends if each.kind is EndKind.NO_CAPACITY]
-    if state.refusal is None or not refusals or refusals[-1].at <= now - _FRESH_SECONDS:
+    starts = [each for each in state.ends if is_start(each)]
+    if state.refusal is None or not starts or starts[-1].at <= now - _FRESH_SECONDS:
         return None
+    since = next(each.at for each in starts if each.kind is starts[-1].kind)
+    if starts[-1].kind is EndKind.NOT_STARTED:
+        message = f"Another worker did not start, and it is not known why: {state.refusal}"
+        return Waiting("not_started", f"{_sentence(message)} It is tried again.", since)
     message = (
         f"No machine can be had for another worker: {_sentence(state.refusal)} "
         "It is tried again, at longer intervals."
     )
-    return Waiting("no_capacity", message, refusals[0].at)
+    return Waiting("no_capacity", message, since)
 
 
 def _brake(loop: Sequence[End], now: int) -> Brake:
@@ -138,16 +161,13 @@ def _brake(loop: Sequence[End], now: int) -> Brake:
         f"{len(loop)} workers in a row ended badly, within {minutes} minutes and without a result, "
         f"so no more are started. The last one: {_sentence(end.reason)}{said}"
     )
-    what = next(
-        (
-            advice
-            for pattern, advice in _ADVICE
-            if re.search(pattern, f"{end.reason} {end.last_words}", re.IGNORECASE)
-        ),
-        _ANY_ADVICE,
-    )
-    advice = f"{what}, and deploy; or `tidemill workers resume {end.model}` to try again."
+    advice = _advice_for(f"{end.reason} {end.last_words}", _ADVICE, end.model)
     return Brake(now, end.release, CRASH_LOOP, reason, advice)
+
+
+def _advice_for(words: str, known: Iterable[tuple[str, str]], model: str) -> str:
+    what = next(advice for pattern, advice in known if re.search(pattern, words, re.IGNORECASE))
+    return f"{what}, and deploy; or `tidemill workers resume {model}` to try again."
 
 
 def _sentence(words: str) -> str:

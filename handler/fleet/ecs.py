@@ -10,8 +10,9 @@ from pydantic import BaseModel, ConfigDict
 from handler.aws.calls import Call, Operation
 from handler.batch.fleet import FleetPlan, Worker, WorkerStatus
 from handler.errors import AwsError
-from handler.fleet.launcher import NoCapacity
+from handler.fleet.launcher import NotStarted
 from handler.fleet.names import digest, plain_name, tag_value
+from handler.fleet.refusals import refusal_of
 
 _PAGE = 100
 _STATUS: Final = {
@@ -23,8 +24,6 @@ _STATUS: Final = {
 _ENDED = "STOPPED"
 # Of a stop that the worker is the cause of.
 HUNG: Final = "it hung, as its health check has told"
-# What AWS answers where a quota is used up, or too much is asked at once.
-_NO_CAPACITY = frozenset({"LimitExceededException", "ThrottlingException"})
 
 
 class EcsMeans(BaseModel):
@@ -77,7 +76,10 @@ class EcsLauncher:
             "cluster": means.cluster,
             "taskDefinition": means.task_definition,
             "count": 1,
-            "capacityProviderStrategy": [{"capacityProvider": means.capacity_provider}],
+            # Without a weight it is 0, and a provider of weight 0 places no task.
+            "capacityProviderStrategy": [
+                {"capacityProvider": means.capacity_provider, "weight": 1}
+            ],
             "clientToken": f"{digest(f'{means.cluster} {plan.model}', 16)}-{number}",
             "startedBy": started_by(plan.model),
             "propagateTags": "TASK_DEFINITION",
@@ -88,13 +90,14 @@ class EcsLauncher:
         try:
             response = yield Call("ecs", "run_task", arguments)
         except AwsError as exc:
-            if exc.aws_code in _NO_CAPACITY:
-                raise NoCapacity(str(exc)) from exc
+            if refusal := refusal_of(str(exc), exc.aws_code):
+                raise refusal from exc
             raise
         for task in response["tasks"]:
             arn: str = task["taskArn"]
             return arn
-        raise NoCapacity(_said(response.get("failures", ())))
+        said = _said(response.get("failures", ()))
+        raise refusal_of(said) or NotStarted(said)
 
     def stop(self, plan: FleetPlan, worker: Worker) -> Operation[None]:
         """Stop a task: SIGTERM, and two minutes later SIGKILL."""
@@ -167,4 +170,4 @@ def family_of(task_definition: str) -> str:
 def _said(failures: Sequence[Mapping[str, str]]) -> str:
     reasons = {each.get("reason", "") for each in failures}
     said = ", ".join(sorted(filter(None, reasons))) or "no reason given"
-    return f"ECS finds no machine for a task: {said}"
+    return f"ECS runs no task: {said}"

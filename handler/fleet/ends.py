@@ -14,6 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from handler.batch.fleet import End, EndKind, FleetPlan
 from handler.fleet.ecs import HUNG, EcsMeans, family_of, started_by
+from handler.fleet.refusals import is_shortage
 from handler.fleet.sagemaker import jobs_prefix, release_of
 
 # A worker that is stopped, or idle, ends with 0; one that is stopped before it can hear that, 143.
@@ -23,9 +24,6 @@ _KILLED: Final = 137
 _TIME_IS_UP: Final = "MaxRuntimeExceeded"
 # The machine goes, or was never had: no fault of what runs on it.
 _TAKEN = re.compile(r"SpotInterruption|TerminationNotice|InfrastructureHealth|MachineLost|Host EC2")
-_NO_CAPACITY = re.compile(
-    r"RESOURCE:|MaxWaitTime|capacity|InsufficientInstance|VcpuLimit|MaxSpotInstance", re.IGNORECASE
-)
 # Of a job, as its secondary status says: `Stopped` where somebody asked, and what its time is.
 _ASKED: Final = frozenset({"UserInitiated", "ServiceSchedulerInitiated", "Stopped", _TIME_IS_UP})
 _JOB_ENDS: Final = frozenset({"Completed", "Failed", "Stopped"})
@@ -186,7 +184,7 @@ def kind_of_end(stop_code: str, exit_code: int | None, words: str) -> EndKind:
         return EndKind.BAD
     if stop_code in _ASKED or exit_code in _GOOD_EXITS:
         return EndKind.GOOD
-    if exit_code is None and _NO_CAPACITY.search(f"{stop_code} {words}"):
+    if exit_code is None and is_shortage(f"{stop_code} {words}"):
         return EndKind.NO_CAPACITY
     return EndKind.BAD
 

@@ -18,10 +18,10 @@ from handler.batch.fleet import (
     WorkerStatus,
 )
 from handler.deployment import Deployment
-from handler.errors import AwsError
-from handler.fleet.brake import CRASH_LOOP, released
-from handler.fleet.capacity import granted, refused
-from handler.fleet.launcher import Launcher, NoCapacity
+from handler.errors import AwsError, HandlerError
+from handler.fleet.brake import STOPPED, barred, released
+from handler.fleet.capacity import granted, not_started, refused
+from handler.fleet.launcher import Launcher, NoCapacity, NotStarted, StartRefused
 from handler.fleet.launchers import launcher_of
 from handler.fleet.plan import is_braked, is_held, is_recent, plan_moves, unlisted
 from handler.fleet.stop import stop_hung
@@ -100,7 +100,7 @@ def ensure(
         # Also those that are listed by now: this list may be older than somebody else's.
         recent = [each for each in state.launches if is_recent(each, now)]
         launches = unlisted(recent, workers, now)
-        moves = plan_moves(workers, launches, aim.count, plan, replaces=sees_all)
+        moves = plan_moves(workers, launches, aim.count, plan, now=now, replaces=sees_all)
         if is_held(state, plan.release, now):
             moves = moves._replace(num_starts=0, stops=())
         # A number that never comes again, not even in another table of the same deployment.
@@ -121,9 +121,9 @@ def ensure(
 
 
 def _tell_brake(state: FleetState, plan: FleetPlan) -> None:
-    """Tell, at each look, that there is work and a crash loop has stopped all starts."""
+    """Tell, at each look, that there is work and no start; what a person stopped alarms nobody."""
     brake = state.brake
-    if brake is not None and brake.release == plan.release and brake.code == CRASH_LOOP:
+    if brake is not None and brake.release == plan.release and brake.code != STOPPED:
         emit({Metric.FLEET_BRAKED: 1}, model=plan.model)
 
 
@@ -136,16 +136,16 @@ def _start(
 ) -> Operation[None]:
     """Start workers under numbers that nobody else has, and remember what became of each."""
     names: dict[str, str] = {}
-    refusal = None
+    refusal: HandlerError | None = None
     lost = set(map(_unnamed, numbers))
     for number in numbers:
         try:
             names[_unnamed(number)] = yield from launcher.start(plan, number)
-        except NoCapacity as exc:
-            refusal = str(exc)
+        except NotStarted as exc:
+            refusal = exc
             break
         except AwsError as exc:
-            refusal = f"AWS starts no worker: {exc}"
+            refusal = exc
             # It may have been started: until it is listed or should have been, it counts.
             lost.discard(_unnamed(number))
             break
@@ -156,7 +156,7 @@ def _start(
     for name in names.values():
         logger.info("worker started", model=plan.model, worker=name, release=plan.release)
     if refusal is not None:
-        logger.warning("worker not started", model=plan.model, reason=refusal)
+        logger.warning("worker not started", model=plan.model, reason=str(refusal))
 
 
 def _settled(
@@ -164,7 +164,7 @@ def _settled(
     *,
     names: Mapping[str, str],
     lost: set[str],
-    refusal: str | None,
+    refusal: HandlerError | None,
     plan: FleetPlan,
     now: int,
 ) -> FleetState:
@@ -177,8 +177,12 @@ def _settled(
     state = replace(state, launches=launches)
     if refusal is None:
         return state
-    worker = f"refused at {now}"
-    return refused(state, End(plan.model, worker, plan.release, now, EndKind.NO_CAPACITY, refusal))
+    if isinstance(refusal, StartRefused):
+        return barred(state, plan, str(refusal), now)
+    is_shortage = isinstance(refusal, NoCapacity)
+    kind = EndKind.NO_CAPACITY if is_shortage else EndKind.NOT_STARTED
+    end = End(plan.model, f"refused at {now}", plan.release, now, kind, str(refusal))
+    return refused(state, end) if is_shortage else not_started(state, end)
 
 
 def _ready_at(

@@ -47,14 +47,16 @@ def plan_moves(
     wanted: int,
     plan: FleetPlan,
     *,
+    now: float,
     replaces: bool = True,
 ) -> Moves:
     """Return what brings a fleet one step nearer to so many workers, all of the plan's release.
 
     `launches` are those that are not listed yet. Never are there more than `max_workers` at once,
     those that stop among them, and no worker is stopped but for one of the new release. Of these
-    the first is started beside the old ones where there is room for it, so that a release that
-    cannot run stops nobody; then they are replaced one by one, unless `replaces` says otherwise.
+    the first is started beside the old ones where there is room for it, and counts once it has run
+    for `start_seconds`: a release that dies while it loads its model stops nobody. Then they are
+    replaced one by one, unless `replaces` says otherwise.
     """
     alive = [worker for worker in workers if worker.status is not WorkerStatus.STOPPING]
     old = [worker for worker in alive if worker.release != plan.release]
@@ -62,12 +64,17 @@ def plan_moves(
     missing = wanted - len(alive) - len(launches)
     if missing > 0:
         return Moves(min(missing, room, MOST_STARTS))
-    is_settled = not launches and all(
-        worker.status is WorkerStatus.RUNNING for worker in workers if worker not in old
-    )
+    new = [worker for worker in workers if worker not in old]
+    is_settled = not launches and all(worker.status is WorkerStatus.RUNNING for worker in new)
     if not (replaces and old and wanted and is_settled):
+        return Moves()
+    if new and not any(_has_loaded(worker, plan, now) for worker in new):
         return Moves()
     has_new = len(alive) > len(old)
     if room and (len(alive) <= wanted or not has_new):
         return Moves(1)
     return Moves(0, (min(old, key=lambda worker: (worker.started_at or 0, worker.id)),))
+
+
+def _has_loaded(worker: Worker, plan: FleetPlan, now: float) -> bool:
+    return (worker.started_at or 0) + plan.start_seconds <= now

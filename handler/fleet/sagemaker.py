@@ -11,15 +11,14 @@ from pydantic import BaseModel, ConfigDict, Field
 from handler.aws.calls import Call, Operation
 from handler.batch.fleet import FleetPlan, Worker, WorkerStatus
 from handler.errors import AwsError
-from handler.fleet.launcher import NoCapacity
 from handler.fleet.names import digest, plain_name, tag_value
+from handler.fleet.refusals import refusal_of
 
 _PAGE = 100
 _DAY_SECONDS = 24 * 3600
 _EnvironmentValue = Annotated[str, Field(max_length=512)]
 _THERE = "ResourceInUse"
 _NO_QUOTA = "ResourceLimitExceeded"
-_NO_CAPACITY = frozenset({_NO_QUOTA, "ThrottlingException"})
 _OVER = "ValidationException"
 _STATUS: Final = {"InProgress": WorkerStatus.RUNNING, "Stopping": WorkerStatus.STOPPING}
 # Of a job in progress: nothing of ours runs, for want of a machine or before the image is there.
@@ -112,8 +111,8 @@ class SageMakerLauncher:
                     return name
                 if exc.aws_code == _NO_QUOTA and instance_type != means.instance_types[-1]:
                     continue
-                if exc.aws_code in _NO_CAPACITY:
-                    raise NoCapacity(str(exc)) from exc
+                if refusal := refusal_of(str(exc), exc.aws_code):
+                    raise refusal from exc
                 raise
             break
         return name

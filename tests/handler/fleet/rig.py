@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 
 from handler.aws.calls import Operation
 from handler.batch.fleet import FleetPlan, Worker, WorkerStatus
-from handler.errors import AwsError
+from handler.errors import AwsError, HandlerError
 from handler.fleet.launcher import NoCapacity
 
 
@@ -20,6 +20,7 @@ class ListLauncher:
     workers: list[Worker] = field(default_factory=list)
     capacity: int = 1000
     num_lost: int = 0
+    refusal: HandlerError | None = None
     lists: bool = True
     asked: list[int] = field(default_factory=list)
 
@@ -32,6 +33,8 @@ class ListLauncher:
         """Start a worker of this number, if there is none."""
         yield from ()
         self.asked.append(number)
+        if self.refusal:
+            raise self.refusal
         name = f"w{number}"
         if name not in {worker.id for worker in self.workers}:
             if len(self.workers) >= self.capacity:

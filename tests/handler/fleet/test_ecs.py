@@ -18,7 +18,7 @@ from handler.deployment import Deployment
 from handler.errors import AwsError
 from handler.fleet.ecs import EcsLauncher, started_by
 from handler.fleet.ends import kind_of_end, reason_of_end
-from handler.fleet.launcher import NoCapacity
+from handler.fleet.launcher import NoCapacity, StartRefused
 from handler.fleet.stop import stop_hung
 from tests.handler.fleet.services import Services
 
@@ -46,7 +46,7 @@ def test_a_task_is_run_on_the_capacity_provider() -> None:
         "cluster": "mill",
         "taskDefinition": f"{ARN}:7",
         "count": 1,
-        "capacityProviderStrategy": [{"capacityProvider": "gpus"}],
+        "capacityProviderStrategy": [{"capacityProvider": "gpus", "weight": 1}],
         "startedBy": "tidemill/org-model-7B-a-b-" + started_by(PLAN.model)[-8:],
         "propagateTags": "TASK_DEFINITION",
         "enableECSManagedTags": True,
@@ -176,17 +176,16 @@ def test_no_machine_is_told_as_such() -> None:
 
 
 @pytest.mark.parametrize(
-    ("code", "is_capacity"),
+    ("code", "kind"),
     [
-        ("LimitExceededException", True),
-        ("ThrottlingException", True),
-        ("AccessDeniedException", False),
-        ("ClusterNotFoundException", False),
+        ("LimitExceededException", NoCapacity),
+        ("AccessDeniedException", StartRefused),
+        ("ServerException", AwsError),
     ],
 )
-def test_what_is_refused_for_now_is_no_fault(code: str, is_capacity: bool) -> None:  # noqa: FBT001
-    """A quota frees itself, a right that is missing does not."""
-    with pytest.raises(NoCapacity if is_capacity else AwsError, match=code):
+def test_an_error_is_raised_as_what_helps(code: str, kind: type[Exception]) -> None:
+    """A quota frees itself, a right that is missing does not, and a fault of AWS tells nothing."""
+    with pytest.raises(kind, match=code):
         Services(failure=code).run(ECS.start(PLAN, 1))
 
 

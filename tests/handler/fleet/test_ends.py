@@ -69,6 +69,14 @@ def test_a_task_of_an_older_revision() -> None:
             },
             EndKind.NO_CAPACITY,
         ),
+        (
+            {
+                "stopCode": "TaskFailedToStart",
+                "stoppedReason": "Timeout waiting for network interface provisioning to complete.",
+                "containers": [{}],
+            },
+            EndKind.NO_CAPACITY,
+        ),
         ({"containers": [{"exitCode": 137}]}, EndKind.BAD),
         ({"containers": [{"exitCode": 0}, {"exitCode": 1}]}, EndKind.BAD),
         (

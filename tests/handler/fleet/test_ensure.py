@@ -25,7 +25,10 @@ from handler.control.bury import bury
 from handler.control.reap import reap
 from handler.errors import AwsError
 from handler.fleet import ensure as ensuring
+from handler.fleet.brake import resumed as lifted
+from handler.fleet.brake import waiting_of
 from handler.fleet.ensure import ensure, tend
+from handler.fleet.launcher import NoCapacity, NotStarted, StartRefused
 from handler.fleet.plan import LAUNCH_SECONDS
 from handler.fleet.stop import running, stop
 from tests.emulators import MODEL, Emulator
@@ -176,7 +179,9 @@ def test_a_brake_holds_starts_until_another_release(
     assert (state_of(mill).brake is None) is (num_started > 0)
 
 
-@pytest.mark.parametrize(("code", "num_told"), [("crash_loop", 1), ("stopped", 0)])
+@pytest.mark.parametrize(
+    ("code", "num_told"), [("crash_loop", 1), ("start_refused", 1), ("stopped", 0)]
+)
 def test_work_under_a_brake_is_told_of(
     mill: Cloud, capsys: pytest.CaptureFixture[str], code: str, num_told: int
 ) -> None:
@@ -187,6 +192,35 @@ def test_work_under_a_brake_is_told_of(
     look(mill)
     told = [line for line in lines_in(capsys.readouterr().out) if "FleetBraked" in line.figures]
     assert [line.dimensions["model"] for line in told] == [MODEL] * num_told
+
+
+@pytest.mark.parametrize(
+    ("refusal", "code", "starts_in_an_hour"),
+    [
+        (StartRefused("RunTask: AccessDeniedException"), "start_refused", 1),
+        (NoCapacity("RESOURCE:GPU"), "no_capacity", 7),
+        (NotStarted("ECS runs no task: SOMETHING NEW"), "not_started", 60),
+    ],
+)
+def test_a_start_that_fails_is_told_by_what_helps(
+    mill: Cloud, launcher: ListLauncher, refusal: NotStarted, code: str, starts_in_an_hour: int
+) -> None:
+    """Ours sets the brake, a shortage makes starts rarer, of what is not known neither follows."""
+    launcher.refusal = refusal
+    for minute in range(60):
+        look(mill, 60 * minute)
+        waiting = waiting_of(state_of(mill), NOW + 60 * minute)
+        assert waiting is not None
+        assert waiting.code == code
+        assert str(refusal) in waiting.message
+    assert len(launcher.asked) == starts_in_an_hour
+    launcher.refusal = None
+    mill.run(mill.deployment.fleets.change(MODEL, lifted))
+    look(mill, 3600)
+    launcher.run(NOW + 3660)
+    look(mill, 3720)
+    assert len(launcher.workers) >= 3
+    assert waiting_of(state_of(mill), NOW + 3720) is None
 
 
 def test_a_release_takes_the_place_of_the_one_before(mill: Cloud, launcher: ListLauncher) -> None:

@@ -11,6 +11,7 @@ from handler.batch.fleet import Brake, FleetPlan, FleetState, Launch, Worker, Wo
 from handler.fleet.plan import LAUNCH_SECONDS, MOST_STARTS, Moves, is_held, plan_moves, unlisted
 
 PLAN = FleetPlan("m", "ecs", "r:2", max_workers=3)
+NOW = 2 * PLAN.start_seconds
 STARTING, RUNNING, STOPPING = (WorkerStatus(word) for word in ("starting", "running", "stopping"))
 
 
@@ -42,7 +43,7 @@ def test_what_is_missing_is_started(
 ) -> None:
     """Those that are not listed yet count, and all together are never more than allowed."""
     launches = [Launch(f"l{number}", "r:2", 0) for number in range(num_launches)]
-    assert plan_moves(fleet(*there), launches, wanted, PLAN) == Moves(starts)
+    assert plan_moves(fleet(*there), launches, wanted, PLAN, now=NOW) == Moves(starts)
 
 
 @pytest.mark.parametrize(
@@ -69,23 +70,42 @@ def test_old_releases_are_replaced_one_by_one(
     there: tuple[str, ...], wanted: int, starts: int, stops: int
 ) -> None:
     """A batch in flight goes on, and a release that cannot run stops nobody where there is room."""
-    moves = plan_moves(fleet(*there), [], wanted, PLAN)
+    moves = plan_moves(fleet(*there), [], wanted, PLAN, now=NOW)
     assert (moves.num_starts, len(moves.stops)) == (starts, stops)
     assert all(worker.release == "r:1" for worker in moves.stops)
+
+
+@pytest.mark.parametrize(
+    ("there", "loaded_seconds", "stops"),
+    [
+        (("1 running", "1 running", "2 running"), -1, 0),
+        (("1 running", "1 running", "2 running"), 0, 1),
+        # The first has shown that the release loads: others need only run.
+        (("2 running", "1 running", "2 running"), 0, 1),
+    ],
+)
+def test_the_first_worker_of_a_release_counts_once_it_can_have_loaded(
+    there: tuple[str, ...], loaded_seconds: int, stops: int
+) -> None:
+    """Its container runs minutes before its model does, and may die in them."""
+    workers = fleet(*there)
+    first = next(worker for worker in workers if worker.release == PLAN.release)
+    now = (first.started_at or 0) + PLAN.start_seconds + loaded_seconds
+    assert len(plan_moves(workers, [], 2, PLAN, now=now).stops) == stops
 
 
 def test_a_large_fleet_is_started_in_several_looks() -> None:
     """A Lambda has other models to see to, and its time."""
     plan = replace(PLAN, max_workers=1000)
-    assert plan_moves([], [], 250, plan) == Moves(MOST_STARTS)
+    assert plan_moves([], [], 250, plan, now=NOW) == Moves(MOST_STARTS)
     there = [Worker(f"w{number}", "r:2") for number in range(200)]
-    assert plan_moves(there, [], 250, plan) == Moves(50)
+    assert plan_moves(there, [], 250, plan, now=NOW) == Moves(50)
 
 
 def test_who_sees_a_part_replaces_nobody() -> None:
     """Whoever looks at one batch does not know what the others want."""
     there = fleet("1 running", "1 running", "1 running")
-    assert plan_moves(there, [], 1, PLAN, replaces=False) == Moves()
+    assert plan_moves(there, [], 1, PLAN, now=NOW, replaces=False) == Moves()
 
 
 def test_a_fleet_becomes_what_it_is_wanted_to_be() -> None:
@@ -99,13 +119,15 @@ def test_a_fleet_becomes_what_it_is_wanted_to_be() -> None:
         ]
         wanted = random.randint(1, plan.max_workers)
         for step in range(40):
-            moves = plan_moves(there, [], wanted, plan)
+            moves = plan_moves(there, [], wanted, plan, now=60 * step)
             there = [
                 replace(worker, status=STOPPING if worker in moves.stops else after(worker.status))
                 for worker in there
                 if worker.status is not STOPPING
             ]
-            there += [Worker(f"{step}.{n}", "r:2", STARTING, step) for n in range(moves.num_starts)]
+            there += [
+                Worker(f"{step}.{n}", "r:2", STARTING, 60 * step) for n in range(moves.num_starts)
+            ]
             assert len(there) <= plan.max_workers
         assert [worker.release for worker in there] == ["r:2"] * len(there)
         assert len(there) >= wanted

@@ -13,7 +13,7 @@ from pydantic import ValidationError
 from handler.aws.sync import Aws
 from handler.batch.fleet import FleetPlan, Worker, WorkerStatus
 from handler.errors import AwsError
-from handler.fleet.launcher import NoCapacity
+from handler.fleet.launcher import NoCapacity, StartRefused
 from handler.fleet.sagemaker import SageMakerLauncher, jobs_prefix, release_of
 from tests.handler.fleet.services import Services
 
@@ -163,7 +163,7 @@ def test_the_next_type_is_tried_where_a_quota_is_used_up() -> None:
 
 @pytest.mark.parametrize(
     ("code", "kind"),
-    [("ThrottlingException", NoCapacity), ("AccessDeniedException", AwsError)],
+    [("ThrottlingException", NoCapacity), ("AccessDeniedException", StartRefused)],
 )
 def test_what_is_refused_for_now_is_no_fault(code: str, kind: type[Exception]) -> None:
     """Too much at once passes by itself, a right that is missing does not."""

@@ -1,0 +1,38 @@
+"""Refusals of AWS, in the words and codes of its documents."""
+
+from __future__ import annotations
+
+import pytest
+
+from handler.fleet.launcher import NoCapacity, NotStarted, StartRefused
+from handler.fleet.refusals import refusal_of
+
+DENIED = "User is not authorized to perform: iam:PassRole"
+
+
+@pytest.mark.parametrize(
+    ("code", "words", "kind"),
+    [
+        ("", "RESOURCE:GPU", NoCapacity),
+        ("", "NO ACTIVE INSTANCES", NoCapacity),
+        ("", "AGENT", NoCapacity),
+        ("ClientException", "Capacity is unavailable at this time.", NoCapacity),
+        ("ClientException", "You've reached the limit on the number of vCPUs", NoCapacity),
+        ("ThrottlingException", "Rate exceeded", NoCapacity),
+        ("ResourceLimitExceeded", "ml.g6.xlarge for training job usage is 0", NoCapacity),
+        ("", "EMPTY CAPACITY PROVIDER", StartRefused),
+        ("", "ATTRIBUTE", StartRefused),
+        ("AccessDeniedException", DENIED, StartRefused),
+        ("ClientException", "The specified capacity provider was not found.", StartRefused),
+        ("InvalidParameterException", "TaskDefinition is inactive", StartRefused),
+        ("ValidationException", "Could not assume role", StartRefused),
+        ("BlockedException", "Your account is blocked", StartRefused),
+        ("ServerException", "Service Unavailable", type(None)),
+        ("", "SOMETHING NEW", type(None)),
+    ],
+)
+def test_a_refusal_is_known_by_its_code_and_words(
+    code: str, words: str, kind: type[NotStarted | None]
+) -> None:
+    """A shortage first: it may come under the code of a mistake."""
+    assert type(refusal_of(f"ECS runs no task: {words}", code)) is kind
