@@ -24,6 +24,10 @@ _GZIP_WINDOW = 31  # zlib's word for: a gzip header, then the largest window
 _PACKED_BYTES = 2**14
 _UNPACKED_BYTES = 2**18
 _READ_BYTES = 2**20
+# Requests that share a long prompt unfold to a hundred times their size, gzip's most is a thousand.
+# Above the ratio may be as much as a recording of silence is in base64.
+_MAX_RATIO = 400
+_MAX_EXCESS_BYTES = 2**25
 
 _ARCHIVE = "The file is {}: unpack it, and use the JSONL file that is in it."
 _PACKED = "The file is compressed with {}: use gzip, or leave it as plain JSONL."
@@ -184,12 +188,13 @@ def gunzip(pieces: Iterable[bytes], *, is_whole: bool = True) -> Iterator[bytes]
 
     Data that holds nothing gives empty pieces, so that a reader is never away for long.
     Raises FormError that names the byte where damage shows, or where it is cut off if it should be
-    whole.
+    whole, and for a decompression bomb, wherever in the data that is.
     """
     unpacker = zlib.decompressobj(_GZIP_WINDOW)
-    offset = 0
+    offset = excess = 0
     for packed in _cut(pieces, _PACKED_BYTES):
         left, is_empty = packed, True
+        excess = max(0, excess) - _MAX_RATIO * len(packed)
         while left or not unpacker.eof:
             if unpacker.eof:
                 # Padding by zeros is allowed behind a member.
@@ -198,6 +203,8 @@ def gunzip(pieces: Iterable[bytes], *, is_whole: bool = True) -> Iterator[bytes]
                 unpacker = zlib.decompressobj(_GZIP_WINDOW)
             data, left = _unpack(unpacker, left, offset + len(packed))
             if data:
+                if (excess := excess + len(data)) > _MAX_EXCESS_BYTES:
+                    raise _bomb(offset)
                 yield data
                 is_empty = False
             elif not left:
@@ -209,6 +216,14 @@ def gunzip(pieces: Iterable[bytes], *, is_whole: bool = True) -> Iterator[bytes]
         raise FormError(
             f"The gzip data is cut off after {offset:,} bytes: is the file complete?", offset=offset
         )
+
+
+def _bomb(offset: int) -> FormError:
+    return FormError(
+        f"The gzip data unfolds to more than {_MAX_RATIO} times its size, from about byte "
+        f"{offset:,} on, as no file of requests does: use plain JSONL if it is one.",
+        offset=offset,
+    )
 
 
 def _unpack(unpacker: zlib._Decompress, packed: bytes, offset: int) -> tuple[bytes, bytes]:

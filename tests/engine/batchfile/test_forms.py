@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import gzip
 import io
+import itertools
 import json
+import random
 import tarfile
 import tracemalloc
 from collections.abc import Iterator
@@ -14,6 +16,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from engine.batchfile import forms
 from engine.batchfile.forms import HEAD_BYTES, Form, as_lines, form_of, gunzip, open_lines
 from engine.batchfile.lines import FormError, read_lines
 
@@ -197,6 +200,31 @@ def test_damaged_gzip_is_named_with_its_place() -> None:
     assert "The gzip data is damaged, at byte " in error.message
     assert error.offset is not None
     assert 10 < error.offset <= 65_536
+
+
+@pytest.mark.parametrize("padding", [b"", random.Random(1).randbytes(2**18)])
+@pytest.mark.parametrize("filler", [b"\n", b"{}\n", b"\0"])
+def test_a_decompression_bomb_is_refused_wherever_it_lies(
+    padding: bytes, filler: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before it has unfolded: what was no bomb before it buys no room."""
+    monkeypatch.setattr(forms, "_MAX_EXCESS_BYTES", 2**20)
+    packed = gzip.compress(padding + filler * (2**23 // len(filler)))
+    unfolded = bytearray()
+    with pytest.raises(FormError, match="unfolds to more than 400 times its size"):
+        unfolded.extend(itertools.chain.from_iterable(gunzip([packed])))
+    assert len(unfolded) < len(padding) + 2**22
+
+
+def test_requests_that_share_a_long_prompt_are_no_bomb(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing that people write comes near the ratio, however often it says the same."""
+    monkeypatch.setattr(forms, "_MAX_EXCESS_BYTES", 2**18)
+    prompt = random.Random(1).randbytes(14_000).hex()
+    lines = "".join(
+        json.dumps({"custom_id": str(number), "body": {"prompt": f"{prompt} {number}"}}) + "\n"
+        for number in range(300)
+    ).encode()
+    assert b"".join(gunzip([gzip.compress(lines)])) == lines
 
 
 def test_what_follows_gzip_is_no_gzip() -> None:
