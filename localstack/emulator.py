@@ -55,6 +55,23 @@ class Tries:
         return True
 
 
+@dataclass(slots=True)
+class Silence:
+    """For how long an emulator that runs has not answered."""
+
+    since: float | None = None
+
+    def seconds(self, now: float) -> float:
+        """Take note that it has not answered; return for how long."""
+        if self.since is None:
+            self.since = now
+        return now - self.since
+
+    def end(self) -> None:
+        """Take note that it has answered."""
+        self.since = None
+
+
 class LocalEmulator:
     """MiniStack as a context manager; what is in it is gone when it ends, unless it has `state`."""
 

@@ -12,7 +12,7 @@ import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, Literal
@@ -26,7 +26,6 @@ from handler.batch.fleet import FleetPlan
 from handler.deployment import Deployment
 from handler.errors import AwsError
 from handler.fleet.words import last_complaint
-from handler.log import logger
 from localstack.processes import Processes, why_ended
 
 StopCode = Literal["ProcessExited", "UserInitiated", "MachineLost", "NoCapacity"]
@@ -103,10 +102,8 @@ class LocalFleet:
 
     def _tend_until(self, stop: threading.Event) -> None:
         while not stop.wait(_LOOK_SECONDS):
-            try:
+            with suppress(AwsError):  # whoever has the emulator looks after that
                 self.tend()
-            except AwsError as exc:  # whoever has the emulator looks after that
-                logger.warning("fleet not looked after", reason=str(exc))
 
     def tend(self) -> None:
         """Bring processes to what the launcher wants, and tell of those that have ended."""

@@ -14,11 +14,13 @@ from pathlib import Path
 from typing import Any
 
 import boto3
+from botocore.config import Config as ClientConfig
 
 from handler.aws.sync import Aws
 from handler.batch.fleet import Brake, FleetPlan
 from handler.batch.keys import DROP_TENANT
 from handler.deployment import Deployment
+from handler.errors import AwsError
 from handler.settings import read_settings
 from handler.tenants.keys import KeyStore
 from infra.client import ENDED, Api, ApiFailed
@@ -26,7 +28,7 @@ from infra.config import Config, Model, read_config, with_aliases
 from infra.drops import Drops
 from infra.outputs import Outputs
 from infra.worker import adapter_flags
-from localstack.emulator import MAX_TRIES, LocalEmulator, Tries
+from localstack.emulator import MAX_TRIES, LocalEmulator, Silence, Tries
 from localstack.fleet import LocalFleet
 from localstack.guard import Guard
 from localstack.ministack import PortTaken, ServerEnded, ServerSilent, environment_for
@@ -40,6 +42,9 @@ _START_SECONDS = 15
 # A worker that is told to end needs a minute at most, the emulator half of one to write its state.
 _GUARD_SECONDS = 70.0
 _LOOK_SECONDS = 0.1
+# On this machine an answer takes milliseconds; what is late is asked for again a second later.
+_READ_SECONDS = 10
+_MAX_SILENT_SECONDS = 60.0
 
 
 class WorkersBraked(Exception):
@@ -90,6 +95,7 @@ class LocalCloud:
     state: State | None
     say: Callable[[str], None]
     tries: Tries
+    silence: Silence = field(default_factory=Silence)
     brakes: dict[str, Brake] = field(default_factory=dict)
 
     def api(self) -> AbstractContextManager[Api]:
@@ -121,10 +127,23 @@ class LocalCloud:
     def tend(self) -> None:
         """Start the emulator again if it has ended, tell of brakes; called about every second.
 
-        Raises CloudLost when the emulator has ended for good, or has kept nothing.
+        A late answer is asked for again; who does not answer for a minute has ended. Raises
+        CloudLost when the emulator has ended for good, or has kept nothing.
         """
         if (status := self.emulator.process.poll()) is not None:
-            self._bring_back(status)
+            self._bring_back(why_ended(status, ""))
+        try:
+            self._tell_brakes()
+        except AwsError:
+            seconds = self.silence.seconds(time.monotonic())
+            if seconds >= _MAX_SILENT_SECONDS:
+                self._bring_back(f"it has not answered for {seconds:.0f} seconds")
+            elif not seconds:
+                self.say("the emulator is late with an answer: asking again")
+        else:
+            self.silence.end()
+
+    def _tell_brakes(self) -> None:
         for model, plan in self.fleet.plans.items():
             brake = self.aws.run(self.deployment.fleets.get_state(model)).brake
             if brake is None or brake.release != plan.release:
@@ -162,9 +181,9 @@ class LocalCloud:
             command = (sys.executable, "-m", "cli", "worker", *worker_flags(model, self.options))
             self.fleet.release(plan, *command, *flags, **environment)
 
-    def _bring_back(self, status: int) -> None:
+    def _bring_back(self, reason: str) -> None:
         """Start the emulator again where it has kept what is in it."""
-        reason = why_ended(status, "")
+        self.silence.end()
         if self.state is None:
             raise CloudLost(f"the emulator ended ({reason}), and all that was in it is lost")
         while (seconds := self.tries.seconds_to_next(time.monotonic())) is not None:
@@ -211,7 +230,10 @@ def running_cloud(options: LocalOptions, say: Callable[[str], None]) -> Iterator
         # A worker that looks at its queue for a second only is stopped as quickly.
         told = environment | outputs.environment | {"TIDEMILL_WAIT_SECONDS": "1"}
         processes = stack.enter_context(Processes(told, folder, guard))
-        aws = Aws(lambda service, **more: boto3.client(service, **clients, **more))
+        brief = ClientConfig(read_timeout=_READ_SECONDS, retries={"total_max_attempts": 2})
+        aws = Aws(
+            lambda service, config: boto3.client(service, **clients, config=config.merge(brief))
+        )
         deployment = Deployment(read_settings(outputs.environment))
         fleet = LocalFleet(processes, aws, deployment, say)
         cloud = LocalCloud(

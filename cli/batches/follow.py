@@ -93,14 +93,15 @@ def batch_shown() -> Iterator[Show]:
 
 
 def _lines() -> Show:
-    said_at, said_status = 0.0, ""
+    said_at, said = 0.0, ("", "")
 
     def show(batch: Batch) -> None:
-        nonlocal said_at, said_status
+        nonlocal said_at, said
         now = time.monotonic()
-        if batch.status == said_status and now < said_at + _LINE_SECONDS:
+        state = batch.status, (batch.beyond.get("waiting") or {}).get("code", "")
+        if state == said and now < said_at + _LINE_SECONDS:
             return
-        said_at, said_status = now, batch.status
+        said_at, said = now, state
         done = f"{batch.completed + batch.failed:,} of {amount(batch.total, 'row')}"
         say(", ".join([batch.status, *([done] if batch.total else []), *_words(batch)]))
 

@@ -20,13 +20,18 @@ from playwright.sync_api import expect
 
 from cli.commands.local import _guide
 from cli.main import main
+from handler.aws.calls import Operation, T
 from handler.aws.sync import Aws
 from handler.batch.fleet import Brake
+from handler.errors import AwsError
 from handler.fleet.brake import resumed
 from handler.tenants.keys import KeyStore, key_id_of
 from infra.config import DEFAULT_PATH
 from infra.smoke import Smoke
+from localstack import local
+from localstack.emulator import Silence
 from localstack.local import (
+    CloudLost,
     LocalCloud,
     LocalOptions,
     WorkersBraked,
@@ -126,6 +131,26 @@ def test_who_follows_a_file_is_told_that_no_worker_comes(cloud: LocalCloud) -> N
         cloud.check()
     cloud.aws.run(fleets.change(MODEL, resumed))
     cloud.check()
+
+
+def test_a_late_answer_ends_no_cloud(cloud: LocalCloud, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is asked for again; an emulator that stays silent is gone, and its end says so."""
+    said: list[str] = []
+
+    class Late(Aws):
+        def run(self, operation: Operation[T]) -> T:
+            operation.close()
+            raise AwsError("dynamodb get_item: read timeout")
+
+    silent = replace(cloud, aws=Late(), say=said.append, silence=Silence(), state=None)
+    silent.tend()
+    silent.tend()
+    assert said == ["the emulator is late with an answer: asking again"]
+    replace(silent, aws=cloud.aws).tend()
+    assert silent.silence.since is None
+    monkeypatch.setattr(local, "_MAX_SILENT_SECONDS", 0.0)
+    with pytest.raises(CloudLost, match="it has not answered for 0 seconds"):
+        silent.tend()
 
 
 def test_a_file_that_cannot_be_a_batch_has_no_rows(cloud: LocalCloud) -> None:

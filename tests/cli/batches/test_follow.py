@@ -42,10 +42,14 @@ def test_a_batch_with_rows_tells_its_rate_only(capsys: pytest.CaptureFixture[str
     )
 
 
-def test_a_batch_without_workers_tells_why(capsys: pytest.CaptureFixture[str]) -> None:
-    """Nobody is told that a worker starts when none does."""
-    counts = {"total": 4, "completed": 0, "failed": 0}
-    fields = {"waiting": {"code": "crash_loop", "message": "They die.", "since": 7}}
+def test_a_batch_without_workers_tells_why_at_once(capsys: pytest.CaptureFixture[str]) -> None:
+    """Nobody is told that a worker starts when none does, nor hears of it half a minute later."""
+    fields = {"status": "in_progress", "request_counts": {"total": 4, "completed": 1, "failed": 0}}
+    waiting = {"code": "crash_loop", "message": "They die.", "since": 7}
     with batch_shown() as show:
-        show(Batch({"status": "in_progress", "request_counts": counts, "tidemill": fields}))
-    assert capsys.readouterr().err == "tidemill: in_progress, 0 of 4 rows, They die.\n"
+        show(Batch(fields))
+        show(Batch(fields | {"tidemill": {"waiting": waiting}}))
+    assert capsys.readouterr().err.splitlines() == [
+        "tidemill: in_progress, 1 of 4 rows",
+        "tidemill: in_progress, 1 of 4 rows, They die.",
+    ]
