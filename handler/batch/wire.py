@@ -96,7 +96,8 @@ class TidemillObject(BaseModel):
     `seconds` are those since the batch runs, up to its end. Rates are of the last minute and of
     shards that somebody runs, those of tokens of generated ones or of prompts; `eta_at` (Unix
     seconds) is when they would be through. `audio_seconds` is how much was listened to. `cost` is
-    in the currency of the deployment's price for a GPU-hour, null without one.
+    in the currency of the deployment's price for a GPU-hour, null without one. `has_worker` says
+    whether a worker runs lines of it now.
     """
 
     seconds: int
@@ -114,6 +115,7 @@ class TidemillObject(BaseModel):
     output_delivery: str | None
     error_delivery: str | None
     webhook: WebhookObject | None
+    has_worker: bool
     waiting: WaitingObject | None
 
 
@@ -152,6 +154,7 @@ def to_wire(
     now: float,
     price_per_gpu_hour: float | None = None,
     max_errors: int = MAX_LISTED_ERRORS,
+    has_worker: bool = False,
     waiting: Waiting | None = None,
 ) -> BatchObject:
     """Return the Batch object; `progress` is what the shards say, until the final sums are known.
@@ -189,7 +192,7 @@ def to_wire(
             total_tokens=done.prompt_tokens + done.completion_tokens,
         ),
         metadata=batch.options.metadata or None,
-        tidemill=_beyond(batch, done, now, price_per_gpu_hour, waiting),
+        tidemill=_beyond(batch, done, now, price_per_gpu_hour, waiting, has_worker=has_worker),
     )
 
 
@@ -215,6 +218,8 @@ def _beyond(
     now: float,
     price_per_gpu_hour: float | None,
     waiting: Waiting | None,
+    *,
+    has_worker: bool,
 ) -> TidemillObject:
     is_running = batch.status is Status.IN_PROGRESS
     until = _end_of(batch) or now
@@ -231,6 +236,7 @@ def _beyond(
         output_delivery=batch.output_delivery,
         error_delivery=batch.error_delivery,
         webhook=_webhook(batch),
+        has_worker=is_running and has_worker,
         waiting=None if waiting is None else WaitingObject(**asdict(waiting)),
     )
 

@@ -14,10 +14,12 @@ def describe(
     deployment: Deployment, batch: Batch, now: float, *, max_errors: int = MAX_LISTED_ERRORS
 ) -> Operation[BatchObject]:
     """Return the Batch object of a batch that was just read."""
+    progress, has_worker = yield from _stand(deployment, batch, now)
     return to_wire(
         batch,
-        (yield from progress_of(deployment, batch, now)),
+        progress,
         now=now,
+        has_worker=has_worker,
         price_per_gpu_hour=deployment.settings.gpu_hour_price(batch.model),
         waiting=(yield from why_waiting(deployment, batch, now)),
         max_errors=max_errors,
@@ -26,8 +28,15 @@ def describe(
 
 def progress_of(deployment: Deployment, batch: Batch, now: float) -> Operation[Progress]:
     """Return how far a batch is; one that is still being read has no shards."""
+    progress, _ = yield from _stand(deployment, batch, now)
+    return progress
+
+
+def _stand(deployment: Deployment, batch: Batch, now: float) -> Operation[tuple[Progress, bool]]:
+    """Return how far a batch is, and whether a worker has any of it now."""
     if batch.final is not None:
-        return batch.final
+        return batch.final, False
     if batch.status is Status.VALIDATING or batch.in_progress_at is None:
-        return Progress()
-    return (yield from deployment.table.stand(batch)).progress(now)
+        return Progress(), False
+    standing = yield from deployment.table.stand(batch)
+    return standing.progress(now), bool(standing.leased(now))

@@ -7,7 +7,7 @@ from collections.abc import Callable, Coroutine, Sequence
 from functools import partial
 from typing import Any, NoReturn
 
-from handler.batch.model import Batch
+from handler.batch.model import Batch, Progress
 from handler.batch.states import Status
 from handler.errors import AwsError, LeaseLost
 from handler.log import logger
@@ -48,7 +48,7 @@ class Heartbeat:
         for run in runs:
             if run.lease.is_over:
                 run.lose()
-            elif run.lease.is_due or self._told.get(run) != run.progress.num_rows:
+            elif run.lease.is_due or self._told.get(run) != _news_of(run.progress):
                 self._begin(("lease", run), partial(self._renew, run))
             self._begin(("message", run), run.doorbell.keep)
         for batch_id in {run.shard.batch_id for run in runs}:
@@ -93,7 +93,7 @@ class Heartbeat:
         else:
             run.told(progress)
             run.lease.renewed(sent_at)
-            self._told[run] = progress.num_rows
+            self._told[run] = _news_of(progress)
 
     async def _look_at(self, batch_id: str) -> None:
         """End the runs of a batch that is to go no further."""
@@ -103,6 +103,11 @@ class Heartbeat:
             for run in self._runs:
                 if run.shard.batch_id == batch_id:
                     run.end(Ending(reason))
+
+
+def _news_of(progress: Progress) -> tuple[int, bool]:
+    """Return what a batch is to hear of at once: new rows, and a pace that was taken over."""
+    return progress.num_rows, progress.rows_per_second > 0
 
 
 def why_end(batch: Batch | None, now: float) -> str | None:

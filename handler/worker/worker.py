@@ -260,6 +260,7 @@ class Worker:
             return
         run = ShardRun(claim, self._site, feed.admit)
         self._runs.append(run)
+        self._heartbeat.beat()
         working = asyncio.create_task(run.work())
         self._working.add(working)
         working.add_done_callback(lambda task: self._done(feed, run, task))
@@ -269,10 +270,12 @@ class Worker:
     def _done(self, feed: Feed, run: ShardRun, working: asyncio.Task[None]) -> None:
         self._working.discard(working)
         self._runs.remove(run)
-        for heir in self._runs:
-            if heir.batch.id == run.batch.id:
-                heir.go_on_from(run)
-                break
+        heir = next((each for each in self._runs if each.batch.id == run.batch.id), None)
+        if heir is None:
+            self._site.leave_pace(run.batch.id, run.pace)
+        else:
+            heir.pace.go_on_from(run.pace)
+            self._heartbeat.beat()  # else its batch seems to stand until the next one
         self._busy_at = self._site.clock()
         feed.admit()
 

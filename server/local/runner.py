@@ -132,7 +132,7 @@ class Runner:
             batch = replace(batch, errors=(*batch.errors, carried.trouble))
         if carried is not None and carried.answering is not None:
             progress = replace(progress, **carried.answering.pace.rates._asdict())
-        return to_wire(batch, progress, now=self._clock())
+        return to_wire(batch, progress, now=self._clock(), has_worker=carried is not None)
 
     def _move_to_cancelled(self, batch_id: str) -> Batch:
         table = self._store.batches

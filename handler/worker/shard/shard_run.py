@@ -68,7 +68,7 @@ class ShardRun:
         self._unflushed = Unflushed()
         self._durable = claim.shard.progress.at_rest
         self._told = claim.shard.progress
-        self._pace = Pace(site.clock)
+        self.pace = site.paces.pop(claim.shard.batch_id, None) or Pace(site.clock)
         self._part_numbers = count()
         self._has_new_rows = False
         self._is_handing_over = False
@@ -100,7 +100,7 @@ class ShardRun:
     @property
     def progress(self) -> Progress:
         """Return what is durable, the time that it took, and how fast it grows."""
-        rates = self._pace.rates._asdict()
+        rates = self.pace.rates._asdict()
         return replace(self._durable, gpu_seconds=round(self.gpu_seconds, 3), **rates)
 
     @property
@@ -118,10 +118,6 @@ class ShardRun:
         self._site.meter.count(new)
         self._site.tempo.count(new)
         self._site.history.count(self.batch, new, self._site.wall())
-
-    def go_on_from(self, other: ShardRun) -> None:
-        """Take the pace over of a run of the same batch that has ended."""
-        self._pace.go_on_from(other._pace)
 
     def finish(self, raw: RawLine, row: Row) -> None:
         """Take the row of a line that the engine has answered."""
@@ -256,7 +252,7 @@ class ShardRun:
         self._index.add(key, decode_index(data))
         self._unflushed.drop(len(rows), taken_at)
         self._has_new_rows = True
-        self._pace.add(len(rows), sum((row.usage for row in rows), start=Usage()))
+        self.pace.add(len(rows), sum((row.usage for row in rows), start=Usage()))
         self._durable = self._index.progress()
         logger.info(
             "part written",

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from engine.batchfile.pace import Pace
 from handler.aws.calls import Operation, T
 from handler.aws.queues import Queue
 from handler.batch.history import Bucket
@@ -38,7 +39,8 @@ class Site:
 
     `meter` sums up what the worker does, `history` what each batch gains by it, and `tempo` is how
     fast that goes; `cold_start` is what came before. `over` names batches that were found to be
-    over, and until when (Unix seconds) another cannot have the name of one.
+    over, and until when (Unix seconds) another cannot have the name of one. `paces` are those of
+    batches whose last run here has ended less than a minute ago.
     """
 
     aws: Runs
@@ -52,6 +54,7 @@ class Site:
     tempo: Tempo = field(default_factory=Tempo)
     cold_start: ColdStart = field(default_factory=ColdStart)
     over: dict[str, float] = field(default_factory=dict)
+    paces: dict[str, Pace] = field(default_factory=dict)
 
     @property
     def model(self) -> str | None:
@@ -69,6 +72,12 @@ class Site:
         if self.cold_start.reach("row"):
             logger.info("cold start", extra=self.cold_start.steps)
             self.tell(self.cold_start.figures())
+
+    def leave_pace(self, batch_id: str, pace: Pace) -> None:
+        """Keep the pace of a run that has ended, for the next one of its batch."""
+        self.paces[batch_id] = pace
+        for known in [each for each in self.paces if not any(self.paces[each].rates)]:
+            del self.paces[known]
 
     async def tell_history(self) -> None:
         """Add what was gained to the history of each batch; what fails is left out of it."""

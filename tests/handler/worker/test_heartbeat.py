@@ -82,6 +82,22 @@ async def test_a_lease_is_renewed_before_it_ends_and_not_at_each_beat(rig: Rig, 
     assert sent == [1_000, 1_010, 1_020]
 
 
+async def test_a_pace_goes_on_in_the_next_shard_of_its_batch(rig: Rig, site: Site) -> None:
+    """Also where nobody had that one yet: the first beat tells it, and in a minute it is over."""
+    work = rig.batch(GOOD, GOOD, GOOD, shard_lines=1)
+    ended = await claimed(site)
+    site.clock.now += 10  # type: ignore[attr-defined]
+    ended.pace.add(50, Usage())
+    site.leave_pace(work.batch.id, ended.pace)
+    heir = await claimed(site)
+    await done(beats(site, [heir]))
+    assert work.shard(heir.shard.number).progress.rows_per_second == 5.0
+    site.leave_pace(work.batch.id, heir.pace)
+    site.clock.now += 61  # type: ignore[attr-defined]
+    site.leave_pace("another", ended.pace)
+    assert site.paces == {}
+
+
 async def test_a_lease_that_ended_is_not_renewed(rig: Rig, site: Site) -> None:
     """A process that was stopped for long looks at its clock first."""
     work = rig.batch(GOOD)
