@@ -27,6 +27,7 @@ from handler.intake.events import (
     Ignored,
     Intake,
     Sweep,
+    Uploaded,
     drop_message,
     parse_control,
 )
@@ -51,11 +52,11 @@ def bury(deployment: Deployment, body: str, now: int) -> Operation[None]:
         match request:
             case Advance(batch_id):
                 yield from _bury_batch(deployment, batch_id, now)
-            case Drop():
-                if (yield from deployment.table.get_batch(request.batch_id)) is None:
-                    yield from _tell_again(deployment, request, now)
+            case Uploaded(drop) | (Drop() as drop):
+                if (yield from deployment.table.get_batch(drop.batch_id)) is None:
+                    yield from _tell_again(deployment, drop, now)
                 else:
-                    yield from _bury_batch(deployment, request.batch_id, now)
+                    yield from _bury_batch(deployment, drop.batch_id, now)
             case Sweep():
                 logger.error("sweep not done", after=request.after)
             case Intake(batch_id, unit):

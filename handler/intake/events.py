@@ -42,6 +42,17 @@ class Drop:
 
 
 @dataclass(frozen=True, slots=True)
+class Uploaded:
+    """An event of S3 about an upload.
+
+    It is in no tenant's group, and SQS hands it out before all that are: who gets it sends the
+    message of the drop, which waits among those of its tenant.
+    """
+
+    drop: Drop
+
+
+@dataclass(frozen=True, slots=True)
 class Sweep:
     """A look for uploads that nobody knows, among the keys behind one."""
 
@@ -80,7 +91,7 @@ class Ended:
     event: Mapping[str, Any]
 
 
-Request = Drop | Sweep | Advance | Intake | Ended | Ignored
+Request = Uploaded | Drop | Sweep | Advance | Intake | Ended | Ignored
 
 
 class _Model(BaseModel):
@@ -175,4 +186,4 @@ def _parse_record(fields: Any) -> Request:
     version_id = stored.version_id if stored.version_id not in ("", "null") else None
     # Without a sequencer the time orders, and version or ETag tell two uploads of one time apart.
     sequencer = stored.sequencer or f"{record.time or ''}#{version_id or stored.etag or ''}"
-    return Drop(record.s3.bucket.name, key, sequencer, version_id)
+    return Uploaded(Drop(record.s3.bucket.name, key, sequencer, version_id))

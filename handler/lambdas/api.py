@@ -9,7 +9,7 @@ from typing import Any
 from aws_lambda_powertools.utilities.typing import LambdaContext
 
 from handler.api.app import app
-from handler.api.envelope.means import aws
+from handler.api.envelope.means import IS_HEAD, aws
 from handler.dashboard import routes as dashboard
 from handler.log import logger
 
@@ -34,6 +34,7 @@ def answered(event: dict[str, Any], context: LambdaContext) -> dict[str, Any]:
     asked = event["requestContext"]["http"]
     if asked["method"] != "HEAD":
         return fit(app.resolve(event, context))
+    app.append_context(**{IS_HEAD: True})  # type: ignore[no-untyped-call]
     as_get = event["requestContext"] | {"http": asked | {"method": "GET"}}
     answer = app.resolve(event | {"requestContext": as_get}, context)
     return answer | {"body": "", "isBase64Encoded": False}

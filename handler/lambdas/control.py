@@ -10,12 +10,23 @@ from typing import Any
 from aws_lambda_powertools.utilities.typing import LambdaContext
 
 from handler.aws.sync import Aws
+from handler.batch.keys import DROP_TENANT
 from handler.control.advance import advance, go_on
 from handler.control.sweep import sweep
 from handler.deployment import Deployment, deployment
 from handler.fleet.ended import take_end
 from handler.intake.create import take_drop
-from handler.intake.events import Advance, Drop, Ended, Ignored, Intake, Sweep, parse_control
+from handler.intake.events import (
+    Advance,
+    Drop,
+    Ended,
+    Ignored,
+    Intake,
+    Sweep,
+    Uploaded,
+    drop_message,
+    parse_control,
+)
 from handler.intake.units import work_on
 from handler.lambdas.messages import deal_in_time
 from handler.log import logger
@@ -37,6 +48,8 @@ def act_on(aws: Aws, deployment: Deployment, body: str, time_left: Callable[[], 
     """Do what one message asks for; one that asks for nothing is logged and dropped."""
     for request in parse_control(body):
         match request:
+            case Uploaded(drop):
+                aws.run(deployment.control.send(drop_message(drop), group=DROP_TENANT))
             case Drop():
                 batch = aws.run(take_drop(deployment, request, int(time.time())))
                 if batch is not None:

@@ -7,3 +7,6 @@ from functools import cache
 from handler.aws.sync import Aws
 
 aws = cache(Aws)
+
+# Of the context of a request that is asked with HEAD, and answered as with GET.
+IS_HEAD = "is_head"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import time
+from dataclasses import replace
 from typing import Annotated, Final, Literal
 from uuid import uuid4
 
@@ -14,7 +15,7 @@ from aws_lambda_powertools.event_handler.router import APIGatewayHttpRouter
 
 from handler.api.envelope.caller import tenant_of
 from handler.api.envelope.errors import NotFound, Refused
-from handler.api.envelope.means import aws
+from handler.api.envelope.means import IS_HEAD, aws
 from handler.api.envelope.redirect import redirect
 from handler.aws.sync import MAX_PRESIGNED_SECONDS
 from handler.batch.file_object import (
@@ -124,6 +125,8 @@ def file_content(file_id: str) -> Response[str]:
     call = deployment().bucket.download(
         file.key, file.version_id, disposition=disposition_of(file.filename)
     )
+    if router.context.get(IS_HEAD):  # a url is signed for the method that it is asked with
+        call = replace(call, method="head_object")
     return redirect(
         aws().presign(call, MAX_PRESIGNED_SECONDS),
         "The bytes are at the url in this answer's Location header, which is good for an hour and "

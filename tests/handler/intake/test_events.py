@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from pydantic_core import to_json
 
 from handler.aws.queues import advance_message, shard_message
-from handler.intake.events import Advance, Drop, Ended, Ignored, parse_control
+from handler.intake.events import Advance, Drop, Ended, Ignored, Uploaded, parse_control
 
 EVENTS = Path(__file__).parents[2] / "events"
 BUCKET = "tidemill-data"
@@ -30,9 +30,9 @@ def record_of(name: str, number: int = 0) -> Any:
 
 
 def parse_record(record: Any) -> Any:
-    """Return what a message with this record alone asks for."""
+    """Return what a message with this record alone asks for, of an upload its drop."""
     [request] = parse_control(json.dumps({"Records": [record]}))
-    return request
+    return request.drop if isinstance(request, Uploaded) else request
 
 
 @pytest.mark.parametrize("source", ["aws", "ministack", "moto"])
@@ -45,32 +45,31 @@ def test_the_test_event_asks_for_nothing(source: str) -> None:
 
 def test_the_form_in_awss_documents() -> None:
     """Key, sequencer and version as they stand there."""
-    assert parse_control(recorded("aws_put")) == [
-        Drop(
-            AWS_BUCKET,
-            "input/happy face.jsonl",
-            "0055AED6DCD90281E5",
-            "096fKKXTRTtl3on89fVO.nfljtsv6qko",
-        )
-    ]
+    drop = Drop(
+        AWS_BUCKET,
+        "input/happy face.jsonl",
+        "0055AED6DCD90281E5",
+        "096fKKXTRTtl3on89fVO.nfljtsv6qko",
+    )
+    assert parse_control(recorded("aws_put")) == [Uploaded(drop)]
 
 
 def test_a_bucket_without_versions() -> None:
     """The version is simply not known; an escaped plus sign is one."""
     assert parse_control(recorded("aws_put_unversioned")) == [
-        Drop(AWS_BUCKET, "input/café 1+1.jsonl", "0055AED6DCD90281E5")
+        Uploaded(Drop(AWS_BUCKET, "input/café 1+1.jsonl", "0055AED6DCD90281E5"))
     ]
 
 
 def test_several_records_are_taken_one_by_one() -> None:
     """Uploads in parts and copies are drops, a deletion among them is not."""
     first, second, third = parse_control(recorded("aws_several_records"))
-    assert isinstance(first, Drop)
-    assert first.key == "input/big.jsonl"
+    assert isinstance(first, Uploaded)
+    assert first.drop.key == "input/big.jsonl"
     assert isinstance(second, Ignored)
     assert second.is_expected
-    assert isinstance(third, Drop)
-    assert third.key == "input/copy.jsonl"
+    assert isinstance(third, Uploaded)
+    assert third.drop.key == "input/copy.jsonl"
 
 
 @pytest.mark.parametrize("name", ["aws_delete_marker", "ministack_delete_marker"])
@@ -95,9 +94,9 @@ def test_a_delete_marker_is_no_drop(name: str) -> None:
 def test_events_of_emulators(source: str, event: str, key: str) -> None:
     """However they encode the key, it is the one that was uploaded."""
     [request] = parse_control(recorded(f"{source}_{event}"))
-    assert isinstance(request, Drop)
-    assert (request.bucket, request.key) == (BUCKET, key)
-    assert request.sequencer
+    assert isinstance(request, Uploaded)
+    assert (request.drop.bucket, request.drop.key) == (BUCKET, key)
+    assert request.drop.sequencer
 
 
 def test_without_a_sequencer_the_time_orders() -> None:

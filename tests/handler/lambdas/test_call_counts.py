@@ -18,6 +18,7 @@ from handler.aws.sync import Aws
 from handler.batch.model import File
 from handler.batch.states import Status
 from handler.control.reap import reap
+from handler.intake.events import drop_message
 from handler.lambdas.control import act_on
 from handler.moves import turn
 from tests.emulators import Emulator, active_ids
@@ -68,19 +69,17 @@ def heard(cloud: Cloud, body: object) -> Counter[str]:
     return counts
 
 
-def event_of(cloud: Cloud) -> dict[str, Any]:
-    """Drop a file of one shard and return the event that tells of it."""
+def message_of(cloud: Cloud) -> dict[str, object]:
+    """Drop a file of one shard and return the message that tells of it."""
     drop = cloud.put(lines_of(4))
-    stored = {"key": drop.key, "sequencer": drop.sequencer, "versionId": drop.version_id}
-    told = {"bucket": {"name": drop.bucket}, "object": stored}
-    return {"Records": [{"eventName": "ObjectCreated:Put", "s3": told}]}
+    return drop_message(drop)
 
 
 def test_a_drop_is_taken_in_without_reading_its_batch(ministack: Emulator) -> None:
-    """One run from the event to the doorbell: what each write returns is the batch as it is."""
+    """One run from the message to the doorbell: what each write returns is the batch as it is."""
     cloud = Cloud.on(ministack)
     with listening(cloud.aws) as told:
-        counts = heard(cloud, event_of(cloud))
+        counts = heard(cloud, message_of(cloud))
     assert told == ["validating", "in_progress"]
     assert counts == {
         "HeadObject": 1,
@@ -100,7 +99,7 @@ def test_a_drop_is_taken_in_without_reading_its_batch(ministack: Emulator) -> No
 def test_an_event_that_comes_again_reads_the_batch_once(ministack: Emulator) -> None:
     """It finds the batch, and nothing to do but to look for shards that were given up."""
     cloud = Cloud.on(ministack)
-    event = event_of(cloud)
+    event = message_of(cloud)
     heard(cloud, event)
     assert heard(cloud, event) == {
         "HeadObject": 1,
@@ -114,7 +113,7 @@ def test_an_event_that_comes_again_reads_the_batch_once(ministack: Emulator) -> 
 def test_a_batch_whose_shards_are_done_is_read_once(ministack: Emulator) -> None:
     """One run closes, publishes both results, reports, ends and tells."""
     cloud = Cloud.on(ministack)
-    heard(cloud, event_of(cloud))
+    heard(cloud, message_of(cloud))
     [batch_id] = cloud.run(active_ids(cloud.deployment.table))
     Drop(Rig(ministack, cloud.aws, cloud.deployment, None), batch_id, []).run_shard(0)
     counts = heard(cloud, advance_message(batch_id))
@@ -189,7 +188,7 @@ def posted() -> tuple[Counter[str], str]:
 def test_the_schedule_reads_no_shard_of_a_batch_that_runs(ministack: Emulator) -> None:
     """The batch, what is live of it and what is done, however many shards wait in the queue."""
     cloud = Cloud.on(ministack)
-    heard(cloud, event_of(cloud))
+    heard(cloud, message_of(cloud))
     [batch_id] = cloud.run(active_ids(cloud.deployment.table))
     cloud.claim(batch_id)
     reap(cloud.aws, cloud.deployment, int(time.time()))

@@ -16,12 +16,13 @@ from aws_lambda_powertools.utilities.typing import LambdaContext
 from handler.aws.calls import Operation
 from handler.aws.queues import MAX_CONTROL_RECEIVES, Message, Queue, advance_message
 from handler.aws.sync import Aws
-from handler.batch.keys import outputs_of_drop
+from handler.batch.keys import DROP_TENANT, outputs_of_drop
 from handler.batch.states import Status
 from handler.control.advance import advance
 from handler.deployment import Deployment
 from handler.deployment import deployment as cached_deployment
 from handler.errors import AwsError
+from handler.intake.events import Drop, drop_message
 from handler.lambdas import control
 from localstack.pump import Context
 from tests.emulators import Emulator
@@ -69,13 +70,9 @@ def handle(*bodies: str) -> list[str]:
     return [item["itemIdentifier"].removeprefix("message-") for item in failed]
 
 
-def event_of(cloud: Cloud, key: str, sequencer: str = "01") -> str:
-    """Return the event of an upload, in the form of AWS's documents."""
-    event = json.loads((EVENTS / "aws_put_unversioned.json").read_text())
-    s3 = event["Records"][0]["s3"]
-    s3["bucket"]["name"] = cloud.bucket
-    s3["object"] |= {"key": key, "sequencer": sequencer}
-    return json.dumps(event)
+def message_of(cloud: Cloud, key: str, sequencer: str = "01") -> str:
+    """Return the message that tells of an upload."""
+    return json.dumps(drop_message(Drop(cloud.bucket, key, sequencer)))
 
 
 def newest(cloud: Cloud, key: str) -> str | None:
@@ -86,7 +83,10 @@ def newest(cloud: Cloud, key: str) -> str | None:
 
 
 def test_an_upload_becomes_shards_that_are_rung_for(cloud: Cloud) -> None:
-    """The event that the bucket itself has sent, through the handler, to the work queue."""
+    """The event that the bucket itself has sent, through the handler, to the work queue.
+
+    Of S3's events none has a group: the drop is sent on in that of its tenant.
+    """
     cloud.put(lines_of(25), "input/a b+ü.jsonl")
     deadline = time.monotonic() + 30
     bodies: list[str] = []
@@ -96,11 +96,16 @@ def test_an_upload_becomes_shards_that_are_rung_for(cloud: Cloud) -> None:
         )
         bodies += [message.body for message in cloud.run(receive)]
     assert handle(*bodies) == []
+    assert newest(cloud, "input/a b+ü.jsonl") is None
+    receive = cloud.deployment.control.receive(wait_seconds=1, visibility_seconds=60)
+    [drop] = cloud.run(receive)
+    assert drop.group == DROP_TENANT
+    assert handle(drop.body) == []
     batch_id = newest(cloud, "input/a b+ü.jsonl")
     assert batch_id is not None
     assert cloud.batch(batch_id).status is Status.IN_PROGRESS
     assert cloud.rung_shards() == [0, 1, 2]
-    assert handle(*bodies) == []
+    assert handle(drop.body) == []
     assert cloud.rung_shards() == []
 
 
@@ -111,7 +116,7 @@ def test_the_run_of_a_drop_may_die_at_any_moment(cloud: Cloud) -> None:
     while was_killed:
         key = f"input/{len(results)}.jsonl"
         cloud.put(lines_of(25), key)
-        run = partial(control.act_on, cloud.aws, cloud.deployment, event_of(cloud, key), plenty)
+        run = partial(control.act_on, cloud.aws, cloud.deployment, message_of(cloud, key), plenty)
         with listening(cloud.aws) as told:
             was_killed = is_killed_after(len(results), cloud.aws, run)
             rung = cloud.rung_shards()
@@ -147,8 +152,8 @@ def test_what_nobody_understands_does_not_come_again(
     """It is logged; the test event is no warning, an unknown batch is."""
     test_event = (EVENTS / "aws_test_event.json").read_text()
     unknown = json.dumps(advance_message("batch_unknown"))
-    gone = event_of(cloud, "input/gone.jsonl")
-    elsewhere = (EVENTS / "aws_put.json").read_text()
+    gone = message_of(cloud, "input/gone.jsonl")
+    elsewhere = json.dumps(drop_message(Drop("elsewhere", "input/x.jsonl", "01")))
     with caplog.at_level(logging.INFO, logger="tidemill"):
         assert handle(test_event, "nonsense", unknown, gone, elsewhere) == []
     assert [(record.levelname, record.getMessage()) for record in caplog.records] == [

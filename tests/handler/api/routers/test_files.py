@@ -64,6 +64,18 @@ def test_a_client_that_does_not_follow_is_told_what_to_do(lab: OpenAI) -> None:
     assert answer.headers["location"] not in answer.text
 
 
+def test_the_size_of_a_file_is_asked_without_its_bytes(lab: OpenAI) -> None:
+    """By HEAD, through the redirect: a url is signed for the method that is asked with."""
+    made = lab.files.create(file=("x", LINES), purpose="batch")
+    url, headers = f"{URL}/v1/files/{made.id}/content", {"Authorization": f"Bearer {lab.api_key}"}
+    with httpx.Client(transport=Gateway()) as http:
+        answer = http.head(url, headers=headers)
+        gone = http.head(url.replace(made.id, "file-none"), headers=headers)
+    assert (answer.status_code, gone.status_code) == (307, 404)
+    found = httpx.head(answer.headers["location"])
+    assert (found.status_code, found.headers["content-length"]) == (200, str(len(LINES)))
+
+
 @pytest.mark.parametrize("is_chunked", [False, True])
 def test_a_page_of_somebodys_is_never_shown_as_one(lab: OpenAI, *, is_chunked: bool) -> None:
     """Whatever it is called and holds: it comes from the bucket, to be kept, and as no HTML."""
