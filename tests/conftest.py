@@ -45,8 +45,11 @@ def pytest_make_parametrize_id(val: object) -> str | None:
     return f"{len(val)} bytes" if isinstance(val, bytes) else None
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+# Behind pytest-randomly, which shuffles modules, and the tests within each.
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> Iterator[None]:
     """Let the groups that take longest begin first."""
+    yield
     items.sort(key=lambda item: place_of(item.nodeid))
 
 
