@@ -26,4 +26,5 @@ class ServerSettings:
     body_seconds: float = 300.0
     keep_alive_seconds: float = 75.0
     stall_seconds: float = 60.0
+    comment_seconds: float = 15.0
     drain_seconds: float = 30.0
