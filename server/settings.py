@@ -20,6 +20,7 @@ class ServerSettings:
     ssl_keyfile: Path | None = None
     api_keys: tuple[str, ...] = ()
     allowed_origins: tuple[str, ...] = ()
+    allowed_hosts: tuple[str, ...] = ()
     max_queued_requests: int = 1024
     max_body_bytes: int = MAX_BODY_BYTES
     header_seconds: float = 10.0
