@@ -7,7 +7,6 @@ import time
 from functools import partial
 from typing import Any
 
-from pydantic_core import from_json
 from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
@@ -20,12 +19,12 @@ from server.answers import Answers
 from server.bodies import check_type, header, media_type, parsed
 from server.clients import while_here
 from server.errors import answered
-from server.forms import FormReader
+from server.forms import FormReader, values
 from server.means import Means, new_request_id
 
 _FORM, _JSON = "multipart/form-data", "application/json"
-# A form knows no numbers: what it holds is text.
-_NUMBERS = frozenset({"temperature", "seed", "stream", "top_p", "top_k", "min_p", "n"})
+# What a form holds is text: of these fields nothing else, however it looks.
+_TEXTS = frozenset({"model", "file_url", "language", "to_language", "prompt", "response_format"})
 _PLAIN = frozenset({"text", "srt", "vtt"})
 
 
@@ -79,16 +78,7 @@ def _of_form(reader: FormReader, data: bytes) -> dict[str, Any]:
     """Return the body that a form stands for; raises `RequestError` for one that is none."""
     recording = reader.read(data)
     reader.end()
-    body: dict[str, Any] = reader.fields | reader.lists
-    for name in body.keys() & _NUMBERS:
-        body[name] = _number(body[name])
+    body = values(reader, _TEXTS)
     if reader.has_file == (FILE_URL in body):
         raise RequestError(f"Send `{FILE}`, the recording, or a `{FILE_URL}`.", param=FILE)
     return body | {FILE: recording} if reader.has_file else body
-
-
-def _number(text: str) -> Any:
-    try:
-        return from_json(text)
-    except ValueError:
-        return text

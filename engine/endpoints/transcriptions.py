@@ -10,7 +10,7 @@ import math
 import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypedDict
 
 from engine.contract import Reply, Usage
 from engine.endpoints.endpoint import Check, Fetched, Heading, Prepared
@@ -51,6 +51,34 @@ class SpeechModel:
     seed: int = 0
 
 
+class _Sampling(TypedDict):
+    """How tokens are chosen, in the words of the engine's request."""
+
+    temperature: float
+    top_p: float
+    top_k: int
+    min_p: float
+    presence_penalty: float
+    frequency_penalty: float
+    repetition_penalty: float
+
+
+def _sampling(request: TranscriptionRequest | TranslationRequest) -> _Sampling:
+    top_p, top_k = request.top_p, max(0, request.top_k or 0)
+    if top_p == 0:  # nothing but the likeliest token is within a share of 0
+        top_p, top_k = 1.0, 1
+    repetition_penalty = request.repetition_penalty
+    return _Sampling(
+        temperature=request.temperature or 0.0,
+        top_p=1.0 if top_p is None else top_p,
+        top_k=top_k,
+        min_p=request.min_p or 0.0,
+        presence_penalty=request.presence_penalty or 0.0,
+        frequency_penalty=request.frequency_penalty or 0.0,
+        repetition_penalty=1.0 if repetition_penalty is None else repetition_penalty,
+    )
+
+
 @dataclass(frozen=True, slots=True)
 class _Asked:
     """What a body asks of a recording, whatever that is."""
@@ -58,7 +86,7 @@ class _Asked:
     file_url: str
     language: str | None
     prompt_ids: tuple[int, ...]
-    temperature: float
+    sampling: _Sampling
     seed: int | None
     response_format: str
     granularities: tuple[str, ...]
@@ -123,7 +151,7 @@ class Recordings:
             task=self._task,
             language=asked.language,
             prompt_ids=asked.prompt_ids,
-            temperature=asked.temperature,
+            **asked.sampling,
             seed=seed_of_choice(
                 asked.seed,
                 engine_seed=self._model.seed,
@@ -172,7 +200,7 @@ class Recordings:
             file_url=request.file_url,
             language=self._language(request.language),
             prompt_ids=self._prompt_ids(request.prompt),
-            temperature=request.temperature or 0.0,
+            sampling=_sampling(request),
             seed=request.seed,
             response_format=response_format,
             granularities=granularities,

@@ -226,8 +226,7 @@ class SpeechWork:
             Place(
                 written=window.written,
                 has_times=window.has_times,
-                temperature=window.recording.request.temperature,
-                seed=window.recording.request.seed,
+                request=window.recording.request,
                 number=window.recording.num_output_tokens + len(window.written),
             )
             for window in windows
