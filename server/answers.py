@@ -66,6 +66,7 @@ class Answers:
         """Send what the engine answers to a body at a url; `shown` is how a whole reply looks."""
         with self.means.gate.entered():
             answering = self.means.engine.answer(url, body, new_request_id(), int(time.time()))
+            reply: Reply | StreamedReply | None
             if is_stream(body):
                 reply = await self._streamed(answering, receive, send)
             else:

@@ -70,7 +70,9 @@ class Connection(HttpToolsProtocol):
         if self.parser.should_upgrade():
             raise ValueError("this server speaks HTTP/1.1 alone")
         super().on_headers_complete()
-        self.cycle.transport = _Lingering(self.transport, self.close_after_request)
+        answers = _Lingering(self.transport, self.close_after_request)
+        # It has all of a transport that an answer needs.
+        self.cycle.transport = answers  # type: ignore[assignment]
 
     def on_body(self, body: bytes) -> None:
         """Take more of a body."""

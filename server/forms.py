@@ -182,7 +182,8 @@ def _put(body: dict[str, Any], name: str, value: object) -> None:
     top, keys = (match[1], _KEY.findall(match[2])) if match else (name, [])
     if len(keys) > _MAX_KEYS:
         raise RequestError(f"`{top}` has too many keys in its name.", param=top)
-    holder, last = body, top
+    holder: Any = body
+    last = top
     for key in keys:
         holder, last = holder.setdefault(last, {}), key
         if not isinstance(holder, dict):

@@ -13,9 +13,10 @@ from dataclasses import dataclass
 from typing import Any, TypedDict
 
 from engine.contract import Reply, Usage
-from engine.endpoints.endpoint import Check, Fetched, Heading, Prepared
+from engine.endpoints.endpoint import Check, Fetched, Heading, Prepared, Unfolding
 from engine.endpoints.sequences import seed_of_choice
 from engine.endpoints.subtitles import Cue, srt, vtt
+from engine.endpoints.transcripts import Transcript, TranscriptUnfolding, is_unspaced
 from engine.protocol.audio import (
     FILE,
     FILE_URL,
@@ -25,9 +26,10 @@ from engine.protocol.audio import (
     too_large,
 )
 from engine.protocol.errors import RequestError
-from engine.protocol.languages import LANGUAGES, UNSPACED
+from engine.protocol.languages import LANGUAGES
 from engine.protocol.requests import read_body
 from engine.protocol.routes import TRANSCRIPTIONS, TRANSLATIONS
+from engine.protocol.stream import StreamOptions
 from engine.scheduling.speech import Hearing, SpeechRequest, SpeechResult, SpeechSegment, Task
 from engine.text.tokenizer import Tokenizer
 from engine.text.words import words_of
@@ -173,7 +175,7 @@ class Recordings:
             completion_tokens=result.num_output_tokens,
             audio_seconds=answer.seconds,
         )
-        body: dict[str, Any] = {"text": self._text(result)}
+        body: dict[str, Any] = {"text": Transcript(self._model.tokenizer, self._task).add(result)}
         match answer.response_format:
             case "srt":
                 body["text"] = srt(self._cues(result))
@@ -184,6 +186,17 @@ class Recordings:
         if self._task == "transcribe":  # OpenAI and vLLM tell it of these alone
             body["usage"] = {"type": "duration", "seconds": math.ceil(answer.seconds)}
         return Reply(200, body, usage)
+
+    def unfold(self, prepared: _Prepared, options: StreamOptions) -> Unfolding:
+        """Return the text before anything of it has come; raises `RequestError` for documents."""
+        response_format = prepared.context.response_format
+        if response_format in _TIMED_FORMATS:
+            raise RequestError(
+                f"`response_format` {response_format} comes whole: leave `stream` out, or send json"
+                " or text.",
+                param="response_format",
+            )
+        return TranscriptUnfolding(self._model.tokenizer, self._task, prepared.heading, options)
 
     def _asked(self, body: dict[str, Any]) -> _Asked:
         """Return what is asked of a recording; raises `RequestError` for what cannot be."""
@@ -242,18 +255,6 @@ class Recordings:
         max_tokens = self._model.hearing.max_prompt_tokens
         return tuple(ids[-max_tokens:]) if max_tokens else ()
 
-    def _text(self, result: SpeechResult) -> str:
-        joint = "" if self._is_unspaced(result) else " "
-        text = ""
-        for segment in result.segments:
-            part = self._model.tokenizer.text(segment.token_ids)
-            is_apart = not text or not part or text[-1].isspace() or part[0].isspace()
-            text += part if is_apart else joint + part
-        return text.strip()
-
-    def _is_unspaced(self, result: SpeechResult) -> bool:
-        return self._task == "transcribe" and result.language in UNSPACED
-
     def _cues(self, result: SpeechResult) -> list[Cue]:
         tokenizer = self._model.tokenizer
         return [
@@ -293,7 +294,7 @@ class Recordings:
         }
 
     def _words(self, result: SpeechResult) -> list[dict[str, Any]]:
-        tokenizer, has_spaces = self._model.tokenizer, not self._is_unspaced(result)
+        tokenizer, has_spaces = self._model.tokenizer, not is_unspaced(self._task, result.language)
         words: list[dict[str, Any]] = []
         for segment in result.segments:
             pieces = [tokenizer.piece(token_id) for token_id in segment.token_ids]
