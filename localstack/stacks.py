@@ -32,7 +32,7 @@ class DeploymentFailed(Exception):
 def synthesise(folder: Path, *, config: Path, **context: str) -> Path:
     """Write the templates that `config` asks for, for Lambdas on this machine, below `folder`."""
     out = folder / "cdk"
-    pairs = {"local": "true", "config": str(config), **context}
+    pairs = {"local": "true", "config": str(config.absolute()), **context}
     words = [word for name, value in pairs.items() for word in ("-c", f"{name}={value}")]
     _finish(_begin(["cdk", "synth", "--quiet", "--output", str(out), *words], {}))
     return out

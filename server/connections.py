@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, Final
 
 from pydantic_core import to_json
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
@@ -14,9 +15,11 @@ from engine.protocol.errors import RequestError
 from server.settings import ServerSettings
 
 MAX_HEAD_BYTES = 64 * 2**10
-# After an answer that came before the whole request: so long what is still sent is thrown away, so
-# that the answer is read before the connection ends.
-_LINGER_SECONDS = 2.0
+# Lingering: after an answer that came before the whole request, what is still sent is thrown away
+# for so long, and so long without a byte. A connection that ends with unread bytes is reset, and
+# its client, which reads only once it has sent all, loses the answer.
+_LINGER_SECONDS: Final = 30.0
+_LINGER_IDLE_SECONDS: Final = 5.0
 
 
 class Connection(HttpToolsProtocol):
@@ -29,6 +32,9 @@ class Connection(HttpToolsProtocol):
         self._stall: asyncio.TimerHandle | None = None
         self._idle_bytes = 0  # since the last byte of a body, or the last head
         self._is_in_message = False
+        self._linger_ends: float | None = None
+        self._is_closing = False  # as soon as the request has come
+        self._is_refused = False  # it is no HTTP: nothing more is parsed
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Begin to wait for the first head."""
@@ -44,8 +50,12 @@ class Connection(HttpToolsProtocol):
 
     def data_received(self, data: bytes) -> None:
         """Read on, unless what comes is neither a head that ends nor a body."""
-        if not self._is_in_message and self._timer is None:
+        if self._linger_ends is not None:
+            self._wait_for_rest(self._linger_ends)
+        elif not self._is_in_message and self._timer is None:
             self._wait(self._settings.header_seconds)
+        if self._is_refused:
+            return
         self._idle_bytes += len(data)
         super().data_received(data)
         if self._idle_bytes > MAX_HEAD_BYTES and not self.transport.is_closing():
@@ -53,11 +63,16 @@ class Connection(HttpToolsProtocol):
 
     def on_headers_complete(self) -> None:
         """Begin with a request; one that wants another protocol is refused."""
+        if self.transport.is_closing():
+            raise ValueError("the connection has ended")
         self._is_in_message, self._idle_bytes = True, 0
         self._wait(None)
         if self.parser.should_upgrade():
             raise ValueError("this server speaks HTTP/1.1 alone")
         super().on_headers_complete()
+        answers = _Lingering(self.transport, self.close_after_request)
+        # It has all of a transport that an answer needs.
+        self.cycle.transport = answers  # type: ignore[assignment]
 
     def on_body(self, body: bytes) -> None:
         """Take more of a body."""
@@ -66,16 +81,26 @@ class Connection(HttpToolsProtocol):
 
     def on_message_complete(self) -> None:
         """Expect the next head once there is more."""
-        self._is_in_message, self._idle_bytes = False, 0
+        self._is_in_message, self._idle_bytes, self._linger_ends = False, 0, None
         self._wait(None)
+        if self._is_closing:
+            self.transport.close()
         super().on_message_complete()
 
     def on_response_complete(self) -> None:
         """Throw the rest of a request away that was answered before it had come."""
         super().on_response_complete()
         if self._is_in_message and not self.pipeline:
-            self._unset_keepalive_if_required()
-            self._wait(_LINGER_SECONDS)
+            self._linger()
+
+    def close_after_request(self) -> None:
+        """End the connection after its answer, once the whole request has come."""
+        if not self._is_in_message:
+            self.transport.close()
+            return
+        self._is_closing = True
+        self._end_writing()
+        self._linger()
 
     def pause_writing(self) -> None:
         """Begin to wait for a client that does not read."""
@@ -90,10 +115,32 @@ class Connection(HttpToolsProtocol):
 
     def send_400_response(self, msg: str) -> None:
         """Refuse what is no HTTP, in OpenAI's form, and end the connection."""
+        self._is_refused = True
+        if self._is_closing or self.transport.is_closing():
+            return  # after its answer
         body = to_json(error_body(RequestError(msg, code="invalid_http")))
         head = b"content-type: application/json\r\ncontent-length: %d\r\nconnection: close\r\n\r\n"
         self.transport.write(STATUS_LINE[400] + head % len(body) + body)
-        self.transport.close()
+        if self.cycle is not None:  # nobody reads what else would be answered
+            self.cycle.disconnected = True
+            self.cycle.message_event.set()
+        self._is_closing = True
+        self._end_writing()
+        self._linger()
+
+    def _end_writing(self) -> None:
+        """Tell the client that no more comes, where that can be said before it has sent all."""
+        if self.transport.can_write_eof():  # not under TLS
+            self.transport.write_eof()
+
+    def _linger(self) -> None:
+        """Begin to throw away what comes."""
+        self._unset_keepalive_if_required()
+        self._linger_ends = self.loop.time() + _LINGER_SECONDS
+        self._wait_for_rest(self._linger_ends)
+
+    def _wait_for_rest(self, ends: float) -> None:
+        self._wait(max(0.0, min(_LINGER_IDLE_SECONDS, ends - self.loop.time())))
 
     def _wait(self, seconds: float | None) -> None:
         """End the connection unless something comes within so many seconds."""
@@ -102,7 +149,19 @@ class Connection(HttpToolsProtocol):
         self._timer = None if seconds is None else self.loop.call_later(seconds, self._end)
 
     def _end(self) -> None:
-        self.transport.abort()
+        if self._linger_ends is None:
+            self.transport.abort()
+        else:
+            self.transport.close()
+
+
+class _Lingering:
+    """The transport of one answer: closed by the connection, which may have more to read."""
+
+    __slots__ = ("close", "is_closing", "write")
+
+    def __init__(self, transport: asyncio.Transport, close: Callable[[], None]) -> None:
+        self.write, self.is_closing, self.close = transport.write, transport.is_closing, close
 
 
 def connections_of(settings: ServerSettings) -> Any:

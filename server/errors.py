@@ -103,8 +103,13 @@ async def refuse_route(request: Request, exc: Exception) -> Response:
 
 async def fail(_: Request, exc: Exception) -> Response:
     """Answer a request that met a fault of ours; who runs the server logs it."""
+    return refusal(fault_of(exc))
+
+
+def fault_of(exc: Exception) -> RequestError:
+    """Return a fault of ours as a client is told of it."""
     words: dict[str, Any] = {"message": "Something went wrong on our side.", "code": "internal"}
     if isinstance(exc, EngineError):
         words = {"message": "The engine cannot go on.", "code": exc.code}
     status_code = 503 if isinstance(exc, EngineError) else 500
-    return refusal(RequestError(**words, status_code=status_code, type="server_error"))
+    return RequestError(**words, status_code=status_code, type="server_error")

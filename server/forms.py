@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Collection
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
+from pydantic_core import from_json
 from python_multipart.exceptions import FormParserError
 from python_multipart.multipart import MultipartParser, parse_options_header
 
@@ -19,6 +22,10 @@ _MAX_PARTS: Final = 100
 _LIST: Final = "[]"
 _MAX_HEAD_BYTES: Final = 16_384
 _MAX_TEXT_BYTES: Final = 65_536
+_NAME: Final = re.compile(r"([^\[\]]+)((?:\[[^\[\]]*\])*)")
+_KEY: Final = re.compile(r"\[([^\[\]]*)\]")
+_MAX_KEYS: Final = 4
+_WORDS: Final = {"true": True, "false": False}
 
 
 @dataclass(slots=True)
@@ -152,6 +159,45 @@ class FormReader:
 
     def _end(self) -> None:
         self._is_whole = True
+
+
+def values(form: FormReader, texts: Collection[str]) -> dict[str, Any]:
+    """Return the body that the fields of a form stand for, by OpenAI's clients' names for them.
+
+    `name[]` is a list and `name[key]` an object. A field that is none of `texts` is what its text
+    is in JSON, if it is anything; an empty one is left out, as it is by FastAPI. Raises
+    `RequestError` for one that comes in two ways.
+    """
+    body: dict[str, Any] = {}
+    for name, text in form.fields.items():
+        if text:
+            _put(body, name, text if name in texts else _value(text))
+    for name, given in form.lists.items():
+        _put(body, name.removesuffix(_LIST), given)
+    return body
+
+
+def _put(body: dict[str, Any], name: str, value: object) -> None:
+    match = _NAME.fullmatch(name)
+    top, keys = (match[1], _KEY.findall(match[2])) if match else (name, [])
+    if len(keys) > _MAX_KEYS:
+        raise RequestError(f"`{top}` has too many keys in its name.", param=top)
+    holder: Any = body
+    last = top
+    for key in keys:
+        holder, last = holder.setdefault(last, {}), key
+        if not isinstance(holder, dict):
+            break
+    if not isinstance(holder, dict) or last in holder:
+        raise RequestError(f"`{top}` comes in two ways.", param=top, code="duplicate_field")
+    holder[last] = value
+
+
+def _value(text: str) -> Any:
+    try:
+        return from_json(text)
+    except ValueError:
+        return _WORDS.get(text.lower(), text)
 
 
 def _boundary_of(content_type: str) -> bytes:

@@ -16,19 +16,21 @@ from server.bodies import header
 from server.clients import ClientGone
 from server.errors import Refused, refusal, stopping
 from server.means import Means
+from server.origins import Origins
 
 _BEARER = "bearer "
 _OTHER = "other"
 
 
 class Front:
-    """Asks for a key, counts, and lets go of whoever has gone away."""
+    """Asks for a key, refuses pages of strangers, counts, and lets go of whoever has gone away."""
 
     def __init__(self, app: ASGIApp, means: Means, paths: frozenset[str]) -> None:
         self._app = app
         self._figures = means.figures
         self._gate = means.gate
         self._keys = Keys(means.settings.api_keys)
+        self._origins = Origins(means.settings)
         self._paths = paths
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -45,8 +47,8 @@ class Front:
             await send(message)
 
         app = self._app
-        if path not in OPEN_PATHS and not self._keys.let_in(header(scope, b"authorization")):
-            app = refusal(_no_key())
+        if refused := None if path in OPEN_PATHS else self._refused(scope):
+            app = refusal(refused)
         try:
             await app(scope, receive, noting)
         except ClientGone:
@@ -62,6 +64,12 @@ class Front:
             route = path if path in self._paths else _OTHER
             self._figures.requests.labels(route, str(status or 500)).inc()
             self._figures.seconds.labels(route).observe(time.monotonic() - begun)
+
+    def _refused(self, scope: Scope) -> Refused | None:
+        """Return the refusal of a request by who sends it, or None."""
+        if not self._keys.let_in(header(scope, b"authorization")):
+            return _no_key()
+        return self._origins.refused(scope)
 
 
 class Keys:

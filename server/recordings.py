@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from functools import partial
 from typing import Any
 
-from pydantic_core import from_json
 from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
@@ -18,14 +16,13 @@ from engine.protocol.errors import RequestError
 from engine.protocol.routes import TRANSCRIPTIONS, TRANSLATIONS
 from server.answers import Answers
 from server.bodies import check_type, header, media_type, parsed
-from server.clients import while_here
 from server.errors import answered
-from server.forms import FormReader
-from server.means import Means, new_request_id
+from server.forms import FormReader, values
+from server.means import Means
 
 _FORM, _JSON = "multipart/form-data", "application/json"
-# A form knows no numbers: what it holds is text.
-_NUMBERS = frozenset({"temperature", "seed", "stream", "top_p", "top_k", "min_p", "n"})
+# What a form holds is text: of these fields nothing else, however it looks.
+_TEXTS = frozenset({"model", "file_url", "language", "to_language", "prompt", "response_format"})
 _PLAIN = frozenset({"text", "srt", "vtt"})
 
 
@@ -36,7 +33,7 @@ def routes(means: Means) -> list[Route]:
 
 
 class Recordings(Answers):
-    """Answers one recording, in the form that was asked for: some are no JSON."""
+    """Answers one recording, in the form that was asked for: some are no JSON, some a stream."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Read the form, ask the engine, and send what it answers."""
@@ -46,14 +43,9 @@ class Recordings(Answers):
         reader = FormReader(header(scope, b"content-type") or "", FILE) if is_form else None
         parse = parsed if reader is None else partial(_read_form, reader)
         async with self.means.bodies.read(scope, receive, parse) as body:
-            with self.means.gate.entered():
-                answering = self.means.engine.answer(
-                    scope["path"], body, new_request_id(), int(time.time())
-                )
-                reply = await while_here(receive, answering)
-                assert isinstance(reply, Reply), "recordings are answered at once"
-                is_plain = is_form and body.get("response_format") in _PLAIN
-                await _response(reply, is_form=is_form, is_plain=is_plain)(scope, receive, send)
+            is_plain = is_form and body.get("response_format") in _PLAIN
+            shown = partial(_response, is_form=is_form, is_plain=is_plain)
+            await self.answer(scope["path"], body, scope, receive, send, shown=shown)
 
 
 def _response(reply: Reply, *, is_form: bool, is_plain: bool) -> Response:
@@ -79,16 +71,7 @@ def _of_form(reader: FormReader, data: bytes) -> dict[str, Any]:
     """Return the body that a form stands for; raises `RequestError` for one that is none."""
     recording = reader.read(data)
     reader.end()
-    body: dict[str, Any] = reader.fields | reader.lists
-    for name in body.keys() & _NUMBERS:
-        body[name] = _number(body[name])
+    body = values(reader, _TEXTS)
     if reader.has_file == (FILE_URL in body):
         raise RequestError(f"Send `{FILE}`, the recording, or a `{FILE_URL}`.", param=FILE)
     return body | {FILE: recording} if reader.has_file else body
-
-
-def _number(text: str) -> Any:
-    try:
-        return from_json(text)
-    except ValueError:
-        return text

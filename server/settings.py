@@ -20,10 +20,12 @@ class ServerSettings:
     ssl_keyfile: Path | None = None
     api_keys: tuple[str, ...] = ()
     allowed_origins: tuple[str, ...] = ()
+    allowed_hosts: tuple[str, ...] = ()
     max_queued_requests: int = 1024
     max_body_bytes: int = MAX_BODY_BYTES
     header_seconds: float = 10.0
     body_seconds: float = 300.0
     keep_alive_seconds: float = 75.0
     stall_seconds: float = 60.0
+    comment_seconds: float = 15.0
     drain_seconds: float = 30.0

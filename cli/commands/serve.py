@@ -63,6 +63,7 @@ class ServeOptions(EngineOptions):
     ssl_certfile: Path | None
     api_keys: tuple[str, ...]
     allowed_origins: tuple[str, ...]
+    allowed_hosts: tuple[str, ...]
     max_queued_requests: int | None
     max_body_bytes: int | None
     drain_timeout: int | None
@@ -123,6 +124,14 @@ def _add_server_flags(group: argparse._ArgumentGroup) -> None:
         help="pages of these origins may ask; * is any (default: none)",
     )
     add(
+        "--allowed-hosts",
+        nargs="+",
+        default=(),
+        metavar="NAME",
+        help="names by which a server without keys is asked; * is any (default: those of this "
+        "machine at a loopback address, else any)",
+    )
+    add(
         "--max-queued-requests",
         type=positive_int,
         metavar="N",
@@ -159,6 +168,7 @@ def options_from(arguments: argparse.Namespace) -> ServeOptions:
         ssl_certfile=arguments.ssl_certfile,
         api_keys=tuple(keys),
         allowed_origins=tuple(arguments.allowed_origins),
+        allowed_hosts=tuple(arguments.allowed_hosts),
         max_queued_requests=arguments.max_queued_requests,
         max_body_bytes=arguments.max_body_bytes,
         drain_timeout=arguments.drain_timeout,
@@ -289,5 +299,6 @@ def _settings(options: ServeOptions) -> ServerSettings:
         uds=options.uds,
         api_keys=options.api_keys,
         allowed_origins=options.allowed_origins,
+        allowed_hosts=options.allowed_hosts,
         **{name: value for name, value in given.items() if value is not None},
     )

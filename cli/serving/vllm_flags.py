@@ -12,29 +12,35 @@ from types import MappingProxyType
 # here one by one, with their own words.
 _PASSED_OVER = frozenset(
     """
-    allow-credentials allowed-headers allowed-local-media-path allowed-methods api-server-count
-    async-scheduling attention-backend block-size
+    aggregate-engine-logging allow-credentials allowed-headers allowed-local-media-path
+    allowed-methods api-server-count async-scheduling attention-backend block-size
     calculate-kv-scales chat-template-content-format code-revision collect-detailed-traces
-    compilation-config cpu-offload-gb cuda-graph-sizes cudagraph-capture-sizes
+    compilation-config cpu-offload-gb cuda-graph-sizes cudagraph-capture-sizes cudagraph-metrics
     disable-access-log-for-endpoints disable-cascade-attn disable-chunked-mm-input
-    disable-custom-all-reduce disable-fastapi-docs disable-uvicorn-access-log
-    disable-frontend-multiprocessing disable-hybrid-kv-cache-manager disable-log-requests
-    disable-log-stats distributed-executor-backend enable-auto-tool-choice enable-chunked-prefill
-    enable-expert-parallel enable-log-outputs enable-log-requests
-    enable-prefix-caching enable-prompt-tokens-details enable-request-id-headers
-    enable-server-load-tracking enable-sleep-mode enable-ssl-refresh enforce-eager
-    fully-sharded-loras gpu-memory-utilization
+    disable-custom-all-reduce disable-fastapi-docs disable-frontend-multiprocessing
+    disable-hybrid-kv-cache-manager disable-log-requests disable-log-stats
+    disable-uvicorn-access-log distributed-executor-backend enable-auto-tool-choice
+    enable-chunked-prefill enable-cumem-allocator enable-dbo enable-eplb enable-expert-parallel
+    enable-flashinfer-autotune enable-layerwise-nvtx-tracing enable-log-deltas
+    enable-log-outputs enable-log-requests enable-logging-iteration-details enable-mfu-metrics
+    enable-mm-processor-stats enable-prefix-caching enable-prompt-tokens-details
+    enable-request-id-headers enable-server-load-tracking enable-sleep-mode enable-ssl-refresh
+    enforce-eager fail-on-environ-validation fully-sharded-loras gpu-memory-utilization
     guided-decoding-backend guided-decoding-disable-any-whitespace h11-max-header-count
-    h11-max-incomplete-event-size kv-cache-metrics log-config-file
-    long-prefill-token-threshold lora-extra-vocab-size max-cpu-loras
-    max-cudagraph-capture-size max-log-len
-    max-logprobs max-long-partial-prefills max-num-partial-prefills max-parallel-loading-workers
-    max-seq-len-to-capture media-io-kwargs mm-encoder-only mm-processor-cache-gb
-    num-gpu-blocks-override num-lookahead-slots num-scheduler-steps
-    optimization-level otlp-traces-endpoint preemption-mode prefix-caching-hash-algo
-    response-role safetensors-load-strategy scheduling-policy show-hidden-metrics-for-version
-    speculative-config stream-interval structured-outputs-config swap-space tokenizer-pool-size
-    trust-remote-code use-v2-block-manager uvicorn-log-level
+    h11-max-incomplete-event-size kv-cache-metrics kv-cache-metrics-sample kv-offloading-backend
+    kv-offloading-size language-model-only log-config-file log-error-stack
+    long-prefill-token-threshold lora-extra-vocab-size max-cpu-loras max-cudagraph-capture-size
+    max-log-len max-logprobs max-long-partial-prefills max-num-partial-prefills
+    max-num-queued-reqs max-num-queued-tokens max-parallel-loading-workers
+    max-seq-len-to-capture media-io-kwargs mm-encoder-only mm-encoder-tp-mode
+    mm-processor-cache-gb mm-processor-cache-type mm-shm-cache-max-object-size-mb
+    num-gpu-blocks-override num-lookahead-slots num-scheduler-steps optimization-level
+    otlp-traces-endpoint performance-mode preemption-mode prefix-cache-retention-interval
+    prefix-caching-hash-algo renderer-num-workers response-role safetensors-load-strategy
+    scheduler-reserve-full-isl scheduling-policy show-hidden-metrics-for-version
+    skip-mm-profiling speculative-config stream-interval structured-outputs-config swap-space
+    tokenizer-pool-size trust-remote-code use-tqdm-on-load use-v2-block-manager
+    uvicorn-log-level
     """.split()
 )
 
@@ -62,6 +68,7 @@ _INSTEAD = MappingProxyType(
         "config": "write the flags themselves",
         "config-format": _IN_FOLDER,
         "data-parallel-size": "start a run for each GPU, with a part of the file each",
+        "default-chat-template-kwargs": "write `chat_template_kwargs` into the lines",
         "disable-sliding-window": "--max-model-len bounds the context",
         "download-dir": "HF_HOME says where models from the hub are kept",
         "generation-config": "write the parameters into the lines",

@@ -89,7 +89,7 @@ class ChatCompletions:
             created=heading.created,
             model=heading.model,
             choices=[
-                shown_choice(i, choice, answer, request, self._tokenizer)
+                shown_choice(i, choice, answer, conversation, self._tokenizer)
                 for i, (choice, answer) in enumerate(zip(choices, answers, strict=True))
             ],
             usage=usage_body(

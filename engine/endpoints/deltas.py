@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from engine.answers.answer import CallPiece, Piece
+from engine.answers.plain import PlainReading
 from engine.endpoints.conversations import Conversation
 from engine.endpoints.endpoint import Told
 from engine.endpoints.growing import Chunks, GrowingChoices, Growth
 from engine.endpoints.logprobs import chat_logprobs, prompt_logprobs
-from engine.endpoints.messages import echoed, finish_reason, num_thinking_tokens
-from engine.protocol.chat import chat_choice
+from engine.endpoints.messages import (
+    echoed,
+    finish_reason,
+    num_thinking_tokens,
+    shows_reasoning,
+)
+from engine.protocol.chat import REASONING_FIELDS, chat_choice
 from engine.scheduling.sequence import SequenceResult
 from engine.text.tokenizer import Tokenizer
+
+_SAYING = (*REASONING_FIELDS, "content", "tool_calls")
 
 
 class ChatUnfolding:
@@ -35,6 +43,8 @@ class ChatUnfolding:
         num_choices = conversation.request.n or 1
         self._readers = [conversation.reading.reader(place) for place in range(num_choices)]
         self._has_calls = [False] * num_choices
+        self._has_said = [False] * num_choices
+        self._may_be_silent = not isinstance(conversation.reading, PlainReading)
         self._num_thinking_tokens = 0
         self._is_told = False
 
@@ -76,11 +86,7 @@ class ChatUnfolding:
             self._num_thinking_tokens += num_thinking_tokens(
                 ended.result.token_ids, reader.thinking, self._conversation, self._tokenizer
             )
-        delta = _delta_of(pieces, with_reasoning=request.include_reasoning is not False)
-        self._has_calls[growth.place] |= "tool_calls" in delta
-        if growth.is_first:
-            content = echoed(request) + delta.get("content", "")
-            delta = {"role": "assistant", **delta, "content": content}
+        delta = self._delta(growth, pieces)
         shown = chat_choice(
             growth.place,
             delta,
@@ -95,6 +101,23 @@ class ChatUnfolding:
         if request.return_token_ids:
             shown["token_ids"] = growth.token_ids
         return shown
+
+    def _delta(self, growth: Growth, pieces: Sequence[Piece]) -> dict[str, Any]:
+        """Return what came as a delta; put together, content is null where the whole answer's is.
+
+        So the first delta has null, unless there is content or can be nothing else.
+        """
+        place, request = growth.place, self._conversation.request
+        delta = _delta_of(pieces, with_reasoning=shows_reasoning(self._conversation))
+        self._has_calls[place] |= "tool_calls" in delta
+        if growth.is_first:
+            content = echoed(request) + delta.get("content", "")
+            delta = {"role": "assistant", **delta, "content": content or None}
+        self._has_said[place] |= any(delta.get(name) for name in _SAYING)
+        if not self._has_said[place] and (growth.ended or not self._may_be_silent):
+            delta["content"] = ""
+            self._has_said[place] = True
+        return delta
 
     def _logprobs(self, growth: Growth) -> dict[str, Any] | None:
         request = self._conversation.request
@@ -121,7 +144,8 @@ def _delta_of(pieces: Iterable[Piece], *, with_reasoning: bool) -> dict[str, Any
     calls: dict[int, dict[str, Any]] = {}
     for piece in pieces:
         reasoning = piece.reasoning if with_reasoning else ""
-        for name, text in (("reasoning_content", reasoning), ("content", piece.content)):
+        said = (*((name, reasoning) for name in REASONING_FIELDS), ("content", piece.content))
+        for name, text in said:
             if text:
                 delta[name] = delta.get(name, "") + text
         for more in piece.calls:

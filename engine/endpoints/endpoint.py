@@ -10,7 +10,7 @@ from typing import Any, Generic, Protocol, TypeVar, runtime_checkable
 from engine.contract import Reply
 from engine.protocol.routes import Route
 from engine.protocol.stream import StreamOptions
-from engine.scheduling.sequence import SequenceResult, TokenLogprob
+from engine.scheduling.sequence import TokenLogprob
 
 
 class Sized(Protocol):
@@ -113,6 +113,10 @@ class Told(Protocol):
     def prompt_logprobs(self) -> Sequence[TokenLogprob | None]:
         """Return the prompt's, the first time, where they were asked for."""
 
+    @property
+    def part(self) -> Any:
+        """Return the piece of the result that came, of work that tells no tokens."""
+
 
 class Unfolding(Protocol):
     """One answer as it comes; it knows what it has told, and nothing else changes.
@@ -120,10 +124,10 @@ class Unfolding(Protocol):
     All of the chunks put together say what `finish` would.
     """
 
-    def add(self, place: int, told: Told, result: SequenceResult | None) -> list[dict[str, Any]]:
+    def add(self, place: int, told: Told, result: Any) -> list[dict[str, Any]]:
         """Return the chunks of what came for the request at this place.
 
-        `result` is what it came to, once it is finished.
+        `result` is what it came to, once it is finished, and None before.
         """
 
     def end(self) -> list[dict[str, Any]]:

@@ -54,11 +54,11 @@ def shown_choice(
     index: int,
     choice: Choice,
     answer: Answer,
-    request: ChatCompletionRequest,
+    conversation: Conversation,
     tokenizer: Tokenizer,
 ) -> dict[str, Any]:
     """Return a finished choice as a response shows it."""
-    result = choice.result
+    request, result = conversation.request, choice.result
     logprobs = None
     if request.logprobs:
         as_ids = bool(request.return_tokens_as_token_ids)
@@ -67,7 +67,7 @@ def shown_choice(
         index,
         message_body(
             echoed(request) + answer.content,
-            reasoning="" if request.include_reasoning is False else answer.reasoning,
+            reasoning=answer.reasoning if shows_reasoning(conversation) else None,
             calls=[(call.call_id, call.name, call.arguments) for call in answer.calls],
         ),
         logprobs=logprobs,
@@ -78,6 +78,11 @@ def shown_choice(
     if request.return_token_ids:
         shown["token_ids"] = result.token_ids
     return shown
+
+
+def shows_reasoning(conversation: Conversation) -> bool:
+    """Say whether answers show what the model thought."""
+    return conversation.reading.thinks and conversation.request.include_reasoning is not False
 
 
 def finish_reason(ended_by: str, *, has_calls: bool) -> str:

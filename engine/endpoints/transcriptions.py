@@ -10,12 +10,13 @@ import math
 import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypedDict
 
 from engine.contract import Reply, Usage
-from engine.endpoints.endpoint import Check, Fetched, Heading, Prepared
+from engine.endpoints.endpoint import Check, Fetched, Heading, Prepared, Unfolding
 from engine.endpoints.sequences import seed_of_choice
 from engine.endpoints.subtitles import Cue, srt, vtt
+from engine.endpoints.transcripts import Transcript, TranscriptUnfolding, is_unspaced
 from engine.protocol.audio import (
     FILE,
     FILE_URL,
@@ -25,9 +26,10 @@ from engine.protocol.audio import (
     too_large,
 )
 from engine.protocol.errors import RequestError
-from engine.protocol.languages import LANGUAGES, UNSPACED
+from engine.protocol.languages import LANGUAGES
 from engine.protocol.requests import read_body
 from engine.protocol.routes import TRANSCRIPTIONS, TRANSLATIONS
+from engine.protocol.stream import StreamOptions
 from engine.scheduling.speech import Hearing, SpeechRequest, SpeechResult, SpeechSegment, Task
 from engine.text.tokenizer import Tokenizer
 from engine.text.words import words_of
@@ -51,6 +53,34 @@ class SpeechModel:
     seed: int = 0
 
 
+class _Sampling(TypedDict):
+    """How tokens are chosen, in the words of the engine's request."""
+
+    temperature: float
+    top_p: float
+    top_k: int
+    min_p: float
+    presence_penalty: float
+    frequency_penalty: float
+    repetition_penalty: float
+
+
+def _sampling(request: TranscriptionRequest | TranslationRequest) -> _Sampling:
+    top_p, top_k = request.top_p, max(0, request.top_k or 0)
+    if top_p == 0:  # nothing but the likeliest token is within a share of 0
+        top_p, top_k = 1.0, 1
+    repetition_penalty = request.repetition_penalty
+    return _Sampling(
+        temperature=request.temperature or 0.0,
+        top_p=1.0 if top_p is None else top_p,
+        top_k=top_k,
+        min_p=request.min_p or 0.0,
+        presence_penalty=request.presence_penalty or 0.0,
+        frequency_penalty=request.frequency_penalty or 0.0,
+        repetition_penalty=1.0 if repetition_penalty is None else repetition_penalty,
+    )
+
+
 @dataclass(frozen=True, slots=True)
 class _Asked:
     """What a body asks of a recording, whatever that is."""
@@ -58,7 +88,7 @@ class _Asked:
     file_url: str
     language: str | None
     prompt_ids: tuple[int, ...]
-    temperature: float
+    sampling: _Sampling
     seed: int | None
     response_format: str
     granularities: tuple[str, ...]
@@ -123,7 +153,7 @@ class Recordings:
             task=self._task,
             language=asked.language,
             prompt_ids=asked.prompt_ids,
-            temperature=asked.temperature,
+            **asked.sampling,
             seed=seed_of_choice(
                 asked.seed,
                 engine_seed=self._model.seed,
@@ -145,7 +175,7 @@ class Recordings:
             completion_tokens=result.num_output_tokens,
             audio_seconds=answer.seconds,
         )
-        body: dict[str, Any] = {"text": self._text(result)}
+        body: dict[str, Any] = {"text": Transcript(self._model.tokenizer, self._task).add(result)}
         match answer.response_format:
             case "srt":
                 body["text"] = srt(self._cues(result))
@@ -156,6 +186,17 @@ class Recordings:
         if self._task == "transcribe":  # OpenAI and vLLM tell it of these alone
             body["usage"] = {"type": "duration", "seconds": math.ceil(answer.seconds)}
         return Reply(200, body, usage)
+
+    def unfold(self, prepared: _Prepared, options: StreamOptions) -> Unfolding:
+        """Return the text before anything of it has come; raises `RequestError` for documents."""
+        response_format = prepared.context.response_format
+        if response_format in _TIMED_FORMATS:
+            raise RequestError(
+                f"`response_format` {response_format} comes whole: leave `stream` out, or send json"
+                " or text.",
+                param="response_format",
+            )
+        return TranscriptUnfolding(self._model.tokenizer, self._task, prepared.heading, options)
 
     def _asked(self, body: dict[str, Any]) -> _Asked:
         """Return what is asked of a recording; raises `RequestError` for what cannot be."""
@@ -172,7 +213,7 @@ class Recordings:
             file_url=request.file_url,
             language=self._language(request.language),
             prompt_ids=self._prompt_ids(request.prompt),
-            temperature=request.temperature or 0.0,
+            sampling=_sampling(request),
             seed=request.seed,
             response_format=response_format,
             granularities=granularities,
@@ -214,18 +255,6 @@ class Recordings:
         max_tokens = self._model.hearing.max_prompt_tokens
         return tuple(ids[-max_tokens:]) if max_tokens else ()
 
-    def _text(self, result: SpeechResult) -> str:
-        joint = "" if self._is_unspaced(result) else " "
-        text = ""
-        for segment in result.segments:
-            part = self._model.tokenizer.text(segment.token_ids)
-            is_apart = not text or not part or text[-1].isspace() or part[0].isspace()
-            text += part if is_apart else joint + part
-        return text.strip()
-
-    def _is_unspaced(self, result: SpeechResult) -> bool:
-        return self._task == "transcribe" and result.language in UNSPACED
-
     def _cues(self, result: SpeechResult) -> list[Cue]:
         tokenizer = self._model.tokenizer
         return [
@@ -265,7 +294,7 @@ class Recordings:
         }
 
     def _words(self, result: SpeechResult) -> list[dict[str, Any]]:
-        tokenizer, has_spaces = self._model.tokenizer, not self._is_unspaced(result)
+        tokenizer, has_spaces = self._model.tokenizer, not is_unspaced(self._task, result.language)
         words: list[dict[str, Any]] = []
         for segment in result.segments:
             pieces = [tokenizer.piece(token_id) for token_id in segment.token_ids]

@@ -11,6 +11,7 @@ from pydantic import (
     AfterValidator,
     AliasChoices,
     BaseModel,
+    BeforeValidator,
     ConfigDict,
     Field,
     model_validator,
@@ -18,7 +19,15 @@ from pydantic import (
 
 from engine.protocol import urls
 from engine.protocol.errors import RequestError
-from engine.protocol.fields import Seed, Share, Text
+from engine.protocol.fields import (
+    Penalty,
+    RepetitionPenalty,
+    Seed,
+    Share,
+    Text,
+    TopK,
+    listed,
+)
 from engine.protocol.languages import code_of
 from engine.protocol.urls import checked_url, inline_bytes
 
@@ -76,6 +85,12 @@ class _SpeechRequest(BaseModel):
     response_format: ResponseFormat | None = None
     temperature: Share | None = None
     seed: Seed | None = None
+    top_p: Share | None = None
+    top_k: TopK | None = None
+    min_p: Share | None = None
+    presence_penalty: Penalty | None = None
+    frequency_penalty: Penalty | None = None
+    repetition_penalty: RepetitionPenalty | None = None
 
     @model_validator(mode="before")
     @classmethod
@@ -93,7 +108,7 @@ class TranscriptionRequest(_SpeechRequest):
     """The body of a request to `/v1/audio/transcriptions`."""
 
     # Forms and vLLM call it by the second name.
-    timestamp_granularities: list[Granularity] | None = Field(
+    timestamp_granularities: Annotated[list[Granularity], BeforeValidator(listed)] | None = Field(
         None,
         validation_alias=AliasChoices("timestamp_granularities", "timestamp_granularities[]"),
     )

@@ -13,6 +13,9 @@ from engine.protocol.fields import MAX_TOP_LOGPROBS, Count, Whole
 from engine.protocol.messages import Message
 from engine.protocol.tools import ToolFields
 
+REASONING_FIELDS = ("reasoning", "reasoning_content")
+"""The fields of answers that show thinking: vLLM's name, and its old name, which is SGLang's."""
+
 ReasoningEffort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 
 # What a template is called with by us, and what its renderer takes as its own parameters.
@@ -85,11 +88,12 @@ class ChatCompletionRequest(ToolFields, ConstrainedRequest):
 
 
 def message_body(
-    content: str, *, reasoning: str, calls: Sequence[tuple[str, str, str]]
+    content: str, *, reasoning: str | None, calls: Sequence[tuple[str, str, str]]
 ) -> dict[str, Any]:
     """Return an assistant's message; `calls` are ids, names and arguments.
 
-    Content is null where there are only calls or thoughts.
+    Content is null where there are only calls or thoughts. `reasoning` None is for a message that
+    shows none: of a model that does not think, or where nobody asked for it.
     """
     is_silent = not content and bool(calls or reasoning)
     message: dict[str, Any] = {
@@ -97,8 +101,8 @@ def message_body(
         "content": None if is_silent else content,
         "refusal": None,
     }
-    if reasoning:
-        message["reasoning_content"] = reasoning
+    if reasoning is not None:
+        message |= dict.fromkeys(REASONING_FIELDS, reasoning or None)
     if calls:
         message["tool_calls"] = [
             {"id": call_id, "type": "function", "function": {"name": name, "arguments": arguments}}

@@ -56,7 +56,8 @@ def fault(places: tuple[int | str, ...], message: str, value: object) -> Validat
     return ValidationError.from_exception_data("item", [details])
 
 
-def _listed(value: object) -> object:
+def listed(value: object) -> object:
+    """Return a text as a list of it, and anything else as it is."""
     return [value] if isinstance(value, str) else value
 
 
@@ -86,12 +87,12 @@ StopString = Annotated[Text, Field(min_length=1, max_length=_MAX_STOP_CHARS)]
 StopStrings = Annotated[
     list[StopString],
     Field(fail_fast=True, max_length=_MAX_STOP_STRINGS),
-    BeforeValidator(_listed),
+    BeforeValidator(listed),
 ]
 StopPatterns = Annotated[
     list[StopString],
     Field(fail_fast=True, max_length=_MAX_STOP_PATTERNS),
-    BeforeValidator(_listed),
+    BeforeValidator(listed),
 ]
 Bias = Annotated[Finite, Field(ge=-100, le=100)]
 CutTo = Annotated[Whole, Field(ge=-1), AfterValidator(_cut)]

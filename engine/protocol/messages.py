@@ -27,7 +27,7 @@ class Message(BaseModel):
     """One turn of a conversation; fields that we do not know reach the template as they are.
 
     A turn of role `tool` says what came of the call of that `tool_call_id`. An assistant's turn
-    that calls tools may be without content.
+    that calls tools or thinks may be without content.
     """
 
     model_config = ConfigDict(extra="allow", strict=True)
@@ -36,6 +36,10 @@ class Message(BaseModel):
     content: Content | None = None
     tool_calls: Annotated[list[ToolCall], Field(fail_fast=True)] | None = None
     tool_call_id: Annotated[Text, Field(min_length=1)] | None = None
+    # What the assistant thought: vLLM's name, its old name, and what gpt-oss's template reads.
+    reasoning: Text | None = None
+    reasoning_content: Text | None = None
+    thinking: Text | None = None
     function_call: Annotated[Any, AfterValidator(_absent)] = None
     audio: Annotated[Any, AfterValidator(_absent)] = None
 
@@ -46,9 +50,17 @@ class Message(BaseModel):
             raise fault(("tool_calls",), "must be an assistant's", self.tool_calls)
         if self.role == "tool" and self.tool_call_id is None:
             raise fault(("tool_call_id",), "must name the call that is answered", None)
-        if self.content is None and not self.tool_calls:
+        has_thought = self.role == "assistant" and self.thought
+        if self.content is None and not self.tool_calls and not has_thought:
             raise fault(("content",), "is required", None)
         return self
+
+    @property
+    def thought(self) -> str | None:
+        """Return what the assistant thought before it answered, under whichever name it came."""
+        fields = (self.reasoning, self.reasoning_content, self.thinking)
+        given = [text for text in fields if text is not None]
+        return next(filter(None, given), given[0] if given else None)
 
     def texts(self) -> list[str]:
         """Return the texts of the parts; content that is a string is one part."""
@@ -64,5 +76,5 @@ class Message(BaseModel):
         return [(i, part) for i, part in enumerate(parts) if isinstance(part, ImagePart)]
 
     def other_fields(self) -> dict[str, Any]:
-        """Return what the message holds beside role and content (`name`, `reasoning_content`)."""
+        """Return the fields that only templates know, such as `name`."""
         return self.__pydantic_extra__ or {}

@@ -49,14 +49,11 @@ def stream_options(body: Mapping[str, Any]) -> StreamOptions | None:
         _refuse_other(body, "true or false")
         return None
     given = body.get(_OPTIONS)
-    if given is None:
-        return StreamOptions()
+    if given is None:  # in forms vLLM has them side by side
+        return _options(body, "stream_")
     if not isinstance(given, dict):
         raise RequestError(f"`{_OPTIONS}` must be an object; got {shown(given)}.", param=_OPTIONS)
-    return StreamOptions(
-        include_usage=_option(given, "include_usage"),
-        continuous_usage_stats=_option(given, "continuous_usage_stats"),
-    )
+    return _options(given, "", f"{_OPTIONS}.")
 
 
 def no_stream(url: str) -> RequestError:
@@ -68,11 +65,16 @@ def no_stream(url: str) -> RequestError:
     )
 
 
-def _option(given: Mapping[str, Any], name: str) -> bool:
+def _options(given: Mapping[str, Any], prefix: str, holder: str = "") -> StreamOptions:
+    """Return the options that stand in an object, called `holder`, under names with a prefix."""
+    names = (f"{prefix}include_usage", f"{prefix}continuous_usage_stats")
+    return StreamOptions(*(_option(given, name, f"{holder}{name}") for name in names))
+
+
+def _option(given: Mapping[str, Any], name: str, param: str) -> bool:
     value = given.get(name)
     if value is None or isinstance(value, bool):
         return bool(value)
-    param = f"{_OPTIONS}.{name}"
     raise RequestError(f"`{param}` must be true or false; got {shown(value)}.", param=param)
 
 

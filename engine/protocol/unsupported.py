@@ -89,26 +89,18 @@ _POOLING = _INPUT | _VECTORS
 VECTORS: NeutralValues = MappingProxyType(_POOLING)
 SCORES: NeutralValues = MappingProxyType(_POOLING | _SCORES)
 
-# Off OpenAI's and vLLM's parameters of recordings.
+_LISTS = ("keywords", "languages", "include", "known_speaker_names", "known_speaker_references")
+
+# Off OpenAI's and vLLM's parameters of recordings; lists by their names in forms, too.
 TRANSCRIPTION: NeutralValues = MappingProxyType(
     {
+        **{f"{name}{ending}": ([],) for name in _LISTS for ending in ("", "[]")},
         "to_language": (),
         "hotwords": ("", []),
-        "keywords": ([],),
-        "languages": ([],),
-        "include": ([],),
         "chunking_strategy": ("auto",),
-        "known_speaker_names": ([],),
-        "known_speaker_references": ([],),
         "use_beam_search": (False,),
         "n": (1,),
         "length_penalty": (1,),
-        "top_p": (1,),
-        "top_k": (0, -1),
-        "min_p": (0,),
-        "frequency_penalty": (0,),
-        "presence_penalty": (0,),
-        "repetition_penalty": (1,),
         "max_completion_tokens": (),
         "max_tokens": (),
         "stop": ("", []),

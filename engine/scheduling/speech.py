@@ -47,7 +47,9 @@ class SpeechRequest:
     `language` is a code of the model's table, None where it is to be detected. `prompt_ids` are
     tokens of what was said or written before. With `wants_words` each token of a segment gets its
     time; `wants_segments` asks for times of segments, which a recording longer than one window has
-    anyway. Somebody waits for one whose `priority` is above 0: it comes before all others.
+    anyway. Penalties are over what was written in the same window. Of one that `is_streamed` each
+    window is told once it is written. Somebody waits for one whose `priority` is above 0: it comes
+    before all others.
     """
 
     samples: NDArray[np.float32]
@@ -56,9 +58,22 @@ class SpeechRequest:
     prompt_ids: tuple[int, ...] = ()
     temperature: float = 0.0
     seed: int = 0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
     wants_segments: bool = False
     wants_words: bool = False
+    is_streamed: bool = False
     priority: int = 0
+
+    @property
+    def has_penalties(self) -> bool:
+        """Say whether what was written makes a token less likely, or likelier."""
+        penalties = (self.presence_penalty, self.frequency_penalty, self.repetition_penalty)
+        return penalties != (0.0, 0.0, 1.0)
 
 
 @dataclass(frozen=True, slots=True)

@@ -35,6 +35,7 @@ class Recording:
         self.windows: list[Window] = []  # those that are written, silent ones too
         self.segments: list[SpeechSegment] = []
         self.num_prompt_tokens = self.num_output_tokens = 0
+        self._num_told = 0  # of the segments
         self.error: Exception | None = None
 
     @property
@@ -42,13 +43,23 @@ class Recording:
         """Say whether nothing of it is left to hear."""
         return self.seek >= self.num_frames
 
+    def part(self) -> SpeechResult | None:
+        """Return what was said since this was asked last, with all tokens so far, if streamed."""
+        if not self.request.is_streamed:
+            return None
+        first, self._num_told = self._num_told, len(self.segments)
+        return self._said(first)
+
     def result(self) -> SpeechResult:
         """Return what was said, once it is heard; raises its error if it failed."""
         if self.error is not None:
             raise self.error
+        return self._said(0)
+
+    def _said(self, first: int) -> SpeechResult:
         return SpeechResult(
             language=self.language,
-            segments=tuple(self.segments),
+            segments=tuple(self.segments[first:]),
             num_prompt_tokens=self.num_prompt_tokens,
             num_output_tokens=self.num_output_tokens,
         )

@@ -226,8 +226,7 @@ class SpeechWork:
             Place(
                 written=window.written,
                 has_times=window.has_times,
-                temperature=window.recording.request.temperature,
-                seed=window.recording.request.seed,
+                request=window.recording.request,
                 number=window.recording.num_output_tokens + len(window.written),
             )
             for window in windows
@@ -254,11 +253,13 @@ class SpeechWork:
             self._leave(window)
             if recording.error is None and not recording.is_over:
                 self._queue_of(recording).appendleft(recording)
+                if (part := recording.part()) is not None:
+                    events.append(Event(recording, [], is_finished=False, part=part))
                 continue
             self._prompt_tokens += recording.num_prompt_tokens
             self._output_tokens += recording.num_output_tokens
             recording.features = None
-            events.append(Event(recording, [], is_finished=True))
+            events.append(Event(recording, [], is_finished=True, part=recording.part()))
         return events
 
     def _take_in(self, window: Window) -> None:

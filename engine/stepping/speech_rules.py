@@ -6,7 +6,8 @@ Processor` and those that suppress tokens).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -17,6 +18,7 @@ from torch import Tensor
 from engine.kernels.backends import choose_sampling
 from engine.kernels.sampling import Rules, nothing_asked, uniform
 from engine.model.speech.architecture import Steering
+from engine.scheduling.speech import SpeechRequest
 
 NEVER = float("-inf")
 
@@ -26,8 +28,7 @@ class Place(NamedTuple):
 
     written: Sequence[int]
     has_times: bool
-    temperature: float
-    seed: int
+    request: SpeechRequest
     number: int  # of tokens that were chosen for its recording before
 
 
@@ -61,7 +62,7 @@ class SpeechRules:
                 self._keep_times(row, place.written)
         self._prefer_times(scores, [place.has_times for place in places])
         sampling = choose_sampling(scores.dtype, scores.device)
-        token_ids, is_broken = sampling.choose(scores, _drawing(places))
+        token_ids, is_broken = sampling.choose(scores, self._drawing(places, scores.shape[1]))
         scored = sampling.log_probabilities(scores, np.arange(len(scores)), token_ids, 0)
         return Chosen(*(one.cpu().numpy() for one in (token_ids, scored.logprobs, is_broken)))
 
@@ -98,11 +99,34 @@ class SpeechRules:
         for row in are_likelier.nonzero().flatten().tolist():
             scores[row, :first] = NEVER
 
+    def _drawing(self, places: Sequence[Place], vocabulary: int) -> Rules:
+        """Return how tokens are drawn of scores that went through all other rules."""
+        asked = [place.request for place in places]
+        seeds = np.array([one.seed & (2**64 - 1) for one in asked], np.uint64)
+        rules = nothing_asked(len(places))._replace(
+            temperature=_column(one.temperature for one in asked),
+            top_k=np.array([one.top_k if one.top_k < vocabulary else 0 for one in asked]),
+            top_p=_column(one.top_p for one in asked),
+            log_min_p=_column(math.log(one.min_p) if one.min_p else NEVER for one in asked),
+            draws=uniform(seeds, np.array([place.number for place in places])),
+        )
+        if not any(one.has_penalties for one in asked):
+            return rules
+        # Text alone: times come in pairs, and an end has to come.
+        texts = [[t for t in place.written if t < self._steering.end] for place in places]
+        tokens = np.zeros((len(texts), max(map(len, texts)) or 1), np.int32)
+        for row, text in zip(tokens, texts, strict=True):
+            row[: len(text)] = text
+        return rules._replace(
+            is_shaped=np.array([one.has_penalties for one in asked]),
+            repetition_penalty=_column(one.repetition_penalty for one in asked),
+            presence_penalty=_column(one.presence_penalty for one in asked),
+            frequency_penalty=_column(one.frequency_penalty for one in asked),
+            tokens=tokens,
+            slots=np.arange(len(texts)),
+            num_known=np.array([len(text) for text in texts], np.int64),
+        )
 
-def _drawing(places: Sequence[Place]) -> Rules:
-    """Return how tokens are drawn of scores that went through all other rules."""
-    seeds = np.array([place.seed & (2**64 - 1) for place in places], np.uint64)
-    return nothing_asked(len(places))._replace(
-        temperature=np.array([place.temperature for place in places], np.float32),
-        draws=uniform(seeds, np.array([place.number for place in places])),
-    )
+
+def _column(values: Iterable[float]) -> NDArray[np.float32]:
+    return np.fromiter(values, np.float32)

@@ -31,7 +31,7 @@ class Event(NamedTuple, Generic[ResultT]):
     Each item has one event that is finished, its last; after that its `result` may be asked for.
     Others come only for what is streamed, since an event costs more than a token. Where they were
     asked for, there is one of `new_logprobs` for each new token, and the first event has the
-    prompt's.
+    prompt's. Work whose results come in pieces, not in tokens, tells the next `part` of one.
     """
 
     item: Item[ResultT]
@@ -39,6 +39,7 @@ class Event(NamedTuple, Generic[ResultT]):
     is_finished: bool
     new_logprobs: Sequence[TokenLogprob] = ()
     prompt_logprobs: Sequence[TokenLogprob | None] = ()
+    part: ResultT | None = None
 
 
 class Work(Protocol[RequestT_contra, ResultT]):

@@ -29,8 +29,8 @@ _PROBE_KEY = "tidemill_probe"
 _AS_PYTHON_SHOWS = f"{{'{_PROBE_KEY}'"
 _SHORT_ID_CHARS = 9
 _WANTS_SHORT_IDS = re.compile(rf"\bid\b\s*\|\s*length\s*!=\s*{_SHORT_ID_CHARS}\b")
-# Under these names a message carries what its model thought; templates read the first two.
-_REASONING_FIELDS = ("reasoning_content", "thinking", "reasoning")
+# Under these names templates read what the assistant thought.
+_REASONING_FIELDS = ("reasoning", "reasoning_content", "thinking")
 
 
 def read_chat_template(argument: str) -> str:
@@ -134,9 +134,8 @@ class ChatTemplate:
         others = {
             name: value for name, value in message.other_fields().items() if value is not None
         }
-        thought = next((others[name] for name in _REASONING_FIELDS if name in others), None)
-        if thought is not None:
-            others = {"thinking": thought, **others, "reasoning_content": thought}
+        if message.thought is not None:
+            others |= dict.fromkeys(_REASONING_FIELDS, message.thought)
         if message.tool_calls:
             others["tool_calls"] = [self._as_call(call) for call in message.tool_calls]
         if message.tool_call_id is not None:

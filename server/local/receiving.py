@@ -22,7 +22,9 @@ from server.local.folder import Folder, is_full
 
 _WRITTEN_BYTES: Final = 2**20
 _SLACK_BYTES: Final = 2**20  # of what stands around a file in a form
+# A body may say nothing for so long, and over all its time must come as fast as this on average.
 _IDLE_SECONDS: Final = 60.0
+_LEAST_BYTES_A_SECOND: Final = 16 * 2**10
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,14 +117,17 @@ def _check_length(request: Request, folder: Folder, max_bytes: int) -> None:
 
 
 async def _chunks(request: Request) -> AsyncIterator[bytes]:
+    clock = asyncio.get_running_loop().time
+    ends = clock() + _IDLE_SECONDS
     is_open = True
     while is_open:
         try:
-            async with asyncio.timeout(_IDLE_SECONDS):
+            async with asyncio.timeout_at(min(ends, clock() + _IDLE_SECONDS)):
                 message = await request.receive()
         except TimeoutError:
             raise Refused(
-                f"Nothing of the body came for {_IDLE_SECONDS:g} s.",
+                f"The body stopped for {_IDLE_SECONDS:g} s, or came more slowly than"
+                f" {_LEAST_BYTES_A_SECOND:,} bytes a second.",
                 status_code=408,
                 code="body_timeout",
                 headers={"Connection": "close"},
@@ -130,4 +135,6 @@ async def _chunks(request: Request) -> AsyncIterator[bytes]:
         if message["type"] == "http.disconnect":
             raise ClientGone
         is_open = message.get("more_body", False)
-        yield message.get("body", b"")
+        body = message.get("body", b"")
+        ends += len(body) / _LEAST_BYTES_A_SECOND
+        yield body

@@ -26,12 +26,14 @@ def test_flags_of_vllm_that_change_nothing_are_taken_with_a_word(
 ) -> None:
     """With or without a value, in whatever spelling; then the command does what it was told."""
     flags = "--gpu-memory-utilization 0.9 --enforce-eager --no-enable-prefix-caching".split()
+    flags += "--max-num-queued-reqs 64 --max-num-queued-tokens=9".split()
     flags += "--swap_space=4 -pp 1 --seed 3 -O3 --disable-log-stats --load-format auto".split()
     assert main([*RUN, *flags]) == 2
     assert capsys.readouterr().err == (
         "tidemill: warning: --gpu-memory-utilization, --enforce-eager, --no-enable-prefix-caching, "
-        "--swap_space, -pp, -O3, --disable-log-stats, --load-format: vLLM's, and without effect "
-        "here\ntidemill: the input /no/such/file does not exist\n"
+        "--max-num-queued-reqs, --max-num-queued-tokens, --swap_space, -pp, -O3, "
+        "--disable-log-stats, --load-format: vLLM's, and without effect here\n"
+        "tidemill: the input /no/such/file does not exist\n"
     )
 
 
@@ -40,6 +42,7 @@ def test_flags_of_vllm_that_change_nothing_are_taken_with_a_word(
     [
         ("-pp 2", "-pp is vLLM's, and not taken here: GPUs share every layer of a model here"),
         ("--hf-token x", "HF_TOKEN in the environment holds it"),
+        ("--default-chat-template-kwargs {}", "write `chat_template_kwargs` into the lines"),
         ("--enforce-eager --lora-dtype float16", "adapters have the type of the weights"),
     ],
 )

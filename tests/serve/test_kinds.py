@@ -51,6 +51,25 @@ def test_recordings_are_written_down(tmp_path: Path) -> None:
             model="model", file=path, response_format="text"
         )
         assert isinstance(as_text, str)
+        stream = client.audio.transcriptions.create(
+            model="model",
+            file=path,
+            language="en",
+            temperature=0.0,
+            stream=True,
+            extra_body={"seed": 420, "top_p": 0.6},
+        )
+        events = list(stream)
+        assert "".join(e.delta for e in events if e.type == "transcript.text.delta") == heard.text
+        choices = [event.to_dict()["choices"][0] for event in events]  # type: ignore[index]
+        assert "".join(choice["delta"]["content"] for choice in choices) == heard.text
+        assert events[-1].type == "transcript.text.done"
+        assert events[-1].text == heard.text
+        assert client.audio.transcriptions.create(
+            model="model", file=path, extra_body={"seed": 4419, "repetition_penalty": 1.3}
+        ).text
+        with pytest.raises(openai.BadRequestError, match="include"):
+            client.audio.transcriptions.create(model="model", file=path, include=["logprobs"])
         with pytest.raises(openai.BadRequestError):
             client.audio.transcriptions.create(model="model", file=("a.wav", b"no sound"))
         with pytest.raises(openai.APIStatusError) as caught:

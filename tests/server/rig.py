@@ -25,7 +25,8 @@ SECONDS = 20  # far more than anything here takes: reached only when something h
 class HeldEngine:
     """Answers with what it was asked; where a body says `wait`, once `go` is set.
 
-    A stream tells two chunks, waits for `go` between them, and notes when it is left.
+    Where it says `late`, nothing is known of the answer before that. A stream tells two chunks,
+    waits for `go` between them, and notes when it is left.
     """
 
     def __init__(self, max_num_seqs: int = 2) -> None:
@@ -50,11 +51,17 @@ class HeldEngine:
         assert request_id.startswith("req_")
         self.asked.append((url, body))
         self.is_asked.set()
+        try:
+            if body.get("late"):
+                await self.go.wait()
+        except asyncio.CancelledError:
+            self.is_left.set()
+            raise
         if self.is_lost:
             raise EngineClosed("gone")
         if body.get("bug"):
             raise ZeroDivisionError
-        if body.get("stream"):
+        if body.get("stream") and "reply" not in body:
             return StreamedReply(self._chunks(body))
         try:
             if body.get("wait"):

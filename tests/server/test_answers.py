@@ -6,9 +6,11 @@ import asyncio
 import json
 from typing import Any
 
+import openai
 import pytest
 from starlette.types import Receive
 
+from engine.errors import EngineClosed
 from server.bodies import Bodies
 from tests.server.rig import MODEL, SECONDS, HeldEngine, site
 
@@ -36,6 +38,65 @@ async def test_a_stream_comes_as_events() -> None:
             place.engine.go.set()
             rest = [line async for line in lines if line]
         assert rest == ['data: {"say":"x"}', "data: [DONE]"]
+
+
+async def test_a_stream_that_waits_is_kept_alive_by_comments() -> None:
+    """Before its first token, and between two; clients pass over them."""
+    async with site(comment_seconds=0.02) as place:
+        body = {"stream": True, "wait": True, "late": True}
+        async with place.client.stream("POST", CHAT, json=body) as answer:
+            lines = answer.aiter_lines()
+            assert answer.headers["content-type"] == "text/event-stream; charset=utf-8"
+            assert [await anext(lines) for _ in range(4)] == [": waiting", ""] * 2
+            place.engine.go.set()
+            rest = [line async for line in lines if line and line != ": waiting"]
+        assert rest == ['data: {"say":"é"}', 'data: {"say":"x"}', "data: [DONE]"]
+        place.engine.go.clear()
+        del body["late"]
+        async with place.client.stream("POST", CHAT, json=body) as answer:
+            lines = answer.aiter_lines()
+            assert [await anext(lines) for _ in range(3)] == ['data: {"say":"é"}', "", ": waiting"]
+
+
+async def test_openais_client_passes_over_comments() -> None:
+    """What it yields is the chunks."""
+    async with (
+        site(comment_seconds=0.02) as place,
+        openai.AsyncOpenAI(base_url=f"{place.client.base_url}/v1", api_key="k") as client,
+    ):
+        asyncio.get_running_loop().call_later(0.1, place.engine.go.set)
+        stream = await client.chat.completions.create(
+            model=MODEL, messages=[], stream=True, extra_body={"late": True}
+        )
+        assert [chunk.model_extra async for chunk in stream] == [{"say": "é"}, {"say": "x"}]
+
+
+async def test_what_goes_wrong_with_a_stream_after_its_head_is_an_event() -> None:
+    """A status is told once; a fault of the engine ends the server all the same."""
+    async with site(comment_seconds=0.02) as place:
+        for wrong, code in (({"status": 400, "reply": {"error": {"code": "no"}}}, "no"), ({}, "")):
+            place.engine.go.clear()
+            body = {"stream": True, "late": True, **wrong}
+            async with place.client.stream("POST", CHAT, json=body) as answer:
+                lines = answer.aiter_lines()
+                assert await anext(lines) == ": waiting"
+                place.engine.is_lost = not code
+                place.engine.go.set()
+                told = [line async for line in lines if line.startswith("data: {")]
+            assert json.loads(told[0].removeprefix("data: "))["error"]["code"] == (
+                code or EngineClosed.code
+            )
+        await asyncio.wait_for(asyncio.shield(place.serving), SECONDS)  # its gate is lost
+
+
+async def test_a_client_that_leaves_before_a_late_stream_ends_its_request() -> None:
+    """Nothing of it stays inside."""
+    async with site(comment_seconds=0.02) as place:
+        body = {"stream": True, "late": True}
+        async with place.client.stream("POST", CHAT, json=body) as answer:
+            assert await anext(answer.aiter_lines()) == ": waiting"
+        await asyncio.wait_for(place.engine.is_left.wait(), SECONDS)
+        await asyncio.wait_for(place.means.gate.wait_until_empty(), SECONDS)
 
 
 @pytest.mark.parametrize("stream", [True, False])
@@ -238,5 +299,5 @@ async def test_an_engine_that_is_gone_takes_the_server_with_it() -> None:
         engine.is_lost = True
         answer = await place.client.post(CHAT, json={})
         assert (answer.status_code, answer.json()["error"]["type"]) == (503, "server_error")
-        assert place.means.gate.is_lost
+        await asyncio.wait_for(asyncio.shield(place.serving), SECONDS)  # its gate is lost
         await asyncio.wait_for(asyncio.shield(place.serving), SECONDS)

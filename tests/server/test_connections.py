@@ -4,13 +4,28 @@ from __future__ import annotations
 
 import asyncio
 import json
+import socket
 from contextlib import suppress
 
+import pytest
+
+from server import connections
 from server.connections import MAX_HEAD_BYTES, Connection
 from tests.server.rig import SECONDS, site
 
 CHAT = b"/v1/chat/completions"
+LARGE = 24 * 2**20
 HEAD = b"POST %b HTTP/1.1\r\nhost: x\r\n" % CHAT
+
+
+def sent_whole(port: int, request: bytes) -> bytes:
+    """Return the answer to a client that reads nothing before it has sent all."""
+    with socket.create_connection(("127.0.0.1", port), timeout=SECONDS) as held:
+        held.sendall(request)
+        answer = b""
+        while part := held.recv(65_536):
+            answer += part
+        return answer
 
 
 async def test_who_says_nothing_is_let_go() -> None:
@@ -77,6 +92,61 @@ async def test_an_answer_before_the_end_of_a_request_is_read() -> None:
         writer.write(b"x" * 200_000 + b"GET /health HTTP/1.1\r\nhost: x\r\n\r\n")
         assert b"200 OK" in await asyncio.wait_for(reader.readuntil(b"200 OK"), SECONDS)
         writer.close()
+
+
+@pytest.mark.parametrize(
+    ("path", "kind", "status"),
+    [
+        (CHAT, b"application/json", b"413"),
+        (CHAT, b"text/plain", b"415"),
+        (b"/v1/audio/transcriptions", b"multipart/form-data", b"400"),
+        (b"/nowhere", b"text/plain", b"404"),
+    ],
+)
+async def test_an_answer_is_read_by_a_client_that_sends_its_whole_request_first(
+    path: bytes, kind: bytes, status: bytes
+) -> None:
+    """On a connection that ends with it, too: a reset would take the answer away."""
+    async with site(max_body_bytes=1_000) as place:
+        head = b"POST %b HTTP/1.1\r\nhost: x\r\nconnection: close\r\n" % path
+        head += b"content-type: %b\r\ncontent-length: %d\r\n\r\n"
+        sent = head % (kind, LARGE) + b"x" * LARGE
+        answer = await asyncio.to_thread(sent_whole, place.port, sent)
+        assert answer.split(b" ", 2)[1] == status
+        assert json.loads(answer.partition(b"\r\n\r\n")[2])["error"]["message"]
+
+
+async def test_a_refusal_of_what_is_no_http_is_read_by_a_client_that_goes_on_sending() -> None:
+    """In a head, and amid a body in chunks, whose request ends with it."""
+    async with site() as place:
+        chunked = HEAD + b"transfer-encoding: chunked\r\n\r\n"
+        for begun in (b"no http\r\n", chunked + b"no chunk\r\n"):
+            answer = await asyncio.to_thread(sent_whole, place.port, begun + b"x" * LARGE)
+            assert json.loads(answer.partition(b"\r\n\r\n")[2])["error"]["code"] == "invalid_http"
+        assert not place.engine.asked
+
+
+async def test_what_a_client_sends_after_its_answer_has_an_end(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Whether it stops or trickles."""
+    monkeypatch.setattr(connections, "_LINGER_IDLE_SECONDS", 0.05)
+    monkeypatch.setattr(connections, "_LINGER_SECONDS", 0.2)
+    async with site(max_body_bytes=1_000) as place:
+        for closes in (b"", b"connection: close\r\n"):
+            reader, writer = await place.connect()
+            writer.write(HEAD + closes + b"content-length: 300000\r\n\r\n")
+            await asyncio.wait_for(reader.read(), SECONDS)  # to its end
+            writer.close()
+            _, writer = await place.connect()
+            writer.write(HEAD + closes + b"content-length: 300000\r\n\r\n")
+            with suppress(ConnectionError):
+                async with asyncio.timeout(SECONDS):
+                    while True:
+                        writer.write(b"x")
+                        await writer.drain()
+                        await asyncio.sleep(0.02)
+            writer.close()
 
 
 async def test_who_does_not_read_is_let_go_and_its_work_ended() -> None:

@@ -36,7 +36,57 @@ async def test_a_form_is_the_body_of_a_line_with_a_file() -> None:
             "temperature": 0.5,
             "prompt": "7",
             "response_format": "verbose_json",
-            "timestamp_granularities[]": ["word", "segment"],
+            "timestamp_granularities": ["word", "segment"],
+        }
+
+
+async def test_lists_and_objects_come_under_the_names_of_a_line() -> None:
+    """OpenAI's client writes `include[]` and `chunking_strategy[type]`."""
+    async with (
+        site() as place,
+        openai.AsyncOpenAI(base_url=f"{place.client.base_url}/v1", api_key="k") as client,
+    ):
+        await client.audio.transcriptions.create(
+            file=("a.wav", b"sound"),
+            model="scripted",
+            include=["logprobs"],
+            chunking_strategy={"type": "server_vad", "threshold": 0.5},
+            known_speaker_names=["A", "B"],
+            extra_body={"repetition_penalty": 1, "n": 1, "seed": 7},
+        )
+        [(_, body)] = place.engine.asked
+        assert body == {
+            "file": b"sound",
+            "model": "scripted",
+            "include": ["logprobs"],
+            "chunking_strategy": {"type": "server_vad", "threshold": 0.5},
+            "known_speaker_names": ["A", "B"],
+            "repetition_penalty": 1,
+            "n": 1,
+            "seed": 7,
+        }
+
+
+async def test_a_text_of_a_form_is_the_value_that_it_stands_for() -> None:
+    """In the words of JSON or of Python; an empty one is left out, and a language is no boolean."""
+    async with site() as place:
+        data = {"top_k": "-1", "use_beam_search": "False", "logit_bias": "{}", "stop": ""}
+        data |= {"language": "no", "prompt": "12", "model": "7", "chunking_strategy": "auto"}
+        data |= {"min_p": "x", "a[": "1", "b[c][d]": "2"}
+        await place.client.post(URL, files={"file": b"x"}, data=data)
+        [(_, body)] = place.engine.asked
+        assert body == {
+            "file": b"x",
+            "top_k": -1,
+            "use_beam_search": False,
+            "logit_bias": {},
+            "language": "no",
+            "prompt": "12",
+            "model": "7",
+            "chunking_strategy": "auto",
+            "min_p": "x",
+            "a[": 1,
+            "b": {"c": {"d": 2}},
         }
 
 
@@ -85,9 +135,12 @@ async def test_what_is_wrong_with_a_recording_is_said_of_the_file() -> None:
             None,
         ),
         ({"content": b"x", "headers": {"content-type": "audio/wav"}}, 415, None),
+        ({"files": {"file": b"x"}, "data": {"a": "1", "a[]": "2"}}, 400, "a"),
+        ({"files": {"file": b"x"}, "data": {"a[b]": "1", "a[b][c]": "2"}}, 400, "a"),
+        ({"files": {"file": b"x"}, "data": {"a" + "[b]" * 5: "1"}}, 400, "a"),
         ({"files": {"file": b"x" * 5_000}}, 413, None),
     ],
-    ids=["none", "both", "no boundary", "half", "no form", "large"],
+    ids=["none", "both", "no boundary", "half", "no form", "two", "nested", "deep", "large"],
 )
 async def test_what_is_no_recording_is_refused(
     fields: dict[str, Any], status: int, param: str | None

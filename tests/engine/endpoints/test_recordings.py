@@ -119,7 +119,7 @@ async def test_what_is_wrong_with_a_body_is_told_before_anything_is_fetched() ->
     engine = served(host.fetch)
     for body in (
         {"file_url": f"{PLACE}a.wav", "language": "klingon"},
-        {"file_url": f"{PLACE}a.wav", "top_p": 0.5},
+        {"file_url": f"{PLACE}a.wav", "top_p": 1.5},
         {"file_url": f"{PLACE}a.wav", "file": "UklGRg=="},
         {"file_url": f"{PLACE}a.wav", "timestamp_granularities": ["word"]},
         {"file_url": "http://127.0.0.1/a.wav"},

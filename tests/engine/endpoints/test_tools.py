@@ -139,12 +139,13 @@ def test_each_choice_has_calls_of_its_own() -> None:
 def test_thinking_is_shown_apart_and_counted(
     template: str, answer: str, fields: dict[str, Any], reasoning: str | None
 ) -> None:
-    """`reasoning_content` holds it, and usage how many tokens it was, marks among them."""
+    """`reasoning` holds it, and so does its old name; usage counts its tokens, with marks."""
     scene = ToolScene(answer, template)
     reply = scene.reply(scene.chats, {"messages": [USER], **fields})
     [choice] = reply.body["choices"]
     assert choice["message"]["content"] == "Yes."
-    assert choice["message"].get("reasoning_content") == reasoning
+    assert choice["message"]["reasoning"] == reasoning
+    assert choice["message"]["reasoning_content"] == reasoning
     counted = reply.body["usage"]["completion_tokens_details"]["reasoning_tokens"]
     assert counted == reply.usage.reasoning_tokens
     after = scene.tokenizer.encode(answer.partition("</think>")[2], add_special_tokens=False)
@@ -168,10 +169,21 @@ def test_thinking_that_is_not_ended_is_no_answer() -> None:
 def test_thinking_may_be_left_out_or_left_in() -> None:
     """`include_reasoning` false drops it; SGLang's `separate_reasoning` false leaves it there."""
     scene = ToolScene("Hm.</think>Yes.", R1)
+    answer = {"role": "assistant", "refusal": None}
     dropped = scene.choice(include_reasoning=False)["message"]
-    assert (dropped["content"], "reasoning_content" in dropped) == ("Yes.", False)
+    assert dropped == {**answer, "content": "Yes."}
     whole = scene.choice(separate_reasoning=False)["message"]
-    assert (whole["content"], "reasoning_content" in whole) == ("Hm.</think>Yes.", False)
+    assert whole == {**answer, "content": "Hm.</think>Yes."}
+
+
+def test_a_message_that_thinks_is_read_back_as_it_was_answered() -> None:
+    """Clients append what they got; thinking that was cut off has no content."""
+    template = "{% for m in messages %}[{{ m.reasoning }}|{{ m.content }}]{% endfor %}<think>"
+    scene = ToolScene("Hm.</think>Yes.", template, thinking="qwen3")
+    for max_tokens, shown in ((None, "[Hm.|Yes.]"), (4, "|]")):
+        message = scene.choice(max_tokens=max_tokens, tools=[])["message"]
+        assert message["reasoning"]
+        assert shown in scene.prompt(messages=[message, USER])
 
 
 def test_an_answer_that_goes_on_inside_its_thinking_is_read_so() -> None:
@@ -180,10 +192,10 @@ def test_an_answer_that_goes_on_inside_its_thinking_is_read_so() -> None:
     scene = ToolScene(" so good.</think>Yes.", HERMES, thinking="qwen3")
     fields = {"messages": [USER, turn], "continue_final_message": True}
     body = scene.reply(scene.chats, fields).body
-    assert body["choices"][0]["message"]["reasoning_content"] == "so good."
+    assert body["choices"][0]["message"]["reasoning"] == "so good."
     turn["content"] = "<think>Hm.</think>So far"
     body = scene.reply(scene.chats, fields).body
-    assert "reasoning_content" not in body["choices"][0]["message"]
+    assert body["choices"][0]["message"]["reasoning"] is None
 
 
 def test_a_call_follows_the_thinking() -> None:
@@ -239,12 +251,26 @@ def test_arguments_are_a_text_where_a_template_joins_them() -> None:
         (R1, f"Hm.\n</think>\n\nI look.\n{CALL}"),
         (R1, "Hm.</think><tool_call>{"),
         (GPT_OSS, HARMONY),
+        (HERMES, CALL),
+        (HERMES, "No."),
+        (R1, "Hm."),
+        (R1, "</think>"),
     ],
 )
 async def test_a_stream_says_what_the_answer_at_once_says(template: str, answer: str) -> None:
     """Thinking, content, calls, warnings, the reason of the end, and tokens of thinking."""
-    scene = ToolScene(answer, template)
-    body = {"messages": [USER], "tools": [WEATHER], "n": 2}
+    await assert_streamed_as_whole(ToolScene(answer, template))
+
+
+async def test_a_stream_without_its_thinking_says_so_too() -> None:
+    """Content that is empty, and not null, ends what had nothing to show."""
+    for answer in ("Hm.", "Hm.</think>Yes."):
+        await assert_streamed_as_whole(ToolScene(answer, R1), include_reasoning=False)
+
+
+async def assert_streamed_as_whole(scene: ToolScene, **fields: Any) -> None:
+    """Compare the deltas of an answer, put together, with the answer that comes at once."""
+    body = {"messages": [USER], "tools": [WEATHER], "n": 2, **fields}
     whole = await scene.served.answer(CHATS, body, "req_1", 0)
     stream = {"stream": True, "stream_options": {"include_usage": True}}
     streamed = await scene.served.answer(CHATS, body | stream, "req_1", 0)
@@ -256,9 +282,11 @@ async def test_a_stream_says_what_the_answer_at_once_says(template: str, answer:
         own = [c for chunk in chunks for c in chunk["choices"] if c["index"] == choice["index"]]
         deltas = [one["delta"] for one in own]
         message = choice["message"]
-        assert "".join(d.get("content", "") for d in deltas) == (message["content"] or "")
-        thought = "".join(d.get("reasoning_content", "") for d in deltas)
-        assert thought == message.get("reasoning_content", "")
+        said = [d["content"] for d in deltas if d.get("content") is not None]
+        assert ("".join(said) if said else None) == message["content"]
+        for name in ("reasoning", "reasoning_content"):
+            thought = "".join(d.get(name, "") for d in deltas)
+            assert (thought or None) == message.get(name)
         calls = [call for d in deltas for call in d.get("tool_calls", [])]
         for place, call in enumerate(calls):
             assert call.pop("index") == place

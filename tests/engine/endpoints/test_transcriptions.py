@@ -108,6 +108,10 @@ def test_what_is_asked_for_reaches_the_engine() -> None:
     assert asked(language="German").language == "de"
     assert asked("translate", language="JA").task == "translate"
     assert asked(temperature=0.5).temperature == 0.5
+    request = asked(top_p=0.6, top_k=-1, min_p=0.1, repetition_penalty=1.3, presence_penalty=None)
+    assert (request.top_p, request.top_k, request.min_p) == (0.6, 0, 0.1)
+    assert (request.repetition_penalty, request.presence_penalty) == (1.3, 0)
+    assert (asked(top_p=0).top_p, asked(top_p=0).top_k) == (1, 1)
     assert asked(seed=1).seed == asked(seed=1).seed != asked(seed=2).seed
     assert asked().seed == asked().seed != asked(model=replace(MODEL, seed=5)).seed
     for response_format, wants in (("json", False), ("text", False), ("srt", True), ("vtt", True)):

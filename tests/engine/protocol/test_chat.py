@@ -180,10 +180,26 @@ def test_content_is_a_string_or_text_parts() -> None:
 
 
 def test_fields_of_a_message_that_we_do_not_know_are_kept_for_the_template() -> None:
-    """Templates read `name` and `reasoning_content`; empty tool calls are nothing."""
-    message = {"role": "assistant", "content": "x", "reasoning_content": "r", "tool_calls": []}
+    """Templates read `name`; empty tool calls are nothing."""
+    message = {"role": "assistant", "content": "x", "name": "n", "tool_calls": []}
     [parsed] = chat(messages=[message]).messages
-    assert parsed.other_fields() == {"reasoning_content": "r"}
+    assert parsed.other_fields() == {"name": "n"}
+
+
+def test_a_turn_that_only_thought_needs_no_content() -> None:
+    """So answers look that were cut off while thinking; nobody but the assistant thinks."""
+    message = {"role": "assistant", "content": None, "reasoning": "Hm."}
+    assert chat(messages=[*MESSAGES, message]).messages[-1].thought == "Hm."
+    for other in ({"role": "user"}, {"reasoning": ""}, {"reasoning": None}):
+        assert param_of_fault(messages=[*MESSAGES, message | other]) == "messages.1.content"
+
+
+def test_thinking_that_is_sent_is_text() -> None:
+    """Anything else is refused by its place, under each of its names."""
+    for name in ("reasoning", "reasoning_content", "thinking"):
+        for value in (["Hm."], "\ud800"):
+            message = {"role": "assistant", "content": "x", name: value}
+            assert param_of_fault(messages=[*MESSAGES, message]) == f"messages.1.{name}"
 
 
 def test_whole_numbers_may_be_written_as_floats() -> None:

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from pydantic import BaseModel
 
+from engine.protocol.audio import TranscriptionRequest
 from engine.protocol.chat import ChatCompletionRequest
 from engine.protocol.completions import CompletionRequest
 from engine.protocol.embeddings import EmbeddingRequest
@@ -17,6 +18,7 @@ from engine.protocol.unsupported import (
     CHAT,
     GENERATION,
     SCORES,
+    TRANSCRIPTION,
     VECTORS,
     NeutralValues,
     refuse_unsupported,
@@ -117,6 +119,7 @@ def test_what_is_of_generation_alone_is_no_matter_of_vectors() -> None:
         ((CompletionRequest,), GENERATION),
         ((EmbeddingRequest,), VECTORS),
         ((ScoreRequest, RerankRequest), SCORES),
+        ((TranscriptionRequest,), TRANSCRIPTION),
     ],
 )
 def test_no_parameter_is_both_served_and_refused(

@@ -14,7 +14,8 @@ import torch
 from numpy.typing import NDArray
 
 from engine.protocol.errors import RequestError
-from engine.scheduling.speech import SpeechRequest, SpeechSegment
+from engine.scheduling.speech import SpeechRequest, SpeechResult, SpeechSegment
+from engine.stepping.work import Event
 from tests.engine.speech_models import END, RATE, SHAPES, clip, extractor_of, run, save, work_of
 
 Samples = NDArray[np.float32]
@@ -111,6 +112,27 @@ def test_a_long_recording_is_heard_window_by_window(
     if task:
         language = tokens_of_language(model)[recording.result().language or ""]
         assert recording.windows[0].tokens[1] == language
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_a_recording_that_is_streamed_is_told_window_by_window(tmp_path: Path, shape: str) -> None:
+    """Each part has the segments that are new; together they are the result."""
+    save(tmp_path, shape, seed=1)
+    samples = clip(SHAPES[shape][1] * 2.5, seed=3)
+    work = work_of(tmp_path)
+    whole, streamed = (
+        work.add(SpeechRequest(samples, is_streamed=is_it)) for is_it in (False, True)
+    )
+    events: list[Event[SpeechResult]] = []
+    while (some := work.step()) is not None:
+        events += some
+    assert [event.part for event in events if event.item is whole] == [None]
+    told = [event for event in events if event.item is streamed]
+    assert [event.is_finished for event in told] == [False] * (len(told) - 1) + [True]
+    assert len(told) == len(streamed.windows) > 1
+    parts = [event.part for event in told if event.part is not None]
+    assert [one for part in parts for one in part.segments] == list(whole.result().segments)
+    assert parts[-1].num_output_tokens == whole.result().num_output_tokens
 
 
 def words_of(segments: tuple[SpeechSegment, ...]) -> list[tuple[float, float]]:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
 from engine.model.speech.architecture import Steering
+from engine.scheduling.speech import SpeechRequest
 from engine.stepping.speech_rules import Place, SpeechRules
 
 END, NO_TIMES, VOCABULARY = 40, 48, 90
@@ -36,10 +38,16 @@ WRITTEN = (
 
 
 def place(
-    written: list[int], *, has_times: bool, temperature: float = 0.0, number: int = 0
+    written: list[int],
+    *,
+    has_times: bool,
+    temperature: float = 0.0,
+    number: int = 0,
+    **asked: Any,
 ) -> Place:
     """Return where a text stands."""
-    return Place(written, has_times, temperature, 5, number)
+    request = SpeechRequest(np.zeros(0, np.float32), temperature=temperature, seed=5, **asked)
+    return Place(written, has_times, request, number)
 
 
 def allowed_by_transformers(logits: torch.Tensor, written: list[int]) -> torch.Tensor:
@@ -104,3 +112,36 @@ def test_draws_are_of_what_the_rules_leave() -> None:
     assert (rules.choose(logits, places).token_ids == got).all()
     assert len(set(got.tolist())) > 50
     assert not set(got.tolist()) & set(STEERING.suppressed)
+
+
+def test_penalties_are_over_the_text_of_the_window() -> None:
+    """Not over its times, which come in pairs, nor over what another row wrote."""
+    rules = SpeechRules(STEERING, torch.device("cpu"))
+    logits = torch.zeros(3, VOCABULARY)
+    logits[:, 7], logits[:, 8], logits[:, 9] = 4.0, 3.0, 2.0
+    penalties = ({"repetition_penalty": 3.0}, {"presence_penalty": 1.5}, {"frequency_penalty": 0.6})
+    for asked in penalties:
+        places = [
+            place([7, 7], has_times=False, **asked),
+            place([7, 8], has_times=False),
+            place([], has_times=False, **asked),
+        ]
+        assert rules.choose(logits, places).token_ids.tolist() == [8, 7, 7], asked
+    pair = torch.full((1, VOCABULARY), -9.0)
+    pair[:, ZERO + 9], pair[:, ZERO + 10] = 5.0, 4.9
+    ended = place([ZERO + 2, 7, ZERO + 9], has_times=True, repetition_penalty=5.0)
+    assert rules.choose(pair, [ended]).token_ids.tolist() == [ZERO + 9]
+
+
+@pytest.mark.parametrize("asked", [{"top_k": 1}, {"top_p": 1e-6}, {"min_p": 1.0}])
+def test_a_draw_of_one_token_is_the_likeliest(asked: dict[str, Any]) -> None:
+    """By whichever bound; one that keeps more than there are is none."""
+    rules = SpeechRules(STEERING, torch.device("cpu"))
+    logits = torch.randn(50, VOCABULARY, generator=torch.Generator().manual_seed(1))
+
+    def chosen(**asked: Any) -> list[int]:
+        places = [place([7], has_times=False, number=n, **asked) for n in range(len(logits))]
+        return rules.choose(logits, places).token_ids.tolist()
+
+    assert chosen(temperature=1.0, **asked) == chosen() != chosen(temperature=1.0)
+    assert chosen(temperature=1.0, top_k=10**30) == chosen(temperature=1.0)

@@ -177,11 +177,21 @@ def test_a_template_without_end_fails_the_line_that_it_has_none_for(
     assert one.render([message("user", "u")], created=CREATED) == "u"
 
 
-def test_what_a_message_thought_reaches_templates_under_either_name() -> None:
-    """`reasoning_content` is the newer name, `thinking` what others read."""
-    source = "{{ messages[0].thinking }}{{ messages[0].reasoning_content }}"
-    for name in ("reasoning_content", "thinking", "reasoning"):
-        assert render([message("assistant", "a", **{name: "t"})], source) == "tt"
+def test_what_a_message_thought_reaches_templates_under_every_name() -> None:
+    """`reasoning` is vLLM's, `reasoning_content` its old one, `thinking` gpt-oss's."""
+    names = ("reasoning", "reasoning_content", "thinking")
+    source = "".join(f"{{{{ messages[0].{name} }}}}" for name in names)
+    for name in names:
+        assert render([message("assistant", "a", **{name: "t"})], source) == "ttt"
+    assert render([message("assistant", "a", reasoning=None, thinking="t")], source) == "ttt"
+    assert render([message("assistant", "a", reasoning="", thinking="t")], source) == "ttt"
+
+
+def test_a_thought_of_nothing_is_no_missing_thought() -> None:
+    """Templates that find none look for one in the content."""
+    source = "{{ messages[0].reasoning_content is string }}"
+    assert render([message("assistant", "a", reasoning="")], source) == "True"
+    assert render([message("assistant", "a", reasoning=None)], source) == "False"
 
 
 def test_an_open_end_in_the_last_of_many_parts() -> None:

@@ -1,0 +1,114 @@
+"""Transcripts: the text of a recording, joined segment by segment, whole or as a stream.
+
+A chunk is an event of OpenAI's (`transcript.text.delta`, last `transcript.text.done`) and one of
+vLLM's chunks at the same time: clients of each read their own fields of it.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from engine.endpoints.endpoint import Heading, Told
+from engine.protocol.bodies import response_id, usage_body
+from engine.protocol.languages import UNSPACED
+from engine.protocol.stream import StreamOptions
+from engine.scheduling.speech import SpeechResult, Task
+from engine.text.tokenizer import Tokenizer
+
+_PREFIXES = {"transcribe": "trsc", "translate": "trsl"}
+_KINDS = {"transcribe": "transcription.chunk", "translate": "translation.chunk"}
+
+
+def is_unspaced(task: Task, language: str | None) -> bool:
+    """Say whether what is written sets no spaces between words."""
+    return task == "transcribe" and language in UNSPACED
+
+
+class Transcript:
+    """The text of segments as they come, without white space at its beginning and end."""
+
+    def __init__(self, tokenizer: Tokenizer, task: Task) -> None:
+        self._tokenizer = tokenizer
+        self._task = task
+        self._last = self._held = ""
+        self._has_begun = False
+
+    def add(self, part: SpeechResult) -> str:
+        """Return what the next segments add to the text."""
+        joint = "" if is_unspaced(self._task, part.language) else " "
+        text = self._held
+        for segment in part.segments:
+            said = self._tokenizer.text(segment.token_ids)
+            if said and self._last and not (self._last.isspace() or said[0].isspace()):
+                said = joint + said
+            text += said
+            self._last = said[-1:] or self._last
+        if not self._has_begun:
+            text = text.lstrip()
+        shown = text.rstrip()
+        self._held = text[len(shown) :]
+        self._has_begun = self._has_begun or bool(shown)
+        return shown
+
+
+class TranscriptUnfolding:
+    """A transcript as it comes, window by window."""
+
+    def __init__(
+        self, tokenizer: Tokenizer, task: Task, heading: Heading, options: StreamOptions
+    ) -> None:
+        self._transcript = Transcript(tokenizer, task)
+        self._texts: list[str] = []
+        self._options = options
+        self._usage: dict[str, Any] = {}
+        self._frame = {
+            "id": response_id(_PREFIXES[task], heading.request_id),
+            "object": _KINDS[task],
+            "created": heading.created,
+            "model": heading.model,
+        }
+
+    def add(self, place: int, told: Told, result: SpeechResult | None) -> list[dict[str, Any]]:
+        """Return the chunk of what was said in one window, and the last once all is heard."""
+        del place
+        chunks = []
+        part: SpeechResult | None = told.part
+        if part is not None:
+            self._usage = usage_body(part.num_prompt_tokens, part.num_output_tokens)
+            if text := self._transcript.add(part):
+                self._texts.append(text)
+                chunks.append(self._delta(text))
+        if result is not None:
+            chunks.append(self._done(result))
+        return chunks
+
+    def end(self) -> list[dict[str, Any]]:
+        """Return the usage in vLLM's words, where it was asked for."""
+        if not self._options.include_usage:
+            return []
+        return [self._frame | {"choices": [], "usage": self._usage}]
+
+    def _delta(self, text: str) -> dict[str, Any]:
+        event = {"type": "transcript.text.delta", "delta": text}
+        chunk = event | self._frame | {"choices": [_choice(text, None)]}
+        return chunk | {"usage": self._usage} if self._options.continuous_usage_stats else chunk
+
+    def _done(self, result: SpeechResult) -> dict[str, Any]:
+        num_in, num_out = result.num_prompt_tokens, result.num_output_tokens
+        usage = {
+            "type": "tokens",
+            "input_tokens": num_in,
+            "output_tokens": num_out,
+            "total_tokens": num_in + num_out,
+        }
+        event = {"type": "transcript.text.done", "text": "".join(self._texts)}
+        return event | self._frame | {"choices": [_choice("", "stop")], "usage": usage}
+
+
+def _choice(text: str, finish_reason: str | None) -> dict[str, Any]:
+    return {
+        "index": 0,
+        "delta": {"content": text},
+        "finish_reason": finish_reason,
+        "stop_reason": None,
+    }

@@ -1,0 +1,150 @@
+"""Transcripts that are streamed: what clients of OpenAI and of vLLM read of their chunks."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Sequence
+from dataclasses import replace
+from itertools import pairwise
+from typing import Any, NamedTuple
+
+import pytest
+from openai.types.audio import TranscriptionTextDeltaEvent, TranscriptionTextDoneEvent
+
+from engine.contract import EngineStats, Reply, StreamedReply
+from engine.endpoints import speech_endpoints
+from engine.endpoints.served import ServedEngine
+from engine.endpoints.transcripts import Transcript
+from engine.protocol.errors import RequestError
+from engine.scheduling.speech import SpeechRequest, SpeechResult
+from engine.stepping.work import Event
+from tests.engine.endpoints.test_transcriptions import MODEL, inline, said
+from tests.engine.scripted_model import CREATED, INFO
+
+URLS = {"transcribe": "/v1/audio/transcriptions", "translate": "/v1/audio/translations"}
+TEXTS = (" The capital", " of ", "France", "", "  is ", " Paris. ", " ")
+
+
+class Item(NamedTuple):
+    """What came to its end."""
+
+    value: SpeechResult
+
+    def result(self) -> SpeechResult:
+        """Return it."""
+        return self.value
+
+
+def result_of(texts: Sequence[str], language: str = "de") -> SpeechResult:
+    """Return what said these texts, a segment each."""
+    segments = tuple(said(text, i, i + 1.0, is_timed=False) for i, text in enumerate(texts))
+    return SpeechResult(language, segments, 4, len(segments))
+
+
+class Teller:
+    """An engine that hears the same in every recording, a few segments at a time."""
+
+    def __init__(self, *cuts: int, fails: bool = False) -> None:
+        self._cuts = (0, *cuts, len(TEXTS))
+        self._fails = fails
+
+    async def generate(self, requests: Sequence[SpeechRequest]) -> list[SpeechResult]:
+        """Hear recordings."""
+        return [result_of(TEXTS) for _ in requests]
+
+    async def stream(
+        self, requests: Sequence[SpeechRequest]
+    ) -> AsyncGenerator[tuple[int, Event[SpeechResult]], None]:
+        """Tell what was said, part by part."""
+        [request] = requests
+        assert request.is_streamed
+        whole = result_of(TEXTS)
+        for start, end in pairwise(self._cuts):
+            part = replace(whole, segments=whole.segments[start:end], num_output_tokens=end)
+            yield 0, Event(Item(whole), [], is_finished=end == len(TEXTS), part=part)
+            if self._fails:
+                raise RequestError("It broke off.")
+
+    def stats(self) -> EngineStats:
+        """Tell nothing."""
+        return EngineStats()
+
+    def close(self) -> None:
+        """Have nothing to end."""
+
+
+async def nothing(url: str) -> bytes:
+    """Bring nothing: recordings stand in their bodies."""
+    raise AssertionError(url)
+
+
+async def reply_to(teller: Teller, task: str = "transcribe", **body: Any) -> Reply | StreamedReply:
+    """Return the answer to a recording."""
+    engine = ServedEngine(speech_endpoints(MODEL, nothing), teller, INFO, model_names=["tiny"])
+    return await engine.answer(URLS[task], {"file_url": inline()} | body, "req_1", CREATED)
+
+
+async def chunks_of(teller: Teller, task: str = "transcribe", **body: Any) -> list[dict[str, Any]]:
+    """Return the chunks of a stream."""
+    reply = await reply_to(teller, task, stream=True, **body)
+    assert isinstance(reply, StreamedReply)
+    return [chunk async for chunk in reply.chunks if chunk]
+
+
+@pytest.mark.parametrize("task", URLS)
+@pytest.mark.parametrize("cuts", [(), (1,), (2, 3, 4, 5, 6), (4, 6)])
+async def test_a_stream_is_read_by_clients_of_both(task: str, cuts: tuple[int, ...]) -> None:
+    """Its deltas are the text of the answer at once, in the fields of either."""
+    whole = await reply_to(Teller(), task)
+    assert isinstance(whole, Reply)
+    text = whole.body["text"]
+    *deltas, last = await chunks_of(Teller(*cuts), task)
+    events = [TranscriptionTextDeltaEvent.model_validate(chunk) for chunk in deltas]
+    assert "".join(event.delta for event in events) == text
+    done = TranscriptionTextDoneEvent.model_validate(last)
+    assert (done.text, done.usage and done.usage.total_tokens) == (text, 4 + len(TEXTS))
+    # As vLLM's examples read them.
+    contents = [chunk["choices"][0].get("delta", {}).get("content") for chunk in (*deltas, last)]
+    assert "".join(contents) == text
+    assert [chunk["choices"][0]["finish_reason"] for chunk in (*deltas, last)] == [
+        *[None] * len(deltas),
+        "stop",
+    ]
+    assert {chunk["object"] for chunk in deltas} == {
+        "transcription.chunk" if task == "transcribe" else "translation.chunk"
+    }
+
+
+async def test_usage_is_told_in_vllms_words_where_it_is_asked_for() -> None:
+    """Flat, as a form has it, or as other streams do."""
+    asked = {"stream_include_usage": True, "stream_continuous_usage_stats": True}
+    other = {"stream_options": {"include_usage": True, "continuous_usage_stats": True}}
+    chunks = await chunks_of(Teller(2), **asked)
+    assert await chunks_of(Teller(2), **other) == chunks
+    assert chunks[-1]["choices"] == []
+    assert chunks[-1]["usage"]["completion_tokens"] == len(TEXTS)
+    assert chunks[0]["usage"]["completion_tokens"] == 2
+    refused = await reply_to(Teller(), stream=True, stream_include_usage="yes")
+    assert isinstance(refused, Reply)
+    assert refused.body["error"]["param"] == "stream_include_usage"
+
+
+@pytest.mark.parametrize("response_format", ["srt", "vtt", "verbose_json"])
+async def test_a_document_is_not_streamed(response_format: str) -> None:
+    """It is whole, or it is none."""
+    reply = await reply_to(Teller(), stream=True, response_format=response_format)
+    assert isinstance(reply, Reply)
+    assert (reply.status_code, reply.body["error"]["param"]) == (400, "response_format")
+
+
+async def test_what_fails_on_the_way_is_the_last_chunk() -> None:
+    """What was told before stays told."""
+    *_, last = await chunks_of(Teller(2, fails=True))
+    assert last["error"]["message"] == "It broke off."
+
+
+def test_a_language_without_spaces_gets_none_however_it_is_cut() -> None:
+    """A translation of it does: that is English."""
+    parts = [result_of([text], "ja") for text in ("a", "b", " c ")]
+    for task, text in (("transcribe", "ab c"), ("translate", "a b c")):
+        transcript = Transcript(MODEL.tokenizer, task)  # type: ignore[arg-type]
+        assert "".join(transcript.add(part) for part in parts) == text
