@@ -13,6 +13,8 @@ from cli.errors import Refused
 
 STANDARD_STREAM = "-"
 
+_MAX_NAMED = 3
+
 
 def is_url(name: str) -> bool:
     """Say whether the name is an http(s) URL; other schemes are refused by `check_paths`."""
@@ -59,11 +61,12 @@ def name_files(
     """
     named = [*files] if input_file is None else [input_file, *files]
     if not named:
-        raise Refused("name the file to run, such as `tidemill run requests.jsonl`")
+        raise Refused("name the file to run before any flags: `tidemill run requests.jsonl`")
     if len(named) > 1:
+        shown = ", ".join(named[:_MAX_NAMED]) + (", …" if len(named) > _MAX_NAMED else "")
         raise Refused(
-            f"a run takes one file, and {len(named)} are named ({', '.join(named)}): run each of "
-            "them, or their lines together: cat FILES | tidemill run -i - -o FILE"
+            f"a run takes one file, and {len(named)} are named ({shown}): run each of them, or "
+            "their lines together: cat FILES | tidemill run - -o rows.jsonl"
         )
     name = named[0]
     if not name:

@@ -60,8 +60,8 @@ def test_it_runs_as_a_module() -> None:
         ("keys lst", "`tidemill keys` has no command 'lst': did you mean `tidemill keys list`?"),
         ("keys", "`tidemill keys` needs ACTION: see `tidemill keys --help`"),
         ("submit", "`tidemill submit` needs FILE: see `tidemill submit --help`"),
-        ("run", "name the file to run, such as `tidemill run requests.jsonl`"),
-        ("run -o out", "name the file to run, such as `tidemill run requests.jsonl`"),
+        ("run", "name the file to run before any flags: `tidemill run requests.jsonl`"),
+        ("run -o out", "name the file to run before any flags: `tidemill run requests.jsonl`"),
         ("run x --port", "--port: expected one argument: see `tidemill run --help`"),
         (
             "run x --resume --force",
@@ -87,7 +87,7 @@ def test_several_files_are_told_how_to_run(typed: str, capsys: pytest.CaptureFix
     assert main(typed.split()) == 2
     assert capsys.readouterr().err == (
         "tidemill: a run takes one file, and 2 are named (a, b): run each of them, or their lines "
-        "together: cat FILES | tidemill run -i - -o FILE\n"
+        "together: cat FILES | tidemill run - -o rows.jsonl\n"
     )
 
 
