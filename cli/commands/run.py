@@ -7,6 +7,7 @@ from dataclasses import fields
 from functools import partial
 from pathlib import Path
 
+from cli.errors import ROWS_FAILED
 from cli.files.defaults import Defaults
 from cli.files.paths import is_path, name_files
 from cli.running.options import RunOptions
@@ -149,12 +150,13 @@ def options_from(arguments: argparse.Namespace) -> RunOptions:
 
 def command(arguments: argparse.Namespace) -> int:
     """Run the file and return the exit status."""
-    is_named = arguments.output_file is not None
+    is_output_named = arguments.output_file is not None
     options = options_from(arguments)
     need_engine("a run", options.model)
-    if not is_named and is_path(options.output_file):
-        say(f"rows go to {options.output_file}")
     # Here, not above: what reads and prints JSON takes longer to load than help takes to print.
     from cli.running.job import run_job
 
-    return run_job(options, load=partial(load_engine, weights_cache=options.weights_cache))
+    status = run_job(options, load=partial(load_engine, weights_cache=options.weights_cache))
+    if status in {0, ROWS_FAILED} and not is_output_named and is_path(options.output_file):
+        say(f"the rows are in {options.output_file}")
+    return status
