@@ -7,7 +7,31 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 OUT := out
-PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
+
+ENGINE_EXTRAS := -c constraints.txt -e '.[engine,serve]'
+LOCAL_EXTRAS := -c constraints.txt -e '.[engine,serve,cloud,infra]'
+DEV_EXTRAS := -c constraints.txt -e '.[engine,serve,cloud,infra,dev]'
+
+# An index or registry that cannot be reached ends in a sentence within a minute, not in many minutes
+# of retries: $(call pip_install,PYTHON,WORDS) and $(call npm_ci,FOLDER).
+export PIP_RETRIES ?= 2
+export PIP_DEFAULT_TIMEOUT ?= 15
+PIP_LOG := $(OUT)/pip.log
+NPM_LOG := $(OUT)/npm.log
+pip_install = mkdir -p $(OUT); $(1) -m pip install --quiet --disable-pip-version-check $(2) 2>$(PIP_LOG) || { \
+  if grep --quiet "connection broken by" $(PIP_LOG); then \
+    echo "The package index cannot be reached ($$(grep --only-matching --extended-regexp \
+      "\[Errno [^')]*|timed out|ProxyError|SSLError" $(PIP_LOG) | head -n 1)): PIP_INDEX_URL \
+    names a mirror of it, HTTPS_PROXY a proxy. What pip said is in $(PIP_LOG)." | tr -s ' '; \
+  else cat $(PIP_LOG); fi >&2; exit 1; }
+npm_ci = mkdir -p $(OUT); npm ci --prefix $(1) --no-audit --no-fund --loglevel=error \
+  --fetch-retries=1 --fetch-retry-mintimeout=1000 --fetch-timeout=20000 2>$(NPM_LOG) || { \
+  if grep --quiet --extended-regexp "code (E(CONN|NOTFOUND|TIMEDOUT|AI_AGAIN)|ERR_SOCKET|FETCH_ERROR)" \
+    $(NPM_LOG); then \
+    echo "The npm registry cannot be reached ($$(sed -n 's/^npm [a-zA-Z!]* code //p' \
+      $(NPM_LOG) | head -n 1)): npm_config_registry names a mirror of it, HTTPS_PROXY a \
+    proxy. What npm said is in $(NPM_LOG)." | tr -s ' '; \
+  else cat $(NPM_LOG); fi >&2; exit 1; }
 
 # A stamp says that its extras are installed as pyproject.toml and constraints.txt stand.
 INSTALLED_VENV := $(VENV)/.installed-venv
@@ -84,50 +108,50 @@ COMPILE_KERNELS = echo "Compiling the CPU's kernels, once." && \
 
 $(INSTALLED_ENGINE): pyproject.toml constraints.txt | $(INSTALLED_VENV)
 	@echo "Installing the engine into $(VENV); the first time this takes a few minutes."
-	@$(PIP_INSTALL) -e '.[engine,serve]'
+	@$(call pip_install,$(BIN)/python,$(ENGINE_EXTRAS))
 	@$(COMPILE_KERNELS)
 	@touch $@
 
 $(INSTALLED_DEV): pyproject.toml constraints.txt | $(INSTALLED_VENV)
 	@echo "Installing the engine and the tools of development into $(VENV)."
-	@$(PIP_INSTALL) -e '.[engine,serve,cloud,infra,dev]'
+	@$(call pip_install,$(BIN)/python,$(DEV_EXTRAS))
 	@$(COMPILE_KERNELS)
 	@touch $(INSTALLED_ENGINE) $(INSTALLED_LOCAL) $@
 
 $(INSTALLED_MINISTACK): localstack/requirements.txt | $(INSTALLED_VENV)
 	@$(BIN)/python -m venv $(MINISTACK_VENV)
-	@$(MINISTACK_VENV)/bin/python -m pip install --quiet --disable-pip-version-check -r $<
+	@$(call pip_install,$(MINISTACK_VENV)/bin/python,-r $<)
 	@touch $@
 
 $(INSTALLED_CLIENTS): .venv-%/.installed: tests/clients/requirements/%.txt | $(INSTALLED_VENV)
 	@$(BIN)/python -m venv $(@D)
-	@$(@D)/bin/python -m pip install --quiet --disable-pip-version-check -r $<
+	@$(call pip_install,$(@D)/bin/python,-r $<)
 	@touch $@
 
 $(INSTALLED_LOCAL): pyproject.toml constraints.txt | $(INSTALLED_VENV)
-	@echo "Installing the engine and what the cloud needs into $(VENV); the first time this takes a minute or two."
-	@$(PIP_INSTALL) -e '.[engine,serve,cloud,infra]'
+	@echo "Installing the engine and what the cloud needs into $(VENV)."
+	@$(call pip_install,$(BIN)/python,$(LOCAL_EXTRAS))
 	@$(COMPILE_KERNELS)
 	@touch $(INSTALLED_ENGINE) $@
 
 $(INSTALLED_NODE): infra/package.json infra/package-lock.json
 	@command -v npm >/dev/null || { \
 	  echo "The cloud's templates need Node.js 20 or newer, and there is no 'npm' here." >&2; exit 1; }
-	@npm ci --prefix infra --no-audit --no-fund --loglevel=error
+	@$(call npm_ci,infra)
 	@touch $@
 
 # A Chromium that needs no root and no library of the system; one on the PATH is preferred to it.
 $(INSTALLED_BROWSER): tests/browser/package.json tests/browser/package-lock.json tests/browser/unpack.mjs
 	@command -v npm >/dev/null || { \
 	  echo "Tests of the dashboard need Node.js 20 or newer, and there is no 'npm' here." >&2; exit 1; }
-	@npm ci --prefix tests/browser --no-audit --no-fund --loglevel=error
+	@$(call npm_ci,tests/browser)
 	@case "$$(uname -sm)" in "Linux x86_64") node tests/browser/unpack.mjs tests/browser/chromium ;; esac
 	@touch $@
 
 $(INSTALLED_NODE_CLIENT): tests/node/package.json tests/node/package-lock.json
 	@command -v npm >/dev/null || { \
 	  echo "Tests of the server need Node.js 20 or newer, and there is no 'npm' here." >&2; exit 1; }
-	@npm ci --prefix tests/node --no-audit --no-fund --loglevel=error
+	@$(call npm_ci,tests/node)
 	@touch $@
 
 browser: $(INSTALLED_BROWSER)
@@ -135,7 +159,20 @@ browser: $(INSTALLED_BROWSER)
 screenshots: $(INSTALLED_DEV) $(INSTALLED_MINISTACK) $(INSTALLED_NODE) $(INSTALLED_BROWSER)
 	$(BIN)/python -m tests.handler.dashboard.screenshots
 
-demo: $(INSTALLED_LOCAL) $(INSTALLED_MINISTACK) $(INSTALLED_NODE)
+# What a first run takes, said before it takes it; figures of the CPU build were measured.
+.PHONY: demo-needs
+demo-needs:
+	@test -e $(INSTALLED_LOCAL) || { \
+	  echo "The first run installs all that it needs below this folder. With torch's build for CPUs it"; \
+	  echo "downloads about 0.5 GB, takes 2.2 GB of disk and three to four minutes on two cores; with the"; \
+	  echo "build for CUDA several times that."; \
+	  echo "Later runs take about half a minute."; \
+	  if test "$$(uname -s)" = Linux -a ! -e /dev/nvidiactl -a -z "$$PIP_EXTRA_INDEX_URL"; then \
+	    echo "No NVIDIA GPU was found; this picks the build for CPUs:"; \
+	    echo "  PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cpu make demo"; \
+	  fi; }
+
+demo: demo-needs $(INSTALLED_LOCAL) $(INSTALLED_MINISTACK) $(INSTALLED_NODE)
 	@mkdir -p $(OUT)
 	$(BIN)/tidemill local run -i examples/demo.jsonl -o $(OUT)/demo.jsonl
 	@$(BIN)/python examples/show.py examples/demo.jsonl $(OUT)/demo.jsonl

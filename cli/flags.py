@@ -1,4 +1,4 @@
-"""What was typed and no command knows: passed over with a word, or refused with a better one."""
+"""Arguments that argparse does not know: files, vLLM's flags, and misspelt flags."""
 
 from __future__ import annotations
 
@@ -9,17 +9,28 @@ from difflib import get_close_matches
 from cli.errors import Refused
 from cli.terminal import say
 
+_TAKES_FILES = "tidemill run"
 _TAKE_VLLM_FLAGS = ("tidemill run", "tidemill serve")
 _LIKENESS = 0.7
 
 
-def sort_out(parser: argparse.ArgumentParser, typed: Sequence[str], unknown: list[str]) -> None:
-    """Say which of the unknown arguments are passed over; raises Refused for one that cannot be."""
+def sort_out(
+    parser: argparse.ArgumentParser, typed: Sequence[str], unknown: Sequence[str]
+) -> list[str]:
+    """Return the files among the unknown arguments and warn of the flags that have no effect.
+
+    Raises Refused for a flag that does not exist, and for files where a command takes none.
+    """
     if not unknown:
-        return
+        return []
     command = _command_of(parser, typed)
-    passed_over = []
-    for flag, value in _pairs(unknown, command.prog):
+    files, passed_over = [], []
+    for flag, value in _pairs(unknown):
+        if not _is_flag(flag):
+            if command.prog != _TAKES_FILES:
+                raise Refused(f"{flag!r} belongs to no flag: see `{command.prog} --help`")
+            files.append(flag)
+            continue
         if command.prog not in _TAKE_VLLM_FLAGS:
             raise Refused(_nearest(flag, command))
         from cli.serving.vllm_flags import instead_of, is_passed_over
@@ -32,6 +43,7 @@ def sort_out(parser: argparse.ArgumentParser, typed: Sequence[str], unknown: lis
             raise Refused(_nearest(flag, command))
     if passed_over:
         say(f"warning: {', '.join(passed_over)}: vLLM's, and without effect here")
+    return files
 
 
 def spelt_out(typed: Sequence[str]) -> Sequence[str]:
@@ -42,17 +54,26 @@ def spelt_out(typed: Sequence[str]) -> Sequence[str]:
     return typed
 
 
-def _pairs(unknown: Sequence[str], prog: str) -> Iterator[tuple[str, str | None]]:
-    """Yield each flag with the value behind it, if there is one."""
-    tokens = list(unknown)
+def _pairs(unknown: Sequence[str]) -> Iterator[tuple[str, str | None]]:
+    """Yield each flag with the value behind it, if there is one, and each word that is neither."""
+    from cli.serving.vllm_flags import is_switch
+
+    tokens = [token for token in unknown if token != "--"]
     while tokens:
-        flag, separator, value = tokens.pop(0).partition("=")
-        if not flag.startswith("-"):
-            raise Refused(f"{flag!r} belongs to no flag: see `{prog} --help`")
-        if separator:
+        token = tokens.pop(0)
+        flag, separator, value = token.partition("=")
+        if not _is_flag(token):
+            yield token, None
+        elif separator:
             yield flag, value
+        elif is_switch(flag) or not tokens or tokens[0].startswith("-"):
+            yield flag, None
         else:
-            yield flag, tokens.pop(0) if tokens and not tokens[0].startswith("-") else None
+            yield flag, tokens.pop(0)
+
+
+def _is_flag(token: str) -> bool:
+    return token.startswith("-") and token != "-"
 
 
 def _nearest(flag: str, command: argparse.ArgumentParser) -> str:

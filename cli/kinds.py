@@ -74,4 +74,18 @@ def told_by_line(errors: Iterable[tuple[int | None, str]], unit: str = "line") -
 def _numbered(message: str, lines: list[int], unit: str) -> str:
     if len(lines) < 2:
         return f"{unit} {lines[0]}: {message}" if lines else message
-    return f"{len(lines)} × {message}: {unit}s {', '.join(map(str, lines))}"
+    return f"{len(lines)} × {message}: {unit}s {', '.join(_ranges(lines))}"
+
+
+def _ranges(numbers: list[int]) -> list[str]:
+    """Return ascending numbers with three or more in a row as a range: `1–50`, `52`."""
+    runs: list[list[int]] = []
+    for number in numbers:
+        if runs and number == runs[-1][-1] + 1:
+            runs[-1].append(number)
+        else:
+            runs.append([number])
+    shown: list[str] = []
+    for run in runs:
+        shown += [f"{run[0]}–{run[-1]}"] if len(run) > 2 else map(str, run)
+    return shown

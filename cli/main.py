@@ -22,8 +22,9 @@ from cli.commands import (
     worker,
     workers,
 )
-from cli.errors import CliError, Stopped
+from cli.errors import CliError, Refused, Stopped
 from cli.flags import sort_out, spelt_out
+from cli.parser import Parser
 from cli.terminal import say
 
 
@@ -44,17 +45,31 @@ class _Version(argparse.Action):
 
 def make_parser() -> argparse.ArgumentParser:
     """Return the parser of the whole command line; each command sets `command` to its function."""
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="tidemill",
         description="Runs LLM batch files: one row for every line.",
         allow_abbrev=False,
     )
     parser.add_argument("--version", action=_Version, nargs=0, help="print the version and exit")
-    commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
+    parser.set_defaults(command=_without_a_command)
+    commands = parser.add_subparsers(title="commands", metavar="COMMAND")
     to_batches = (submit, resume, status, results, cancel, drop)
     for command in (run, serve, *to_batches, worker, local, keys, tenants, workers, completion):
         command.add_command(commands)
     return parser
+
+
+def _without_a_command(_: argparse.Namespace) -> int:
+    raise Refused("name a command, such as `tidemill run FILE`: `tidemill --help` lists them")
+
+
+def parse(arguments: Sequence[str]) -> argparse.Namespace:
+    """Return the parsed arguments, the files named without a flag in `files`; raises Refused."""
+    parser = make_parser()
+    typed = serve.with_flags_of_environment(spelt_out(arguments))
+    parsed, unknown = parser.parse_known_args(typed)
+    parsed.files = sort_out(parser, typed, unknown)
+    return parsed
 
 
 def exit_status_of(command: Callable[[], int]) -> int:
@@ -78,13 +93,9 @@ def exit_status_of(command: Callable[[], int]) -> int:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run what was typed and return the exit status."""
-    parser = make_parser()
-    typed = spelt_out(sys.argv[1:] if arguments is None else arguments)
 
     def command() -> int:
-        all_typed = serve.with_flags_of_environment(typed)
-        parsed, unknown = parser.parse_known_args(all_typed)
-        sort_out(parser, all_typed, unknown)
+        parsed = parse(sys.argv[1:] if arguments is None else arguments)
         return int(parsed.command(parsed))
 
     return exit_status_of(command)

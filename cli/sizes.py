@@ -1,8 +1,9 @@
-"""Numbers as people type them."""
+"""Values of flags as people type them: sizes, numbers, texts."""
 
 from __future__ import annotations
 
 import argparse
+import math
 import re
 
 _UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
@@ -36,3 +37,21 @@ def seed_number(text: str) -> int:
     if not re.fullmatch(r"\d+", text) or int(text) >= 2**63:
         raise argparse.ArgumentTypeError(f"{text!r} is no seed: write a whole number from 0 on")
     return int(text)
+
+
+def temperature(text: str) -> float:
+    """Return the temperature of sampling, at least 0."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1.0
+    if not 0 <= value < math.inf:
+        raise argparse.ArgumentTypeError(f"{text!r} is no temperature: write a number from 0 on")
+    return value
+
+
+def given_text(text: str) -> str:
+    """Return the text, which must not be blank."""
+    if not text.strip():
+        raise argparse.ArgumentTypeError("the text is empty")
+    return text

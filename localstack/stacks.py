@@ -106,7 +106,6 @@ def _begin(
     quiet = {
         "CI": "true",
         "CDK_DISABLE_CLI_TELEMETRY": "true",  # also where cdk.json is not read
-        "JSII_SILENCE_WARNING_END_OF_LIFE_NODE_VERSION": "18,20,22",
     }
     return subprocess.Popen(  # noqa: S603 - our own command
         [found, *command[1:]],

@@ -22,6 +22,7 @@ from demo.train_reranker import assemble, base_path
 from engine.config import EngineConfig
 from engine.contract import Reply, Served
 from engine.load import load_served
+from engine.model.task import endpoints_of
 from engine.protocol.routes import ENDPOINTS, find_route
 from handler.worker.proof import known_line
 
@@ -152,6 +153,15 @@ def test_a_url_is_served_where_one_of_its_bodies_is() -> None:
         assert cell.told in {"yes", NOT_SERVED}
     assert {where for where, what in told.items() if what == "yes"} == served
     assert {name for name, _ in told} == set(ENDPOINTS)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_a_model_answers_is_known_before_it_is_loaded(kind: str, load: Load) -> None:
+    """By its files; of one that is not on this machine nothing is known."""
+    info = load(kind).info()
+    assert set(endpoints_of(EngineConfig(info.model)) or ()) == set(info.endpoints) & {*ENDPOINTS}
+    assert endpoints_of(EngineConfig("s3://bucket/model")) is None
+    assert endpoints_of(EngineConfig("no/such-model")) is None
 
 
 def test_the_readme_says_the_same() -> None:

@@ -15,6 +15,7 @@ from cli.batches.follow import batch_shown, follow
 from cli.batches.outcome import exit_status_of, print_json, tell_end
 from cli.carrying.fetch import STANDARD_OUTPUT, check_target, fetch_results
 from cli.errors import CliError, Refused, Stopped
+from cli.files.paths import path_beside
 from cli.terminal import amount, say
 
 
@@ -42,11 +43,7 @@ class Targets:
 
 def names_for(file: str) -> tuple[str, str]:
     """Return where the rows of a file go unless told: beside it, or here for what is no file."""
-    is_stream = file == "-" or "://" in file
-    path = Path("batch" if is_stream else file)
-    stem = path.name.removesuffix(".gz").removesuffix(".jsonl")
-    names = (f"{stem}.output.jsonl", f"{stem}.errors.jsonl")
-    return (str(path.with_name(names[0])), str(path.with_name(names[1])))
+    return path_beside(file, "output"), path_beside(file, "errors")
 
 
 def targets_if_waited(arguments: argparse.Namespace, file: str) -> Targets | None:

@@ -43,7 +43,7 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
 def command(arguments: argparse.Namespace) -> int:
     """Drop the file and return the exit status."""
     file, fields = file_of(arguments), options_of(arguments)
-    need_cloud("drops")
+    need_cloud("`tidemill drop`")
     from cli.batches.bucket import Drop, drop
     from cli.batches.check import form_in
     from cli.batches.wait import targets_if_waited

@@ -97,7 +97,7 @@ def _date(seconds: int) -> str:
 
 def _keys_of(arguments: argparse.Namespace) -> KeyStore:
     """Return the keys of the deployment that the arguments or the environment name."""
-    need_cloud("keys")
+    need_cloud("`tidemill keys`")
     from handler.tenants.keys import KeyStore
 
     return KeyStore(table_of(arguments))

@@ -7,17 +7,23 @@ from dataclasses import fields
 from functools import partial
 from pathlib import Path
 
+from cli.errors import ROWS_FAILED
+from cli.files.defaults import Defaults
+from cli.files.paths import is_path, name_files
 from cli.running.options import RunOptions
-from cli.serving.engine import load_engine
+from cli.serving.engine import load_engine, need_engine
 from cli.serving.options import add_engine_flags, engine_fields
-from cli.sizes import port_number, positive_int, size_in_bytes
+from cli.sizes import given_text, port_number, positive_int, size_in_bytes, temperature
+from cli.terminal import say
 
 _EPILOG = """\
 examples:
-  tidemill run -i in.jsonl -o out.jsonl
-  tidemill run -i in.jsonl -o out.jsonl --resume          (after a kill: runs what is missing)
-  tidemill run -i in.jsonl -o out.jsonl --resume --retry-failed      (runs failed rows again)
-  cat in.jsonl | tidemill run -i - -o - --model ./model > out.jsonl
+  tidemill run requests.jsonl                            (rows in requests.output.jsonl)
+  tidemill run requests.jsonl -o rows.jsonl --model ./model
+  tidemill run requests.jsonl --resume                   (after a kill: runs what is missing)
+  tidemill run requests.jsonl --resume --retry-failed    (runs failed rows again)
+  tidemill run requests.jsonl --temperature 0 --max-tokens 200 --system-prompt "Be brief."
+  cat requests.jsonl | tidemill run - > rows.jsonl
 
 exit status:
   0  every line has its row, and a row is ok (or there was no line)
@@ -32,6 +38,7 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
     """Add `run` to the command line."""
     parser = commands.add_parser(
         "run",
+        usage="tidemill run [FILE | -i FILE] [-o FILE] [--model MODEL] [flags]",
         help="run a batch file on this machine",
         description="Runs every line of a batch file through a model and writes one row for each, "
         "in the same order.",
@@ -40,20 +47,23 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
         allow_abbrev=False,
     )
     _add_file_flags(parser.add_argument_group("files"))
+    _add_default_flags(parser.add_argument_group("defaults of lines that do not say themselves"))
     add_engine_flags(parser)
     _add_metrics_flags(parser.add_argument_group("metrics"))
-    parser.set_defaults(command=command)
+    parser.set_defaults(command=command, files=())
 
 
 def _add_file_flags(group: argparse._ArgumentGroup) -> None:
     add = group.add_argument
-    add("-i", "--input-file", required=True, metavar="FILE", help="a path, - or an http(s) URL")
+    add(
+        "-i", "--input-file", metavar="FILE", help="a path, - or an http(s) URL; -i may be left out"
+    )
     add(
         "-o",
         "--output-file",
-        required=True,
         metavar="FILE",
-        help="a path (it grows while the job runs), - or an http(s) URL that takes a PUT",
+        help="a path (it grows while the job runs), - or an http(s) URL that takes a PUT "
+        "(default: FILE.output.jsonl beside the input)",
     )
     add("-e", "--error-file", metavar="FILE", help="a path for the rows of failed lines")
     add(
@@ -108,6 +118,18 @@ def _add_rows_flags(group: argparse._ArgumentGroup) -> None:
     add("--fail-on-error", action="store_true", help="end with 3 when any row is an error")
 
 
+def _add_default_flags(group: argparse._ArgumentGroup) -> None:
+    add = group.add_argument
+    add("--temperature", type=temperature, metavar="T", help="of sampling; 0 is greedy")
+    add("--max-tokens", type=positive_int, metavar="N", help="the most tokens of an answer")
+    add(
+        "--system-prompt",
+        type=given_text,
+        metavar="TEXT",
+        help="put before conversations that have no system or developer message",
+    )
+
+
 def _add_metrics_flags(group: argparse._ArgumentGroup) -> None:
     add = group.add_argument
     add("--enable-metrics", action="store_true", help="serve Prometheus metrics at /metrics")
@@ -117,14 +139,24 @@ def _add_metrics_flags(group: argparse._ArgumentGroup) -> None:
 
 def options_from(arguments: argparse.Namespace) -> RunOptions:
     """Return the options that the parsed arguments ask for."""
+    names = name_files(arguments.input_file, arguments.output_file, arguments.files)
+    arguments.input_file, arguments.output_file = names
+    arguments.defaults = Defaults(
+        arguments.temperature, arguments.max_tokens, arguments.system_prompt
+    )
     given = {field.name: getattr(arguments, field.name) for field in fields(RunOptions)}
     return RunOptions(**given | engine_fields(arguments))
 
 
 def command(arguments: argparse.Namespace) -> int:
     """Run the file and return the exit status."""
+    is_output_named = arguments.output_file is not None
     options = options_from(arguments)
+    need_engine("a run", options.model)
     # Here, not above: what reads and prints JSON takes longer to load than help takes to print.
     from cli.running.job import run_job
 
-    return run_job(options, load=partial(load_engine, weights_cache=options.weights_cache))
+    status = run_job(options, load=partial(load_engine, weights_cache=options.weights_cache))
+    if status in {0, ROWS_FAILED} and not is_output_named and is_path(options.output_file):
+        say(f"the rows are in {options.output_file}")
+    return status

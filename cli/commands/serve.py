@@ -16,12 +16,14 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
 from cli.errors import EngineFailed, Refused
+from cli.extras import need_extras, not_installed
 from cli.serving.engine import (
     Load,
     chat_template,
     engine_config,
     load_engine,
     loaded,
+    need_engine,
     served_names,
 )
 from cli.serving.options import EngineOptions, add_engine_flags, engine_fields
@@ -185,6 +187,8 @@ def command(arguments: argparse.Namespace) -> int:
         options = replace(options, model=str(_SAGEMAKER_MODEL))
     if (options.ssl_certfile is None) != (options.ssl_keyfile is None):
         raise Refused("https takes both --ssl-certfile and --ssl-keyfile")
+    need_engine("a server", options.model)
+    need_extras("a server", "serve")
     load = partial(load_engine, weights_cache=options.weights_cache)
     return run_server(options, load=load)
 
@@ -201,9 +205,7 @@ def run_server(options: ServeOptions, *, load: Load[Online]) -> int:
             make_server,
         )
     except ModuleNotFoundError as exc:
-        raise Refused(
-            f"a server needs {exc.name}, which is not installed: pip install 'tidemill[serve]'"
-        ) from exc
+        raise not_installed("a server", [str(exc.name)], "engine", "serve") from exc
     names, settings = served_names(options), _settings(options)
     config, template = engine_config(options), chat_template(options)
     where = options.uds or f"{options.host}:{options.port}"

@@ -122,7 +122,7 @@ def _webhook_url(text: str) -> str:
 
 def _tenants_of(arguments: argparse.Namespace) -> TenantStore:
     """Return the tenants of the deployment that the arguments or the environment name."""
-    need_cloud("tenants")
+    need_cloud("`tidemill tenants`")
     from handler.tenants.tenants import TenantStore
 
     return TenantStore(table_of(arguments))

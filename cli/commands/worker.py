@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cli.errors import CliError, Refused, Stopped
+from cli.extras import need_extras, not_installed
 from cli.last_words import leaving_last_words
 from cli.serving.adapters import lora_modules
 from cli.serving.engine import served_names
@@ -147,15 +148,13 @@ def command(arguments: argparse.Namespace) -> int:
 def _until_stopped(options: WorkerOptions) -> int:
     try:
         with StopSignals() as signals:
+            need_extras("a worker", "cloud", "engine")
             settings, config = _read(options, os.environ)
             return _run(options, settings, config, signals)
     except Stopped:  # before there was any work that could be given back
         return 0
     except ModuleNotFoundError as exc:
-        raise CliError(
-            f"a worker needs {exc.name}, which is not installed: "
-            "pip install 'tidemill[cloud,engine]'"
-        ) from exc
+        raise not_installed("a worker", [str(exc.name)], "cloud", "engine") from exc
 
 
 def _read(options: WorkerOptions, environment: Mapping[str, str]) -> tuple[Settings, WorkerConfig]:

@@ -129,7 +129,7 @@ def _plan_of(plans: dict[str, FleetPlan], model: str) -> FleetPlan:
 
 def _deployment_of(arguments: argparse.Namespace) -> tuple[Deployment, dict[str, FleetPlan]]:
     """Return the deployment that arguments or environment name, as far as fleets go; its plans."""
-    need_cloud("workers")
+    need_cloud("`tidemill workers`")
     from handler.deployment import Deployment
     from handler.settings import Settings
 

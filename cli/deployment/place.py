@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Literal
 
 from cli.errors import CliError, KeyRefused, Refused, Unreachable
+from cli.extras import need_extras, not_installed
 
 if TYPE_CHECKING:
     from handler.aws.calls import Operation, T
@@ -34,12 +35,11 @@ def add_place(parser: argparse.ArgumentParser, part: Part = "table") -> None:
 
 def need_cloud(what: str) -> None:
     """Raise CliError unless the libraries of the cloud are installed, which `what` needs."""
+    need_extras(what, "cloud")
     try:
         import handler.aws.sync  # noqa: F401
     except ModuleNotFoundError as exc:
-        raise CliError(
-            f"{what} need {exc.name}, which is not installed: pip install 'tidemill[cloud]'"
-        ) from exc
+        raise not_installed(what, [str(exc.name)], "cloud") from exc
 
 
 def table_of(arguments: argparse.Namespace) -> str:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from cli.errors import BadInput
+from cli.files.defaults import Defaults
 from cli.files.requests import Requests
 from cli.kinds import Kinds, told_by_line
 from cli.terminal import amount, plain, say
@@ -17,9 +18,11 @@ from engine.batchfile.lines import EXAMPLE_LINE, LineError, parse_line
 from engine.protocol.errors import ModelNotFound, RequestError
 from engine.protocol.names import own_names
 from engine.protocol.requests import check_request
+from engine.protocol.routes import ENDPOINTS
 
 MAX_NAMED = 100
 
+_NO_DEFAULTS = Defaults()
 _MAX_NAMED_DUPLICATES = 5
 _MAX_NAMED_MODELS = 5
 _MAX_MODELS = 1_000
@@ -34,7 +37,8 @@ class Checked:
 
     `num_bad` are no requests, the first of them in `bad`, by number and message. `failing` are
     requests that the engine will refuse; `models` counts, of the names that those ask for, the ones
-    that are not served.
+    that are not served. `without_effect` counts, for each flag of a default, the lines that have no
+    such parameter.
     """
 
     requests: Requests
@@ -47,6 +51,7 @@ class Checked:
     failing: Kinds = field(default_factory=Kinds)
     models: Counter[str] = field(default_factory=Counter)
     duplicates: Duplicates = field(default_factory=lambda: Duplicates(0, ()))
+    without_effect: Counter[str] = field(default_factory=Counter)
 
     @property
     def name(self) -> str:
@@ -64,13 +69,16 @@ def check_lines(
     served_names: Sequence[str],
     *,
     adapters: Sequence[str] = (),
+    endpoints: Sequence[str] = ENDPOINTS,
+    defaults: Defaults = _NO_DEFAULTS,
     tmp_dir: Path | None,
 ) -> Checked:
     """Read the whole input once and return what is in it; memory stays flat.
 
-    Lines may ask for `adapters`, too.
+    Lines may ask for `adapters`, too; the model answers `endpoints`.
     """
     served_names = (*served_names, *adapters)
+    has_defaults = bool(defaults.flags)
     checked = Checked(requests, served_names, tuple(adapters))
     next_word = time.monotonic() + _SECONDS_PER_WORD
     with DuplicateFinder(tmp_dir) as finder:
@@ -86,8 +94,12 @@ def check_lines(
                     checked.bad.append((exc.line, exc.message))
                 continue
             finder.add(line.custom_id, line.number)
+            body = line.body
+            if has_defaults:
+                checked.without_effect.update(defaults.without_effect(line.url))
+                body = defaults.apply(line.url, body)
             try:
-                check_request(line.url, line.body, served_names)
+                check_request(line.url, body, served_names, endpoints)
             except RequestError as exc:
                 checked.failing.add(exc.message, line.number)
                 if isinstance(exc, ModelNotFound) and len(checked.models) < _MAX_MODELS:
@@ -150,6 +162,19 @@ def warn_of_failing(checked: Checked) -> None:
     if num_failing:
         lines = f"{num_failing:,} of {amount(checked.num_rows, checked.unit)}"
         say("\n".join((f"warning: {lines} will get an error row:", *_reasons(checked))))
+
+
+def warn_of_defaults(checked: Checked) -> None:
+    """Say which defaults some lines have no parameter for; BadInput where no line has one."""
+    num_lines = checked.num_rows - checked.num_bad
+    for flag, count in sorted(checked.without_effect.items()):
+        if count == num_lines:
+            raise BadInput(
+                f"no {checked.unit} of {checked.name} has a url that {flag} is for: leave it out. "
+                "Nothing was run"
+            )
+        lines = f"{count:,} of {amount(checked.num_rows, checked.unit)}"
+        say(f"warning: {flag} has no effect on {lines}, whose url has no such parameter")
 
 
 def warn_of_duplicates(duplicates: Duplicates) -> None:

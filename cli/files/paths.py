@@ -5,12 +5,15 @@ from __future__ import annotations
 import os
 import stat
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from urllib.parse import urlsplit
 
 from cli.errors import Refused
 
 STANDARD_STREAM = "-"
+
+_MAX_NAMED = 3
 
 
 def is_url(name: str) -> bool:
@@ -31,6 +34,49 @@ def display_name(name: str, stream: str = "standard output") -> str:
         return name
     parts = urlsplit(name)
     return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}"
+
+
+def path_beside(file: str, kind: str) -> str:
+    """Return the path of a file's rows: `a/b.jsonl.gz` gives `a/b.output.jsonl` for `output`.
+
+    Those of an input that is not in the file system lie in the working folder.
+    """
+    if is_path(file):
+        path = Path(file)
+    else:
+        path = Path(Path(urlsplit(file).path).name or "batch" if is_url(file) else "batch")
+    stem = path.name.removesuffix(".gz")
+    for suffix in (".jsonl", ".ndjson", ".json"):
+        stem = stem.removesuffix(suffix)
+    return str(path.with_name(f"{stem}.{kind}.jsonl"))
+
+
+def name_files(
+    input_file: str | None, output_file: str | None, files: Sequence[str]
+) -> tuple[str, str]:
+    """Return input and output of a run; `files` were named without a flag.
+
+    The rows of a file go beside it and those of standard input to standard output unless an output
+    is named. Raises Refused where no input is named, or more than one.
+    """
+    named = [*files] if input_file is None else [input_file, *files]
+    if not named:
+        raise Refused("name the file to run before any flags: `tidemill run requests.jsonl`")
+    if len(named) > 1:
+        shown = ", ".join(named[:_MAX_NAMED]) + (", …" if len(named) > _MAX_NAMED else "")
+        raise Refused(
+            f"a run takes one file, and {len(named)} are named ({shown}): run each of them, or "
+            "their lines together: cat FILES | tidemill run - -o rows.jsonl"
+        )
+    name = named[0]
+    if not name:
+        raise Refused("the name of the input is empty")
+    if output_file is None and is_path(name) and not is_regular_or_new(Path(name)):
+        _check_input(Path(name))
+        raise Refused(f"the input {name} is no ordinary file: name an output with -o")
+    if output_file is None:
+        output_file = STANDARD_STREAM if name == STANDARD_STREAM else path_beside(name, "output")
+    return name, output_file
 
 
 def is_regular_or_new(path: Path) -> bool:
@@ -97,7 +143,7 @@ def _check_input(path: Path) -> None:
     if not path.exists():
         raise Refused(f"the input {path} does not exist")
     if path.is_dir():
-        raise Refused(f"the input {path} is a directory")
+        raise Refused(f"the input {path} is a folder: name one file in it")
     if not os.access(path, os.R_OK):
         raise Refused(f"the input {path} may not be read")
 

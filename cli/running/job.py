@@ -13,9 +13,11 @@ from cli.files.check import (
     check_lines,
     refuse_bad_lines,
     refuse_hopeless,
+    warn_of_defaults,
     warn_of_duplicates,
     warn_of_failing,
 )
+from cli.files.defaults import WithDefaults
 from cli.files.paths import check_folder, check_paths, check_resumable
 from cli.files.requests import Requests
 from cli.files.source import open_source
@@ -42,6 +44,8 @@ from engine.batchfile.pace import Pace
 from engine.config import EngineConfig
 from engine.contract import Served, Usage
 from engine.errors import EngineError
+from engine.model.task import endpoints_of
+from engine.protocol.routes import ENDPOINTS
 
 _INFLIGHT_PER_SEQUENCE = 4
 
@@ -71,8 +75,7 @@ def run_job(
             open_source(options.input_file, tmp_dir=options.output_tmp_dir, delays=retry_delays)
         )
         requests = Requests.of(source, options.max_line_bytes or MAX_LINE_BYTES)
-        adapters = [module.name for module in config.lora_modules]
-        tally.num_rows = _check(requests, names, adapters, options)
+        tally.num_rows = _check(requests, names, config, options)
         writing = writing_of(options, files, requests.lines, stack)
         tally.kept, tally.kept_ok = writing.num_kept, writing.num_kept_ok
         run = _Run(options, config, requests, writing, live, signals)
@@ -115,14 +118,22 @@ def _check_names(options: RunOptions) -> None:
 
 
 def _check(
-    requests: Requests, names: Sequence[str], adapters: Sequence[str], options: RunOptions
+    requests: Requests, names: Sequence[str], config: EngineConfig, options: RunOptions
 ) -> int:
     """Return how many lines get a row; raises BadInput when they cannot be run."""
-    checked = check_lines(requests, names, adapters=adapters, tmp_dir=options.output_tmp_dir)
+    checked = check_lines(
+        requests,
+        names,
+        adapters=[module.name for module in config.lora_modules],
+        endpoints=endpoints_of(config) or ENDPOINTS,
+        defaults=options.defaults,
+        tmp_dir=options.output_tmp_dir,
+    )
     if options.on_invalid_line == "fail":
         refuse_bad_lines(checked)
     refuse_hopeless(checked)
     warn_of_failing(checked)
+    warn_of_defaults(checked)
     warn_of_duplicates(checked.duplicates)
     return checked.num_rows
 
@@ -173,8 +184,9 @@ class _Run:
         tally = self.live.tally
         most = served.info().max_num_seqs
         max_inflight = self.options.max_inflight or _INFLIGHT_PER_SEQUENCE * most
+        defaults = self.options.defaults
         feed = Feed(
-            served,
+            WithDefaults(served, defaults) if defaults.flags else served,
             self.writing,
             tally,
             created=self.requests.source.created

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
+from cli.files.defaults import Defaults
 from cli.serving.options import EngineOptions
 
 
@@ -25,6 +26,7 @@ class RunOptions(EngineOptions):
     fail_on_error: bool = False
     max_inflight: int | None = None
     max_line_bytes: int | None = None
+    defaults: Defaults = field(default_factory=Defaults)
     enable_metrics: bool = False
     host: str = "127.0.0.1"
     port: int = 8000

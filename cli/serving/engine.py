@@ -13,9 +13,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from cli.errors import EngineFailed, Refused
+from cli.extras import need_extras, not_installed
 from cli.serving.adapters import local_adapters, lora_modules
 from cli.serving.options import EngineOptions
-from cli.serving.weights import every_few_seconds, local_model, say_progress
+from cli.serving.weights import addresses, every_few_seconds, local_model, say_progress
 from cli.signals import interruptible
 from cli.terminal import say
 
@@ -54,15 +55,17 @@ def load_engine(
     Weights that are in S3 are kept in `weights_cache`; where another process fetches them,
     `fetched` waits for it and returns the folder of each address.
     """
+    from engine.hub import check_hub
     from engine.timings import timed
 
+    note = check_hub([config.model, *(module.path for module in config.lora_modules)])
+    if note is not None:
+        say(f"note: {note}")
     try:
         with _nothing_collected(), timed("imports"):
             from engine.load import load_served, prepare
     except ModuleNotFoundError as exc:
-        raise EngineFailed(
-            f"the engine needs {exc.name}, which is not installed: pip install 'tidemill[engine]'"
-        ) from exc
+        raise not_installed("the engine", [str(exc.name)], "engine") from exc
     _say_what_takes_long()
     with ExitStack() as held:
         if fetched is None:
@@ -113,6 +116,13 @@ def loaded(
         for note in served.info().notes:
             say(f"note: {note}")
         yield served
+
+
+def need_engine(what: str, model: str | None) -> None:
+    """Raise CliError where the libraries that run a model, or fetch it, are not installed."""
+    need_extras(what, "engine")
+    if addresses(model, ()):
+        need_extras(str(model), "cloud")
 
 
 class _Saying(logging.Handler):

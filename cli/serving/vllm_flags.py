@@ -95,6 +95,8 @@ _INSTEAD = MappingProxyType(
     }
 )
 
+_SWITCHES = ("async-", "calculate-", "disable-", "enable-", "enforce-", "no-", "trust-", "use-")
+_NO_SWITCHES = {"disable-access-log-for-endpoints"}
 _SHORT = MappingProxyType(
     {
         "-pp": "pipeline-parallel-size",
@@ -103,6 +105,11 @@ _SHORT = MappingProxyType(
         "-cc": "compilation-config",
     }
 )
+
+
+def is_switch(flag: str) -> bool:
+    """Say whether a flag is vLLM's and takes no value: what follows it is none."""
+    return _name_of(flag).startswith(_SWITCHES) and _name_of(flag) not in _NO_SWITCHES
 
 
 def is_passed_over(flag: str, value: str | None) -> bool:

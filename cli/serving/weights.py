@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from cli.errors import CliError, EngineFailed, Refused
+from cli.extras import not_installed
 from cli.terminal import say
 
 if TYPE_CHECKING:
@@ -59,9 +60,7 @@ def _enter(
         from handler.weights.cache import local_weights
         from handler.weights.manifest import Location, WeightsRefused
     except ModuleNotFoundError as exc:
-        raise EngineFailed(
-            f"{model} needs {exc.name}, which is not installed: pip install 'tidemill[cloud]'"
-        ) from exc
+        raise not_installed(model, [str(exc.name)], "cloud") from exc
     try:
         location = Location.parse(model)
     except WeightsRefused as exc:

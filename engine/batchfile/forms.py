@@ -112,9 +112,11 @@ def _suspicion(text: bytes) -> str | None:
         return "This looks like JSON over several lines: write each object on one line."
     if text.startswith(b"["):
         return "This looks like JSON arrays: write one JSON object a line, or one array of objects."
-    if not text.startswith(b"{") and b"," in first_line:
-        return "This looks like CSV: write one JSON object a line."
-    return None
+    if not text or text.startswith(b"{"):
+        return None
+    kinds = {b"\t": "tab-separated values", b",": "CSV"}
+    kind = next((kind for mark, kind in kinds.items() if mark in first_line), "plain text")
+    return f"This looks like {kind}: write one JSON object a line."
 
 
 def as_lines(form: Form, pieces: Iterable[bytes]) -> Iterator[bytes]:

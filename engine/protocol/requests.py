@@ -20,6 +20,7 @@ from engine.protocol.routes import (
     CHAT_COMPLETIONS,
     COMPLETIONS,
     EMBEDDINGS,
+    ENDPOINTS,
     RERANK,
     SCORE,
     TRANSCRIPTIONS,
@@ -83,13 +84,18 @@ def read_score(body: Mapping[str, Any]) -> ScoreRequest | RerankRequest:
     return read_body(ScoreRequest, body)
 
 
-def check_request(url: str, body: dict[str, Any], served_names: Sequence[str] | None) -> None:
+def check_request(
+    url: str,
+    body: dict[str, Any],
+    served_names: Sequence[str] | None,
+    endpoints: Sequence[str] = ENDPOINTS,
+) -> None:
     """Raise the `RequestError` that an engine under these names would answer with, if any.
 
     Looked at in an engine's order: the url, `stream`, `model` unless nobody knows what is served,
     the rest of the body.
     """
-    route = served_route(url)
+    route = served_route(url, endpoints)
     refuse_stream(body)
     if served_names is not None:
         name_of_model(body, served_names)

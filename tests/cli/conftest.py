@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from cli.commands.run import options_from
-from cli.main import make_parser
+from cli.main import parse
 from cli.running.job import run_job
 from engine.config import EngineConfig
 from tests.cli.api_rig import Shell, shell_in
@@ -63,7 +63,7 @@ class Runner:
 
     def __call__(self, *arguments: object) -> int:
         """Run `tidemill run` with these arguments and a scripted engine."""
-        parsed = make_parser().parse_args(["run", "--model", "m", *map(str, arguments)])
+        parsed = parse(["run", "--model", "m", *map(str, arguments)])
         return run_job(options_from(parsed), load=self._load, retry_delays=(0.01,) * 4)
 
     def _load(self, config: EngineConfig, **given: Any) -> ScriptedEngine:

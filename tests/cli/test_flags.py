@@ -6,7 +6,7 @@ import pytest
 
 from cli.errors import Refused
 from cli.flags import sort_out
-from cli.main import main, make_parser
+from cli.main import main, make_parser, parse
 from cli.serving import vllm_flags
 
 RUN = ["run", "-i", "/no/such/file", "-o", "out"]
@@ -61,7 +61,7 @@ def test_flags_of_vllm_that_would_change_rows_are_told_what_to_use(flags: str, w
         ([*RUN, "--served_model_name", "x"], "did you mean --served-model-name?"),
         ([*RUN, "--resumee"], "`tidemill run` has no --resumee: did you mean --resume?"),
         ([*RUN, "--zzz"], "`tidemill run` has no --zzz: see `tidemill run --help`"),
-        ([*RUN, "x"], "'x' belongs to no flag: see `tidemill run --help`"),
+        (["status", "x", "y"], "'y' belongs to no flag: see `tidemill status --help`"),
         (["status", "--watchh"], "`tidemill status` has no --watchh: did you mean --watch?"),
         (
             ["local", "up", "--worker", "2"],
@@ -87,3 +87,19 @@ def test_no_flag_of_ours_is_taken_for_one_of_vllms() -> None:
     assert not ours & (vllm_flags._PASSED_OVER | vllm_flags._INSTEAD.keys())
     assert not vllm_flags._PASSED_OVER & vllm_flags._INSTEAD.keys()
     assert vllm_flags._NEUTRAL_VALUES.keys() <= vllm_flags._INSTEAD.keys()
+
+
+@pytest.mark.parametrize(
+    ("typed", "files"),
+    [
+        ("x.jsonl --seed 3", ["x.jsonl"]),
+        ("--seed 3 x.jsonl", ["x.jsonl"]),
+        ("--gpu-memory-utilization 0.9 x.jsonl", ["x.jsonl"]),
+        ("--enforce-eager x.jsonl --swap-space=4", ["x.jsonl"]),
+        ("--disable-log-stats -", ["-"]),
+        ("-- a.jsonl b.jsonl", ["a.jsonl", "b.jsonl"]),
+    ],
+)
+def test_files_stand_wherever_they_are_typed(typed: str, files: list[str]) -> None:
+    """Values of vLLM's flags are none, and what follows a switch of vLLM's is one."""
+    assert parse(["run", *typed.split()]).files == files

@@ -48,3 +48,9 @@ def test_every_line_of_a_message_is_named() -> None:
         "  line 3: not JSON",
         "  More.",
     ]
+
+
+def test_lines_in_a_row_are_named_as_a_range() -> None:
+    """A file of fifty bad lines is not a list of fifty numbers."""
+    errors: list[tuple[int | None, str]] = [(number, "Bad.") for number in (*range(1, 51), 53, 54)]
+    assert told_by_line(errors, "element") == ["  52 × Bad.: elements 1–50, 53, 54"]

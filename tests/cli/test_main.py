@@ -10,7 +10,8 @@ import pytest
 
 from cli.commands.run import options_from
 from cli.errors import BadInput, Refused, Stopped
-from cli.main import exit_status_of, main, make_parser
+from cli.files.defaults import Defaults
+from cli.main import exit_status_of, main, parse
 from cli.running.options import RunOptions
 from cli.sizes import size_in_bytes
 
@@ -20,7 +21,7 @@ FILES = ["run", "-i", "in", "-o", "out"]
 
 def options(*arguments: str) -> RunOptions:
     """Return what the arguments ask for."""
-    return options_from(make_parser().parse_args([*FILES, *arguments]))
+    return options_from(parse([*FILES, *arguments]))
 
 
 @pytest.mark.parametrize("arguments", [["--help"], ["run", "--help"], ["--version"]])
@@ -49,15 +50,45 @@ def test_it_runs_as_a_module() -> None:
     assert done.stdout.startswith("usage: tidemill run")
 
 
-@pytest.mark.parametrize("arguments", [[], ["run"], ["run", "-i", "x"], ["walk"]])
-def test_what_is_missing_or_unknown_is_refused(
-    arguments: list[str], capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(
+    ("typed", "sentence"),
+    [
+        ("", "name a command, such as `tidemill run FILE`: `tidemill --help` lists them"),
+        ("rnu x.jsonl", "`tidemill` has no command 'rnu': did you mean `tidemill run`?"),
+        ("run-batch -i x", "`tidemill` has no command 'run-batch': did you mean `tidemill run`?"),
+        ("walk", "`tidemill` has no command 'walk': see `tidemill --help`"),
+        ("keys lst", "`tidemill keys` has no command 'lst': did you mean `tidemill keys list`?"),
+        ("keys", "`tidemill keys` needs ACTION: see `tidemill keys --help`"),
+        ("submit", "`tidemill submit` needs FILE: see `tidemill submit --help`"),
+        ("run", "name the file to run before any flags: `tidemill run requests.jsonl`"),
+        ("run -o out", "name the file to run before any flags: `tidemill run requests.jsonl`"),
+        ("run x --port", "--port: expected one argument: see `tidemill run --help`"),
+        (
+            "run x --resume --force",
+            "--force: cannot be given together with --resume: see `tidemill run --help`",
+        ),
+        (
+            "run x --dialect ollama",
+            "--dialect: 'ollama' is none of openai, vllm: see `tidemill run --help`",
+        ),
+    ],
+)
+def test_a_usage_error_is_one_sentence(
+    typed: str, sentence: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Exit status 2 and the usage on standard error."""
-    with pytest.raises(SystemExit) as stop:
-        main(arguments)
-    assert stop.value.code == 2
-    assert "usage: tidemill" in capsys.readouterr().err
+    """Exit status 2, without the usage of the command."""
+    assert main(typed.split()) == 2
+    assert capsys.readouterr().err == f"tidemill: {sentence}\n"
+
+
+@pytest.mark.parametrize("typed", ["run a b", "run -i a b"])
+def test_several_files_are_told_how_to_run(typed: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Which of them was meant nobody guesses."""
+    assert main(typed.split()) == 2
+    assert capsys.readouterr().err == (
+        "tidemill: a run takes one file, and 2 are named (a, b): run each of them, or their lines "
+        "together: cat FILES | tidemill run - -o rows.jsonl\n"
+    )
 
 
 def test_files_alone_are_enough() -> None:
@@ -72,6 +103,7 @@ def test_each_flag_reaches_its_option() -> None:
         "--max-inflight 7 --max-line-bytes 2M --enable-metrics --host 0.0.0.0 --port 0 "
         "--model m --served-model-name one two --chat-template t --dtype half --device cuda "
         "--max-model-len 100 --max-num-seqs 8 --max-num-batched-tokens 64 "
+        "--temperature 0.5 --max-tokens 9 --system-prompt brief "
         "--kv-cache-memory 4GiB --kv-cache-dtype fp8_e4m3 --quantization fp8 --seed 5"
     )
     assert options(*typed.split()) == RunOptions(
@@ -99,6 +131,7 @@ def test_each_flag_reaches_its_option() -> None:
         kv_cache_dtype="fp8_e4m3",
         quantization="fp8",
         seed=5,
+        defaults=Defaults(temperature=0.5, max_tokens=9, system_prompt="brief"),
     )
 
 
@@ -124,21 +157,23 @@ def test_sizes_have_binary_units(text: str, size: int) -> None:
         ["--dtype", "int8"],
         ["--quantization", "bitsandbytes"],
         ["--kv-cache-dtype", "fp8_e5m2"],
+        ["--temperature", "-1"],
+        ["--temperature", "nan"],
+        ["--temperature", "hot"],
+        ["--max-tokens", "0"],
+        ["--system-prompt", " "],
         ["--dialect", "other"],
         ["--on-invalid-line", "ignore"],
         ["--tensor-parallel-size", "0"],
-        ["--enable-auto-tool-choice"],
         ["--resum"],
     ],
 )
 def test_values_and_flags_that_do_not_exist_are_refused(
-    arguments: list[str], capsys: pytest.CaptureFixture[str]
+    arguments: list[str],
 ) -> None:
     """Flags of what is not there yet are unknown, and none can be shortened."""
-    with pytest.raises(SystemExit) as stop:
+    with pytest.raises(Refused, match=f"{arguments[0]}[: /]"):
         options(*arguments)
-    assert stop.value.code == 2
-    assert arguments[0] in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -277,7 +277,8 @@ def test_a_revoked_key_opens_nothing(cloud: LocalCloud, clients: dict[str, Any])
 def test_the_quick_start_of_the_readme_runs_as_written(cloud: LocalCloud) -> None:
     """With the two variables that `local up` prints it shows a row for each line of the example."""
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
-    quick_start, *_ = re.findall(r"```python\n(.*?)```", readme, re.DOTALL)
+    _, _, section = readme.partition("### Use the OpenAI SDK\n")
+    quick_start, *_ = re.findall(r"```python\n(.*?)```", section, re.DOTALL)
     told = {"OPENAI_BASE_URL": f"{cloud.api_url}/v1", "OPENAI_API_KEY": cloud.key}
     said = subprocess.run(
         [sys.executable, "-c", quick_start],

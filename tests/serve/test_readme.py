@@ -1,8 +1,9 @@
-"""What README.md says of a server and of structured output, run as it stands there."""
+"""Programs and commands of README.md, run as they stand there."""
 
 from __future__ import annotations
 
 import json
+import os
 import re
 import subprocess
 import sys
@@ -73,6 +74,31 @@ def test_an_answer_is_parsed(served: Place, tmp_path: Path) -> None:
     """The program prints the field of the answer."""
     told = said(served, sys.executable, "-c", program("Structured output"), folder=tmp_path)
     assert told == "Lisbon\n"
+
+
+def test_ten_lines_lead_from_csv_to_answers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A line of code is one that is not blank; a second run finds all rows there."""
+    heading = "From CSV to answers in ten lines"
+    [table] = [text for language, text in blocks(heading) if language == "csv"]
+    (tmp_path / "questions.csv").write_text(table)
+    command = tmp_path / "tidemill"
+    command.write_text(f'#!/bin/sh\nexec {sys.executable} -m cli "$@"\n')
+    command.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    assert len([line for line in program(heading).splitlines() if line]) == 10
+    for _ in range(2):
+        done = subprocess.run(
+            [sys.executable, "-c", program(heading)],
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        assert done.stdout == "1,Paris\n2,19\n"
+    assert "every line has its row already" in done.stderr
 
 
 def test_the_example_file_is_run_by_its_own_test() -> None:

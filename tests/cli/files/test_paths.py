@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 
 from cli.errors import Refused
-from cli.files.paths import display_name
+from cli.files.paths import display_name, name_files
+from tests.cli.given import line
 
 Write = Callable[..., Path]
 
@@ -78,7 +79,8 @@ def test_an_input_must_be_there(run: Any, tmp_path: Path) -> None:
     """Missing, a directory, a symlink to nothing."""
     out = tmp_path / "out"
     assert "does not exist" in refusal(run, "-i", tmp_path / "none", "-o", out)
-    assert "is a directory" in refusal(run, "-i", tmp_path, "-o", out)
+    assert "is a folder: name one file in it" in refusal(run, "-i", tmp_path, "-o", out)
+    assert "is a folder: name one file in it" in refusal(run, tmp_path)
     (tmp_path / "dangling").symlink_to("nowhere")
     assert "does not exist" in refusal(run, "-i", tmp_path / "dangling", "-o", out)
     assert not out.exists()
@@ -141,3 +143,46 @@ def test_a_refusal_is_one_line_and_status_2(spawn: Callable[..., Any], source: P
 def test_names_are_shown_without_secrets(name: str, shown: str) -> None:
     """User, query and fragment of a URL never appear."""
     assert display_name(name) == shown
+
+
+@pytest.mark.parametrize(
+    ("name", "beside"),
+    [
+        ("x.jsonl", "x.output.jsonl"),
+        ("a/x.jsonl.gz", "a/x.output.jsonl"),
+        ("x.json", "x.output.jsonl"),
+        ("x", "x.output.jsonl"),
+        ("x.v2.jsonl", "x.v2.output.jsonl"),
+        ("https://host/a/x.jsonl?key=secret", "x.output.jsonl"),
+        ("https://host/", "batch.output.jsonl"),
+    ],
+)
+def test_rows_lie_beside_the_file_unless_told(name: str, beside: str) -> None:
+    """Those of a URL in the working folder, without what its query holds."""
+    assert name_files(None, None, [name]) == (name, beside)
+    assert name_files(name, None, []) == (name, beside)
+    assert name_files(None, "out", [name]) == (name, "out")
+
+
+def test_rows_of_standard_input_go_to_standard_output() -> None:
+    """As of any filter."""
+    assert name_files(None, None, ["-"]) == ("-", "-")
+
+
+def test_a_pipe_has_no_rows_beside_it(tmp_path: Path) -> None:
+    """Where they would lie nobody could guess."""
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(Refused, match="is no ordinary file: name an output with -o"):
+        name_files(None, None, [str(tmp_path / "pipe")])
+
+
+def test_a_file_alone_runs_and_is_resumed(run: Any, write_input: Write) -> None:
+    """Its rows are beside it, and never written over unasked."""
+    source = write_input(line("a"))
+    assert run(source) == 0
+    out = source.with_name("in.output.jsonl")
+    before = out.read_bytes()
+    with pytest.raises(Refused, match="holds rows already: --resume keeps them"):
+        run(source)
+    assert run(source, "--resume") == 0
+    assert out.read_bytes() == before

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from cli.errors import BadInput, InputChanged
+from demo import MODEL_PATH
 from engine.batchfile.lines import EXAMPLE_LINE
 from engine.protocol.requests import check_request
 from engine.protocol.routes import ENDPOINTS
@@ -112,12 +113,14 @@ def test_a_url_that_nothing_here_serves_is_refused(run: Any, write_input: Write,
     ("content", "words"),
     [
         (b"id,prompt\na,Hello\n", "This looks like CSV: write one JSON object a line."),
+        (b"id\tprompt\na\tHello\n", "This looks like tab-separated values: write one JSON"),
+        (b"Tell me a joke\nAnd another\n", "This looks like plain text: write one JSON object a"),
         (line("a").encode("utf-16"), "The file is UTF-16: save it as UTF-8."),
         (b"PK\x03\x04rest", "The file is a zip archive"),
         (gzip.compress(line("a").encode())[:-9], "The gzip data is cut off"),
         (json.dumps({"a": 1}, indent=1).encode(), "This looks like JSON over several lines"),
     ],
-    ids=["CSV", "UTF-16", "zip", "torn gzip", "JSON"],
+    ids=["CSV", "TSV", "text", "UTF-16", "zip", "torn gzip", "JSON"],
 )
 def test_what_is_no_file_of_requests_is_told_what_it_is(
     run: Any, tmp_path: Path, out: Path, content: bytes, words: str
@@ -253,3 +256,18 @@ def test_an_input_that_goes_away_is_no_change(run: Any, write_input: Write, out:
     run._load = remove_and_load
     assert run("-i", source, "-o", out) == 0
     assert len(rows(out)) == 1
+
+
+def test_a_file_of_embeddings_for_a_chat_model_is_refused_by_its_url(
+    run: Any, tmp_path: Path, out: Path
+) -> None:
+    """Another name for the model would not make it run."""
+    source = tmp_path / "in.jsonl"
+    body = {"model": "text-embedding-3-small", "input": "x"}
+    request = {"custom_id": "a", "method": "POST", "url": "/v1/embeddings", "body": body}
+    source.write_text(f"{json.dumps(request)}\n" * 3)
+    words = refused(run, "-i", source, "-o", out, "--model", MODEL_PATH)
+    assert words.splitlines()[1] == (
+        "  3 × Model does not support endpoint: /v1/embeddings. It takes a model that gives "
+        "vectors; this one serves /v1/chat/completions, /v1/completions. (first: line 1)"
+    )

@@ -281,8 +281,7 @@ def test_of_many_malformed_lines_a_hundred_are_named(
         run("-i", write_input(line("a"), *["{"] * 1_250), "-o", out)
     words = str(refused.value)
     assert "1,250 malformed lines" in words
-    numbers = ", ".join(map(str, range(2, 102)))
-    assert f"  100 × not JSON: EOF while parsing an object at byte 1: lines {numbers}\n" in words
+    assert "  100 × not JSON: EOF while parsing an object at byte 1: lines 2–101\n" in words
     assert "  and 1,150 more lines\n" in words
 
 

@@ -147,7 +147,7 @@ def test_a_missing_library_is_named_with_what_installs_it(start: Start, tmp_path
     status, err = ended(start(*RUN, *flags, code="import sys; sys.modules['boto3'] = None"))
     assert status == 1
     assert "tidemill: s3://b/m needs boto3, which is not installed" in err
-    assert err.endswith(": pip install 'tidemill[cloud]'\n")
+    assert err.endswith(f" -e '{ROOT}[cloud]'\n")
 
 
 def test_a_machine_without_credentials_is_told_so(start: Start) -> None:

@@ -1,0 +1,89 @@
+"""Default parameters of a run: they hold for lines that do not set them themselves."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from engine.contract import Reply, Responder
+
+TEMPERATURE, MAX_TOKENS, SYSTEM_PROMPT = "--temperature", "--max-tokens", "--system-prompt"
+
+_SYSTEM_ROLES = {"system", "developer"}
+_LIMITS = ("max_tokens", "max_completion_tokens")
+
+
+@dataclass(frozen=True, slots=True)
+class Defaults:
+    """What `--temperature`, `--max-tokens` and `--system-prompt` say; None leaves lines alone."""
+
+    temperature: float | None = None
+    max_tokens: int | None = None
+    system_prompt: str | None = None
+
+    @property
+    def flags(self) -> frozenset[str]:
+        """Return the flags that were given."""
+        given = {
+            TEMPERATURE: self.temperature,
+            MAX_TOKENS: self.max_tokens,
+            SYSTEM_PROMPT: self.system_prompt,
+        }
+        return frozenset(flag for flag, value in given.items() if value is not None)
+
+    def without_effect(self, url: str) -> frozenset[str]:
+        """Return the given flags for which requests to a url have no parameter."""
+        return self.flags - _flags_of(url)
+
+    def apply(self, url: str, body: dict[str, Any]) -> dict[str, Any]:
+        """Return the body with the defaults of what it does not set; the given one is not changed.
+
+        A null sets nothing.
+        """
+        flags = self.flags & _flags_of(url)
+        given: dict[str, Any] = {}
+        if TEMPERATURE in flags and body.get("temperature") is None:
+            given["temperature"] = self.temperature
+        if MAX_TOKENS in flags and all(body.get(name) is None for name in _LIMITS):
+            given["max_tokens"] = self.max_tokens
+        if SYSTEM_PROMPT in flags and _needs_system_message(body.get("messages")):
+            first = {"role": "system", "content": self.system_prompt}
+            given["messages"] = [first, *body["messages"]]
+        return {**body, **given} if given else body
+
+
+class WithDefaults:
+    """A `Responder` that applies defaults to each request before another one answers it."""
+
+    def __init__(self, responder: Responder, defaults: Defaults) -> None:
+        self._responder = responder
+        self._defaults = defaults
+
+    async def respond(self, url: str, body: dict[str, Any], request_id: str, created: int) -> Reply:
+        """Answer one request."""
+        body = self._defaults.apply(url, body)
+        return await self._responder.respond(url, body, request_id, created)
+
+
+def _needs_system_message(messages: object) -> bool:
+    """Say whether this is a conversation without instructions; anything else is left alone."""
+    if not isinstance(messages, list) or not messages:
+        return False
+    roles = (message.get("role") for message in messages if isinstance(message, Mapping))
+    return not any(isinstance(role, str) and role in _SYSTEM_ROLES for role in roles)
+
+
+def _flags_of(url: str) -> frozenset[str]:
+    """Return the flags for which requests to a url have a parameter."""
+    from engine.protocol import routes
+
+    match routes.find_route(url):
+        case routes.CHAT_COMPLETIONS:
+            return frozenset({TEMPERATURE, MAX_TOKENS, SYSTEM_PROMPT})
+        case routes.COMPLETIONS:
+            return frozenset({TEMPERATURE, MAX_TOKENS})
+        case routes.TRANSCRIPTIONS | routes.TRANSLATIONS:
+            return frozenset({TEMPERATURE})
+    return frozenset()
