@@ -8,7 +8,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from engine.protocol.errors import ModelNotFound
-from engine.protocol.names import own_names
+from engine.protocol.names import ANY_MODEL, own_names
 from engine.protocol.validation import printable
 from server.errors import as_json, stopping
 from server.means import Means
@@ -21,7 +21,14 @@ def routes(means: Means) -> list[Route]:
     """Return the routes that need no engine."""
 
     async def models(_: Request) -> Response:
-        return as_json({"object": "list", "data": [_model(means, name) for name in _names(means)]})
+        own = own_names(means.names)
+        return as_json(
+            {
+                "object": "list",
+                "data": [_model(means, name) for name in _names(means)],
+                "any_model": own[0] if ANY_MODEL in means.names else None,
+            }
+        )
 
     async def model(request: Request) -> Response:
         name = request.path_params["name"]
@@ -62,5 +69,6 @@ def _model(means: Means, name: str) -> dict[str, object]:
         "object": "model",
         "created": means.started,
         "owned_by": "tidemill",
+        "root": own_names(means.names)[0],
         "parent": own_names(means.names)[0] if is_adapter else None,
     }
