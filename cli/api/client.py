@@ -173,7 +173,8 @@ def _names(found: Mapping[str, Any]) -> tuple[dict[str, str], bool]:
 
 
 def _file(found: Mapping[str, Any]) -> File:
-    return File(str(found["id"]), int(found["bytes"]))
+    file_id = str(found["id"])
+    return File(file_id, int(found["bytes"]), str(found.get("filename") or file_id))
 
 
 def _batch(found: Mapping[str, Any]) -> Batch:
