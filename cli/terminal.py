@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Sequence
 from typing import Literal
 
 from cli.errors import OutputLost
@@ -39,6 +40,22 @@ def painted(text: str, colour: Colour | None) -> str:
     if colour is None or not is_wanted or not sys.stdout.isatty():
         return text
     return f"\x1b[{_CODES[colour]}m{text}\x1b[0m"
+
+
+def fitted(words: Sequence[str], room: int, dropped_first: Sequence[str]) -> str:
+    """Return words with commas between: where there is no room, without those to be dropped."""
+    kept = list(words)
+    for word in dropped_first:
+        if len(", ".join(kept)) <= room:
+            break
+        if word in kept:
+            kept.remove(word)
+    return ", ".join(kept)[: max(0, room)]
+
+
+def bar_width(columns: int) -> int:
+    """Return how much of a terminal's columns a bar of progress may take."""
+    return max(4, min(40, columns // 4))
 
 
 def amount(count: int, singular: str, plural: str | None = None) -> str:

@@ -23,7 +23,7 @@ class InvalidOption(HandlerError):
 
     code = "invalid_option"
 
-    def __init__(self, message: str, *, param: str) -> None:
+    def __init__(self, message: str, *, param: str | None) -> None:
         super().__init__(message)
         self.message = message
         self.param = param

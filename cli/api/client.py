@@ -14,7 +14,6 @@ from cli.api.http import TIMEOUT, Http
 from cli.api.objects import Batch, File, RowPage, Upload
 from cli.api.patience import SHORT_SECONDS
 from cli.api.server import Server
-from cli.errors import ServerRefused
 
 _MIME_TYPE = "application/jsonl"
 _PURPOSE = "batch"
@@ -71,20 +70,21 @@ class Client:
             params["after"] = list(found)[-1]
         return names
 
-    def content_url(self, file_id: str) -> str:
-        """Return where a file's bytes can be had for some minutes, without the key."""
-        response = self.http.send("GET", f"files/{_quoted(file_id)}/content")
-        if response.next_request is None:
-            raise ServerRefused(f"the server does not say where the bytes of {file_id} are")
-        return str(response.next_request.url)
-
     @contextmanager
     def open_content(self, file_id: str, start: int) -> Iterator[httpx.Response]:
-        """Open the bytes of a file from `start` on; what goes wrong on the way is httpx's."""
+        """Open the bytes of a file from `start` on; what goes wrong on the way is httpx's.
+
+        The server answers with them, or with an address of the storage, which must not see the key.
+        """
         wanted = {"Accept-Encoding": "identity"}
         if start:
             wanted["Range"] = f"bytes={start}-"
-        with self.storage.stream("GET", self.content_url(file_id), headers=wanted) as response:
+        with self.http.open("GET", f"files/{_quoted(file_id)}/content", headers=wanted) as response:
+            if response.next_request is None:
+                yield response
+                return
+            url = response.next_request.url
+        with self.storage.stream("GET", url, headers=wanted) as response:
             yield response
 
     def create_upload(self, filename: str, num_bytes: int) -> Upload:
@@ -97,9 +97,18 @@ class Client:
         return self.http.ask(_upload, "GET", f"uploads/{_quoted(upload_id)}")
 
     def part_urls(self, upload_id: str, numbers: Sequence[int]) -> dict[int, str]:
-        """Return where to PUT each of these parts; numbers count from 1."""
-        path = f"uploads/{_quoted(upload_id)}/urls"
-        return self.http.ask(_urls, "POST", path, json={"part_numbers": list(numbers)})
+        """Return where to `put` each of these parts; numbers count from 1."""
+        path = f"uploads/{_quoted(upload_id)}"
+        numbered = {"part_numbers": list(numbers)}
+        urls = self.http.ask(_urls, "POST", f"{path}/urls", json=numbered)
+        return {n: url if "://" in url else f"{path}/{url}" for n, url in urls.items()}
+
+    def put(self, url: str, content: Iterator[bytes], num_bytes: int) -> httpx.Response:
+        """Send bytes to an address of the storage, or to a path of the API; tried once."""
+        headers = {"Content-Length": str(num_bytes)}
+        if "://" in url:
+            return self.storage.put(url, content=content, headers=headers)
+        return self.http.send_once("PUT", url, content=content, headers=headers)
 
     def complete_upload(self, upload_id: str) -> Upload:
         """Make a file of the parts that are there."""
@@ -164,7 +173,8 @@ def _names(found: Mapping[str, Any]) -> tuple[dict[str, str], bool]:
 
 
 def _file(found: Mapping[str, Any]) -> File:
-    return File(str(found["id"]), int(found["bytes"]))
+    file_id = str(found["id"])
+    return File(file_id, int(found["bytes"]), str(found.get("filename") or file_id))
 
 
 def _batch(found: Mapping[str, Any]) -> Batch:

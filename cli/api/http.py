@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from http import HTTPStatus
 from typing import Any, TypeVar
 
@@ -51,7 +52,7 @@ class Http:
         self._server = server
         self._client = httpx.Client(
             base_url=f"{server.url}/v1/",
-            headers={"Authorization": f"Bearer {server.key}", "Accept": "application/json"},
+            headers={"Accept": "application/json"} | _key_header(server),
             timeout=TIMEOUT,
         )
 
@@ -94,6 +95,27 @@ class Http:
             lambda: self._client.request(method, path, **content), Patience(patience_seconds)
         )
 
+    def send_once(self, method: str, path: str, **content: Any) -> httpx.Response:
+        """Return whatever is answered; raises httpx's own errors."""
+        return self._client.request(method, path, **content)
+
+    @contextmanager
+    def open(self, method: str, path: str, **content: Any) -> Iterator[httpx.Response]:
+        """Yield an answer as `send` returns it, whose body is still to be read."""
+
+        def attempt() -> httpx.Response:
+            request = self._client.build_request(method, path, **content)
+            response = self._client.send(request, stream=True)
+            if response.is_error:
+                response.read()
+            return response
+
+        response = self._try(attempt, Patience(SHORT_SECONDS))
+        try:
+            yield response
+        finally:
+            response.close()
+
     def _try(self, attempt: Callable[[], httpx.Response], patience: Patience) -> httpx.Response:
         while True:
             try:
@@ -115,12 +137,8 @@ class Http:
 
     def _refusal(self, response: httpx.Response) -> ServerRefused | KeyRefused:
         message, code = _words_of(response)
-        if response.status_code in {401, 403}:
-            return KeyRefused(
-                f"{self._server.url} does not accept the key in {API_KEY} "
-                f"({_status_of(response)}): it is wrong, revoked or another deployment's; "
-                "`tidemill keys create --name NAME` makes one"
-            )
+        if response.status_code == 401 or (response.status_code == 403 and code is None):
+            return KeyRefused(self._words_of_key(response))
         if message is None:
             return self._stranger(response)
         if response.status_code == 429:
@@ -131,6 +149,18 @@ class Http:
             words = message
         return ServerRefused(words, status=response.status_code, error_code=code)
 
+    def _words_of_key(self, response: httpx.Response) -> str:
+        status = _status_of(response)
+        if not self._server.key:
+            return (
+                f"{self._server.url} wants a key ({status}): set {API_KEY} "
+                "(`tidemill keys create --name NAME` makes one of a deployment)"
+            )
+        return (
+            f"{self._server.url} does not accept the key in {API_KEY} ({status}): it is wrong, "
+            "revoked or another deployment's; `tidemill keys create --name NAME` makes one"
+        )
+
     def _stranger(self, response: httpx.Response) -> ServerRefused:
         request = response.request
         return ServerRefused(
@@ -139,6 +169,10 @@ class Http:
             "right?",
             status=response.status_code,
         )
+
+
+def _key_header(server: Server) -> dict[str, str]:
+    return {"Authorization": f"Bearer {server.key}"} if server.key else {}
 
 
 def _status_of(response: httpx.Response) -> str:

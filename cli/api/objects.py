@@ -76,6 +76,7 @@ class File:
 
     id: str
     num_bytes: int
+    name: str
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,7 @@ _LOOPBACK = frozenset({"localhost", "127.0.0.1", "::1"})
 
 @dataclass(frozen=True, slots=True)
 class Server:
-    """The address of an API, without `/v1` and slash, and the key to it."""
+    """The address of an API, without `/v1` and slash, and the key to it; empty for none."""
 
     url: str
     key: str = field(repr=False)
@@ -48,12 +48,13 @@ def server_of(base_url: str | None, environment: Mapping[str, str] | None = None
     if not url:
         raise Refused(
             f"no server is named: set {BASE_URL} to the API's address, or give --base-url "
-            "(`tidemill local up` and the stack's output ApiUrl tell it)"
+            "(`tidemill serve`, `tidemill local up` and the stack's output ApiUrl tell it)"
         )
-    return Server(_checked_url(url), _checked_key(environment.get(API_KEY, "").strip()))
+    key = _checked_key(environment.get(API_KEY, "").strip())
+    return Server(_checked_url(url, has_key=bool(key)), key)
 
 
-def _checked_url(url: str) -> str:
+def _checked_url(url: str, *, has_key: bool) -> str:
     from urllib.parse import urlsplit
 
     shown = url.rpartition("@")[2]
@@ -66,16 +67,12 @@ def _checked_url(url: str) -> str:
         raise Refused(f"the address {shown} must begin with https:// (or http://) and name a host")
     if "@" in parts.netloc or parts.query or parts.fragment:
         raise Refused(f"the address {shown} must have no user, query or fragment")
-    if parts.scheme == "http" and host not in _LOOPBACK:
+    if has_key and parts.scheme == "http" and host not in _LOOPBACK:
         say(f"warning: {shown} is not encrypted: whoever is on the way can read the key")
     return url.rstrip("/").removesuffix(_VERSION).rstrip("/")
 
 
 def _checked_key(key: str) -> str:
-    if not key:
-        raise Refused(
-            f"there is no key: set {API_KEY} (`tidemill keys create --name NAME` makes one)"
-        )
     if not (key.isascii() and key.isprintable()) or " " in key:
         raise Refused(f"what {API_KEY} holds is no key: it has spaces or other odd characters")
     return key

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from cli.api import patience
 from cli.api.patience import LONG_SECONDS
-from cli.terminal import amount, duration, plain, say
+from cli.terminal import amount, bar_width, duration, fitted, plain, say
 from engine.batchfile.pace import Rates
 
 if TYPE_CHECKING:
@@ -66,14 +66,15 @@ def batch_shown() -> Iterator[Show]:
         yield _lines()
         return
     from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+    from rich.progress import BarColumn, Progress, TextColumn
 
+    console = Console(stderr=True)
+    bar = BarColumn(bar_width(console.width))
     progress = Progress(
         TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TextColumn("{task.fields[words]}"),
-        console=Console(stderr=True),
+        bar,
+        TextColumn("{task.fields[words]}", markup=False),
+        console=console,
         transient=True,
         redirect_stdout=False,
     )
@@ -81,12 +82,17 @@ def batch_shown() -> Iterator[Show]:
         task = progress.add_task("", total=None, words="")
 
         def show(batch: Batch) -> None:
+            done = batch.completed + batch.failed
+            count = f"{done}/{batch.total} " if batch.total else ""
+            bar.bar_width = bar_width(console.width)
+            room = console.width - bar.bar_width - len(batch.status) - len(count) - 2
+            words = fitted(_words(batch), room, (flow_of(batch.fields), _rate_of(batch.fields)))
             progress.update(
                 task,
                 description=batch.status,
                 total=batch.total or None,
-                completed=batch.completed + batch.failed,
-                words=", ".join(_words(batch)),
+                completed=done,
+                words=count + words,
             )
 
         yield show
@@ -117,6 +123,18 @@ def _words(batch: Batch) -> list[str]:
     return [*([waits_for] if waits_for else []), *rates(batch.fields)]
 
 
+def flow_of(fields: Any) -> str:
+    """Return `512 tokens/s`, or how fast a batch reads or listens; nothing where it stands."""
+    beyond = fields.get("tidemill") or {}
+    flow = Rates(**{name: beyond.get(name) or 0.0 for name in Rates._fields})
+    return flow.flow if any(flow[1:]) else ""
+
+
+def _rate_of(fields: Any) -> str:
+    rate = (fields.get("tidemill") or {}).get("rows_per_second")
+    return f"{rate:,.1f} rows/s" if rate else ""
+
+
 def rates(fields: Any) -> list[str]:
     """Return what is known of `3 failed`, `40.1 rows/s`, `512 tokens/s`, `22 s left`, a cost.
 
@@ -126,11 +144,7 @@ def rates(fields: Any) -> list[str]:
     words = []
     if failed := (fields.get("request_counts") or {}).get("failed"):
         words.append(f"{failed:,} failed")
-    if beyond.get("rows_per_second"):
-        words.append(f"{beyond['rows_per_second']:,.1f} rows/s")
-    flow = Rates(**{name: beyond.get(name) or 0.0 for name in Rates._fields})
-    if any(flow[1:]):
-        words.append(flow.flow)
+    words += filter(None, (_rate_of(fields), flow_of(fields)))
     if beyond.get("eta_at"):
         words.append(f"{duration(max(0, beyond['eta_at'] - time.time()))} left")
     if beyond.get("cost"):

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from cli.errors import Refused
+
+if TYPE_CHECKING:
+    from handler.errors import InvalidOption
 
 WINDOW, ON_INVALID_LINE = "completion_window", "on_invalid_line"
 NAMES = (WINDOW, ON_INVALID_LINE, "output_url", "error_url", "webhook_url")
@@ -91,12 +94,15 @@ def options_of(arguments: argparse.Namespace) -> dict[str, Any]:
     try:
         options_of_request(fields)
     except InvalidOption as exc:
-        raise Refused(exc.message.replace(f"`{exc.param}`", _flag_of(exc.param))) from exc
+        raise Refused(_naming_flag(exc)) from exc
     return fields
 
 
-def _flag_of(name: str) -> str:
-    return "--window" if name == WINDOW else f"--{name.replace('_', '-')}"
+def _naming_flag(exc: InvalidOption) -> str:
+    if exc.param is None:
+        return exc.message
+    flag = "--window" if exc.param == WINDOW else f"--{exc.param.replace('_', '-')}"
+    return exc.message.replace(f"`{exc.param}`", flag)
 
 
 def _pair(text: str) -> tuple[str, str]:

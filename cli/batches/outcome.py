@@ -59,7 +59,7 @@ def _figures(batch: Batch) -> list[str]:
         figures.append(tokens_of(usage, " tokens"))
     if beyond.get("seconds"):
         figures.append(duration(beyond["seconds"]))
-    if beyond.get("cost") is not None:
+    if beyond.get("cost"):
         figures.append(f"cost {beyond['cost']:,.4g}")
     return figures
 

@@ -11,16 +11,21 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from cli.api import patience
 from cli.batches.follow import rates
 from cli.batches.outcome import errors_of, tokens_of
-from cli.terminal import Colour, duration, painted, plain, put, say
+from cli.errors import ServerRefused
+from cli.tables import columns
+from cli.terminal import Colour, amount, duration, painted, plain, put, say
 
 if TYPE_CHECKING:
     from cli.api.client import Client
     from cli.api.objects import Batch
+    from cli.kinds import Kinds
 
 _HEADS = ("ID", "FILE", "STATUS", "ROWS", "FAILED", "MODEL", "AGE", "")
 _WATCH_SECONDS = 5.0
 _DROPPED = "s3://"
+_NOT_FOUND = 404
 _MOST_NAME_CHARS = 40
+_MOST_ERROR_CHARS = 100
 _COLOURS: Mapping[str, Colour] = {
     "completed": "green",
     "failed": "red",
@@ -50,11 +55,23 @@ def named(client: Client, batches: Sequence[Batch]) -> list[Named]:
     """Return batches with the names of their files; one whose file is gone goes by its id."""
     inputs = [str(batch.fields.get("input_file_id") or "") for batch in batches]
     uploaded = [name for name in inputs if name and not name.startswith(_DROPPED)]
-    names = client.input_names(uploaded) if uploaded else {}
+    names = _names(client, uploaded)
     return [
         (batch, names.get(name) or _dropped_name(name))
         for batch, name in zip(batches, inputs, strict=True)
     ]
+
+
+def _names(client: Client, file_ids: Sequence[str]) -> Mapping[str, str]:
+    """Return what files are called that are still there: one is asked for by its id."""
+    if len(file_ids) > 1:
+        return client.input_names(file_ids)
+    try:
+        return {file_id: client.file(file_id).name for file_id in file_ids}
+    except ServerRefused as exc:
+        if exc.status == _NOT_FOUND:
+            return {}
+        raise
 
 
 def _dropped_name(name: str) -> str:
@@ -69,7 +86,7 @@ def print_table(batches: Sequence[Named]) -> None:
     if not batches:
         say("there are no batches: `tidemill submit FILE` makes one")
         return
-    put("\n".join(_columns([_HEADS, *(_cells(batch, file) for batch, file in batches)])))
+    put("\n".join(columns([_HEADS, *(_cells(batch, file) for batch, file in batches)], _COLOURS)))
 
 
 def watch_table(look: Callable[[], Sequence[Named]]) -> NoReturn:
@@ -82,15 +99,15 @@ def watch_table(look: Callable[[], Sequence[Named]]) -> NoReturn:
         patience.pause(_WATCH_SECONDS)
 
 
-def details(batch: Batch) -> list[str]:
-    """Return what is known of one batch, a line each."""
+def details(batch: Batch, file: str, failures: Kinds) -> list[str]:
+    """Return what is known of one batch, a line each; `file` is what its input is called."""
     fields, beyond, usage = batch.fields, batch.beyond, batch.fields.get("usage") or {}
     pairs = [
         ("id", batch.id),
         ("status", batch.status),
         ("endpoint", fields.get("endpoint")),
         ("model", fields.get("model")),
-        ("input", fields.get("input_file_id")),
+        ("input", _input(fields.get("input_file_id"), file)),
         ("rows", f"{batch.completed:,} ok, {batch.failed:,} failed, of {batch.total:,}"),
         ("waits", _waiting(beyond.get("waiting"))),
         ("now", ", ".join(rates(fields)) if not batch.has_ended else None),
@@ -112,7 +129,22 @@ def details(batch: Batch) -> list[str]:
         for name, value in pairs
         if value
     ]
-    return [*lines, *(f"error: {words}" for words in errors_of(batch))]
+    return [*lines, *_failures(batch, failures), *(f"error: {words}" for words in errors_of(batch))]
+
+
+def _input(file_id: str | None, file: str) -> str | None:
+    if file_id is None or file == file_id or file_id.startswith(_DROPPED):
+        return file_id
+    return f"{file} ({file_id})"
+
+
+def _failures(batch: Batch, failures: Kinds) -> list[str]:
+    if not failures.count:
+        return []
+    is_part = failures.count < batch.failed
+    rows = amount(failures.count, "row")
+    which = f"the first {rows} of {batch.failed:,}" if is_part else rows
+    return [f"why {which} failed:", *failures.told()]
 
 
 def _waiting(waiting: dict[str, Any] | None) -> str | None:
@@ -138,32 +170,22 @@ def _cells(batch: Batch, file: str) -> tuple[str, ...]:
 
 
 def _now(batch: Batch) -> str:
-    """Return how fast a batch goes, or why it does not."""
+    """Return how fast a batch goes, why it does not, or what was wrong with it."""
     if batch.has_ended:
-        return ""
+        first, *others = errors_of(batch) or [""]
+        more = f" (and {len(others):,} more)" if others else ""
+        return f"{_shortened(first, _MOST_ERROR_CHARS)}{more}"
     waiting = batch.beyond.get("waiting")
     pace = ", ".join(rates(batch.fields))
     return pace if not waiting else ", ".join(filter(None, (pace, f"waits: {waiting['code']}")))
 
 
-def _columns(rows: Sequence[tuple[str, ...]]) -> list[str]:
-    cells = [[plain(cell) for cell in row] for row in rows]
-    widths = [max(len(row[column]) for row in cells) for column in range(len(_HEADS))]
-    return [
-        "  ".join(
-            painted(cell.ljust(width), _COLOURS.get(cell))
-            for cell, width in zip(row, widths, strict=True)
-        ).rstrip()
-        for row in cells
-    ]
-
-
-def _shortened(name: str) -> str:
-    """Return a long name without its middle: folders tell little, endings tell much."""
-    if len(name) <= _MOST_NAME_CHARS:
-        return name
-    half = (_MOST_NAME_CHARS - 1) // 2
-    return f"{name[:half]}…{name[-half:]}"
+def _shortened(text: str, most_chars: int = _MOST_NAME_CHARS) -> str:
+    """Return a long text without its middle: folders tell little, endings tell much."""
+    if len(text) <= most_chars:
+        return text
+    half = (most_chars - 1) // 2
+    return f"{text[:half]}…{text[-half:]}"
 
 
 def _age(created_at: int | None) -> str:

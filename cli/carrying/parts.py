@@ -98,11 +98,7 @@ class PartsSender:
     def _put(self, number: int, sent: _Counted) -> httpx.Response:
         start = (number - 1) * self._upload.part_bytes
         size = min(self._upload.part_bytes, self._num_bytes - start)
-        return self._client.storage.put(
-            self._url_of(number),
-            content=self._chunks(start, size, sent),
-            headers={"Content-Length": str(size)},
-        )
+        return self._client.put(self._url_of(number), self._chunks(start, size, sent), size)
 
     def _chunks(self, start: int, size: int, sent: _Counted) -> Iterator[bytes]:
         end = start + size

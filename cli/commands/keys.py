@@ -9,12 +9,14 @@ from typing import TYPE_CHECKING
 
 from cli.deployment.place import add_place, need_cloud, run, table_of, tenant_name
 from cli.errors import Refused
+from cli.tables import columns
 from cli.terminal import put, say
 
 if TYPE_CHECKING:
     from handler.tenants.keys import ApiKey, KeyStore
 
 _MAX_NAME_LENGTH = 100
+_HEADS = ("ID", "TENANT", "CREATED", "STATE", "NAME")
 
 
 def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -55,12 +57,12 @@ def command_create(arguments: argparse.Namespace) -> int:
 
 
 def command_list(arguments: argparse.Namespace) -> int:
-    """Print one line a key: id, tenant, when it was made, its state, name; tabs between them."""
+    """Print a table of the keys on standard output."""
     keys = _keys_of(arguments)
     found = run(keys.name, keys.list_keys(arguments.tenant))
-    for key in found:
-        put(_line(key))
-    if not found:
+    if found:
+        put("\n".join(columns([_HEADS, *map(_cells, found)])))
+    else:
         say("there are no keys: `tidemill keys create --name NAME` makes one")
     return 0
 
@@ -86,9 +88,9 @@ def _name(text: str) -> str:
     return text
 
 
-def _line(key: ApiKey) -> str:
+def _cells(key: ApiKey) -> tuple[str, ...]:
     state = f"revoked {_date(key.revoked_at)}" if key.revoked_at is not None else "valid"
-    return "\t".join((key.id, key.tenant, _date(key.created_at), state, key.name))
+    return (key.id, key.tenant, _date(key.created_at), state, key.name)
 
 
 def _date(seconds: int) -> str:

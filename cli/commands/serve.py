@@ -228,13 +228,29 @@ def run_server(options: ServeOptions, *, load: Load[Online]) -> int:
             means.gate,
             settings,
             heard=signals.heard_by,
-            listening=lambda address: say(f"serving {', '.join(names)} at {address}"),
+            listening=partial(
+                _tell, names, engine.info().endpoints, has_keys=bool(options.api_keys)
+            ),
             beside=partial(_beside, local, means),
         ).run()
     if means.gate.is_lost:
         raise EngineFailed("the engine cannot go on: start the server again")
     say("stopped")
     return 0
+
+
+def _tell(names: Sequence[str], endpoints: Sequence[str], address: str, *, has_keys: bool) -> None:
+    """Say where the server is, and how a program asks it."""
+    say(f"serving {', '.join(names)} at {address}")
+    if "://" not in address:
+        return
+    from server.guide import NO_KEY, YOUR_KEY, sdk_lines
+
+    # An address that stands for all addresses is none to call.
+    url = address.replace("://0.0.0.0", "://127.0.0.1").replace("://[::]", "://[::1]")
+    key = YOUR_KEY if has_keys else NO_KEY
+    lines = "\n".join(f"  {line}" for line in sdk_lines(url, names[0], endpoints, key))
+    say(f"base URL for OpenAI's clients: {url}/v1\n{lines}")
 
 
 @asynccontextmanager

@@ -60,16 +60,18 @@ def command(arguments: argparse.Namespace) -> int:
 
 
 def _show_one(client: Client, arguments: argparse.Namespace) -> int:
+    from cli.batches.failures import first_failures
     from cli.batches.follow import batch_shown, follow
     from cli.batches.named import find_batch
-    from cli.batches.table import details
+    from cli.batches.table import details, named
 
     batch = find_batch(client, arguments.id)
     if not arguments.watch:
         if arguments.json:
             print_json(batch.fields)
         else:
-            put("\n".join(details(batch)))
+            [(_, file)] = named(client, [batch])
+            put("\n".join(details(batch, file, first_failures(client, batch))))
         return 0
     with batch_shown() as show:
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from cli.deployment.place import add_place, need_cloud, run, table_of, tenant_name
 from cli.errors import Refused
+from cli.tables import columns
 from cli.terminal import put, say
 
 if TYPE_CHECKING:
@@ -88,11 +89,11 @@ def command_set(arguments: argparse.Namespace) -> int:
 
 
 def command_show(arguments: argparse.Namespace) -> int:
-    """Print one line for each thing that can be set: its name and its value, a tab between."""
+    """Print a table of what can be set, and to what it is set, on standard output."""
     tenants = _tenants_of(arguments)
     tenant = run(tenants.name, tenants.find(arguments.name))
-    for name, value in _shown(tenant, with_secret=arguments.secret):
-        put(f"{name}\t{value}")
+    shown = _shown(tenant, with_secret=arguments.secret)
+    put("\n".join(columns([(name, str(value)) for name, value in shown])))
     return 0
 
 

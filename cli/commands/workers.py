@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 
 from cli.deployment.place import add_place, ask, need_cloud, part_of, table_of
 from cli.errors import Refused
-from cli.terminal import plain, put, say
+from cli.tables import columns
+from cli.terminal import put, say
 
 if TYPE_CHECKING:
     from handler.batch.fleet import FleetPlan, FleetState, Worker
@@ -51,18 +52,19 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
 
 
 def command_list(arguments: argparse.Namespace) -> int:
-    """Print a line for each model on standard output, tabs between."""
+    """Print a table of the models on standard output."""
     deployment, plans = _deployment_of(arguments)
     from handler.fleet.stop import running
 
     if not plans:
         say("this deployment starts no workers")
         return 0
-    put("\t".join(_HEADS))
+    rows = []
     for model, plan in sorted(plans.items()):
         workers = ask(running(deployment, plan))
         state = ask(deployment.fleets.get_state(model))
-        put("\t".join(_cells(plan, workers, state)))
+        rows.append(_cells(plan, workers, state))
+    put("\n".join(columns([_HEADS, *rows])))
     return 0
 
 
@@ -117,7 +119,7 @@ def _starts(plan: FleetPlan, state: FleetState) -> str:
     if waiting is None:
         return "when there is work"
     since = datetime.fromtimestamp(waiting.since, UTC).strftime("%Y-%m-%d %H:%M UTC")
-    return plain(f"{waiting.code} since {since}: {waiting.message}")
+    return f"{waiting.code} since {since}: {waiting.message}"
 
 
 def _plan_of(plans: dict[str, FleetPlan], model: str) -> FleetPlan:

@@ -13,6 +13,7 @@ from typing import IO, Protocol
 
 from cli.errors import OutputLost, Refused, TransferFailed
 from cli.files.paths import STANDARD_STREAM, display_name, is_regular_or_new, is_url
+from cli.files.spill import spill_path
 from cli.files.transfer import RETRY_DELAYS_SECONDS, upload
 from cli.terminal import amount
 
@@ -38,6 +39,10 @@ class Output(Protocol):
 
     def how_to_go_on(self) -> str:
         """Say where the rows are after a stop, and how to run the rest."""
+
+    @property
+    def spill_path(self) -> Path | None:
+        """Where finished rows that wait for their order may be kept; None where none can be."""
 
     def close(self) -> None:
         """Let go of everything that is held."""
@@ -82,6 +87,11 @@ class LocalFile:
     def holds_rows(self) -> bool:
         """Say whether it begins as an output of a run does."""
         return os.pread(self._fd, len(_START_OF_ROWS), 0) == _START_OF_ROWS
+
+    @property
+    def spill_path(self) -> Path:
+        """Beside the file."""
+        return spill_path(self.path)
 
     def begin(self, keep_bytes: int) -> None:
         """Cut the file after `keep_bytes` bytes; the next row goes there."""
@@ -214,6 +224,8 @@ class StandardOutput:
     def finish(self) -> None:
         """All is written."""
 
+    spill_path = None
+
     def how_to_go_on(self) -> str:
         """Say that only a file can be resumed."""
         return "The finished rows went to standard output; only an output file can be resumed"
@@ -244,6 +256,8 @@ class Device:
 
     def finish(self) -> None:
         """All is written."""
+
+    spill_path = None
 
     def how_to_go_on(self) -> str:
         """Say that only a file can be resumed."""
@@ -277,6 +291,11 @@ class UploadOutput:
             )
         except OSError as exc:
             raise Refused(f"no temporary file can be made: {exc.strerror}") from exc
+
+    @property
+    def spill_path(self) -> Path:
+        """Beside the temporary file, which can be resumed as a local output."""
+        return spill_path(Path(self._file.name))
 
     def begin(self, keep_bytes: int) -> None:
         """Nothing was there."""

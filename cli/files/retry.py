@@ -8,18 +8,18 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
 from cli.files.output import LocalFile
-from cli.files.resume import ROWS_PER_WRITE, Kept, find_kept
-from cli.files.writing import Files, Row
+from cli.files.resume import Kept, find_kept
+from cli.files.spill import Spill, spill_path
+from cli.files.writing import Files, FinishedRows, Merging, Row, SpilledRows
 from engine.batchfile.lines import RawLine
 from engine.batchfile.rows import parse_row_head
 
 _GROWING, _COMPLETE = ".retry", ".retried"
-_MAX_HELD_BYTES = 2**20
 _BUFFER_BYTES = 2**20
 
 
@@ -41,13 +41,15 @@ def settle_retry(output: Path, errors: Path | None) -> None:
 def retry_files(output: Path, errors: Path | None) -> list[Path]:
     """Return where a retry would lie: nothing that a run which starts over leaves there."""
     paths = [path for path in (output, errors) if path is not None]
-    return [_beside(path, suffix) for path in paths for suffix in (_GROWING, _COMPLETE)]
+    growing = [_beside(path, suffix) for path in paths for suffix in (_GROWING, _COMPLETE)]
+    return [*growing, spill_path(_beside(output))]
 
 
 class Retrying:
     """Runs the lines whose row is a failure, and those without one; a `Writing`.
 
     `old` is what stands in the files at `output` and `errors`, which the caller has locked.
+    `spilled` has what an earlier run has spilled of lines behind those.
     """
 
     def __init__(
@@ -55,46 +57,56 @@ class Retrying:
         output: Path,
         errors: Path | None,
         old: Kept,
-        lines: Iterable[RawLine],
+        spilled: Spill,
+        lines: Callable[[], Iterator[RawLine]],
+        *,
         stack: ExitStack,
     ) -> None:
         self._paths = [output] if errors is None else [output, errors]
-        self._new = find_kept(lines, [_beside(path) for path in self._paths])
+        self._new = find_kept(lines(), [_beside(path) for path in self._paths])
         opened = [_RetryFile(path) for path in self._paths]
         for file in opened:
             stack.callback(file.close)
         self._files = Files(*opened)
-        self._old = old
-        self._next = self._new.num_rows
-        self._old_rows = self._rows_to_copy(stack)
-        self._held: list[Row] = []
-        self._held_bytes = 0
-        num_copied = old.ok.count(1, self._next)
-        self.num_kept = self._next + num_copied
-        self.num_kept_ok = self._new.num_ok + num_copied
+        self._spilled = spilled
+        self.spill = Spill(spill_path(_beside(output)))
+        self.spill.load(lines(), self._new.num_rows)
+        self._finished: list[FinishedRows] = [
+            _OldRows(output, old, self._new.num_rows, stack),
+            SpilledRows(self.spill),
+            SpilledRows(spilled),
+        ]
+        self._merging = Merging(self._files, self._new.num_rows, self._finished)
+        own = self.spill.spilled
+        earlier = [place for place in spilled.spilled if place not in own]
+        num_copied = old.ok.count(1, self._new.num_rows) + len(earlier)
+        self.num_kept = self._new.num_rows + num_copied + len(own)
+        self.num_kept_ok = (
+            self._new.num_ok + num_copied + sum(row.is_success for row in own.values())
+        )
+        self._places = frozenset((*own, *earlier))
         self.created = old.created if self._new.created is None else self._new.created
 
     def lines(self, lines: Iterable[RawLine]) -> Iterator[RawLine]:
         """Return the lines without a good row."""
-        for number, raw in enumerate(lines):
-            if number >= self._new.num_rows and not self._is_copied(number):
+        old_rows = self._finished[0]
+        for place, raw in enumerate(lines):
+            is_finished = place in self._places or place in old_rows
+            if place >= self._new.num_rows and not is_finished:
                 yield raw
 
     def begin(self) -> None:
         """Cut the new files behind what is there."""
         self._files.begin(self._new.cuts)
+        self._merging.copy()
 
     def write(self, rows: Sequence[Row]) -> None:
         """Write rows of lines that were run, each behind the old rows of the lines before it."""
-        for row in rows:
-            self._copy()
-            self._hold(row)
-        self._flush()
+        self._merging.write(rows)
 
     def finish(self) -> None:
         """Copy the old rows behind the last, then put the new files in the place of the old."""
-        self._copy()
-        self._flush()
+        self._merging.copy()
         self._files.finish()
         output, *errors = self._paths
         # In this order, which `settle_retry` knows: all is written where the last name says so.
@@ -103,20 +115,35 @@ class Retrying:
         _take_place(_beside(output), output)
         for path in errors:
             _take_place(_beside(path, _COMPLETE), path, only_if_rows=True)
+        self.spill.remove()
+        self._spilled.remove()
 
     def how_to_go_on(self) -> str:
         """Say that nothing of what was there is lost."""
-        return self._files.output.how_to_go_on()
+        return self._files.output.how_to_go_on() + self.spill.words()
 
-    def _is_copied(self, number: int) -> bool:
-        return number < self._old.num_rows and self._old.ok[number] == 1
 
-    def _rows_to_copy(self, stack: ExitStack) -> Iterator[bytes]:
-        """Yield the good rows of the old output that the new one does not have yet."""
+class _OldRows:
+    """The good rows of the old output that the new one does not have yet, as `FinishedRows`."""
+
+    def __init__(self, path: Path, old: Kept, num_new: int, stack: ExitStack) -> None:
+        self._ok = old.ok
+        self._rows = self._read(path, old, num_new, stack)
+
+    def __contains__(self, place: object) -> bool:
+        return isinstance(place, int) and place < len(self._ok) and self._ok[place] == 1
+
+    def take(self, place: int) -> Row:
+        """Return the next of them, which is that of the line at this place."""
+        del place
+        return next(self._rows), True
+
+    @staticmethod
+    def _read(path: Path, old: Kept, num_new: int, stack: ExitStack) -> Iterator[bytes]:
         # Opened when the first row is asked for: there may be none.
-        file = stack.enter_context(self._paths[0].open("rb", buffering=_BUFFER_BYTES))
-        num_there = self._old.ok.count(1, 0, self._next)
-        while file.tell() < self._old.cuts[0]:
+        file = stack.enter_context(path.open("rb", buffering=_BUFFER_BYTES))
+        num_there = old.ok.count(1, 0, num_new)
+        while file.tell() < old.cuts[0]:
             row = file.readline()
             if parse_row_head(row).status_code != 200:
                 continue
@@ -124,22 +151,6 @@ class Retrying:
                 num_there -= 1
             else:
                 yield row
-
-    def _copy(self) -> None:
-        while self._is_copied(self._next):
-            self._hold((next(self._old_rows), True))
-
-    def _hold(self, row: Row) -> None:
-        self._next += 1
-        self._held.append(row)
-        self._held_bytes += len(row[0])
-        if len(self._held) == ROWS_PER_WRITE or self._held_bytes >= _MAX_HELD_BYTES:
-            self._flush()
-
-    def _flush(self) -> None:
-        if self._held:
-            self._files.write(self._held)
-        self._held, self._held_bytes = [], 0
 
 
 class _RetryFile(LocalFile):

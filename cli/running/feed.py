@@ -7,7 +7,9 @@ from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from cli.errors import OutputLost
 from cli.files.resume import ROWS_PER_WRITE
+from cli.files.spill import Spill, Waiting
 from cli.files.writing import Row, RowWriter
 from cli.running.tally import Tally
 from engine.batchfile.answer import Answer, run_line
@@ -17,6 +19,8 @@ from engine.contract import Responder
 from engine.errors import EngineError
 
 MAX_HELD_BYTES = 64 * 2**20
+SPILL_SECONDS = 5.0
+"""So often rows that wait for their order are spilled: a process that is killed loses no more."""
 
 _LINES_PER_TURN = 64
 _CANCEL_SECONDS = 5.0
@@ -37,9 +41,10 @@ class Window:
 class _Slot:
     """The place of one line in the output; `row` is None until it has been answered."""
 
-    __slots__ = ("held_bytes", "is_success", "row", "task")
+    __slots__ = ("held_bytes", "is_success", "number", "row", "task")
 
-    def __init__(self, held_bytes: int) -> None:
+    def __init__(self, number: int, held_bytes: int) -> None:
+        self.number = number
         self.held_bytes = held_bytes
         self.row: bytes | None = None
         self.is_success = False
@@ -63,6 +68,7 @@ class Feed:
         created: int,
         window: Window,
         dialect: Dialect = "openai",
+        spill: Spill | None = None,
     ) -> None:
         self._responder = responder
         self._writer = writer
@@ -70,6 +76,7 @@ class Feed:
         self._created = created
         self._window = window
         self._dialect = dialect
+        self._spill = spill
         self._loop = asyncio.get_running_loop()
         self._slots: deque[_Slot] = deque()
         self._num_inflight = 0
@@ -86,24 +93,51 @@ class Feed:
     async def run(self, lines: Iterable[RawLine]) -> bool:
         """Answer the lines and write their rows; return whether all were done, none stopped.
 
-        After a stop, the rows that are finished and in order have been written.
+        However it ends, the rows that are finished and in order have been written, and those that
+        wait for their order are spilled.
         """
+        spilling = self._loop.create_task(self._spill_often())
+        is_lost = False
         try:
-            for admitted, raw in enumerate(lines):
-                await self._room_for(len(raw.data))
-                if self._is_stopped:
-                    break
-                self._admit(raw)
-                if admitted % _LINES_PER_TURN == 0:
-                    # Lets the requests start, and rows leave while there is still room.
-                    await asyncio.sleep(0)
-                    self._look()
-            while self._look() and not self._is_stopped:
-                await self._sleep()
+            await self._answer_all(lines)
+        except OutputLost:
+            is_lost = True
+            raise
         finally:
             await self._cancel()
-        self._flush()
+            spilling.cancel()
+            await asyncio.wait((spilling,))
+            try:
+                if not is_lost:
+                    self._flush()
+            finally:
+                self._save_waiting()
         return not self._slots and not self._is_stopped
+
+    async def _answer_all(self, lines: Iterable[RawLine]) -> None:
+        for admitted, raw in enumerate(lines):
+            await self._room_for(len(raw.data))
+            if self._is_stopped:
+                break
+            self._admit(raw)
+            if admitted % _LINES_PER_TURN == 0:
+                # Lets the requests start, and rows leave while there is still room.
+                await asyncio.sleep(0)
+                self._look()
+        while self._look() and not self._is_stopped:
+            await self._sleep()
+
+    async def _spill_often(self) -> None:
+        while self._spill is not None:
+            await asyncio.sleep(SPILL_SECONDS)
+            await asyncio.to_thread(self._spill.save, self._waiting())
+
+    def _save_waiting(self) -> None:
+        if self._spill is not None:
+            self._spill.save(self._waiting())
+
+    def _waiting(self) -> list[Waiting]:
+        return [(slot.number, slot.row) for slot in self._slots if slot.row is not None]
 
     async def _room_for(self, num_bytes: int) -> None:
         while not self._has_room(num_bytes) and not self._is_stopped:
@@ -121,7 +155,7 @@ class Feed:
         )
 
     def _admit(self, raw: RawLine) -> None:
-        slot = _Slot(len(raw.data))
+        slot = _Slot(raw.number, len(raw.data))
         self._slots.append(slot)
         self._held_bytes += slot.held_bytes
         self._num_inflight += 1

@@ -178,7 +178,9 @@ class _Run:
 
     def _progress(self) -> str:
         tally = self.live.tally
-        return f"{tally.kept + tally.written:,} of {tally.num_rows:,} rows written"
+        if self.writing.spill is None:
+            return f"{tally.kept + tally.written:,} of {tally.num_rows:,} rows written"
+        return f"{tally.rows_done:,} of {tally.num_rows:,} rows finished"
 
     async def _feed(self, served: Served, reporter: Reporter) -> bool:
         tally = self.live.tally
@@ -194,6 +196,7 @@ class _Run:
             else self.writing.created,
             window=Window(max_inflight),
             dialect=self.options.dialect,
+            spill=self.writing.spill,
         )
         with self.signals.heard_by(feed.stop):
             reporting = asyncio.create_task(_report(reporter, tally, served))

@@ -10,6 +10,7 @@ from cli.errors import Refused
 from cli.files.output import LocalFile, Output, open_output
 from cli.files.resume import Kept, find_kept
 from cli.files.retry import Retrying, is_retry_begun, retry_files, settle_retry
+from cli.files.spill import Spill, spill_path
 from cli.files.writing import Appending, Files, Writing
 from cli.running.options import RunOptions
 from cli.terminal import amount, say
@@ -40,16 +41,23 @@ def writing_of(options: RunOptions, files: Files, lines: Lines, stack: ExitStack
     paths = _paths(options)
     if not options.resume:
         nothing = Kept(b"", (0,) * (1 if files.errors is None else 2))
+        path = files.output.spill_path
+        spill = None if path is None else Spill(path)
         is_file = isinstance(files.output, LocalFile)
-        return Appending(files, nothing, stale=retry_files(*paths) if is_file else ())
+        stale = [*retry_files(*paths), *([path] if path else [])] if is_file else ()
+        return Appending(files, nothing, spill, stale=stale)
     kept = find_kept(lines(), [path for path in paths if path is not None])
+    spill = Spill(spill_path(paths[0]))
     num_failed = kept.num_rows - kept.num_ok
     if is_retry_begun(paths[0]):
         say("a retry of failed rows was cut off: it goes on")
     elif not (options.retry_failed and num_failed):
-        say(f"resuming: {amount(kept.num_rows, 'row')} kept")
-        return Appending(files, kept)
-    retrying = Retrying(*paths, kept, lines(), stack)
+        spill.load(lines(), kept.num_rows, only_successes=options.retry_failed)
+        appending = Appending(files, kept, spill)
+        say(f"resuming: {amount(appending.num_kept, 'row')} kept")
+        return appending
+    spill.load(lines(), kept.num_rows, only_successes=True)
+    retrying = Retrying(*paths, kept, spill, lines, stack=stack)
     say(f"resuming: {amount(retrying.num_kept, 'row')} kept, failed ones run again")
     return retrying
 
@@ -60,6 +68,11 @@ def _paths(options: RunOptions) -> tuple[Path, Path | None]:
 
 
 def _refuse_rows(output: Output, errors: LocalFile | None) -> None:
+    if isinstance(output, LocalFile) and output.spill_path.exists():
+        raise Refused(
+            f"{output.spill_path} holds finished rows of a run that was stopped: --resume keeps "
+            "them and runs what is missing, --force starts over"
+        )
     for file in (output, errors):
         if not isinstance(file, LocalFile) or file.is_empty:
             continue

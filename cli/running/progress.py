@@ -6,7 +6,7 @@ import sys
 from typing import TYPE_CHECKING, Protocol, Self
 
 from cli.running.tally import Tally
-from cli.terminal import amount, duration, say
+from cli.terminal import amount, bar_width, duration, fitted, say
 from engine.batchfile.pace import Rates, flow_words, seconds_left
 
 if TYPE_CHECKING:
@@ -71,17 +71,19 @@ class BarReporter:
 
     def __init__(self, num_rows: int, kept: int) -> None:
         from rich.console import Console
-        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+        from rich.progress import BarColumn, Progress, TextColumn
 
+        console = Console(stderr=True)
+        self._bar = BarColumn(bar_width(console.width))
         self._progress: Progress = Progress(
-            BarColumn(),
-            MofNCompleteColumn(),
-            TextColumn("{task.fields[words]}"),
-            console=Console(stderr=True),
+            self._bar,
+            TextColumn("{task.description} {task.fields[words]}", markup=False),
+            console=console,
             transient=True,
             redirect_stdout=False,
         )
-        self._task = self._progress.add_task("rows", total=num_rows, completed=kept, words="")
+        count = f"{kept}/{num_rows}"
+        self._task = self._progress.add_task(count, total=num_rows, completed=kept, words="")
 
     def __enter__(self) -> Self:
         self._progress.start()
@@ -97,8 +99,12 @@ class BarReporter:
 
     def show(self, tally: Tally, rates: Rates) -> None:
         """Move the bar."""
-        words = ", ".join(_words(tally, rates))
-        self._progress.update(self._task, completed=tally.rows_done, words=words)
+        columns = self._progress.console.width
+        self._bar.bar_width = bar_width(columns)
+        count = f"{tally.rows_done}/{tally.num_rows}"
+        words, room = _words(tally, rates), columns - bar_width(columns) - len(count) - 2
+        told = fitted(words, room, (rates.flow, rows_rate(rates)))
+        self._progress.update(self._task, description=count, completed=tally.rows_done, words=told)
 
 
 def progress_line(tally: Tally, rates: Rates) -> str:
@@ -107,12 +113,17 @@ def progress_line(tally: Tally, rates: Rates) -> str:
 
 
 def _words(tally: Tally, rates: Rates) -> list[str]:
-    words = [f"{rates.rows_per_second:,.1f} rows/s", rates.flow]
+    words = [rows_rate(rates), rates.flow]
     if tally.rows_failed:
         words.insert(0, f"{tally.rows_failed:,} failed")
     num_rows = tally.num_rows - tally.kept
     left = seconds_left(tally.answered, num_rows, tally.seconds, rates.rows_per_second)
     return words if left is None else [*words, f"{duration(left)} left"]
+
+
+def rows_rate(rates: Rates) -> str:
+    """Return `40.1 rows/s`."""
+    return f"{rates.rows_per_second:,.1f} rows/s"
 
 
 def summary(tally: Tally) -> str:

@@ -18,6 +18,7 @@ from cli.serving.adapters import local_adapters, lora_modules
 from cli.serving.options import EngineOptions
 from cli.serving.weights import addresses, every_few_seconds, local_model, say_progress
 from cli.signals import interruptible
+from cli.spinner import spinner
 from cli.terminal import say
 
 if TYPE_CHECKING:
@@ -108,7 +109,8 @@ def loaded(
     say(f"loading {config.model}")
     started = time.monotonic()
     try:
-        served = interruptible(lambda: load(config, served_names=names, chat_template=template))
+        with spinner(f"loading {config.model}"):
+            served = interruptible(lambda: load(config, served_names=names, chat_template=template))
     except EngineError as exc:
         raise EngineFailed(str(exc)) from exc
     with closing(served):

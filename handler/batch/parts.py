@@ -20,6 +20,8 @@ from handler.errors import BadPart
 SEGMENT_BYTES = 16 * 2**20
 # What S3 copies as one part of a larger object.
 MIN_COPIED_BYTES = 5 * 2**20
+# What S3 takes of one upload.
+MAX_PARTS = 10_000
 _Count = Annotated[int, Field(ge=0)]
 
 

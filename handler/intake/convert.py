@@ -19,12 +19,12 @@ from handler.aws.items import dump
 from handler.aws.sync import Aws
 from handler.batch.keys import plain_key
 from handler.batch.model import Batch, Conversion, Source
+from handler.batch.parts import MAX_PARTS
 from handler.deployment import Deployment
 from handler.errors import NotThere
 from handler.log import logger
 from handler.moves.turn import RESERVE_SECONDS, ComeBack, Run
 from handler.objects.stream import CHUNK_BYTES, ObjectStream
-from handler.objects.upload_plan import MAX_PARTS
 
 PART_BYTES = 16 * 2**20
 

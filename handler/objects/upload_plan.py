@@ -13,9 +13,7 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import NamedTuple
 
-from handler.batch.parts import MIN_COPIED_BYTES
-
-MAX_PARTS = 10_000
+from handler.batch.parts import MAX_PARTS, MIN_COPIED_BYTES
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,6 +14,7 @@ from handler.aws.sync import Aws
 from handler.batch.keys import part_prefix
 from handler.batch.kinds import ERRORS, KINDS, OUTPUT, Kind
 from handler.batch.model import Batch, Shard, ShardStatus
+from handler.batch.results_object import GONE_CODE
 from handler.deployment import Deployment
 from handler.errors import BadPart, HandlerError, NotThere
 from handler.log import logger
@@ -26,7 +27,7 @@ MAX_HEADS: Final = 512
 class WorkGone(HandlerError):
     """What the batch was made of is no longer kept: its rows are in its files only."""
 
-    code = "work_deleted"
+    code = GONE_CODE
 
 
 class NotIndexed(HandlerError):

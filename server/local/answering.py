@@ -37,9 +37,16 @@ class Answering:
         self._created = created
         self._unflushed: list[FinishedRow] = []
         self._unflushed_bytes = 0
+        self._not_durable: dict[int, None] = {}  # lines, in their order
+        self._last_line = 0
         self._has_many = asyncio.Event()
         self._one_at_a_time = asyncio.Lock()
         self.pace = Pace(time.monotonic)
+
+    @property
+    def complete_through(self) -> int:
+        """Return a line up to which every line has a durable row, or has none and never will."""
+        return next(iter(self._not_durable), self._last_line + 1) - 1
 
     async def run(self) -> None:
         """Answer every line that has no row; cancelled, it leaves nothing on its way.
@@ -57,6 +64,8 @@ class Answering:
         async with asyncio.TaskGroup() as group:
             while some := await asyncio.to_thread(list, islice(lines, _READ_LINES)):
                 for raw in some:
+                    self._not_durable[raw.number] = None
+                    self._last_line = raw.number
                     await self._window.enter(len(raw.data))
                     group.create_task(self._answer(raw))
                     await asyncio.sleep(0)  # other batches have their turn, and people theirs
@@ -82,6 +91,8 @@ class Answering:
                 return
             await asyncio.to_thread(self._rows.append, rows)
             del self._unflushed[: len(rows)]
+            for row in rows:
+                del self._not_durable[row.line]
             self._drop_bytes(sum(len(row.row) for row in rows))
             self.pace.add(len(rows), sum((row.usage for row in rows), start=Usage()))
 

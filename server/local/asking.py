@@ -1,16 +1,22 @@
-"""What requests say in their urls, and what is not there."""
+"""Parameters of requests, in their urls and bodies, and refusals of what is not there."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import TypeVar
+
+from pydantic import BaseModel, ValidationError
 
 from engine.protocol.errors import RequestError
 from engine.protocol.validation import printable
+from handler.errors import InvalidOption
 
 _ValueT = TypeVar("_ValueT")
+_ModelT = TypeVar("_ModelT", bound=BaseModel)
 _MAX_SHOWN_CHARS = 100
+_MAX_PARAM_CHARS = 200
 
 
 def number(asked: Mapping[str, str], name: str, least: int, most: int, default: int) -> int:
@@ -50,3 +56,23 @@ def not_found(what: str, name: str, param: str | None = None) -> RequestError:
         status_code=404,
         type="not_found_error",
     )
+
+
+def validated(kind: type[_ModelT], body: Mapping[str, object]) -> _ModelT:
+    """Return a body as what it must be; raises `RequestError`, which names what is wrong."""
+    try:
+        return kind.model_validate(body)
+    except ValidationError as exc:
+        found = exc.errors()[0]
+        where = ".".join(map(str, found["loc"]))[:_MAX_PARAM_CHARS]
+        message = f"`{where}`: {found['msg']}."
+        raise RequestError(message, param=where, code="invalid_parameter") from exc
+
+
+@contextmanager
+def refusing_options() -> Iterator[None]:
+    """Raise `RequestError` for an InvalidOption that is raised inside."""
+    try:
+        yield
+    except InvalidOption as exc:
+        raise RequestError(exc.message, param=exc.param, code=exc.code) from exc

@@ -8,7 +8,6 @@ import time
 from typing import Any, Final
 from uuid import uuid4
 
-from pydantic import ValidationError
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
@@ -18,15 +17,24 @@ from handler.batch.keys import DROP_TENANT, batch_id_of_request, outputs_of_requ
 from handler.batch.model import Batch, Source
 from handler.batch.page import page_of
 from handler.batch.request import S3, Asked, BatchRequest, bad_input, read_request
+from handler.batch.results_object import (
+    GONE_CODE,
+    MAX_LINE,
+    MAX_LISTED_ROWS,
+    ResultsObject,
+    result_row,
+    where_rows_are,
+)
 from handler.batch.window import window_seconds
 from handler.batch.wire import BatchObject
-from handler.errors import InvalidMove, InvalidOption
+from handler.errors import InvalidMove
 from server.bodies import Bodies
 from server.errors import as_json
-from server.local.asking import not_found, number
+from server.local.asking import not_found, number, refusing_options, validated
 from server.local.batches import Kept
 from server.local.folder import is_full
 from server.local.receiving import no_room
+from server.local.rows import RowsGone
 from server.local.runner import Runner
 from server.local.store import Store
 
@@ -48,6 +56,7 @@ class BatchRoutes:
             Route("/v1/batches", self.list, methods=["GET"]),
             Route("/v1/batches/{batch_id}", self.retrieve, methods=["GET"]),
             Route("/v1/batches/{batch_id}/cancel", self.cancel, methods=["POST"]),
+            Route("/v1/batches/{batch_id}/results", self.list_results, methods=["GET"]),
         ]
 
     async def create(self, request: Request) -> Response:
@@ -55,10 +64,8 @@ class BatchRoutes:
         async with _BODIES.read_object(request.scope, request.receive) as body:
             fields = _fields_of(body, request.headers.get("idempotency-key"))
         try:
-            asked = read_request(fields)
-            batch = await asyncio.to_thread(self._create, asked)
-        except InvalidOption as exc:
-            raise RequestError(exc.message, param=exc.param, code=exc.code) from exc
+            with refusing_options():
+                batch = await asyncio.to_thread(self._create, read_request(fields))
         except (OSError, sqlite3.Error) as exc:
             if is_full(exc):
                 raise no_room() from exc
@@ -97,6 +104,31 @@ class BatchRoutes:
             ) from None
         return await self._shown(kept.batch.id)
 
+    async def list_results(self, request: Request) -> Response:
+        """List the rows behind a line that are finished, seconds after they were made."""
+        after_line = number(request.query_params, "after_line", 0, MAX_LINE, 0)
+        limit = number(request.query_params, "limit", 1, MAX_LISTED_ROWS, 100)
+        batch = (await self._kept(request.path_params["batch_id"])).batch
+        # First, so that the rows of all these lines are among those that are read then.
+        through = self._runner.complete_through(batch.id)
+        return await asyncio.to_thread(self._results, batch, after_line, limit, through)
+
+    def _results(self, batch: Batch, after_line: int, limit: int, through: int) -> Response:
+        try:
+            rows, has_more = self._store.results.page(batch, after_line, limit)
+        except RowsGone as exc:
+            raise RequestError(where_rows_are(batch), code=GONE_CODE, status_code=410) from exc
+        last = rows[-1][0] if rows else after_line
+        if batch.is_terminal or has_more:
+            through = last if batch.is_terminal else min(through, last)
+        return as_json(
+            ResultsObject(
+                data=[result_row(line, row) for line, row in rows],
+                complete_through=max(after_line, through),
+                has_more=has_more,
+            )
+        )
+
     async def _kept(self, batch_id: str) -> Kept:
         kept = await asyncio.to_thread(self._store.batches.get, batch_id)
         if kept is None:
@@ -134,13 +166,7 @@ class BatchRoutes:
 
 def _fields_of(body: dict[str, Any], key: str | None) -> dict[str, Any]:
     """Return the parameters of a new batch; raises `RequestError` for those that cannot be."""
-    try:
-        fields = BatchRequest.model_validate(body).fields()
-    except ValidationError as exc:
-        found = exc.errors()[0]
-        where = ".".join(map(str, found["loc"]))[:200]
-        message = f"`{where}`: {found['msg']}."
-        raise RequestError(message, param=where, code="invalid_parameter") from exc
+    fields = validated(BatchRequest, body).fields()
     for name in _URLS:
         if fields[name] is not None:
             raise RequestError(

@@ -25,7 +25,7 @@ CREATE TABLE IF NOT EXISTS batches (
 """
 _BATCH = TypeAdapter(Batch)
 _PROGRESS = TypeAdapter(Progress)
-_OPEN = (Status.VALIDATING, Status.IN_PROGRESS, Status.FINALIZING, Status.CANCELLING)
+OPEN = (Status.VALIDATING, Status.IN_PROGRESS, Status.FINALIZING, Status.CANCELLING)
 _BY_ID = "SELECT place, document, progress, rows_end FROM batches WHERE id = ?"
 
 
@@ -81,7 +81,7 @@ class BatchTable:
     def open_ids(self) -> Sequence[str]:
         """Return the ids of those that have not ended, the oldest first."""
         query = "SELECT id FROM batches WHERE status IN (?, ?, ?, ?) ORDER BY place"
-        return [batch_id for (batch_id,) in self._database.read(query, *_OPEN)]
+        return [batch_id for (batch_id,) in self._database.read(query, *OPEN)]
 
     def move(self, batch_id: str, status: Status, now: float, **changes: Any) -> Batch:
         """Bring a batch to another status, with changes; raises InvalidMove when it cannot be."""

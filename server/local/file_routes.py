@@ -16,7 +16,6 @@ from engine.protocol.errors import RequestError
 from handler.batch.file_object import (
     FileDeleted,
     FileObject,
-    InvalidPurpose,
     check_purpose,
     disposition_of,
     file_object,
@@ -27,7 +26,7 @@ from handler.batch.model import File
 from handler.batch.page import page_of
 from handler.batch.request import MAX_EXPIRY_SECONDS, MIN_EXPIRY_SECONDS
 from server.errors import as_json
-from server.local.asking import chosen, not_found, number
+from server.local.asking import chosen, not_found, number, refusing_options
 from server.local.receiving import Received, received
 from server.local.store import Store
 
@@ -115,10 +114,8 @@ def _file_of(form: Received) -> File:
             raise RequestError(
                 f"`{name}` is missing.", param=name, code="missing_required_parameter"
             )
-    try:
+    with refusing_options():
         purpose = check_purpose(form.fields["purpose"])
-    except InvalidPurpose as exc:
-        raise RequestError(exc.message, param=exc.param, code=exc.code) from exc
     if not form.num_bytes:
         raise RequestError("`file` is empty.", param="file", code="empty_file")
     now, file_id = int(time.time()), f"file-{uuid4().hex}"

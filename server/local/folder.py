@@ -50,6 +50,15 @@ class Folder:
         """What batches need that have not ended."""
         return self.root / "work"
 
+    @property
+    def uploads(self) -> Path:
+        """The parts of files that come in parts."""
+        return self.root / "uploads"
+
+    def parts_of(self, upload_id: str) -> Path:
+        """Return where the parts of an upload lie."""
+        return self.uploads / upload_id
+
     def file(self, file_id: str) -> Path:
         """Return where the bytes of a file lie."""
         return self.files / file_id
@@ -58,13 +67,17 @@ class Folder:
         """Return where the work of a batch lies."""
         return self.work / batch_id
 
+    def rows_of(self, batch_id: str) -> Path:
+        """Return where the finished rows of a batch lie that has not ended."""
+        return self.work_of(batch_id) / "rows"
+
 
 @contextmanager
 def held(root: Path) -> Iterator[Folder]:
     """Make a folder where there is none, and hold it alone; raises FolderRefused, FolderHeld."""
     folder = Folder(root)
     try:
-        for path in (root, folder.files, folder.work):
+        for path in (root, folder.files, folder.uploads, folder.work):
             path.mkdir(mode=0o700, parents=True, exist_ok=True)
         lock = os.open(root / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     except OSError as exc:

@@ -14,6 +14,7 @@ from server.local.batch_routes import BatchRoutes
 from server.local.file_routes import MAX_FILE_BYTES, FileRoutes
 from server.local.runner import Runner
 from server.local.store import Store
+from server.local.upload_routes import UploadRoutes
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,5 +34,6 @@ def make_local(
     """
     model = own_names(names)[0]
     runner = Runner(store, engine, dict.fromkeys((*names, *engine.info().adapters), model))
-    files = FileRoutes(store, MAX_FILE_BYTES if max_file_bytes is None else max_file_bytes)
-    return Local([*files.routes(), *BatchRoutes(store, runner).routes()], runner.at_work)
+    most = MAX_FILE_BYTES if max_file_bytes is None else max_file_bytes
+    rooms = (FileRoutes(store, most), UploadRoutes(store, most), BatchRoutes(store, runner))
+    return Local([route for room in rooms for route in room.routes()], runner.at_work)

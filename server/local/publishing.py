@@ -45,6 +45,7 @@ def publish(store: Store, batch: Batch, status: Status, now: float, **changes: o
         ended = store.batches.move_by(
             connection, batch.id, status, now, final=kept.progress.at_rest, **ids, **changes
         )
+        rows.publish_by(connection)
     store.drop_work(batch.id)
     return ended
 

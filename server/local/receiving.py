@@ -1,4 +1,4 @@
-"""A file of a form, received to disk piece by piece; memory stays flat whatever is sent."""
+"""A file, as a form or as a whole body, received to disk piece by piece; memory stays flat."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import asyncio
 import os
 import shutil
 import sqlite3
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Final
@@ -79,8 +79,7 @@ async def received(
     """
     _check_length(request, folder, max_bytes)
     reader = FormReader(request.headers.get("content-type", ""), file_field)
-    path = folder.incoming / uuid4().hex
-    try:
+    with incoming(folder) as path:
         with path.open("wb") as file:
             writing = _Writing(file, max_bytes)
             async for chunk in _chunks(request):
@@ -88,6 +87,29 @@ async def received(
             reader.end()
             await writing.end()
         yield Received(path, reader.fields, reader.filename, writing.num_bytes, reader.has_file)
+
+
+@asynccontextmanager
+async def received_body(
+    request: Request, folder: Folder, max_bytes: int
+) -> AsyncIterator[tuple[Path, int]]:
+    """Receive a body as it is, and yield where it lies and its size; raises as `received`."""
+    _check_length(request, folder, max_bytes)
+    with incoming(folder) as path:
+        with path.open("wb") as file:
+            writing = _Writing(file, max_bytes)
+            async for chunk in _chunks(request):
+                await writing.add(chunk)
+            await writing.end()
+        yield path, writing.num_bytes
+
+
+@contextmanager
+def incoming(folder: Folder) -> Iterator[Path]:
+    """Yield where something may be received, which goes unless it is moved away."""
+    path = folder.incoming / uuid4().hex
+    try:
+        yield path
     except (OSError, sqlite3.Error) as exc:
         if is_full(exc):
             raise no_room() from exc

@@ -1,12 +1,14 @@
 """The table of finished rows: the bytes in a file of each batch, and here where each of them lies.
 
 Rows come in any order. They are durable, and count, once the table tells of them; what the file
-has behind those is of a write that never ended, and goes.
+has behind those is of a write that never ended, and goes. Once the batch has ended, the table tells
+where its rows lie in its output and error files.
 """
 
 from __future__ import annotations
 
 import os
+import sqlite3
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -27,6 +29,11 @@ CREATE TABLE IF NOT EXISTS rows (
     PRIMARY KEY (batch, line)
 ) WITHOUT ROWID
 """
+_PUBLISH = (
+    "INSERT OR REPLACE INTO rows SELECT batch, line,"
+    " SUM(size) OVER (PARTITION BY is_success ORDER BY line) - size, size, is_success"
+    " FROM rows WHERE batch = ?"
+)
 _PAGE = 4096
 _COPIED_BYTES = 2**22
 
@@ -98,7 +105,7 @@ class Rows:
             if self._end:
                 with self._path.open("rb", buffering=0) as file:
                     for start, size in self._runs(successes=successes):
-                        copy.write(_read(file.fileno(), start, size))
+                        copy.write(read_row(file.fileno(), start, size))
             copy.flush()
             os.fsync(copy.fileno())
             return copy.tell()
@@ -122,8 +129,12 @@ class Rows:
         if run[1]:
             yield run
 
+    def publish_by(self, connection: sqlite3.Connection) -> None:
+        """Record, among other writes, that rows lie in the files that `copy` made."""
+        connection.execute(_PUBLISH, (self._place,))
+
     def forget(self) -> None:
-        """Drop what the table tells of them, once they are elsewhere."""
+        """Drop what the table tells of them."""
         with self._database.writing() as connection:
             connection.execute("DELETE FROM rows WHERE batch = ?", (self._place,))
 
@@ -135,7 +146,8 @@ def gained_by(rows: Sequence[FinishedRow]) -> Progress:
     return Progress(completed, len(rows) - completed, **asdict(usage))
 
 
-def _read(descriptor: int, start: int, size: int) -> bytes:
+def read_row(descriptor: int, start: int, size: int) -> bytes:
+    """Return bytes of a file of rows; raises RowsGone where they are not there."""
     data = os.pread(descriptor, size, start)
     if len(data) != size:
         raise RowsGone("The file of the batch's finished rows ends before its last row.")

@@ -41,7 +41,7 @@ MAX_RUNNING: Final = 16
 
 _LINES_PER_SEQUENCE = 4
 _RETRY_SECONDS = 5.0
-_EXPIRED_FILES_SECONDS = 600.0
+_EXPIRED_SECONDS = 600.0
 _INPUT_CODES = ("input_gone", "input_changed")
 
 
@@ -97,7 +97,7 @@ class Runner:
         await asyncio.to_thread(self._store.clear_up)
         for batch_id in await asyncio.to_thread(self._store.batches.open_ids):
             self.take(batch_id)
-        self._begin(self._drop_expired_files())
+        self._begin(self._drop_expired())
         try:
             yield
         finally:
@@ -123,6 +123,13 @@ class Runner:
             carried.stop.set()
             carried.has_stopped.set()
         return moved
+
+    def complete_through(self, batch_id: str) -> int:
+        """Return a line up to which every line of a batch that runs has a durable row, or none."""
+        carried = self._carried.get(batch_id)
+        if carried is None or carried.answering is None:
+            return 0
+        return carried.answering.complete_through
 
     def describe(self, kept: Kept) -> BatchObject:
         """Return a batch as clients see it, with what holds it up."""
@@ -150,11 +157,11 @@ class Runner:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    async def _drop_expired_files(self) -> None:
+    async def _drop_expired(self) -> None:
         while True:
-            await asyncio.sleep(_EXPIRED_FILES_SECONDS)
+            await asyncio.sleep(_EXPIRED_SECONDS)
             with suppress(OSError, sqlite3.Error):
-                await asyncio.to_thread(self._store.files.drop_expired)
+                await asyncio.to_thread(self._store.drop_expired)
 
     async def _carry(self, carried: _Carried) -> None:
         """Bring a batch from one status to the next until it has ended."""
@@ -238,6 +245,7 @@ class Runner:
         assert kept is not None, batch.id
         final = kept.progress.at_rest
         self._store.batches.move(batch.id, status, self._clock(), final=final, **changes)
+        self._store.rows_of(batch.id).forget()
         self._store.drop_work(batch.id)
 
     async def _move(self, batch: Batch, status: Status, **changes: Any) -> Batch:

@@ -9,12 +9,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from handler.batch.model import File
-from server.local import batches, files, rows
+from server.local import batches, files, rows, uploads
 from server.local.batches import BatchTable
 from server.local.database import Database
 from server.local.files import FileTable
 from server.local.folder import Folder, held, is_full, sync_folder
+from server.local.results import Results
 from server.local.rows import Rows
+from server.local.uploads import UploadTable
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +27,8 @@ class Store:
     database: Database
     files: FileTable
     batches: BatchTable
+    uploads: UploadTable
+    results: Results
 
     def input_of(self, batch_id: str) -> Path:
         """Return where a batch reads its lines: a name of its own for the file's bytes."""
@@ -60,18 +64,23 @@ class Store:
 
     def rows_of(self, batch_id: str) -> Rows:
         """Return the finished rows of a batch that has not ended."""
-        path = self.folder.work_of(batch_id) / "rows"
-        return Rows(self.database, self.batches, batch_id, path)
+        return Rows(self.database, self.batches, batch_id, self.folder.rows_of(batch_id))
 
     def drop_work(self, batch_id: str) -> None:
         """Drop what nobody needs of a batch that has ended."""
-        self.rows_of(batch_id).forget()
         shutil.rmtree(self.folder.work_of(batch_id), ignore_errors=True)
+
+    def drop_expired(self) -> None:
+        """Drop what nobody may fetch or complete any more."""
+        self.files.drop_expired()
+        self.uploads.drop_expired()
+        self.results.drop_unpublished()
 
     def clear_up(self) -> None:
         """Drop whatever a server left behind that was killed; called before anything is made."""
-        self.files.drop_expired()
+        self.drop_expired()
         self.files.drop_strays()
+        self.uploads.drop_strays()
         still_open = set(self.batches.open_ids())
         for path in self.folder.work.iterdir():
             if path.name in still_open:
@@ -86,8 +95,18 @@ class Store:
 def open_store(root: Path) -> Iterator[Store]:
     """Hold a folder with all that is kept there, or a new one; raises FolderRefused."""
     with held(root) as folder:
-        database = Database(folder.database, (files.SCHEMA, batches.SCHEMA, rows.SCHEMA))
+        database = Database(
+            folder.database, (files.SCHEMA, batches.SCHEMA, rows.SCHEMA, uploads.SCHEMA)
+        )
         try:
-            yield Store(folder, database, FileTable(database, folder), BatchTable(database))
+            file_table, batch_table = FileTable(database, folder), BatchTable(database)
+            yield Store(
+                folder,
+                database,
+                file_table,
+                batch_table,
+                UploadTable(database, file_table, folder),
+                Results(database, batch_table, file_table, folder),
+            )
         finally:
             database.close()

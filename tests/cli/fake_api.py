@@ -236,7 +236,7 @@ class _Handler(BaseHTTPRequestHandler):
         data = self.api.files[words[0]]
         if words[1:] == ["content"]:
             return 307, f"{self.api.url}/storage/file/{words[0]}"
-        return 200, {"id": words[0], "bytes": len(data)}
+        return 200, {"id": words[0], "bytes": len(data), "filename": f"{words[0]}.jsonl"}
 
     def _uploads(self, words: list[str], _: dict[str, str], body: bytes) -> tuple[int, Any]:
         uploads = self.api.uploads

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from cli.main import main
@@ -21,3 +23,8 @@ def typed(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str
     status = main(arguments)
     said = capsys.readouterr()
     return status, said.out, said.err
+
+
+def cells_of(table: str) -> list[list[str]]:
+    """Return the cells of a table, its rows in order."""
+    return [re.split(r" {2,}", row) for row in table.splitlines()]

@@ -2,7 +2,7 @@
 
 What a request's body says is what the engine does: `wait` (seconds), `status`, `raise`, `die`, ….
 `--load-seconds N` makes loading slow, `--close-seconds N` closing; `--file-bytes N` lets no file
-grow longer, as on a full disk.
+grow longer, as on a full disk, and `--spill-seconds N` is how often rows that wait are spilled.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from cli.commands.run import options_from
 from cli.main import exit_status_of, make_parser
+from cli.running import feed
 from cli.running.job import run_job
 from cli.signals import hear_from_the_start, leave
 from engine.config import EngineConfig
@@ -91,7 +92,9 @@ def main() -> int:
     own.add_argument("--load-seconds", type=float, default=0)
     own.add_argument("--close-seconds", type=float, default=0)
     own.add_argument("--file-bytes", type=int)
+    own.add_argument("--spill-seconds", type=float, default=feed.SPILL_SECONDS)
     script, arguments = own.parse_known_args()
+    feed.SPILL_SECONDS = script.spill_seconds
     if script.file_bytes is not None:
         resource.setrlimit(resource.RLIMIT_FSIZE, (script.file_bytes, script.file_bytes))
 

@@ -1,10 +1,10 @@
-"""The commands of `tidemill` against the API over HTTP, as people type them."""
+"""The commands of `tidemill` as people type them, against the API and against `tidemill serve`."""
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,16 +14,29 @@ import demo
 from cli.main import main
 from tests.cli.api_rig import Said
 from tests.clients.conftest import ROOT, SCRIPTED, Api
+from tests.server.local.test_process import served
 
 EXAMPLE = ROOT / "examples" / "demo.jsonl"
 Type = Callable[..., Said]
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Api]:
+    """Return the address and the key of a server that answers as bodies say."""
+    names = ("--served-model-name", demo.NAME, SCRIPTED)
+    with served(tmp_path_factory.mktemp("server"), *names, "--api-key", "sk-one") as found:
+        yield Api(str(found.client.base_url), "sk-one")
+
+
+@pytest.fixture(params=["server", "api"])
 def typed(
-    api: Api, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+    request: pytest.FixtureRequest,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
 ) -> Type:
     """Return a function that types a command in a folder of its own."""
+    api: Api = request.getfixturevalue(request.param)
     monkeypatch.setenv("TIDEMILL_BASE_URL", api.url)
     monkeypatch.setenv("TIDEMILL_API_KEY", api.key)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
@@ -65,13 +78,14 @@ def test_the_example_file_is_answered(typed: Type) -> None:
     assert custom_ids("rows.jsonl") == [one["custom_id"] for one in lines]
     assert not Path("errors.jsonl").exists()
     batch_id = said.out.strip()
+    assert typed("submit", str(EXAMPLE), "--dry-run").status == 0
     detail = typed("status", batch_id)
     assert demo.NAME in detail.out
     assert f"{len(lines)} ok, 0 failed, of {len(lines)}" in detail.out
 
 
 def test_a_large_file_goes_through_the_storage(typed: Type) -> None:
-    """In parts, by urls that are signed; its rows come back to the byte and in order."""
+    """In parts, by addresses of each; its rows come back to the byte and in order."""
     file = write("in.jsonl", *(line(str(number), prompt="x" * 10**6) for number in range(20)))
     said = typed("submit", file, "--wait", "--json")
     assert said.status == 0, said.err
@@ -89,6 +103,9 @@ def test_rows_that_failed_are_apart_and_the_status_says_so(typed: Type) -> None:
     assert said.status == 3
     assert custom_ids("in.output.jsonl") == ["good", "fine"]
     assert custom_ids("in.errors.jsonl") == ["bad"]
+    assert typed("status", "@last", "--watch").status == 3
+    shown = typed("results", said.out.strip(), "-o", "-")
+    assert [value["custom_id"] for value in shown.values] == ["good", "fine"]
 
 
 def test_rows_are_followed_while_the_batch_runs(typed: Type) -> None:

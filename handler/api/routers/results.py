@@ -4,17 +4,22 @@ from __future__ import annotations
 
 from functools import cache
 from http import HTTPStatus
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated
 
 from aws_lambda_powertools.event_handler.openapi.params import Query
 from aws_lambda_powertools.event_handler.router import APIGatewayHttpRouter
-from pydantic import BaseModel
-from pydantic_core import from_json
 
 from handler.api.envelope.errors import ComeAgain, Refused
 from handler.api.envelope.means import aws
 from handler.api.routers.batches import own_batch
-from handler.batch.model import Batch
+from handler.batch.results_object import (
+    MAX_LINE,
+    MAX_LISTED_ROWS,
+    ResultRow,
+    ResultsObject,
+    result_row,
+    where_rows_are,
+)
 from handler.deployment import deployment
 from handler.reading.finder import NotIndexed, WorkGone
 from handler.reading.part_cache import PartCache
@@ -22,31 +27,6 @@ from handler.reading.results import MAX_BYTES, read_results
 
 router = APIGatewayHttpRouter()  # type: ignore[no-untyped-call]
 part_cache = cache(PartCache)
-
-# Beyond the lines that any file can have.
-_MAX_LINE: Final = 2**53
-
-
-class ResultRow(BaseModel):
-    """The row of a line, as it stands in the output or error file."""
-
-    line: int
-    id: str | None = None
-    custom_id: str | None = None
-    response: dict[str, Any] | None = None
-    error: Any = None
-
-
-class ResultsObject(BaseModel):
-    """Finished rows in the order of their lines, of which some may not be there yet.
-
-    Up to `complete_through` every line has its row here or before, or has none and never will.
-    """
-
-    object: Literal["list"] = "list"
-    data: list[ResultRow]
-    complete_through: int
-    has_more: bool
 
 
 class Gone(Refused):
@@ -59,8 +39,8 @@ class Gone(Refused):
 @router.get("/v1/batches/<batch_id>/results")
 def list_results(
     batch_id: str,
-    after_line: Annotated[int, Query(ge=0, le=_MAX_LINE)] = 0,
-    limit: Annotated[int, Query(ge=1, le=1000)] = 100,
+    after_line: Annotated[int, Query(ge=0, le=MAX_LINE)] = 0,
+    limit: Annotated[int, Query(ge=1, le=MAX_LISTED_ROWS)] = 100,
 ) -> ResultsObject:
     """List the rows behind a line that are finished; they are here seconds after they were made."""
     batch = own_batch(router.context, batch_id)
@@ -69,7 +49,7 @@ def list_results(
             aws(), deployment(), batch, part_cache(), after_line=after_line, limit=limit
         )
     except WorkGone as exc:
-        raise Gone(_where_rows_are(batch)) from exc
+        raise Gone(where_rows_are(batch)) from exc
     except NotIndexed as exc:
         words = "There are too many parts to look at in one request; ask again."
         raise ComeAgain(words, code=exc.code) from exc
@@ -84,12 +64,4 @@ def _shown(line: int, row: bytes | None) -> ResultRow:
     if row is None:
         words = f"The row has more than {MAX_BYTES:,} bytes: it is in the files of the batch only."
         return ResultRow(line=line, error={"code": "row_too_large", "message": words})
-    return ResultRow(line=line, **from_json(row))
-
-
-def _where_rows_are(batch: Batch) -> str:
-    files = {"output": batch.output_file_id, "error": batch.error_file_id}
-    named = " and ".join(f"{name} file {file_id}" for name, file_id in files.items() if file_id)
-    return f"The rows of batch {batch.id} are no longer kept one by one: " + (
-        f"they are in its {named}." if named else "it has no files either."
-    )
+    return result_row(line, row)

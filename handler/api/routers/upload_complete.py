@@ -14,11 +14,18 @@ from hashlib import md5, sha256
 from typing import Any, Final
 
 from handler.api.envelope.errors import ComeAgain, Refused
-from handler.api.routers.upload_object import size_of_part
 from handler.aws.sync import Aws
 from handler.batch.keys import file_key, upload_prefix
 from handler.batch.kinds import SealedSegment
 from handler.batch.model import File, Upload, UploadWay
+from handler.batch.upload_object import (
+    check_pending,
+    check_sent_to_urls,
+    check_uploaded,
+    other_parts,
+    sizes_of_parts,
+    wrong_md5,
+)
 from handler.deployment import Deployment
 from handler.errors import AwsError, NotThere
 from handler.objects.join import Joining, send_missing
@@ -47,7 +54,7 @@ class Completion:
         return file_key(self.upload.tenant, self.upload.file_id)
 
     def begin(self, way: UploadWay, digest: str, expires_at: int) -> Upload:
-        """Settle the way of the upload and begin S3's own; raises Refused where that is settled."""
+        """Settle the way of the upload and begin S3's own; raises UploadRefused for another way."""
         store, bucket = self.deployment.uploads, self.deployment.bucket
         if self.upload.way is None:
             self._take(self.aws.run(store.choose(self.upload, way, digest, expires_at)))
@@ -100,11 +107,7 @@ class Completion:
 
     def _check_way(self, way: UploadWay, digest: str) -> None:
         if (self.upload.way, self.upload.digest) != (way, digest):
-            raise Refused(
-                "The upload is being completed from other parts, or its parts go to urls.",
-                param="part_ids",
-                code="other_parts",
-            )
+            raise other_parts()
 
     def _take(self, upload: Upload) -> None:
         if upload.status == "completed":
@@ -125,27 +128,14 @@ class Completion:
 
     def _segments(self, part_ids: Sequence[str]) -> list[SealedSegment]:
         """Return the parts as objects; raises Refused unless they are the file's bytes."""
-        if len(set(part_ids)) < len(part_ids):
-            raise _bad_parts("names a part twice")
         prefix = upload_prefix(self.upload.id)
-        sizes = self.aws.run(self.deployment.bucket.list_sizes(prefix))
-        for part_id in part_ids:
-            if f"{prefix}{part_id}" not in sizes:
-                raise _bad_parts(f"names a part that this upload has not: {part_id[:100]}")
-        segments = [
-            SealedSegment(f"{prefix}{part_id}", sizes[f"{prefix}{part_id}"]) for part_id in part_ids
+        found = self.aws.run(self.deployment.bucket.list_sizes(prefix))
+        there = {key.removeprefix(prefix): size for key, size in found.items()}
+        sizes = sizes_of_parts(self.upload, part_ids, there)
+        return [
+            SealedSegment(f"{prefix}{part_id}", size)
+            for part_id, size in zip(part_ids, sizes, strict=True)
         ]
-        self._check_bytes(sum(segment.num_bytes for segment in segments))
-        return segments
-
-    def _check_bytes(self, num_bytes: int) -> None:
-        if num_bytes != self.upload.num_bytes:
-            raise Refused(
-                f"The parts have {num_bytes:,} bytes, and the upload was to have "
-                f"{self.upload.num_bytes:,}.",
-                param="part_ids",
-                code="wrong_bytes",
-            )
 
     def _join(self, segments: Sequence[SealedSegment], digest: str) -> None:
         upload = self.begin("parts", digest, self.upload.expires_at)
@@ -161,17 +151,12 @@ class Completion:
 
     def _close(self) -> None:
         """Have S3 join the parts that were sent to urls; raises Refused when some are missing."""
-        if self.upload.way != "urls":
-            raise Refused(
-                "`part_ids` names no part, and no part was sent to a url.",
-                param="part_ids",
-                code="wrong_bytes",
-            )
+        check_sent_to_urls(self.upload)
         upload = self.begin("urls", "", self.upload.expires_at)
         bucket, multipart_id = self.deployment.bucket, str(upload.multipart_id)
         try:
             found = self.aws.run(bucket.list_uploaded(self.key, multipart_id))
-            self._check_uploaded(found)
+            check_uploaded(self.upload, {number: size for number, (_, size) in found.items()})
             etags = {number: etag for number, (etag, _) in found.items()}
             self.aws.run(bucket.complete_upload(self.key, multipart_id, etags))
         except NotThere as exc:
@@ -180,19 +165,6 @@ class Completion:
             if exc.aws_code in _CHANGED:
                 raise ComeAgain from exc
             raise
-
-    def _check_uploaded(self, found: dict[int, tuple[str, int]]) -> None:
-        number, missing = 1, []
-        while (size := size_of_part(self.upload.num_bytes, number)) > 0:
-            if found.get(number, ("", 0))[1] != size:
-                missing.append(number)
-            number += 1
-        if missing:
-            named = ", ".join(map(str, missing[:10])) + ("…" if len(missing) > 10 else "")
-            raise Refused(
-                f"{len(missing):,} of the file's {number - 1:,} parts are not there: {named}.",
-                code="missing_parts",
-            )
 
     def _check_md5(self, wanted: str | None) -> None:
         if wanted is not None and self.upload.num_bytes > MAX_MD5_BYTES:
@@ -215,11 +187,7 @@ class Completion:
         """End an upload whose bytes are not those that were meant."""
         self.upload = self.aws.run(self.deployment.uploads.cancel_upload(self.upload))
         self.clear()
-        raise Refused(
-            "The bytes have another `md5`: the upload is cancelled, begin a new one.",
-            param="md5",
-            code="md5_mismatch",
-        )
+        raise wrong_md5()
 
     def _record(self, found: Any) -> None:
         upload, now = self.upload, int(time.time())
@@ -239,15 +207,3 @@ class Completion:
         self.clear()
         if self.upload.status != "completed":
             check_pending(self.upload, now)
-
-
-def check_pending(upload: Upload, now: float) -> None:
-    """Raise Refused for an upload that takes nothing any more."""
-    if upload.status != "pending":
-        raise Refused(f"The upload is {upload.status}.", code=f"upload_{upload.status}")
-    if upload.expires_at <= now:
-        raise Refused("The upload has expired: begin a new one.", code="upload_expired")
-
-
-def _bad_parts(words: str) -> Refused:
-    return Refused(f"`part_ids` {words}.", param="part_ids", code="unknown_part")

@@ -14,8 +14,13 @@ from aws_lambda_powertools.event_handler.router import APIGatewayHttpRouter
 from handler.api.envelope.caller import tenant_of
 from handler.api.envelope.errors import NotFound, Refused
 from handler.api.envelope.means import aws
-from handler.api.routers.upload_complete import Completion, check_pending
-from handler.api.routers.upload_object import (
+from handler.api.routers.upload_complete import Completion
+from handler.aws.calls import Call
+from handler.aws.sync import MAX_PRESIGNED_SECONDS
+from handler.batch.file_object import check_purpose, file_object, name_of
+from handler.batch.keys import file_key, upload_prefix
+from handler.batch.model import Upload
+from handler.batch.upload_object import (
     CompleteRequest,
     PartUrl,
     PartUrls,
@@ -23,15 +28,12 @@ from handler.api.routers.upload_object import (
     UploadPartObject,
     UploadRequest,
     UrlsRequest,
+    check_numbers,
+    check_pending,
     part_bytes_of,
     size_of_part,
     upload_object,
 )
-from handler.aws.calls import Call
-from handler.aws.sync import MAX_PRESIGNED_SECONDS
-from handler.batch.file_object import check_purpose, file_object, name_of
-from handler.batch.keys import file_key, upload_prefix
-from handler.batch.model import Upload
 from handler.deployment import deployment
 from handler.errors import NotThere
 
@@ -92,11 +94,7 @@ def sign_urls(upload_id: str, request: Annotated[UrlsRequest, Body()]) -> PartUr
     """Return urls to PUT parts to, an hour at most; from the first on the upload has a day."""
     upload, now = own_upload(upload_id), int(time.time())
     check_pending(upload, now)
-    for number in request.part_numbers:
-        if size_of_part(upload.num_bytes, number) < 1:
-            raise Refused(
-                f"The file has no part {number}.", param="part_numbers", code="unknown_part"
-            )
+    check_numbers(upload, request.part_numbers)
     upload = _by_urls(upload, now)
     seconds = min(MAX_PRESIGNED_SECONDS, upload.expires_at - now)
     data = [

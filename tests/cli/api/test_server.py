@@ -10,18 +10,29 @@ COMMANDS = ["resume", "status", "results", "cancel"]
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-@pytest.mark.parametrize("variable", ["TIDEMILL_BASE_URL", "TIDEMILL_API_KEY"])
-def test_a_variable_that_is_missing_is_named(
-    shell: Shell, monkeypatch: pytest.MonkeyPatch, variable: str, command: str
+def test_an_address_that_is_missing_is_named(
+    shell: Shell, monkeypatch: pytest.MonkeyPatch, command: str
 ) -> None:
-    """OpenAI's own are not read in its place: that would send a file to somebody else."""
-    monkeypatch.delenv(variable)
+    """OpenAI's own is not read in its place: that would send a file to somebody else."""
+    monkeypatch.delenv("TIDEMILL_BASE_URL")
     monkeypatch.setenv("OPENAI_BASE_URL", shell.api.url)
-    monkeypatch.setenv("OPENAI_API_KEY", "sk-x")
     said = shell.type(command, "batch_1")
     assert (said.status, said.out) == (2, "")
-    assert f"set {variable}" in said.err
+    assert "set TIDEMILL_BASE_URL" in said.err
     assert shell.api.requests == []
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_a_key_that_is_missing_is_named_by_a_server_that_wants_one(
+    shell: Shell, monkeypatch: pytest.MonkeyPatch, command: str
+) -> None:
+    """Others take none; OpenAI's own is not sent in its place."""
+    monkeypatch.delenv("TIDEMILL_API_KEY")
+    monkeypatch.setenv("OPENAI_API_KEY", "sk-x")
+    said = shell.type(command, "batch_1")
+    assert (said.status, said.out) == (8, "")
+    assert "set TIDEMILL_API_KEY" in said.err
+    assert "sk-x" not in said.err
 
 
 @pytest.mark.parametrize("suffix", ["", "/", "/v1", "/v1/"])

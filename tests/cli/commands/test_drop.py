@@ -152,7 +152,7 @@ def test_the_api_tells_how_far_a_drop_is(
     ("settings", "words"),
     [
         ({"TIDEMILL_API_KEY": "tm_wrong"}, "does not accept the key"),
-        ({"TIDEMILL_API_KEY": ""}, "there is no key"),
+        ({"TIDEMILL_API_KEY": ""}, "wants a key"),
         ({"TIDEMILL_BASE_URL": ""}, "when they are set"),
     ],
 )

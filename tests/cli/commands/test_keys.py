@@ -13,7 +13,7 @@ from cli.main import main
 from handler.aws.sync import Aws
 from handler.tenants.keys import ApiKey, KeyStore
 from tests.cli import place
-from tests.cli.place import table_on
+from tests.cli.place import cells_of, table_on
 from tests.emulators import Emulator
 
 ROOT = Path(__file__).parents[3]
@@ -59,14 +59,15 @@ def test_a_key_is_made_listed_and_revoked(
 
     status, out, _ = typed(capsys, "list", "--table", table)
     assert status == 0
-    key_id, tenant, _, state, name = out.removesuffix("\n").split("\t")
+    heads, (key_id, tenant, _, state, name) = cells_of(out)
+    assert heads == ["ID", "TENANT", "CREATED", "STATE", "NAME"]
     assert (key_id, tenant, state, name) == (key.id, "default", "valid", "my laptop")
 
     status, out, err = typed(capsys, "revoke", key_id, "--table", table)
     assert (status, out) == (0, "")
     assert key_id in err
     assert known(ministack, table, token) is None
-    assert "\trevoked 20" in typed(capsys, "list", "--table", table)[1]
+    assert "  revoked 20" in typed(capsys, "list", "--table", table)[1]
 
 
 def test_a_key_is_revoked_by_itself(
@@ -85,7 +86,7 @@ def test_keys_of_one_tenant_are_listed(table: str, capsys: pytest.CaptureFixture
     for tenant in ("search", "ads"):
         typed(capsys, "create", "--name", "x", "--tenant", tenant, "--table", table)
     _, out, _ = typed(capsys, "list", "--tenant", "ads", "--table", table)
-    assert [line.split("\t")[1] for line in out.splitlines()] == ["ads"]
+    assert [cells[1] for cells in cells_of(out)] == ["TENANT", "ads"]
     status, out, err = typed(capsys, "list", "--tenant", "nobody", "--table", table)
     assert (status, out) == (0, "")
     assert "no keys" in err
@@ -97,7 +98,7 @@ def test_the_environment_names_the_table(
     """As it does for everything of a deployment."""
     monkeypatch.setenv("TIDEMILL_TABLE", table)
     assert typed(capsys, "create", "--name", "x")[0] == 0
-    assert len(typed(capsys, "list", "--table", table)[1].splitlines()) == 1
+    assert len(typed(capsys, "list", "--table", table)[1].splitlines()) == 2
 
 
 def test_the_deployment_names_the_table(

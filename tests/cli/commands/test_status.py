@@ -27,6 +27,37 @@ def test_one_batch_is_shown_in_detail(shell: Shell) -> None:
     assert "sea�rch" in said.out
 
 
+def test_the_input_goes_by_its_name(shell: Shell) -> None:
+    """With its id behind it; by its id alone when it is gone."""
+    batch_id = submitted(shell)
+    input_id = shell.api.batches[batch_id]["input_file_id"]
+    assert f"{input_id}.jsonl ({input_id})" in shell.type("status", batch_id).out
+    del shell.api.files[input_id]
+    said = shell.type("status", batch_id)
+    assert said.status == 0
+    assert f"  {input_id}\n" in said.out
+
+
+def test_why_rows_failed_is_told(shell: Shell) -> None:
+    """Errors of one kind once, while the batch runs and when it has ended."""
+    batch_id = submitted(shell, "a", "b", "c", fail="Too hot.")
+    batch = shell.api.batches[batch_id]
+    shell.type("resume", batch_id)
+    assert batch["error_file_id"] is not None
+    said = shell.type("status", batch_id)
+    assert "why 1 row failed:\n  1 × Too hot." in said.out
+    del shell.api.files[batch["error_file_id"]]
+    assert "why" not in shell.type("status", batch_id).out
+
+
+def test_a_refused_batch_tells_why_in_the_table(shell: Shell) -> None:
+    """By its first error, and how many more there are."""
+    batch_id = submitted(shell)
+    errors = [{"code": "x", "message": f"It is no\x1b JSON {n}.", "line": n} for n in (3, 9)]
+    shell.api.batches[batch_id] |= {"status": "failed", "errors": {"data": errors}}
+    assert "line 3: It is no� JSON 3. (and 1 more)" in shell.type("status").out
+
+
 def test_a_batch_that_waits_tells_why(shell: Shell) -> None:
     """In detail by a sentence, in the table by a word."""
     batch_id = submitted(shell)

@@ -11,7 +11,7 @@ import pytest
 from cli.main import main
 from handler.aws.sync import Aws
 from handler.tenants.tenants import Tenant, TenantStore
-from tests.cli.place import table_on, typed
+from tests.cli.place import cells_of, table_on, typed
 from tests.emulators import Emulator
 
 URL = "https://example.com/hooks/batches"
@@ -34,7 +34,7 @@ def shown(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, str]
     """Return what `show` prints."""
     status, out, _ = typed(capsys, "tenants", "show", *arguments)
     assert status == 0
-    return dict(line.split("\t") for line in out.splitlines())
+    return dict(cells_of(out))
 
 
 def test_limits_are_set_and_taken_back(

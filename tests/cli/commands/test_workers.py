@@ -12,7 +12,7 @@ from handler.aws.sync import Aws
 from handler.batch.fleet import Brake, FleetPlan, FleetState, Worker
 from handler.deployment import Deployment
 from handler.fleet.processes import ProcessLauncher
-from tests.cli.place import typed
+from tests.cli.place import cells_of, typed
 from tests.emulators import Emulator, deployment_of
 
 PLAN = FleetPlan("demo", "processes", "r:1", max_workers=4)
@@ -69,7 +69,7 @@ def test_each_model_has_a_line(fleets: Fleets, capsys: pytest.CaptureFixture[str
     fleets.brake()
     status, out, _ = typed(capsys, "workers", "list")
     assert status == 0
-    heads, demo, other = (line.split("\t") for line in out.splitlines())
+    heads, demo, other = cells_of(out)
     assert heads[0] == "MODEL"
     assert demo[:6] == ["demo", "r:1", "2", "0", "0", "4"]
     assert demo[6] == "crash_loop since 2027-01-15 08:00 UTC: They die. Mend it."

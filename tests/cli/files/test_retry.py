@@ -214,3 +214,27 @@ def test_a_killed_retry_is_completed_to_the_bytes_of_an_unbroken_run(
     assert run(*flags) == 0
     assert run.engine.asked < 40
     assert out.read_bytes() == whole.read_bytes()
+
+
+def test_a_retry_that_is_stopped_keeps_rows_that_wait_for_their_order(scene: Scene) -> None:
+    """What was answered behind the line that it stopped at is not run again."""
+    scene.run.dies_at = "2"
+    with pytest.raises(EngineFailed, match="2 finished rows that wait"):
+        scene.retry("--retry-failed")
+    scene.run.dies_at = None
+    assert scene.retry() == 0
+    assert scene.run.engine.asked == 1
+    assert scene.is_whole()
+
+
+def test_what_a_stopped_run_has_spilled_is_part_of_its_retry(scene: Scene) -> None:
+    """Good rows are not run again, failed ones are, wherever they lay."""
+    for path in scene.paths:
+        path.unlink()
+    scene.run.fails_at, scene.run.dies_at = {"5", "7"}, "3"
+    with pytest.raises(EngineFailed):
+        scene.run(*scene.flags)
+    scene.run.fails_at, scene.run.dies_at = set(), None
+    assert scene.retry("--retry-failed") == 0
+    assert scene.run.engine.asked == 3  # 3 itself, 5 and 7
+    assert scene.is_whole()

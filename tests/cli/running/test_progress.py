@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import os
+import struct
+import termios
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -138,9 +141,37 @@ def test_a_terminal_gets_a_bar(
     spawn: Callable[..., Any], write_input: Write, tmp_path: Path
 ) -> None:
     """It moves while the run goes on, and warnings and summary are still there."""
-    terminal, side = os.openpty()
     source = write_input(line("a"), line("a", wait=0.8))
-    process = spawn("-i", source, "-o", tmp_path / "out", stderr=side)
+    text = on_terminal(spawn, "-i", source, "-o", tmp_path / "out")
+    assert "1/2" in text
+    assert "rows/s" in text
+    assert "warning: 1 line repeats" in text
+    assert "2 rows in" in text
+
+
+def test_a_narrow_terminal_keeps_the_count(
+    spawn: Callable[..., Any], write_input: Write, tmp_path: Path
+) -> None:
+    """Tokens go first; while the model loads something moves."""
+    source = write_input(line("a"), line("b", wait=0.6))
+    flags = ["-i", source, "-o", tmp_path / "out"]
+    text = on_terminal(spawn, *flags, columns=40, options=["--load-seconds", "0.3"])
+    assert "0:00:00" in text
+    assert "1/2" in text
+    assert "rows/s" in text
+    assert "tokens/s" not in text.partition("2 rows in")[0]
+
+
+def on_terminal(
+    spawn: Callable[..., Any],
+    *arguments: object,
+    columns: int = 100,
+    options: list[str] | None = None,
+) -> str:
+    """Return what a run shows on a terminal."""
+    terminal, side = os.openpty()
+    fcntl.ioctl(side, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
+    process = spawn(*arguments, stderr=side, options=options)
     os.close(side)
     shown = b""
     try:
@@ -151,11 +182,7 @@ def test_a_terminal_gets_a_bar(
         pass
     os.close(terminal)
     assert process.wait(timeout=20) == 0
-    text = shown.decode()
-    assert "1/2" in text
-    assert "rows/s" in text
-    assert "warning: 1 line repeats" in text
-    assert "2 rows in" in text
+    return shown.decode()
 
 
 def test_nothing_to_run_is_said(

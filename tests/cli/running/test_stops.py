@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from cli.errors import EngineFailed, Refused
 from tests.cli.given import line, rows, wait_for_rows
 
 Write = Callable[..., Path]
@@ -40,15 +41,17 @@ def test_a_signal_in_the_middle_leaves_finished_rows_and_a_way_to_go_on(
     process.send_signal(number)
     _, err = process.communicate(timeout=20)
     assert process.returncode == status
-    assert f"stopped with 3 of 6 rows written. The finished rows are in {out}; the same" in err
+    assert f"stopped with 5 of 6 rows finished. The finished rows are in {out}; the same" in err
     assert "--resume keeps them" in err
+    assert f"2 finished rows that wait for rows before them are kept in {out}.spill" in err
     assert "Traceback" not in err
     assert [row["custom_id"] for row in rows(out)] == ["0", "1", "2"]
     run.speed = 1_000
     assert run("-i", source, "-o", out, "--resume") == 0
-    assert run.engine.asked == 3
+    assert run.engine.asked == 1
     assert run("-i", source, "-o", tmp_path / "whole") == 0
     assert out.read_bytes() == (tmp_path / "whole").read_bytes()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["in.jsonl", "out", "whole"]
 
 
 @pytest.mark.parametrize(("number", "status"), STOPS)
@@ -148,3 +151,64 @@ def test_rows_of_a_stream_are_whole_after_a_signal(spawn: Spawn, write_input: Wr
     out, err = process.communicate(timeout=20)
     assert (process.returncode, out) == (143, "")
     assert "only an output file can be resumed" in err
+
+
+def test_rows_behind_a_slow_line_outlive_a_kill(
+    spawn: Spawn, run: Any, write_input: Write, tmp_path: Path
+) -> None:
+    """They are spilled while the run goes on, through one kill after another, and run once."""
+    bodies: list[dict[str, Any]] = [{} for _ in range(12)]
+    for place in (0, 5, 9):
+        bodies[place] = {"wait": 60}
+    bodies[3] = {"status": 400}
+    source, out = write_input(*(line(str(n), **body) for n, body in enumerate(bodies))), "out"
+    flags = ["-i", source, "-o", tmp_path / out, "-e", tmp_path / "errors"]
+    for num_spilled, inflight in ((2, 2), (9, 8)):
+        process = spawn(
+            *flags, "--resume", "--max-inflight", inflight, options=["--spill-seconds", "0.02"]
+        )
+        wait_for_rows(tmp_path / "out.spill", num_spilled)
+        process.kill()
+        assert process.wait() == -signal.SIGKILL
+    assert (tmp_path / out).read_bytes() == b""
+    run.speed = 1_000
+    assert run(*flags, "--resume") == 0
+    assert run.engine.asked == 3
+    whole = [tmp_path / "whole", tmp_path / "whole-errors"]
+    assert run("-i", source, "-o", whole[0], "-e", whole[1]) == 0
+    assert [(tmp_path / name).read_bytes() for name in (out, "errors")] == [
+        path.read_bytes() for path in whole
+    ]
+    assert not (tmp_path / "out.spill").exists()
+
+
+def test_rows_that_are_spilled_are_not_written_over(
+    spawn: Spawn, run: Any, write_input: Write, tmp_path: Path
+) -> None:
+    """A run that would start over is refused, unless it is told to."""
+    source, out = write_input(line("a", wait=60), line("b")), tmp_path / "out"
+    process = spawn("-i", source, "-o", out, options=["--spill-seconds", "0.02"])
+    wait_for_rows(tmp_path / "out.spill", 1)
+    process.kill()
+    process.wait()
+    run.speed = 1_000
+    with pytest.raises(Refused, match=r"out\.spill holds finished rows .* --resume keeps them"):
+        run("-i", source, "-o", out)
+    assert run("-i", source, "-o", out, "--force") == 0
+    assert run.engine.asked == 2
+    assert not (tmp_path / "out.spill").exists()
+
+
+def test_an_engine_that_dies_leaves_what_it_has_answered(
+    run: Any, write_input: Write, tmp_path: Path
+) -> None:
+    """Also rows behind the line that it died at."""
+    source = write_input(line("a"), line("b", name="b", wait=0.2), line("c"), line("d"))
+    flags = ["-i", source, "-o", tmp_path / "out"]
+    run.dies_at = "b"
+    with pytest.raises(EngineFailed, match="2 finished rows that wait"):
+        run(*flags)
+    run.dies_at = None
+    assert run(*flags, "--resume") == 0
+    assert run.engine.asked == 1
+    assert [row["custom_id"] for row in rows(tmp_path / "out")] == ["a", "b", "c", "d"]

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from handler.batch.parts import MAX_PARTS
 from handler.objects.upload_plan import (
-    MAX_PARTS,
     S3_LIMITS,
     UploadLimits,
     UploadPart,

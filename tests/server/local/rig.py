@@ -19,6 +19,7 @@ from server.local.batch_routes import BatchRoutes
 from server.local.file_routes import FileRoutes
 from server.local.runner import Runner
 from server.local.store import Store, open_store
+from server.local.upload_routes import UploadRoutes
 from server.settings import ServerSettings
 
 MODEL = "scripted"
@@ -146,6 +147,7 @@ async def serving(
         runner = Runner(store, engine, {MODEL: MODEL}, retry_seconds=0.01, **settings)
         routes = [
             *FileRoutes(store, max_file_bytes).routes(),
+            *UploadRoutes(store, max_file_bytes).routes(),
             *BatchRoutes(store, runner).routes(),
         ]
         app = make_app(make_means(engine, (MODEL,), ServerSettings()), routes)

@@ -1,7 +1,7 @@
 """`tidemill serve` with a scripted engine: `python tests/server/local/serve_process.py serve …`.
 
-A body's `wait` is how many seconds its answer takes. `--file-bytes N` lets no file grow longer, as
-on a full disk.
+A body's `wait` is how many seconds its answer takes, its `status` that of an error.
+`--file-bytes N` lets no file grow longer, as on a full disk.
 """
 
 from __future__ import annotations
@@ -29,7 +29,11 @@ class Timed(ScriptedEngine):
         """Wait, then say what was asked."""
         del url
         await asyncio.sleep(body.get("wait", 0))
-        message = {"role": "assistant", "content": f"{body['messages'][0]['content']}!"}
+        if (status := body.get("status", 200)) != 200:
+            error = {"message": "No.", "type": "t", "param": None, "code": "c"}
+            return Reply(status, {"error": error}, Usage(1, 0, 0))
+        asked = body["messages"][0]["content"] if "messages" in body else body["prompt"]
+        message = {"role": "assistant", "content": f"{asked}!"}
         choice = {"index": 0, "message": message, "finish_reason": "stop"}
         shown = {"id": request_id, "created": created, "model": body["model"], "choices": [choice]}
         return Reply(200, shown, Usage(10, 4, 3))

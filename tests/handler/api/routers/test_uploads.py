@@ -19,15 +19,14 @@ from openai.types import Upload as TheirUpload
 from openai.types.uploads import UploadPart as TheirPart
 
 from handler.api.routers import upload_complete
-from handler.api.routers.upload_object import (
+from handler.batch.parts import MAX_PARTS, MIN_COPIED_BYTES
+from handler.batch.upload_object import (
     MAX_UPLOAD_BYTES,
     UploadObject,
     UploadPartObject,
     part_bytes_of,
     size_of_part,
 )
-from handler.batch.parts import MIN_COPIED_BYTES
-from handler.objects.upload_plan import MAX_PARTS
 from tests.handler.api.rig import answer_to, request_of
 from tests.handler.api.server import listening
 from tests.handler.intake.rig import Cloud

@@ -1,0 +1,138 @@
+"""The table of uploads: files in the making, whose parts lie in a folder until they are joined."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Final
+
+from pydantic import TypeAdapter
+
+from handler.batch.model import File, Upload
+from server.local.database import Database
+from server.local.files import FileTable
+from server.local.folder import Folder, sync_folder
+
+SCHEMA = """
+CREATE TABLE IF NOT EXISTS uploads (
+    id TEXT NOT NULL PRIMARY KEY,
+    expires_at INTEGER NOT NULL,
+    expires INTEGER,
+    document TEXT NOT NULL
+)
+"""
+_UPLOAD = TypeAdapter(Upload)
+_CHUNK_BYTES: Final = 2**20
+
+
+class UploadTable:
+    """Uploads by id. A part is durable once `add_part` returns, and has a name in its upload."""
+
+    def __init__(self, database: Database, files: FileTable, folder: Folder) -> None:
+        self._database = database
+        self._files = files
+        self._folder = folder
+
+    def create(self, upload: Upload) -> None:
+        """Record a new upload, and make room for its parts."""
+        self._folder.parts_of(upload.id).mkdir()
+        self._put(upload)
+
+    def get(self, upload_id: str) -> Upload | None:
+        """Return an upload, None where there is none."""
+        found = self._database.read("SELECT document FROM uploads WHERE id = ?", upload_id)
+        return _UPLOAD.validate_json(found[0][0]) if found else None
+
+    def change(self, upload: Upload, **changes: Any) -> Upload:
+        """Record changes, and return the upload with them."""
+        changed = replace(upload, **changes)
+        self._put(changed)
+        return changed
+
+    def add_part(self, upload: Upload, name: str, path: Path) -> None:
+        """Make the bytes at a path a part; one of the same name is replaced.
+
+        Raises FileNotFoundError where the upload has ended.
+        """
+        folder = self._folder.parts_of(upload.id)
+        path.rename(folder / name)
+        sync_folder(folder)
+
+    def sizes(self, upload: Upload) -> dict[str, int]:
+        """Return the size of each part that is there, by name."""
+        with suppress(FileNotFoundError):
+            found = os.scandir(self._folder.parts_of(upload.id))
+            with found:
+                return {entry.name: entry.stat().st_size for entry in found}
+        return {}
+
+    def join(self, upload: Upload, names: Sequence[str], to: Path) -> str:
+        """Write parts to one file, durably and in this order, and return the MD5 of its bytes."""
+        digest = hashlib.md5(usedforsecurity=False)
+        with to.open("wb") as whole:
+            for name in names:
+                with (self._folder.parts_of(upload.id) / name).open("rb") as part:
+                    while chunk := part.read(_CHUNK_BYTES):
+                        digest.update(chunk)
+                        whole.write(chunk)
+            whole.flush()
+            os.fsync(whole.fileno())
+        return digest.hexdigest()
+
+    def complete(self, upload: Upload, path: Path, file: File, digest: str) -> Upload:
+        """Make the bytes at a path the upload's file, and drop the parts."""
+        done = replace(upload, status="completed", digest=digest)
+        path.rename(self._folder.file(file.id))
+        sync_folder(self._folder.files)
+        with self._database.writing() as connection:
+            self._files.put_by(connection, file)
+            connection.execute(_PUT, _values(done))
+        self._drop_parts(done.id)
+        return done
+
+    def cancel(self, upload: Upload) -> Upload:
+        """Give an upload up, and drop its parts."""
+        cancelled = self.change(upload, status="cancelled")
+        self._drop_parts(upload.id)
+        return cancelled
+
+    def drop_expired(self) -> None:
+        """Drop parts that nobody completed in time, and forget what ended long ago."""
+        now = time.time()
+        for (upload_id,) in self._database.read(
+            "SELECT id FROM uploads WHERE expires_at <= ?", now
+        ):
+            self._drop_parts(upload_id)
+        with self._database.writing() as connection:
+            connection.execute("DELETE FROM uploads WHERE expires <= ?", (now,))
+
+    def drop_strays(self) -> None:
+        """Drop parts that are of no upload; only while none is being made."""
+        for path in self._folder.uploads.iterdir():
+            if self.get(path.name) is None:
+                self._drop_parts(path.name)
+
+    def _put(self, upload: Upload) -> None:
+        with self._database.writing() as connection:
+            connection.execute(_PUT, _values(upload))
+
+    def _drop_parts(self, upload_id: str) -> None:
+        shutil.rmtree(self._folder.parts_of(upload_id), ignore_errors=True)
+
+
+_PUT = (
+    "INSERT INTO uploads (id, expires_at, expires, document) VALUES (?, ?, ?, ?)"
+    " ON CONFLICT (id) DO UPDATE SET expires_at = excluded.expires_at,"
+    " expires = excluded.expires, document = excluded.document"
+)
+
+
+def _values(upload: Upload) -> tuple[object, ...]:
+    text = _UPLOAD.dump_json(upload).decode()
+    return (upload.id, upload.expires_at, upload.expires, text)

@@ -1,0 +1,107 @@
+"""Finished rows of a server's batches by their lines, while they run and after."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from tests.server.local.rig import Local, ScriptedEngine, lines_of, serving
+
+
+async def page(local: Local, batch_id: str, **asked: int) -> httpx.Response:
+    """Return an answer about rows."""
+    return await local.client.get(f"/v1/batches/{batch_id}/results", params=asked)
+
+
+async def until_listed(local: Local, batch_id: str, num_rows: int) -> dict[str, Any]:
+    """Return the page that lists so many rows, as soon as they are there."""
+    found: dict[str, Any] = {"data": []}
+
+    async def look() -> bool:
+        nonlocal found
+        found = (await page(local, batch_id, limit=1000)).json()
+        return len(found["data"]) >= num_rows
+
+    while not await look():
+        await local.batch(batch_id)
+    return found
+
+
+def custom_ids(found: dict[str, Any]) -> list[str]:
+    """Return the custom ids of listed rows."""
+    return [row["custom_id"] for row in found["data"]]
+
+
+async def test_finished_rows_are_listed_while_others_are_on_their_way(tmp_path: Path) -> None:
+    """What is behind a slow line is not held back, and the line before it is told."""
+    engine = ScriptedEngine()
+    async with serving(tmp_path, engine) as local:
+        lines = lines_of([{}, {}, {"wait": True}, {"status": 400}]).replace(b"\n", b"\n\n")
+        batch = await local.submit(lines)
+        found = await until_listed(local, batch["id"], 3)
+        assert [row["line"] for row in found["data"]] == [1, 3, 7]
+        assert (found["complete_through"], found["has_more"]) == (4, False)
+        engine.go.set()
+        await local.ended(batch["id"])
+        found = (await page(local, batch["id"])).json()
+    assert [row["line"] for row in found["data"]] == [1, 3, 5, 7]
+    assert [row["response"]["status_code"] for row in found["data"]] == [200, 200, 200, 400]
+    assert found["complete_through"] == 7
+
+
+async def test_rows_of_a_batch_that_has_ended_are_listed_a_page_at_a_time(tmp_path: Path) -> None:
+    """Good ones and bad ones in the order of lines, from the files that they are in."""
+    async with serving(tmp_path) as local:
+        bodies = [{"status": 400 if number % 3 else 200} for number in range(25)]
+        batch = await local.ended((await local.submit(lines_of(bodies)))["id"])
+        told, after, has_more = [], 0, True
+        while has_more:
+            found = (await page(local, batch["id"], after_line=after, limit=7)).json()
+            told += custom_ids(found)
+            after, has_more = found["complete_through"], found["has_more"]
+        output = await local.rows(batch["output_file_id"])
+        first = (await page(local, batch["id"], limit=1)).json()["data"][0]
+    assert told == [f"c{number}" for number in range(25)]
+    assert first == {"line": 1, **output[0]}
+
+
+async def test_a_server_that_comes_back_lists_the_same_rows(tmp_path: Path) -> None:
+    """Those of a batch that has ended, and those of one that goes on."""
+    bodies = [{}, {"wait": True}, {}]
+    async with serving(tmp_path) as local:
+        ended = await local.ended((await local.submit(lines_of([{}, {}])))["id"])
+        going = await local.submit(lines_of(bodies))
+        await until_listed(local, going["id"], 2)
+    engine = ScriptedEngine()
+    async with serving(tmp_path, engine) as local:
+        assert custom_ids((await page(local, ended["id"])).json()) == ["c0", "c1"]
+        assert custom_ids((await page(local, going["id"])).json()) == ["c0", "c2"]
+        engine.go.set()
+        await local.ended(going["id"])
+        assert custom_ids((await page(local, going["id"])).json()) == ["c0", "c1", "c2"]
+
+
+async def test_rows_whose_files_are_deleted_are_gone(tmp_path: Path) -> None:
+    """It is said so, and the next server keeps nothing of them."""
+    async with serving(tmp_path) as local:
+        batch = await local.ended((await local.submit(lines_of([{}])))["id"])
+        await local.client.delete(f"/v1/files/{batch['output_file_id']}")
+        gone = await page(local, batch["id"])
+    async with serving(tmp_path) as local:
+        kept = local.store.database.read("SELECT count(*) FROM rows")
+        still_gone = await page(local, batch["id"])
+    assert (gone.status_code, gone.json()["error"]["code"]) == (410, "work_deleted")
+    assert still_gone.json() == gone.json()
+    assert kept == [(0,)]
+
+
+async def test_a_refused_file_has_no_rows(tmp_path: Path) -> None:
+    """An empty page, as of a batch that nobody has run; of no batch a 404, of nonsense a 400."""
+    async with serving(tmp_path) as local:
+        batch = await local.ended((await local.submit(b"no json\n"))["id"])
+        found = (await page(local, batch["id"])).json()
+        assert found == {"object": "list", "data": [], "complete_through": 0, "has_more": False}
+        assert (await page(local, "batch_1")).status_code == 404
+        assert (await page(local, batch["id"], limit=0)).status_code == 400
