@@ -118,7 +118,7 @@ def _eyes(
         note = f"this model is served without images: its vocabulary has no mark {min(unknown)}"
         return None, (note,)
     fetcher = Fetcher(replace(config.fetching, max_bytes=limits.max_bytes))
-    return Eyes(sight, limits, Bringing(fetcher.fetch)), ()
+    return Eyes(sight, limits, Bringing(fetcher.fetch, limits.max_bytes)), ()
 
 
 def measured_room(
