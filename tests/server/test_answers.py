@@ -98,6 +98,16 @@ async def test_a_body_in_pieces_is_measured_as_it_comes() -> None:
         assert answer.status_code == 413
 
 
+async def test_a_body_of_far_too_many_values_is_refused_before_it_is_parsed() -> None:
+    """A megabyte of empty lists would be thirty of memory."""
+    async with site() as place:
+        answer = await place.client.post(CHAT, content=b'{"a":[' + b"[]," * 300_000 + b"1]}")
+        error = answer.json()["error"]
+        assert (answer.status_code, error["code"]) == (413, "body_too_large")
+        assert error["message"].startswith("The body has more than 262,144 lists and objects")
+        assert place.engine.asked == []
+
+
 async def test_a_packed_body_is_refused_by_that() -> None:
     """Not as one that is no JSON."""
     async with site() as place:
