@@ -11,6 +11,7 @@ from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
 from engine.contract import Reply, StreamedReply
+from engine.protocol.prompts import num_sequences
 from server.clients import while_here
 from server.errors import answered
 from server.events import EVENTS, events, send_pieces
@@ -51,7 +52,7 @@ class Answers:
     ) -> None:
         """Send what the engine answers to a body at a url."""
         begun = time.monotonic()
-        with self.means.gate.entered():
+        with self.means.gate.entered(num_sequences(body)):
             answering = self.means.engine.answer(url, body, new_request_id(), int(time.time()))
             match await while_here(receive, answering):
                 case Reply() as reply:

@@ -9,7 +9,10 @@ from typing import Any
 import pytest
 from starlette.types import Receive
 
+from engine.protocol.prompts import num_sequences
 from server.bodies import Bodies
+from server.errors import Refused
+from server.gate import Gate
 from tests.server.rig import MODEL, SECONDS, HeldEngine, site
 
 CHAT = "/v1/chat/completions"
@@ -180,6 +183,22 @@ async def test_more_than_may_wait_are_told_when_to_come_again() -> None:
         place.engine.go.set()
         assert [(await task).status_code for task in inside] == [200] * 3
         assert (await place.client.post(CHAT, json=body)).status_code == 200
+
+
+async def test_a_request_weighs_as_many_sequences_as_it_asks_for() -> None:
+    """Half of the room at most; beside two such nothing has any, though few requests are inside."""
+    gate = Gate(2, 2)
+    large = {"prompt": ["a"] * 10, "n": 100}
+    with gate.entered(num_sequences(large)):
+        with gate.entered(num_sequences({"messages": [], "n": 16})):
+            with pytest.raises(Refused, match="try again in") as refused:
+                gate.entered(1).__enter__()
+            assert refused.value.status_code == 429
+            assert int(refused.value.headers["Retry-After"]) >= 1
+        with gate.entered(16):
+            assert gate.num_inside == 2
+    assert gate.num_refused == 1
+    assert gate.num_inside == 0
 
 
 async def test_keys_let_in_whoever_has_one_of_them() -> None:
