@@ -27,6 +27,9 @@ class ImageLimits:
     max_per_prompt: int = 16
 
 
+MAX_DECODING_BYTES = 512 * 2**20
+"""Of all images, or all recordings, that are being decoded; a larger one is decoded alone."""
+
 MAX_AUDIO_SECONDS = 7_200.0
 """Two hours are 460 MB of samples; 25 MB of a telephone's codec are ten times as long."""
 

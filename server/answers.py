@@ -14,6 +14,7 @@ from starlette.types import Receive, Scope, Send
 
 from engine.contract import Reply, StreamedReply
 from engine.protocol.bodies import error_body
+from engine.protocol.prompts import num_sequences
 from engine.protocol.stream import is_stream
 from server.clients import while_here
 from server.errors import answered, fault_of
@@ -64,7 +65,7 @@ class Answers:
         shown: Callable[[Reply], Response] = answered,
     ) -> None:
         """Send what the engine answers to a body at a url; `shown` is how a whole reply looks."""
-        with self.means.gate.entered():
+        with self.means.gate.entered(num_sequences(body)):
             answering = self.means.engine.answer(url, body, new_request_id(), int(time.time()))
             reply: Reply | StreamedReply | None
             if is_stream(body):

@@ -7,10 +7,10 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Any, TypeVar
 
-from pydantic_core import from_json
 from starlette.types import Receive, Scope
 
 from engine.protocol.errors import RequestError
+from engine.protocol.json_bodies import TooManyValues, load_json
 from server.clients import ClientGone
 from server.errors import Refused, busy, too_large
 
@@ -105,7 +105,11 @@ async def parsed(data: bytes) -> dict[str, Any]:
     """Return the JSON object that these bytes are; raises `RequestError` for what is none."""
     try:
         long = len(data) > _LONG_BYTES
-        body = await asyncio.to_thread(from_json, data) if long else from_json(data)
+        body = await asyncio.to_thread(load_json, data) if long else load_json(data)
+    except TooManyValues as exc:
+        raise Refused(
+            f"The body {exc}: send less in one request.", status_code=413, code="body_too_large"
+        ) from None
     except ValueError as exc:
         raise RequestError(f"The body is not JSON: {exc}.", code="invalid_json") from None
     if not isinstance(body, dict):

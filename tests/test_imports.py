@@ -47,6 +47,7 @@ MAY_IMPORT = {
         "soxr",
     },
     "server": {
+        "engine.backpressure",
         "engine.batchfile",
         "engine.contract",
         "engine.errors",

@@ -5,6 +5,9 @@ reader that opens nothing else, the containers and codecs of `_CONTAINERS` and `
 frame after frame, so that what unfolds into hours costs no more than the bound on seconds allows.
 No allocation of its own is larger than a header of a few hours needs.
 
+The container's length, or a guess where it tells none, is reserved before anything is decoded; of
+recordings that turn out longer than that one goes on at a time.
+
 A recording is held to the length that its container tells: where much less comes, it was cut off.
 Streams (mp3, ogg, aac) tell none; of those that were cut off what is there is heard.
 """
@@ -26,6 +29,7 @@ from av.audio.stream import AudioStream
 from av.container import InputContainer
 from numpy.typing import NDArray
 
+from engine.backpressure import MemoryBudget, Reservation
 from engine.protocol.audio import FILE_URL
 from engine.protocol.errors import RequestError
 
@@ -54,11 +58,14 @@ _UNKNOWN_RIFF_BYTES = 0x7FFF0000
 _MAX_AMPLITUDE = 1e4
 _ZERO_AND_SCALE = {"u8": (128, 128), "s16": (0, 2**15), "s32": (0, 2**31)}
 _FIRST_SECONDS = 30
+# 16 kbit/s: what of a stream is more tightly packed than speech is outgrows what was reserved.
+_LEAST_BYTES_PER_SECOND = 2_000
 
 # No table of a container is larger, whatever its header says; FFmpeg itself would take 2 GB for it.
 _MAX_TABLE_BYTES = 64 * 2**20
 
 Samples = NDArray[np.float32]
+_SAMPLE_BYTES = 4
 
 # The library that PyAV has loaded is found through the module that is linked to it.
 _set_max_alloc = ctypes.CDLL(av.utils.__file__).av_max_alloc
@@ -66,10 +73,11 @@ _set_max_alloc.argtypes, _set_max_alloc.restype = (ctypes.c_size_t,), None
 _set_max_alloc(_MAX_TABLE_BYTES)
 
 
-def decode(data: bytes, sampling_rate: int, *, max_seconds: float) -> Samples:
+def decode(data: bytes, sampling_rate: int, *, max_seconds: float, budget: MemoryBudget) -> Samples:
     """Return the samples `[n]` of a recording; raises `RequestError` for what is none.
 
-    Nothing is decoded beyond `max_seconds`, which no recording may be longer than.
+    Nothing is decoded beyond `max_seconds`, which no recording may be longer than. Blocks until the
+    budget has room for the samples.
     """
     if not data:
         _refuse("is empty: 0 bytes")
@@ -84,7 +92,21 @@ def decode(data: bytes, sampling_rate: int, *, max_seconds: float) -> Samples:
             },
             io_open=_open_nothing,
         ) as container:
-            samples, told = _decoded(container, sampling_rate, max_seconds)
+            stream = _sound_of(container)
+            told = _seconds_told(container, stream)
+            if told is not None and told > max_seconds:
+                _refuse_longer(max_seconds)
+            expected = len(data) / _LEAST_BYTES_PER_SECOND if told is None else max(0.0, told)
+            num_samples = int((min(expected, max_seconds) + 1) * sampling_rate)
+            with budget.reserved(num_samples * _SAMPLE_BYTES) as reservation:
+                heard = _Heard(
+                    sampling_rate,
+                    max_seconds,
+                    reservation,
+                    keeps_time=container.format.name not in _STREAMS,
+                )
+                samples = _decoded(container, stream, heard)
+                told = heard.seconds if told is None else told
     except (av.FFmpegError, ValueError) as exc:
         raise _refusal(
             "is no recording, or was cut off, or is of a form that is not read: wav, flac, mp3,"
@@ -100,10 +122,8 @@ def _open_nothing(url: str, flags: int, options: dict[str, str]) -> NoReturn:
     raise PermissionError("a recording is what is in it")
 
 
-def _decoded(
-    container: InputContainer, sampling_rate: int, max_seconds: float
-) -> tuple[Samples, float]:
-    """Return the samples, and how many seconds the container said that there are."""
+def _sound_of(container: InputContainer) -> AudioStream:
+    """Return what is to be heard of a container; raises `RequestError` for what is not read."""
     stream = container.streams.best("audio")
     if not isinstance(stream, AudioStream):
         _refuse(
@@ -113,10 +133,11 @@ def _decoded(
     if getattr(stream.codec_context, "name", None) not in _CODECS:
         _refuse("holds sound in a form that is not read")
     _check_rate(stream.codec_context.sample_rate)
-    told = _seconds_told(container, stream)
-    if told is not None and told > max_seconds:
-        _refuse_longer(max_seconds)
-    heard = _Heard(sampling_rate, max_seconds, keeps_time=container.format.name not in _STREAMS)
+    return stream
+
+
+def _decoded(container: InputContainer, stream: AudioStream, heard: _Heard) -> Samples:
+    """Return the samples of a stream."""
     packets = _Packets()
     for frame in packets.frames(container, stream):
         heard.add(frame)
@@ -125,7 +146,7 @@ def _decoded(
         _refuse("holds no sound: 0 samples")
     if packets.broken > _MAX_BROKEN_SHARE * packets.total:
         _refuse(f"is damaged: {packets.broken} of its {packets.total} packets cannot be read")
-    return samples, heard.seconds if told is None else told
+    return samples
 
 
 def _check_whole(seconds: float, told: float) -> None:
@@ -189,7 +210,15 @@ class _Heard:
     leave silence out, is silence.
     """
 
-    def __init__(self, sampling_rate: int, max_seconds: float, *, keeps_time: bool) -> None:
+    def __init__(
+        self,
+        sampling_rate: int,
+        max_seconds: float,
+        reservation: Reservation,
+        *,
+        keeps_time: bool,
+    ) -> None:
+        self._reservation = reservation
         self.seconds = 0.0
         self._keeps_time = keeps_time
         self._began: float | None = None
@@ -254,6 +283,7 @@ class _Heard:
         if len(samples) and not np.abs(samples).max() <= _MAX_AMPLITUDE:  # true for NaN, too
             _refuse("holds samples that are no sound: not finite, or far too large")
         length = self._length + len(samples)
+        self._reservation.grow(length * _SAMPLE_BYTES)
         if length > len(self._samples):
             # In place wherever the system can move pages: no second copy of hours.
             self._samples.resize(max(length, 2 * len(self._samples)), refcheck=False)

@@ -11,9 +11,8 @@ from dataclasses import dataclass
 from hashlib import blake2b
 from typing import Any, NamedTuple, Protocol
 
-from pydantic_core import from_json
-
 from engine.protocol.errors import ProtocolError
+from engine.protocol.json_bodies import TooManyValues, load_json
 
 # A recording of 25 MiB in base64, and what stands around it.
 MAX_LINE_BYTES = 36 * 2**20
@@ -215,7 +214,9 @@ def _parse_object(raw: RawLine) -> dict[str, Any]:
             line=raw.number,
         )
     try:
-        value = from_json(raw.data, cache_strings="keys")
+        value = load_json(raw.data, cache_strings="keys")
+    except TooManyValues as exc:
+        raise LineError(f"too large: it {exc}; split the request", line=raw.number) from exc
     except ValueError as exc:
         raise LineError(_why_not_json(raw.data, str(exc)), line=raw.number) from exc
     if not isinstance(value, dict):

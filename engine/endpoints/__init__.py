@@ -70,5 +70,5 @@ def speech_endpoints(
     model: SpeechModel, fetch: Fetch
 ) -> tuple[Endpoint[SpeechRequest, SpeechResult, Any], ...]:
     """Return the endpoints of a model that hears, for the tasks that it has."""
-    urls = FileUrls(Bringing(fetch))
+    urls = FileUrls(Bringing(fetch, model.max_file_bytes))
     return tuple(Recordings(model, task, urls.after) for task in model.hearing.tasks)

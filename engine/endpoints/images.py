@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from engine.config import ImageLimits
+from engine.backpressure import MemoryBudget
+from engine.config import MAX_DECODING_BYTES, ImageLimits
 from engine.endpoints.bringing import Bringing
 from engine.protocol.chat import ChatCompletionRequest
 from engine.protocol.errors import RequestError
@@ -32,11 +33,12 @@ class Fetched(dict[str, bytes]):
 
 @dataclass(frozen=True, slots=True)
 class Eyes:
-    """How a model sees, what may be shown to it, and who brings it."""
+    """How a model sees, what may be shown to it, who brings it, and memory to decode it in."""
 
     sight: Sight
     limits: ImageLimits
     bringing: Bringing
+    decoding: MemoryBudget = field(default_factory=lambda: MemoryBudget(MAX_DECODING_BYTES))
 
 
 class Images:
@@ -163,6 +165,6 @@ def _looked_at(place: str, url: str, found: Mapping[str, bytes], eyes: Eyes) -> 
     if len(data) > eyes.limits.max_bytes:
         raise RequestError(f"`{place}` {too_large(IMAGE, eyes.limits.max_bytes)}.", param=place)
     try:
-        return see(data, eyes.sight, max_pixels=eyes.limits.max_pixels)
+        return see(data, eyes.sight, max_pixels=eyes.limits.max_pixels, budget=eyes.decoding)
     except ImageRefused as exc:
         raise RequestError(f"The image of `{place}` {exc}.", param=place) from exc

@@ -106,7 +106,7 @@ class TextSequences:
                 # The choices of a prompt share its scores: the first one asks for them.
                 terms if choice == 0 else replace(terms, prompt_logprobs=None),
                 sampling=replace(sampling, seed=seed),
-                adapter=heading.adapter,
+                heading=heading,
                 constraint=constraint,
             )
             for number, ids in enumerate(prompts)
@@ -154,7 +154,7 @@ class TextSequences:
         terms: Terms,
         *,
         sampling: Sampling,
-        adapter: int,
+        heading: Heading,
         constraint: Constraint | None,
     ) -> SequenceRequest:
         max_tokens = self._max_tokens(len(ids), terms)
@@ -178,8 +178,9 @@ class TextSequences:
             repetition=_repetition(request),
             prompt_logprobs=terms.prompt_logprobs,
             cache_salt=request.cache_salt or "",
-            adapter=adapter,
+            adapter=heading.adapter,
             constraint=constraint,
+            request_id=heading.request_id,
         )
 
     def _constraint(self, request: GenerationRequest, terms: Terms) -> Constraint | None:

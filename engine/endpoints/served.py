@@ -12,9 +12,10 @@ from contextlib import AsyncExitStack, aclosing
 from dataclasses import replace
 from typing import Any, Protocol, TypeVar
 
+from engine.backpressure import InFlight
 from engine.contract import EngineInfo, EngineStats, Reply, StreamedReply
 from engine.endpoints.endpoint import Endpoint, Fetches, Heading, Prepared, Sized, Told, Unfolds
-from engine.endpoints.turns import Room, Turns, size_of_body
+from engine.endpoints.turns import Turns, size_of_body
 from engine.errors import EngineError
 from engine.protocol.bodies import error_body
 from engine.protocol.errors import InternalError, RequestError
@@ -120,7 +121,7 @@ class ServedEngine:
         self._finishing = (Turns(), Turns(alternate=True))
         self._preparing_fetched = Turns(_MAX_FETCHED_BYTES, short_bytes=-1)
         self._unfolding = asyncio.Semaphore(_MAX_UNFOLDING)
-        self._room = Room(_MAX_HELD_BYTES)
+        self._unfolded = InFlight(_MAX_HELD_BYTES)
         self._info = info
         self._model_names = (*model_names, *adapters)
         self._adapters = {name: number for number, name in enumerate(adapters, start=1)}
@@ -224,7 +225,7 @@ class ServedEngine:
             async with fetched as whole, self._unfolding:
                 size = size_of_body(whole, _MAX_FETCHED_BYTES)
                 prepared = await self._preparing_fetched.run(size, endpoint.prepare, whole, heading)
-                await held.enter_async_context(self._room.held(prepared.num_bytes))
+                await held.enter_async_context(self._unfolded.held(prepared.num_bytes))
         if not heading.priority:
             return prepared
         requests = [replace(request, priority=heading.priority) for request in prepared.requests]

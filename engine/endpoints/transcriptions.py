@@ -9,9 +9,11 @@ from __future__ import annotations
 import math
 import zlib
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, TypedDict
 
+from engine.backpressure import MemoryBudget
+from engine.config import MAX_DECODING_BYTES
 from engine.contract import Reply, Usage
 from engine.endpoints.endpoint import Check, Fetched, Heading, Prepared, Unfolding
 from engine.endpoints.sequences import seed_of_choice
@@ -43,7 +45,8 @@ _TIMED_FORMATS = frozenset({"verbose_json", "srt", "vtt"})
 class SpeechModel:
     """What the endpoints know of a model that hears.
 
-    A recording may have `max_file_bytes` and `max_seconds`; `seed` keys requests that name none.
+    A recording may have `max_file_bytes` and `max_seconds`; `seed` keys requests that name none;
+    `decoding` is the memory that all share.
     """
 
     hearing: Hearing
@@ -51,6 +54,7 @@ class SpeechModel:
     max_file_bytes: int
     max_seconds: float
     seed: int = 0
+    decoding: MemoryBudget = field(default_factory=lambda: MemoryBudget(MAX_DECODING_BYTES))
 
 
 class _Sampling(TypedDict):
@@ -140,7 +144,12 @@ class Recordings:
         from engine.audio.decoding import decode
 
         hearing = self._model.hearing
-        samples = decode(data, hearing.sampling_rate, max_seconds=self._model.max_seconds)
+        samples = decode(
+            data,
+            hearing.sampling_rate,
+            max_seconds=self._model.max_seconds,
+            budget=self._model.decoding,
+        )
         seconds = len(samples) / hearing.sampling_rate
         if not hearing.has_timestamps and seconds > hearing.window_seconds:
             raise RequestError(

@@ -7,10 +7,11 @@ values each becomes about 400 bytes of a body.
 from __future__ import annotations
 
 import asyncio
-from collections import deque
-from collections.abc import AsyncIterator, Callable, Iterable
-from contextlib import asynccontextmanager
+from collections.abc import Callable, Iterable
 from typing import Any, TypeVar, TypeVarTuple
+
+from engine.allocator import note_freed
+from engine.backpressure import InFlight
 
 SHORT_BYTES = 20_000
 """So much takes a few milliseconds at most, less than it is worth to hand it over."""
@@ -47,52 +48,6 @@ def size_of_body(body: dict[str, Any], most: int = MAX_BYTES_AT_ONCE) -> int:
     return size
 
 
-class Room:
-    """Lets bytes be held in the order in which they are asked for; above the bound alone."""
-
-    def __init__(self, max_bytes: int) -> None:
-        self._max_bytes = max_bytes
-        self._held_bytes = 0
-        self._waiting: deque[tuple[int, asyncio.Future[None]]] = deque()
-
-    @asynccontextmanager
-    async def held(self, num_bytes: int) -> AsyncIterator[None]:
-        """Wait for room for so many bytes, and hold it until left."""
-        await self.take(num_bytes)
-        try:
-            yield
-        finally:
-            self.give_back(num_bytes)
-
-    async def take(self, num_bytes: int) -> None:
-        """Wait for room for so many bytes."""
-        if not self._waiting and self._has_room(num_bytes):
-            self._held_bytes += num_bytes
-            return
-        turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._waiting.append((num_bytes, turn))
-        try:
-            await turn
-        except asyncio.CancelledError:
-            # One that never had its turn held nothing, but others may have waited behind it.
-            self.give_back(0 if turn.cancelled() else num_bytes)
-            raise
-
-    def give_back(self, num_bytes: int) -> None:
-        """Leave the room to those that wait."""
-        self._held_bytes -= num_bytes
-        while self._waiting and (
-            self._waiting[0][1].cancelled() or self._has_room(self._waiting[0][0])
-        ):
-            wanted, turn = self._waiting.popleft()
-            if not turn.cancelled():
-                self._held_bytes += wanted
-                turn.set_result(None)
-
-    def _has_room(self, num_bytes: int) -> bool:
-        return not self._held_bytes or self._held_bytes + num_bytes <= self._max_bytes
-
-
 class Turns:
     """Calls functions in the order in which they come; one above the bound has its turn alone.
 
@@ -108,7 +63,7 @@ class Turns:
         alternate: bool = False,
     ) -> None:
         self._alternating = asyncio.Lock() if alternate else None
-        self._room = Room(max_bytes)
+        self._in_flight = InFlight(max_bytes)
         self._short_bytes = short_bytes
 
     async def run(
@@ -122,12 +77,21 @@ class Turns:
                 value = function(*arguments)
                 await asyncio.sleep(0)
                 return value
-        await self._room.take(num_bytes)
+        await self._in_flight.enter(num_bytes)
         try:
             work = asyncio.get_running_loop().run_in_executor(None, function, *arguments)
         except BaseException:  # such as that there can be no more threads
-            self._room.give_back(num_bytes)
+            self._in_flight.leave(num_bytes)
             raise
         # A thread cannot be called off: its room is free when it has ended, whoever still waits.
-        work.add_done_callback(lambda _: self._room.give_back(num_bytes))
-        return await asyncio.shield(work)
+        work.add_done_callback(lambda _: self._end(num_bytes))
+        try:
+            return await asyncio.shield(work)
+        finally:
+            # What fails holds this frame, and the work what failed: with a name for it here, a
+            # refused body would stay until somebody looks for garbage.
+            del work
+
+    def _end(self, num_bytes: int) -> None:
+        self._in_flight.leave(num_bytes)
+        note_freed()

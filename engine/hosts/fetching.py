@@ -7,6 +7,7 @@ No proxy is asked, since it would find the addresses itself.
 from __future__ import annotations
 
 import asyncio
+import math
 import socket
 import ssl
 from collections.abc import Iterator
@@ -44,6 +45,29 @@ class FetchFailed(Exception):
         self.may_change = may_change
 
 
+class Allowance:
+    """Bytes that several fetches may bring together, counted while they come."""
+
+    def __init__(self, max_bytes: float = math.inf) -> None:
+        self._max_bytes = self._bytes_left = max_bytes
+        self._lock = Lock()
+
+    def take(self, num_bytes: int) -> None:
+        """Count bytes that are about to be held; raises `FetchFailed` where they are too many."""
+        with self._lock:
+            if num_bytes > self._bytes_left:
+                raise FetchFailed(
+                    f"it and what else the request names are larger than {self._max_bytes:,} bytes"
+                    " together"
+                )
+            self._bytes_left -= num_bytes
+
+    def give_back(self, num_bytes: int) -> None:
+        """Count bytes no longer: their fetch has failed."""
+        with self._lock:
+            self._bytes_left += num_bytes
+
+
 @dataclass(frozen=True, slots=True)
 class FetchLimits:
     """How much is fetched, from whom, and for how long it is waited for.
@@ -74,28 +98,32 @@ class Fetcher:
         )
         self._threads = ThreadPoolExecutor(max_at_once, "tidemill-fetch")
 
-    async def fetch(self, url: str) -> bytes:
-        """Return what an http or https url names; raises `FetchFailed`."""
+    async def fetch(self, url: str, allowance: Allowance | None = None) -> bytes:
+        """Return what an http or https url names; raises `FetchFailed`.
+
+        What comes is taken from the `allowance`.
+        """
+        allowance = allowance or Allowance()
         tries = 1
         while True:
             try:
-                return await self._tried(url)
+                return await self._tried(url, allowance)
             except FetchFailed as exc:
                 if not exc.may_change or tries == self._limits.max_tries:
                     raise
             await asyncio.sleep(self._limits.first_delay_seconds * 4 ** (tries - 1))
             tries += 1
 
-    async def _tried(self, url: str) -> bytes:
+    async def _tried(self, url: str, allowance: Allowance) -> bytes:
         thread = _Thread()
         loop = asyncio.get_running_loop()
         try:
-            return await loop.run_in_executor(self._threads, self._fetched, url, thread)
+            return await loop.run_in_executor(self._threads, self._fetched, url, allowance, thread)
         except asyncio.CancelledError:
             thread.break_off()
             raise
 
-    def _fetched(self, url: str, thread: _Thread) -> bytes:
+    def _fetched(self, url: str, allowance: Allowance, thread: _Thread) -> bytes:
         """Try once, through all redirects."""
         until = monotonic() + self._limits.whole_seconds
         schemes: tuple[Scheme, ...] = ("https", "http")
@@ -105,7 +133,7 @@ class Fetcher:
             try:
                 with _answer(network, target, thread) as answer:
                     if answer.status not in _REDIRECTS:
-                        return self._read(answer)
+                        return self._read(answer, allowance)
                     url = urljoin(url, answer.headers.get("Location", ""))
             except (OSError, HTTPException, ValueError) as exc:
                 raise _failure(exc, url) from exc
@@ -122,7 +150,7 @@ class Fetcher:
         except OSError as exc:
             raise FetchFailed("its host was not found", may_change=True) from exc
 
-    def _read(self, answer: HTTPResponse) -> bytes:
+    def _read(self, answer: HTTPResponse, allowance: Allowance) -> bytes:
         """Return an answer's body; raises `FetchFailed` unless it is one, and whole."""
         status, max_bytes = answer.status, self._limits.max_bytes
         if status != 200:
@@ -132,16 +160,27 @@ class Fetcher:
         if encoding.lower() != "identity":
             raise FetchFailed("its host sends it compressed, which was not asked for")
         told = answer.length  # None where the host does not say
+        _check_length(told or 0, told, max_bytes)
         data = bytearray()
-        while (told or 0) <= max_bytes and (chunk := answer.read(_CHUNK_BYTES)):
-            data += chunk
-            if len(data) > max_bytes:
-                break
-        if max(len(data), told or 0) > max_bytes:
-            raise FetchFailed(f"it is larger than {max_bytes:,} bytes")
-        if told is not None and len(data) < told:
-            raise FetchFailed(f"of {told:,} bytes only {len(data):,} came", may_change=True)
+        try:
+            while chunk := answer.read(_CHUNK_BYTES):
+                allowance.take(len(chunk))
+                data += chunk
+                if len(data) > max_bytes:
+                    break
+            _check_length(len(data), told, max_bytes)
+        except BaseException:
+            allowance.give_back(len(data))
+            raise
         return bytes(data)
+
+
+def _check_length(num_bytes: int, told: int | None, max_bytes: int) -> None:
+    """Raise `FetchFailed` where more came than may, or less than was told."""
+    if num_bytes > max_bytes:
+        raise FetchFailed(f"it is larger than {max_bytes:,} bytes")
+    if told is not None and num_bytes < told:
+        raise FetchFailed(f"of {told:,} bytes only {num_bytes:,} came", may_change=True)
 
 
 class _Thread:

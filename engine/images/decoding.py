@@ -2,6 +2,8 @@
 
 PNG, JPEG, WebP, GIF (its first picture) and BMP. Upright as its EXIF says, what is transparent on
 white, as transformers and vLLM have it.
+
+A few bytes can unfold to a gigabyte: `peak_bytes` tells from the header what decoding them holds.
 """
 
 from __future__ import annotations
@@ -9,6 +11,8 @@ from __future__ import annotations
 import re
 import struct
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from io import BytesIO
 
 import numpy as np
@@ -17,6 +21,11 @@ from PIL import Image, ImageOps, UnidentifiedImageError
 FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP")
 _SVG = re.compile(rb"\s*(<\?xml|<!--|<!DOCTYPE\s+svg|<svg)", re.IGNORECASE)
 _BOMS = b"\xef\xbb\xbf"
+
+# Measured, and rounded up: the decoder's own, the decoded image, and the one made of it.
+_PEAK_BYTES_PER_PIXEL = {"WEBP": 18}
+_OTHER_PEAK_BYTES_PER_PIXEL = 12
+_STRIP_ROWS = 256
 
 # Sizes are looked at here, before anything is unfolded, and held to other bounds than Pillow's.
 Image.MAX_IMAGE_PIXELS = None
@@ -28,13 +37,29 @@ class ImageRefused(Exception):
     """These bytes are no image that can be taken; the words follow "the image"."""
 
 
+def peak_bytes(data: bytes, *, max_pixels: int) -> int:
+    """Return how many bytes `decode` holds at most for an image; raises `ImageRefused`."""
+    with _opened(data, max_pixels) as image:
+        width, height = image.size
+        per_pixel = _PEAK_BYTES_PER_PIXEL.get(image.format or "", _OTHER_PEAK_BYTES_PER_PIXEL)
+        return width * height * per_pixel
+
+
 def decode(data: bytes, *, max_pixels: int) -> Image.Image:
     """Return an image upright and in RGB; raises `ImageRefused`."""
+    with _opened(data, max_pixels) as image:
+        image.load()
+        _turn_upright(image)
+        return _plain(image)
+
+
+@contextmanager
+def _opened(data: bytes, max_pixels: int) -> Iterator[Image.Image]:
+    """Yield an image of which only the header is read; whatever fails is an `ImageRefused`."""
     try:
         with Image.open(BytesIO(data), formats=FORMATS) as opened:
             _check_size(opened.size, max_pixels)
-            opened.load()
-            return _plain(_upright(opened))
+            yield opened
     except ImageRefused:
         raise
     except UnidentifiedImageError as exc:
@@ -59,12 +84,10 @@ def _unknown(data: bytes) -> str:
     return "is no PNG, JPEG, WebP, GIF or BMP"
 
 
-def _upright(image: Image.Image) -> Image.Image:
+def _turn_upright(image: Image.Image) -> None:
     """Turn an image as its EXIF says; what that says in no known way is no reason to refuse it."""
-    try:
-        return ImageOps.exif_transpose(image)
-    except (OSError, SyntaxError, ValueError, TypeError, KeyError, struct.error, Warning):
-        return image
+    with suppress(OSError, SyntaxError, ValueError, TypeError, KeyError, struct.error, Warning):
+        ImageOps.exif_transpose(image, in_place=True)
 
 
 def _plain(image: Image.Image) -> Image.Image:
@@ -73,7 +96,15 @@ def _plain(image: Image.Image) -> Image.Image:
         levels = np.asarray(image).astype(np.uint32) >> 8
         image = Image.fromarray(levels.clip(0, 255).astype(np.uint8))
     if "A" in image.getbands() or image.info.get("transparency") is not None:
-        image = image.convert("RGBA")
-        white = Image.new("RGBA", image.size, (255, 255, 255, 255))
-        image = Image.alpha_composite(white, image)
-    return image.convert("RGB")
+        return _on_white(image)
+    return image if image.mode == "RGB" else image.convert("RGB")
+
+
+def _on_white(image: Image.Image) -> Image.Image:
+    """Return an image in RGB on white, composed in strips: whole layers would hold it thrice."""
+    composed = Image.new("RGB", image.size)
+    for top in range(0, image.height, _STRIP_ROWS):
+        strip = image.crop((0, top, image.width, min(top + _STRIP_ROWS, image.height)))
+        white = Image.new("RGBA", strip.size, (255, 255, 255, 255))
+        composed.paste(Image.alpha_composite(white, strip.convert("RGBA")), (0, top))
+    return composed

@@ -9,7 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from engine.images.decoding import ImageRefused, decode
+from engine.backpressure import MemoryBudget
+from engine.images.decoding import ImageRefused, decode, peak_bytes
 from engine.scheduling.pictures import Picture, Sight
 
 
@@ -34,9 +35,16 @@ class Seen:
         )
 
 
-def see(data: bytes, sight: Sight, *, max_pixels: int) -> Seen:
-    """Return what a model sees of an image's bytes; raises `ImageRefused`."""
-    image = decode(data, max_pixels=max_pixels)
+def see(data: bytes, sight: Sight, *, max_pixels: int, budget: MemoryBudget) -> Seen:
+    """Return what a model sees of an image's bytes; raises `ImageRefused`.
+
+    Blocks until the budget has room for the image as it is decoded.
+    """
+    with budget.reserved(peak_bytes(data, max_pixels=max_pixels)):
+        return _seen(decode(data, max_pixels=max_pixels), sight)
+
+
+def _seen(image: Image.Image, sight: Sight) -> Seen:
     try:
         fit = sight.sizes.fit(image.height, image.width)
     except ValueError as exc:

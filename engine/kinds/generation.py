@@ -118,7 +118,7 @@ def _eyes(
         note = f"this model is served without images: its vocabulary has no mark {min(unknown)}"
         return None, (note,)
     fetcher = Fetcher(replace(config.fetching, max_bytes=limits.max_bytes))
-    return Eyes(sight, limits, Bringing(fetcher.fetch)), ()
+    return Eyes(sight, limits, Bringing(fetcher.fetch, limits.max_bytes)), ()
 
 
 def measured_room(
@@ -150,7 +150,7 @@ def make_work(
     attention = model.attention(room.num_pages)
     table = SequenceTable(limits.max_num_seqs, room.max_model_len, attention.page_size)
     pool = PagePool(room.num_pages)
-    admission = UrgentFirst(ADMISSIONS[config.admission]())
+    admission = UrgentFirst(ADMISSIONS[config.admission](), table.num_running_of)
     if keeps_ids is None:
         keeps_ids = model.device.type == "cuda"
     budget = limits.max_num_batched_tokens

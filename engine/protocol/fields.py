@@ -7,7 +7,8 @@ data frames write it so.
 
 from __future__ import annotations
 
-from typing import Annotated, Literal, Self
+from itertools import islice
+from typing import Annotated, Literal, Self, cast
 
 from pydantic import (
     AfterValidator,
@@ -17,6 +18,8 @@ from pydantic import (
     ConfigDict,
     Field,
     ValidationError,
+    ValidatorFunctionWrapHandler,
+    WrapValidator,
     model_validator,
 )
 from pydantic_core import InitErrorDetails, PydanticCustomError
@@ -30,6 +33,7 @@ _MAX_STOP_TOKENS = 1_000
 _MAX_TOKEN_DIGITS = 10
 _MAX_BAD_WORDS = 1_000
 _MAX_NAMED_TOKENS = 128
+_SLICE_ITEMS = 1_000
 _MAX_PATTERN = 1_000
 _LEAST_REPEATS = 2
 _INT64_MIN, _INT64_MAX = -(2**63), 2**63 - 1
@@ -65,6 +69,16 @@ def _token_id(key: object) -> int:
     if isinstance(key, str) and key.isascii() and key.isdigit() and len(key) <= _MAX_TOKEN_DIGITS:
         return int(key)
     raise ValueError("must be a token id written in decimal digits")
+
+
+def _in_slices(value: object, validate: ValidatorFunctionWrapHandler) -> dict[int, float]:
+    """Validate a large object up to the slice with its first fault: each fault takes a kilobyte."""
+    if not isinstance(value, dict) or len(value) <= _SLICE_ITEMS:
+        return cast("dict[int, float]", validate(value))
+    items, checked = iter(value.items()), dict[int, float]()
+    while some := dict(islice(items, _SLICE_ITEMS)):
+        checked |= validate(some)
+    return checked
 
 
 def _cut(value: int) -> int:
@@ -137,7 +151,10 @@ class GenerationRequest(BaseModel):
     presence_penalty: Penalty | None = None
     frequency_penalty: Penalty | None = None
     repetition_penalty: RepetitionPenalty | None = None
-    logit_bias: dict[Annotated[int, BeforeValidator(_token_id)], Bias] | None = None
+    logit_bias: (
+        Annotated[dict[Annotated[int, BeforeValidator(_token_id)], Bias], WrapValidator(_in_slices)]
+        | None
+    ) = None
 
     max_tokens: Count | None = None
     min_tokens: Count | None = None

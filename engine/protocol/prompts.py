@@ -2,14 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Annotated
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any
 
 from pydantic import PlainValidator
 
-from engine.protocol.fields import encodable, fault
+from engine.protocol.fields import MAX_CHOICES, encodable, fault
 
 MAX_PROMPTS = 2_048
+
+# What each endpoint lists, an item a sequence, or about as many.
+_LISTS = (
+    "prompt",
+    "input",
+    "documents",
+    "text_1",
+    "text_2",
+    "data_1",
+    "data_2",
+    "queries",
+    "items",
+)
 
 _FORMS = "must be a string, a list of strings, a list of token ids or a list of such lists"
 
@@ -59,6 +72,18 @@ def _same(items: Sequence[object], kind: type, *places: int) -> None:
     index = next(index for index, item in enumerate(items) if type(item) is not kind)
     told = f"must be {_ITEMS[kind]}{', as the first item is' if index else ''}"
     raise fault((*places, index), told, items[index])
+
+
+def num_sequences(body: Mapping[str, Any]) -> int:
+    """Return about how many sequences a body asks for, whatever it is; nothing is checked."""
+    count = 1
+    for name in _LISTS:
+        value = body.get(name)
+        if isinstance(value, list) and value and not isinstance(value[0], int):
+            count = max(count, len(value))
+    num_choices = body.get("n")
+    is_count = type(num_choices) is int and 0 < num_choices <= MAX_CHOICES
+    return count * num_choices if is_count else count
 
 
 Prompts = Annotated[list[Prompt], PlainValidator(_prompts)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from collections.abc import Set as AbstractSet
 from heapq import heapify, heappop, heappush
 from typing import NamedTuple, Protocol
@@ -66,6 +67,56 @@ class ArrivalOrder:
         heapify(self._heap)
 
 
+class RequestTurns:
+    """Requests in turn, a sequence each; those of one request in the order of arrival.
+
+    A request of which nothing runs comes before all of which something does, by `num_running_of`
+    and their ids: so each gets on, however many sequences another has.
+    """
+
+    def __init__(self, num_running_of: Mapping[str, int]) -> None:
+        self._num_running_of = num_running_of
+        self._queues: dict[
+            str, ArrivalOrder
+        ] = {}  # by request id, whose turn was longest ago first
+        self._first_id = ""  # of what `first` returned, which may run by now
+        self._length = 0
+
+    def __len__(self) -> int:
+        """Return how many sequences wait here."""
+        return self._length
+
+    def add(self, sequence: Sequence) -> None:
+        """Queue a sequence behind those of its request; a new request has the last turn."""
+        self._queues.setdefault(sequence.request.request_id, ArrivalOrder()).add(sequence)
+        self._length += 1
+
+    give_back = add
+
+    def first(self) -> Sequence | None:
+        """Return the next of the request whose turn it is."""
+        if not self._queues:
+            return None
+        idle = (name for name in self._queues if name not in self._num_running_of)
+        self._first_id = next(idle, next(iter(self._queues)))
+        return self._queues[self._first_id].first()
+
+    def take(self) -> Sequence:
+        """Remove what `first` returned, and return it; its request has the last turn now."""
+        queue = self._queues.pop(self._first_id)
+        if len(queue) > 1:
+            self._queues[self._first_id] = queue
+        self._length -= 1
+        return queue.take()
+
+    def remove(self, unwanted: AbstractSet[object]) -> None:
+        """Forget those of `unwanted` that wait here."""
+        for queue in self._queues.values():
+            queue.remove(unwanted)
+        self._queues = {name: queue for name, queue in self._queues.items() if len(queue)}
+        self._length = sum(map(len, self._queues.values()))
+
+
 class PrefixOrder:
     """Those that begin alike one after another, so that they share pages while these are there.
 
@@ -125,13 +176,14 @@ class PrefixOrder:
 
 
 class UrgentFirst:
-    """Sequences that somebody waits for, in the order of arrival; lines, by a policy, behind them.
+    """Sequences that somebody waits for, by their requests' turns; lines, by a policy, behind them.
 
-    However many such sequences come, all of them start before a line.
+    However many such sequences come, all of them start before a line. `num_running_of` is the
+    table's.
     """
 
-    def __init__(self, lines: Admission) -> None:
-        self._urgent = ArrivalOrder()
+    def __init__(self, lines: Admission, num_running_of: Mapping[str, int] | None = None) -> None:
+        self._urgent = RequestTurns({} if num_running_of is None else num_running_of)
         self._lines = lines
 
     def __len__(self) -> int:

@@ -26,6 +26,7 @@ from numpy.typing import NDArray
 from engine.scheduling.admission import Admission, ArrivalOrder
 from engine.scheduling.bound import StepBound
 from engine.scheduling.courtesy import Courtesy
+from engine.scheduling.fairness import prompts_in_turn, spare_slot
 from engine.scheduling.naming import PageNames
 from engine.scheduling.pages import PagePool
 from engine.scheduling.pictures import whole_stop
@@ -299,15 +300,13 @@ class Scheduler:
     def _continue_prompts(self, budget: _Budget) -> dict[int, int]:
         """Go on with prompts that are under way; return slots with where their spans stop."""
         table = self.table
-        running = table.running
-        pending = table.num_tokens[running] - table.num_computed[running]
         stops: dict[int, int] = {}
-        for slot in running[pending > 1].tolist():
+        for slot, num_sharing in prompts_in_turn(table):
             sequence = table.sequence(slot)
             if budget.left(is_urgent=sequence.is_urgent) <= 0:
                 break
             if self._has_rows_for(sequence):
-                stops[slot] = self._compute(slot, budget)
+                stops[slot] = self._compute(slot, budget, num_sharing)
         return stops
 
     def _admit(self, budget: _Budget) -> dict[int, int]:
@@ -330,24 +329,29 @@ class Scheduler:
     def _admit_urgent(self) -> None:
         """Start whoever is waited for, before all else; lines give way to them, the newest first.
 
-        A line that does is computed again later, but for the pages that it has filled.
+        Where there is no line, a request with many sequences gives one up for a request with none.
+        What gives way is computed again later, but for the pages that it has filled.
         """
         while (sequence := self._admission.first()) is not None and sequence.is_urgent:
             if len(self._suspects) or not self._may_join(sequence):
                 return
             while not self.table.free_slots or self._try_place(sequence) is None:
-                if not self._send_line_away():
+                if not self._make_way_for(sequence):
                     return
             self._admission.take()
 
-    def _send_line_away(self) -> bool:
-        """Let the newest line wait; False where there is none, or a step holds its pages still."""
+    def _make_way_for(self, sequence: Sequence) -> bool:
+        """Let another wait; False where there is none, or a step holds its pages still."""
         running = self.table.running
-        if not len(running) or self.table.is_urgent[running[-1]]:
+        if not len(running):
             return False
-        newest = int(running[-1])
-        is_held = bool(self.table.num_in_flight[newest])
-        self.preempt(newest)
+        slot: int | None = int(running[-1])
+        if self.table.is_urgent[slot]:
+            slot = spare_slot(self.table, sequence.request.request_id)
+        if slot is None:
+            return False
+        is_held = bool(self.table.num_in_flight[slot])
+        self.preempt(slot)
         return not is_held
 
     def _is_awaited(self) -> bool:
@@ -426,13 +430,16 @@ class Scheduler:
         """Say whether the step may compute more of a prompt: all of it, or a few scored rows."""
         return sequence.request.prompt_logprobs is None or self._scored_rows_left > 0
 
-    def _compute(self, slot: int, budget: _Budget) -> int:
-        """Take tokens of a sequence into the step; return where its span stops."""
+    def _compute(self, slot: int, budget: _Budget, num_sharing: int = 1) -> int:
+        """Take tokens of a sequence into the step; return where its span stops.
+
+        It leaves their shares to the others of so many that share what is left.
+        """
         table = self.table
         sequence = table.sequence(slot)
         request, is_urgent = sequence.request, sequence.is_urgent
         start, total = int(table.num_computed[slot]), int(table.num_tokens[slot])
-        most = budget.left(is_urgent=is_urgent)
+        most = -(-budget.left(is_urgent=is_urgent) // num_sharing)
         is_scored = request.prompt_logprobs is not None
         stop = min(total, start + (min(most, self._scored_rows_left) if is_scored else most))
         stop = whole_stop(request.pictures, start, stop)

@@ -100,7 +100,8 @@ class SequenceRequest:
     the order of their places; each stands there in place of its tokens. Each token is one that
     `constraint` allows, and where nothing may follow generation ends, even before `min_tokens`.
     Somebody waits for one whose `priority` is above 0: it comes before all others, which are lines
-    of files. It runs through `adapter`, 0 being none.
+    of files. It runs through `adapter`, 0 being none. Sequences of one `request_id` take turns with
+    those of others.
     """
 
     prompt_ids: list[int]
@@ -117,6 +118,7 @@ class SequenceRequest:
     constraint: Constraint | None = None
     priority: int = 0
     adapter: int = 0
+    request_id: str = ""
 
 
 @dataclass(frozen=True, slots=True)

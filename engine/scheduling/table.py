@@ -22,6 +22,7 @@ class SequenceTable:
         self.max_model_len = max_model_len
         self.sequences: list[Sequence | None] = [None] * slots
         self.free_slots = list(range(slots - 1, -1, -1))
+        self.num_running_of: dict[str, int] = {}  # by request id, of those with any
         self._running: NDArray[np.int64] | None = None  # until who runs changes
         # np.empty and np.zeros take no memory until touched.
         self.tokens: NDArray[np.int32] = np.zeros((slots, max_model_len), np.int32)
@@ -119,6 +120,7 @@ class SequenceTable:
         self.adapter[slot] = request.adapter
         self.is_running[slot] = True
         self.has_begun[slot] = False
+        self.num_running_of[request.request_id] = self.num_running_of.get(request.request_id, 0) + 1
         self._running = None
         return slot
 
@@ -128,6 +130,9 @@ class SequenceTable:
         sequence.generated = self.generated(slot).tolist()
         self.sequences[slot] = None
         self.is_running[slot] = False
+        self.num_running_of[sequence.request.request_id] -= 1
+        if not self.num_running_of[sequence.request.request_id]:
+            del self.num_running_of[sequence.request.request_id]
         self._running = None
         return sequence
 

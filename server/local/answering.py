@@ -10,6 +10,7 @@ from itertools import islice
 from pathlib import Path
 from typing import BinaryIO
 
+from engine.backpressure import InFlight
 from engine.batchfile.answer import run_line
 from engine.batchfile.forms import HEAD_BYTES, form_of, open_lines
 from engine.batchfile.lines import RawLine, read_lines
@@ -17,7 +18,6 @@ from engine.batchfile.pace import Pace
 from engine.contract import Responder, Usage
 from handler.batch.parts import FinishedRow
 from server.local.rows import Rows
-from server.local.window import Window
 
 FLUSH_SECONDS = 2.0
 _FLUSH_BYTES = 4 * 2**20
@@ -28,7 +28,7 @@ class Answering:
     """One batch's run through the engine. Every reply carries `created`."""
 
     def __init__(
-        self, path: Path, rows: Rows, engine: Responder, window: Window, created: int
+        self, path: Path, rows: Rows, engine: Responder, window: InFlight, created: int
     ) -> None:
         self._path = path
         self._rows = rows

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field, replace
 from threading import Event
 from typing import Any, Final
 
+from engine.backpressure import InFlight
 from engine.batchfile.lines import FormError
 from engine.contract import Served
 from engine.errors import EngineError
@@ -31,7 +32,6 @@ from server.local.folder import is_full
 from server.local.publishing import fill, publish
 from server.local.rows import RowsGone
 from server.local.store import Store
-from server.local.window import Window
 
 _logger = logging.getLogger(__name__)
 
@@ -82,7 +82,7 @@ class Runner:
         self._clock = clock
         self._retry_seconds = retry_seconds
         max_lines = _LINES_PER_SEQUENCE * engine.info().max_num_seqs
-        self._window = Window(max_lines, MAX_HELD_BYTES)
+        self._window = InFlight(MAX_HELD_BYTES, max_lines)
         self._checking = asyncio.Semaphore(1)
         self._running = asyncio.Semaphore(MAX_RUNNING)
         self._carried: dict[str, _Carried] = {}

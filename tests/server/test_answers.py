@@ -11,7 +11,10 @@ import pytest
 from starlette.types import Receive
 
 from engine.errors import EngineClosed
+from engine.protocol.prompts import num_sequences
 from server.bodies import Bodies
+from server.errors import Refused
+from server.gate import Gate
 from tests.server.rig import MODEL, SECONDS, HeldEngine, site
 
 CHAT = "/v1/chat/completions"
@@ -159,6 +162,16 @@ async def test_a_body_in_pieces_is_measured_as_it_comes() -> None:
         assert answer.status_code == 413
 
 
+async def test_a_body_of_far_too_many_values_is_refused_before_it_is_parsed() -> None:
+    """A megabyte of empty lists would be thirty of memory."""
+    async with site() as place:
+        answer = await place.client.post(CHAT, content=b'{"a":[' + b"[]," * 300_000 + b"1]}")
+        error = answer.json()["error"]
+        assert (answer.status_code, error["code"]) == (413, "body_too_large")
+        assert error["message"].startswith("The body has more than 262,144 lists and objects")
+        assert place.engine.asked == []
+
+
 async def test_a_packed_body_is_refused_by_that() -> None:
     """Not as one that is no JSON."""
     async with site() as place:
@@ -231,6 +244,22 @@ async def test_more_than_may_wait_are_told_when_to_come_again() -> None:
         place.engine.go.set()
         assert [(await task).status_code for task in inside] == [200] * 3
         assert (await place.client.post(CHAT, json=body)).status_code == 200
+
+
+async def test_a_request_weighs_as_many_sequences_as_it_asks_for() -> None:
+    """Half of the room at most; beside two such nothing has any, though few requests are inside."""
+    gate = Gate(2, 2)
+    large = {"prompt": ["a"] * 10, "n": 100}
+    with gate.entered(num_sequences(large)):
+        with gate.entered(num_sequences({"messages": [], "n": 16})):
+            with pytest.raises(Refused, match="try again in") as refused:
+                gate.entered(1).__enter__()
+            assert refused.value.status_code == 429
+            assert int(refused.value.headers["Retry-After"]) >= 1
+        with gate.entered(16):
+            assert gate.num_inside == 2
+    assert gate.num_refused == 1
+    assert gate.num_inside == 0
 
 
 async def test_keys_let_in_whoever_has_one_of_them() -> None:

@@ -15,8 +15,8 @@ from aws_lambda_powertools.event_handler.middlewares.openapi_validation import (
 )
 from aws_lambda_powertools.event_handler.openapi.params import Form, UploadFile
 from aws_lambda_powertools.utilities.data_classes import APIGatewayProxyEventV2
-from pydantic_core import from_json
 
+from engine.protocol.json_bodies import TooManyValues, load_json
 from handler.api.envelope.errors import Refused
 from handler.api.envelope.forms import read_form
 
@@ -87,7 +87,9 @@ def _read_json(content_type: str, body: bytes) -> Any:
     if not body.strip():
         return None
     try:
-        found = from_json(body, allow_inf_nan=False)
+        found = load_json(body, allow_inf_nan=False)
+    except TooManyValues as exc:
+        raise TooLarge(f"The body {exc}.") from exc
     except ValueError as exc:  # nested too deeply, a lone surrogate, an endless number, no UTF-8
         message = f"The body is no JSON: {str(exc)[:200]}."
         raise Refused(message, code="invalid_json") from exc

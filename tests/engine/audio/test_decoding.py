@@ -17,23 +17,25 @@ import pytest
 from numpy.typing import NDArray
 
 from engine.audio.decoding import decode
+from engine.backpressure import MemoryBudget
 from engine.protocol.errors import RequestError
 from tests.engine.audio.clips import RATE, TONE_HZ, encoded, tone, video, wav
 
 HOURS = 3_600.0
+BUDGET = MemoryBudget(2**30)
 
 
 def refusal(data: bytes, *, max_seconds: float = 2 * HOURS) -> str:
     """Return why a recording is refused: as its row's 400, at the field that names it."""
     with pytest.raises(RequestError) as caught:
-        decode(data, RATE, max_seconds=max_seconds)
+        decode(data, RATE, max_seconds=max_seconds, budget=BUDGET)
     assert (caught.value.status_code, caught.value.param) == (400, "file_url")
     return caught.value.message
 
 
 def heard(data: bytes) -> NDArray[np.float32]:
     """Return what is heard, which is one row of samples."""
-    samples = decode(data, RATE, max_seconds=2 * HOURS)
+    samples = decode(data, RATE, max_seconds=2 * HOURS, budget=BUDGET)
     assert (samples.dtype, samples.ndim) == (np.float32, 1)
     return samples
 
@@ -210,7 +212,7 @@ def test_ten_hours_are_refused_by_what_the_container_says() -> None:
     """Nothing is decoded."""
     data = wav(np.zeros(8_000 * 100, np.float32), 8_000)
     assert "longer than 99 s" in refusal(data, max_seconds=99)
-    assert len(decode(data, 8_000, max_seconds=101)) == 800_000
+    assert len(decode(data, 8_000, max_seconds=101, budget=BUDGET)) == 800_000
 
 
 def test_a_container_that_unfolds_into_ten_hours_is_stopped_on_its_way() -> None:
@@ -329,7 +331,7 @@ def test_whatever_is_broken_is_heard_or_refused() -> None:
         for _ in range(rng.randint(1, 30)):
             data[rng.randrange(min(len(data), near))] = rng.randrange(256)
         try:
-            decode(bytes(data), RATE, max_seconds=60)
+            decode(bytes(data), RATE, max_seconds=60, budget=BUDGET)
         except RequestError:
             refused += 1
     assert 0 < refused < 400

@@ -130,6 +130,15 @@ except LineError as exc:
     ), done.stderr
 
 
+def test_a_line_of_far_too_many_values_is_no_request() -> None:
+    """It would be a gigabyte of lists; it is told so without being parsed."""
+    with pytest.raises(LineError) as caught:
+        parse_line(RawLine(3, b'{"custom_id":"a","body":[' + b"[]," * 300_000 + b"1]}"))
+    assert caught.value.message == (
+        "too large: it has more than 262,144 lists and objects; split the request"
+    )
+
+
 def test_a_line_becomes_a_request() -> None:
     """Everything in the line is there, and unknown fields do no harm."""
     line = parse_line(RawLine(3, GOOD[:-1] + b',"more":1}'))

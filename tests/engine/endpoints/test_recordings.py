@@ -13,9 +13,10 @@ import pytest
 from engine.contract import EngineStats, Reply
 from engine.endpoints import served as serving
 from engine.endpoints import speech_endpoints
-from engine.endpoints.bringing import MAX_FETCHED
+from engine.endpoints.bringing import MAX_FETCHED, Bringing
 from engine.endpoints.served import ServedEngine
-from engine.hosts.fetching import Fetcher, FetchFailed, FetchLimits
+from engine.hosts.fetching import Allowance, Fetcher, FetchFailed, FetchLimits
+from engine.protocol.errors import RequestError
 from engine.protocol.requests import check_request
 from engine.protocol.urls import MAX_INLINE_BYTES
 from engine.scheduling.speech import SpeechRequest, SpeechResult
@@ -67,7 +68,7 @@ class Host:
         self.now = self.most = 0
         self.go_on = asyncio.Event()
 
-    async def fetch(self, url: str) -> bytes:
+    async def fetch(self, url: str, _: Allowance | None = None) -> bytes:
         """Bring what lies there."""
         self.asked.append(url)
         self.now += 1
@@ -148,7 +149,7 @@ async def test_a_language_that_only_the_model_refuses_costs_no_download() -> Non
 async def test_a_failure_to_fetch_is_the_urls_fault() -> None:
     """In the fetch's own words."""
 
-    async def fetch(url: str) -> bytes:
+    async def fetch(url: str, _: Allowance) -> bytes:
         raise FetchFailed(f"nothing there of {len(url)} characters")
 
     engine = served(fetch)
@@ -278,3 +279,50 @@ async def test_hosts_are_held_to_the_rules_on_the_whole_way() -> None:
             words = await told(engine, file_url=f"http://{HOST}/{path}?{secret}")
             assert why in words
             assert secret not in words
+
+
+async def test_urls_of_one_body_are_held_to_their_bytes_together_while_they_come() -> None:
+    """One that would be too much ends the others on their way."""
+    ended = 0
+
+    async def fetch(url: str, allowance: Allowance) -> bytes:
+        nonlocal ended
+        data = b""
+        try:
+            while len(data) < 10:
+                allowance.take(1)
+                data += url[:1].encode()
+                await asyncio.sleep(0)
+        finally:
+            ended += 1
+        return data
+
+    bringing = Bringing(fetch, 10)
+    async with bringing.brought({"a": "one", "b": "two"}, max_bytes=20) as found:
+        assert found == {"a": b"a" * 10, "b": b"b" * 10}
+    with pytest.raises(RequestError, match="are larger than 19 bytes together"):
+        async with bringing.brought({"a": "one", "b": "two"}, max_bytes=19):
+            pass
+    assert ended == 4
+
+
+async def test_no_more_is_fetched_at_once_than_there_is_room_for() -> None:
+    """Each may be as large as is allowed until it has come, then it is as large as it is."""
+    host = Host(b"123")
+    bringing = Bringing(host.fetch, 40, max_at_once=40, max_held_bytes=100)
+    held, go_on = 0, asyncio.Event()
+
+    async def one(number: int) -> None:
+        nonlocal held
+        async with bringing.brought({f"/slow{number}": "url"}):
+            held += 1
+            await go_on.wait()
+
+    tasks = [asyncio.create_task(one(number)) for number in range(40)]
+    await asyncio.sleep(0.01)
+    assert host.now == 2
+    host.go_on.set()
+    await asyncio.sleep(0.05)
+    assert held == 21  # 20 of 3 bytes, beside which one may come, and has
+    go_on.set()
+    await asyncio.gather(*tasks)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import threading
+import weakref
 from typing import Any
 
 import pytest
@@ -106,14 +108,14 @@ async def test_one_that_is_called_off_as_its_turn_comes_gives_it_on(
     desk = Desk()
     _, waiting, last = desk.start("a" * 90, "b" * 90, "c" * 90)
     await settle(lambda: desk.now == 90)
-    give_back = desk.turns._room.give_back
+    leave = desk.turns._in_flight.leave
 
-    def give_back_and_call_off(num_bytes: int) -> None:
+    def leave_and_call_off(num_bytes: int) -> None:
         """Call the next one off when it has its turn and does not know of it yet."""
-        give_back(num_bytes)
+        leave(num_bytes)
         waiting.cancel()
 
-    monkeypatch.setattr(desk.turns._room, "give_back", give_back_and_call_off)
+    monkeypatch.setattr(desk.turns._in_flight, "leave", leave_and_call_off)
     desk.go_on.set()
     assert await last == "c" * 90
     assert waiting.cancelled()
@@ -213,3 +215,27 @@ async def test_those_that_alternate_let_others_come_between() -> None:
     await asyncio.gather(*(turns.run(1, order.append, "turn") for _ in range(3)), ticking())
     assert [order.count("turn"), order.count("tick")] == [3, 3]
     assert "turn turn" not in " ".join(order)
+
+
+async def test_a_body_that_is_refused_in_a_thread_is_gone_at_once() -> None:
+    """Nobody has to look for garbage first: its frames hold nothing that holds them."""
+
+    class Body(dict[str, str]):
+        """A body that can be watched."""
+
+    def refuse(body: Body) -> None:
+        raise ValueError(len(body))
+
+    async def asked() -> weakref.ref[Body]:
+        body = Body()
+        with pytest.raises(ValueError, match="0"):
+            await Turns(short_bytes=-1).run(1, refuse, body)
+        return weakref.ref(body)
+
+    gc.disable()
+    try:
+        watched = await asked()
+        await asyncio.sleep(0)
+        assert watched() is None
+    finally:
+        gc.enable()

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from engine.images.decoding import ImageRefused, decode
+from engine.images.decoding import ImageRefused, decode, peak_bytes
 
 ROOMY = 2**20
 
@@ -157,3 +157,29 @@ def test_whatever_becomes_of_bytes_none_is_another_error(form: str) -> None:
             data[rng.randrange(len(data))] = rng.randrange(256)
         with suppress(ImageRefused):
             assert decode(bytes(data), max_pixels=ROOMY).mode == "RGB"
+
+
+def test_what_an_image_unfolds_to_is_told_before_it_is_decoded() -> None:
+    """By its header: a few bytes may be millions of pixels."""
+    small, large = Image.new("RGB", (8, 8)), Image.new("RGB", (2_000, 2_000))
+    data = encoded(large, "WEBP", lossless=True)
+    assert len(data) < 1_000
+    assert peak_bytes(data, max_pixels=2**22) >= 16 * 2_000 * 2_000
+    assert peak_bytes(encoded(small, "PNG"), max_pixels=ROOMY) < 1_000
+    with pytest.raises(ImageRefused, match="no more than 1,000,000 are taken"):
+        peak_bytes(data, max_pixels=10**6)
+    with pytest.raises(ImageRefused, match="is empty"):
+        peak_bytes(b"", max_pixels=ROOMY)
+
+
+@pytest.mark.parametrize("mode", ["RGBA", "LA", "P"])
+def test_an_image_on_white_is_composed_in_strips_as_it_would_be_at_once(mode: str) -> None:
+    """To the pixel, with a last strip that is not whole."""
+    levels = np.random.default_rng(1).integers(0, 256, (600, 5, 4), dtype=np.uint8)
+    image = Image.fromarray(levels).convert(mode)
+    options = {"transparency": 7} if mode == "P" else {}
+    data = encoded(image, "PNG", **options)
+    reopened = Image.open(BytesIO(data)).convert("RGBA")
+    white = Image.new("RGBA", reopened.size, (255, 255, 255, 255))
+    expected = Image.alpha_composite(white, reopened).convert("RGB")
+    assert np.array_equal(pixels(data), np.asarray(expected))

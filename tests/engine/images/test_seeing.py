@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from io import BytesIO
 from pathlib import Path
+from threading import Event
 
 import numpy as np
 import pytest
 from PIL import Image
 
+from engine.backpressure import MemoryBudget
+from engine.images import seeing
 from engine.images.seeing import see
 from engine.model.description import read_description
 from engine.model.vision.description import Vision, describe
 from tests.engine.vision_models import PREPARED, config_of
 
 KINDS = ["gemma3", "qwen2_5_vl"]
+BUDGET = MemoryBudget(2**30)
 
 
 def vision_of(kind: str, folder: Path) -> Vision:
@@ -46,7 +51,7 @@ def test_pixels_are_those_of_transformers_processor(
 
     vision = vision_of(kind, tmp_path)
     data = png(*size)
-    seen = see(data, vision.sight, max_pixels=10**6)
+    seen = see(data, vision.sight, max_pixels=10**6, budget=BUDGET)
     processor = AutoImageProcessor.from_pretrained(tmp_path, use_fast=False)
     expected = processor(Image.open(BytesIO(data)), return_tensors="np")
     channels = np.moveaxis(seen.pixels, -1, 0)
@@ -68,15 +73,37 @@ def test_pixels_are_those_of_transformers_processor(
 def test_a_digest_is_of_what_is_seen(tmp_path: Path) -> None:
     """The same pixels in another file are the same image; another shape is another."""
     sight = vision_of("qwen2_5_vl", tmp_path).sight
-    one, other = (see(png(60, 60, seed), sight, max_pixels=10**6) for seed in (1, 2))
+    one, other = (see(png(60, 60, seed), sight, max_pixels=10**6, budget=BUDGET) for seed in (1, 2))
     buffer = BytesIO()
     Image.open(BytesIO(png(60, 60))).save(buffer, "BMP")
-    again = see(buffer.getvalue(), sight, max_pixels=10**6)
+    again = see(buffer.getvalue(), sight, max_pixels=10**6, budget=BUDGET)
     assert one.digest == again.digest != other.digest
     flat = [Image.new("RGB", size, (9, 9, 9)) for size in ((56, 112), (112, 56))]
     digests = set()
     for image in flat:
         buffer = BytesIO()
         image.save(buffer, "PNG")
-        digests.add(see(buffer.getvalue(), sight, max_pixels=10**6).digest)
+        digests.add(see(buffer.getvalue(), sight, max_pixels=10**6, budget=BUDGET).digest)
     assert len(digests) == 2
+
+
+def test_an_image_waits_for_memory_before_it_is_decoded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As much as it unfolds to, whatever its bytes are."""
+    sight = vision_of("qwen2_5_vl", tmp_path).sight
+    begun = Event()
+    decoded = seeing.decode
+    monkeypatch.setattr(
+        seeing,
+        "decode",
+        lambda data, max_pixels: (begun.set(), decoded(data, max_pixels=max_pixels))[1],
+    )
+    buffer = BytesIO()
+    Image.new("RGB", (500, 500)).save(buffer, "WEBP", lossless=True)
+    budget = MemoryBudget(500 * 500 * 4)
+    with ThreadPoolExecutor(1) as threads:
+        with budget.reserved(1):
+            seen = threads.submit(see, buffer.getvalue(), sight, max_pixels=10**6, budget=budget)
+            assert not begun.wait(0.05)
+        assert seen.result(20).pixels.shape[2] == 3

@@ -16,7 +16,7 @@ from PIL import Image
 from engine.config import ImageLimits
 from engine.contract import Reply, StreamedReply
 from engine.endpoints.served import ServedEngine
-from engine.hosts.fetching import Fetcher, FetchFailed
+from engine.hosts.fetching import Allowance, Fetcher, FetchFailed
 from tests.engine.kinds.pooled import Serve
 from tests.engine.vision_models import (
     BEGIN,
@@ -136,7 +136,7 @@ class Host:
         self.asked: list[str] = []
         self.answer: bytes | FetchFailed = b""
 
-    async def fetch(self, url: str) -> bytes:
+    async def fetch(self, url: str, _: Allowance | None = None) -> bytes:
         """Bring what lies there."""
         self.asked.append(url)
         if isinstance(self.answer, FetchFailed):
@@ -149,7 +149,7 @@ def fixture_host() -> Iterator[Host]:
     """Return what stands in for the internet."""
     host = Host()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Fetcher, "fetch", lambda _, url: host.fetch(url))
+        patch.setattr(Fetcher, "fetch", lambda _, url, allowance: host.fetch(url, allowance))
         yield host
 
 

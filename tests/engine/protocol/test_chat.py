@@ -217,6 +217,15 @@ def test_logit_bias_has_token_ids() -> None:
     assert chat(logit_bias={"5": -100, "17": 1}).logit_bias == {5: -100.0, 17: 1.0}
 
 
+def test_a_large_logit_bias_is_checked_up_to_its_first_faults() -> None:
+    """All of it where there are none; a fault for each of its items would hold a gigabyte."""
+    whole = {str(token_id): 1 for token_id in range(5_000)}
+    assert chat(logit_bias=whole).logit_bias == dict.fromkeys(range(5_000), 1.0)
+    with pytest.raises(RequestError, match=r"`logit_bias\.2000` must be a valid number") as caught:
+        chat(logit_bias=whole | dict.fromkeys(map(str, range(2_000, 5_000)), "x"))
+    assert "logit_bias.3000" not in caught.value.message
+
+
 def test_log_probabilities_are_asked_for_in_two_fields() -> None:
     """`logprobs` turns them on, `top_logprobs` counts alternatives."""
     assert chat().num_logprobs is None

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from engine.scheduling.admission import ArrivalOrder, PrefixOrder, UrgentFirst
+from engine.scheduling.admission import ArrivalOrder, PrefixOrder, RequestTurns, UrgentFirst
 from engine.scheduling.courtesy import (
     LEAST_TOKENS,
     MOST_STEPS_ALONE,
@@ -203,3 +205,107 @@ def test_a_step_that_lines_did_not_fill_raises_nothing() -> None:
     courtesy.note(1.0, num_line_tokens=0, is_first=True)
     courtesy.note(0.01, num_line_tokens=10, is_first=False)
     assert courtesy.tokens(2048, is_awaited=False) == 200
+
+
+def among_requests(**sizes: int) -> Yard:
+    """Return a yard whose requests take turns."""
+    yard = Yard(**sizes)
+    yard.scheduler._admission = UrgentFirst(ArrivalOrder(), yard.table.num_running_of)
+    return yard
+
+
+def asked(yard: Yard, request_id: str, count: int, max_tokens: int = 8) -> list[Sequence]:
+    """Queue the sequences of a request that somebody waits for."""
+    return [
+        yard.add(long(5, yard.num_added), max_tokens, priority=1, request_id=request_id)
+        for _ in range(count)
+    ]
+
+
+def test_requests_take_turns_a_sequence_each() -> None:
+    """One of which nothing runs comes first, and a sequence that is given back before its like."""
+    running: dict[str, int] = {}
+    turns = RequestTurns(running)
+    ids = ["many", "many", "many", "few", "few", "one"]
+    for arrival, name in enumerate(ids):
+        turns.add(Sequence(SequenceRequest([1], 1, request_id=name), arrival))
+    assert [turns.take().arrival for _ in range(4) if turns.first()] == [0, 3, 5, 1]
+    turns.give_back(Sequence(SequenceRequest([1], 1, request_id="many"), 1))
+    assert len(turns) == 3
+    running["few"] = 1
+    assert [turns.take().arrival for _ in range(2) if turns.first()] == [1, 2]
+    last = turns.first()
+    assert last is not None
+    turns.remove({last})
+    assert (len(turns), turns.first()) == (0, None)
+
+
+def test_a_request_of_many_sequences_gives_a_slot_to_a_request_with_none() -> None:
+    """The newest one's, at once; no request gives up its last."""
+    yard = among_requests(max_num_seqs=3)
+    many = asked(yard, "many", 20)
+    yard.step()
+    one, other, third = (asked(yard, name, 1, 2)[0] for name in ("a", "b", "c"))
+    yard.step()
+    assert slots_of(yard, many[0], one, other) == {0, 1, 2}
+    assert [sequence.num_preemptions for sequence in many[:4]] == [0, 1, 1, 0]
+    assert third.seniority == -1
+    yard.run_all()
+    assert [yard.finished.index(sequence) for sequence in (one, other)] == [0, 1]
+    assert yard.finished.index(third) < 6
+    for sequence in yard.finished:
+        assert sequence.generated == expected_tokens(sequence.request)
+
+
+def test_a_request_of_many_sequences_gives_its_pages_to_a_request_with_none() -> None:
+    """As many sequences as hold them."""
+    yard = among_requests(num_pages=8, max_num_seqs=8)
+    many = asked(yard, "many", 4)
+    yard.step()
+    one = yard.add(long(4 * PAGE, 99), 2, priority=1, request_id="one")
+    yard.step()
+    assert yard.slot_of(one) in range(8)
+    assert many[0].num_preemptions == 0
+    yard.run_all()
+    for sequence in yard.finished:
+        assert sequence.generated == expected_tokens(sequence.request)
+
+
+def test_prompts_of_requests_are_computed_in_turn() -> None:
+    """A short one waits for one of the other's, not for all of them."""
+    yard = among_requests(max_num_seqs=8, budget=8, num_pages=200)
+    many = [yard.add(long(30, seed), 2, priority=1, request_id="many") for seed in range(7)]
+    yard.step()
+    one = asked(yard, "one", 1, 1)[0]
+    for _ in range(6):
+        yard.step()
+    assert one in yard.finished
+    yard.run_all()
+    assert len(yard.finished) == len(many) + 1
+
+
+@given(
+    st.lists(
+        st.tuples(st.sampled_from("abc"), st.integers(1, 20), st.integers(1, 12), st.booleans()),
+        max_size=24,
+    ),
+    st.integers(1, 4),
+    st.integers(0, 1),
+)
+def test_however_requests_take_turns_each_sequence_gets_what_it_would_get_alone(
+    requests: list[tuple[str, int, int, bool]], max_num_seqs: int, steps_ahead: int
+) -> None:
+    """Beside lines, with few slots and pages; and all come to their end."""
+    yard = among_requests(max_num_seqs=max_num_seqs, num_pages=12, steps_ahead=steps_ahead)
+    for number, (name, length, max_tokens, is_line) in enumerate(requests):
+        priority = 0 if is_line else 1
+        request_id = f"line {number}" if is_line else name
+        yard.add(long(length, number), max_tokens, priority=priority, request_id=request_id)
+        if number % 3 == 0:
+            yard.step()
+    yard.run_all()
+    assert len(yard.finished) == len(requests)
+    for sequence in yard.finished:
+        assert sequence.generated == expected_tokens(sequence.request)
+    assert yard.table.num_running_of == {}
+    yard.check_empty()
