@@ -55,7 +55,7 @@ class Answers:
             answering = self.means.engine.answer(url, body, new_request_id(), int(time.time()))
             match await while_here(receive, answering):
                 case Reply() as reply:
-                    await answered(reply)(scope, receive, send)
+                    await (await answered(reply))(scope, receive, send)
                 case StreamedReply(chunks):
                     timed = self._timed(chunks, begun)
                     await send_pieces(events(timed), EVENTS, receive, send)

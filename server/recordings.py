@@ -53,13 +53,14 @@ class Recordings(Answers):
                 reply = await while_here(receive, answering)
                 assert isinstance(reply, Reply), "recordings are answered at once"
                 is_plain = is_form and body.get("response_format") in _PLAIN
-                await _response(reply, is_form=is_form, is_plain=is_plain)(scope, receive, send)
+                response = await _response(reply, is_form=is_form, is_plain=is_plain)
+                await response(scope, receive, send)
 
 
-def _response(reply: Reply, *, is_form: bool, is_plain: bool) -> Response:
+async def _response(reply: Reply, *, is_form: bool, is_plain: bool) -> Response:
     if reply.status_code == 200 and is_plain:
         return PlainTextResponse(reply.body["text"])
-    return answered(_as_form(reply) if is_form else reply)
+    return await answered(_as_form(reply) if is_form else reply)
 
 
 def _as_form(reply: Reply) -> Reply:
