@@ -47,13 +47,14 @@ class Reply:
     """The answer to one request: HTTP status, body (`{"error": …}` when it failed), tokens.
 
     `bare_message` is set for the two failures that vLLM's dialect prints as a plain string
-    (stream mode and an unknown url).
+    (stream mode and an unknown url). One that `is_long` is printed in a thread.
     """
 
     status_code: int
     body: dict[str, Any]
     usage: Usage = Usage()
     bare_message: bool = False
+    is_long: bool = False
 
 
 @dataclass(frozen=True, slots=True)

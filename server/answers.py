@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Coroutine
 from contextlib import aclosing, asynccontextmanager
 from typing import Any
 
@@ -62,7 +62,7 @@ class Answers:
         receive: Receive,
         send: Send,
         *,
-        shown: Callable[[Reply], Response] = answered,
+        shown: Callable[[Reply], Awaitable[Response]] = answered,
     ) -> None:
         """Send what the engine answers to a body at a url; `shown` is how a whole reply looks."""
         with self.means.gate.entered(num_sequences(body)):
@@ -73,7 +73,7 @@ class Answers:
             else:
                 reply = await while_here(receive, answering)
             if isinstance(reply, Reply):
-                await shown(reply)(scope, receive, send)
+                await (await shown(reply))(scope, receive, send)
 
     async def _streamed(self, answering: _Answer, receive: Receive, send: Send) -> Reply | None:
         """Send the stream that was asked for; return what is known to be none in time for that."""

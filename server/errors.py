@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 from pydantic_core import to_json
@@ -80,9 +82,10 @@ def refusal(error: RequestError) -> Response:
     return as_json(body, error.status_code, headers)
 
 
-def answered(reply: Reply) -> Response:
-    """Return the answer that the engine gave."""
-    return as_json(reply.body, reply.status_code)
+async def answered(reply: Reply) -> Response:
+    """Return the answer that the engine gave, printed in a thread where it is long."""
+    printed = partial(as_json, reply.body, reply.status_code)
+    return await asyncio.to_thread(printed) if reply.is_long else printed()
 
 
 async def refuse(_: Request, exc: Exception) -> Response:

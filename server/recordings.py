@@ -48,10 +48,10 @@ class Recordings(Answers):
             await self.answer(scope["path"], body, scope, receive, send, shown=shown)
 
 
-def _response(reply: Reply, *, is_form: bool, is_plain: bool) -> Response:
+async def _response(reply: Reply, *, is_form: bool, is_plain: bool) -> Response:
     if reply.status_code == 200 and is_plain:
         return PlainTextResponse(reply.body["text"])
-    return answered(_as_form(reply) if is_form else reply)
+    return await answered(_as_form(reply) if is_form else reply)
 
 
 def _as_form(reply: Reply) -> Reply:

@@ -21,10 +21,11 @@ if TYPE_CHECKING:
 
 
 def make_parser() -> argparse.ArgumentParser:
-    """Return the parser: the flags of the engine, and the pipes that this process inherits."""
+    """Return the parser: the flags of the engine, and the descriptors that are inherited."""
     parser = argparse.ArgumentParser(prog="python -m cli.serving.process", allow_abbrev=False)
     parser.add_argument("--reader-fd", type=int, required=True, metavar="N")
     parser.add_argument("--writer-fd", type=int, required=True, metavar="N")
+    parser.add_argument("--liveness-fd", type=int, metavar="N")
     add_engine_flags(parser)
     return parser
 
@@ -54,6 +55,7 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
         lambda fetched: load(options, fetched),
         reader_fd=parsed.reader_fd,
         writer_fd=parsed.writer_fd,
+        liveness_fd=parsed.liveness_fd,
     )
 
 

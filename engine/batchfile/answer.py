@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import dataclass
+from functools import partial
 
 from engine.batchfile.lines import LineError, RawLine, parse_line
 from engine.batchfile.rows import Dialect, RowError, print_malformed, print_reply
@@ -11,6 +12,9 @@ from engine.contract import Responder, Usage
 from engine.errors import EngineError
 from engine.protocol.bodies import error_body
 from engine.protocol.errors import InternalError
+
+# Longer lines are parsed in a thread.
+_LONG_BYTES = 100_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,18 +46,21 @@ async def run_line(
     Raises EngineError, which says that nothing can be answered any more.
     """
     try:
-        line = parse_line(raw)
+        is_long = len(raw.data) > _LONG_BYTES
+        line = await asyncio.to_thread(parse_line, raw) if is_long else parse_line(raw)
     except LineError as exc:
         return Answer(print_malformed(raw.digest, exc), is_success=False, failure=exc.message)
     try:
         reply = await responder.respond(line.url, line.body, line.request_id, created)
-        row = print_reply(
+        printed = partial(
+            print_reply,
             line,
             reply.status_code,
             reply.body,
             dialect=dialect,
             bare_message=reply.bare_message,
         )
+        row = await asyncio.to_thread(printed) if reply.is_long else printed()
         _check_length(row, max_row_bytes)
     except EngineError:
         raise

@@ -14,10 +14,20 @@ from typing import Any, Protocol, TypeVar
 
 from engine.backpressure import InFlight
 from engine.contract import EngineInfo, EngineStats, Reply, StreamedReply
-from engine.endpoints.endpoint import Endpoint, Fetches, Heading, Prepared, Sized, Told, Unfolds
+from engine.endpoints.endpoint import (
+    Endpoint,
+    Fetches,
+    Heading,
+    Prepared,
+    Sized,
+    Told,
+    Unfolding,
+    Unfolds,
+)
 from engine.endpoints.turns import Turns, size_of_body
 from engine.errors import EngineError
 from engine.protocol.bodies import error_body
+from engine.protocol.constraints import asks_for_automaton
 from engine.protocol.errors import InternalError, RequestError
 from engine.protocol.names import name_of_model, own_names
 from engine.protocol.routes import UNKNOWN_URL, not_served
@@ -38,6 +48,11 @@ _WAITED_FOR = 1  # the priority of a request that somebody waits for; that of a 
 _MAX_UNFOLDING = 4
 _MAX_FETCHED_BYTES = 64 * 2**20
 _MAX_HELD_BYTES = 512 * 2**20
+# Constraints are compiled in so many threads for each priority, whatever a body's size.
+_MAX_COMPILING = 2
+# Of a result's values each becomes about 400 bytes of a body, and takes some microseconds.
+_SHORT_VALUES = 1_000
+_VALUES_A_LOGPROB = 20
 # The failures that vLLM's dialect prints as a plain message.
 _BARE_CODES = frozenset({UNKNOWN_URL, STREAM_NOT_SUPPORTED})
 
@@ -118,7 +133,11 @@ class ServedEngine:
         self._engine: StepLoop[Any, Any] = engine
         # By priority: who is waited for has turns of its own, behind no line of a file.
         self._preparing = (Turns(), Turns(alternate=True))
-        self._finishing = (Turns(), Turns(alternate=True))
+        self._compiling = (_compiling_turns(), _compiling_turns())
+        self._finishing = (
+            Turns(short_bytes=_SHORT_VALUES),
+            Turns(short_bytes=_SHORT_VALUES, alternate=True),
+        )
         self._preparing_fetched = Turns(_MAX_FETCHED_BYTES, short_bytes=-1)
         self._unfolding = asyncio.Semaphore(_MAX_UNFOLDING)
         self._unfolded = InFlight(_MAX_HELD_BYTES)
@@ -173,7 +192,8 @@ class ServedEngine:
             results = await self._engine.generate(prepared.requests)
             size = sum(result.num_values for result in results)
             finishing = self._finishing[heading.priority]
-            return await finishing.run(size, endpoint.finish, prepared, results)
+            reply = await finishing.run(size, endpoint.finish, prepared, results)
+            return replace(reply, is_long=size > _SHORT_VALUES)
 
     async def _chunks(
         self,
@@ -199,7 +219,7 @@ class ServedEngine:
                     if not is_begun:
                         is_begun = True
                         yield {}
-                    for chunk in unfolding.add(place, event, result):
+                    for chunk in await self._added(unfolding, place, event, result):
                         yield chunk
                 for chunk in unfolding.end():
                     yield chunk
@@ -207,6 +227,16 @@ class ServedEngine:
                 if not is_begun:
                     raise
                 yield _failed(_failure_of(error, heading.request_id)).body
+
+    async def _added(
+        self, unfolding: Unfolding, place: int, event: Event[Any], result: Any
+    ) -> list[dict[str, Any]]:
+        """Return the chunks of an event; one with the scores of a long prompt has its turn."""
+        num_values = _VALUES_A_LOGPROB * (len(event.new_logprobs) + len(event.prompt_logprobs))
+        if num_values <= _SHORT_VALUES:
+            return unfolding.add(place, event, result)
+        turns = self._finishing[_WAITED_FOR]
+        return await turns.run(num_values, unfolding.add, place, event, result)
 
     async def _prepared(
         self,
@@ -218,7 +248,9 @@ class ServedEngine:
         """Return a body prepared; what it holds beside text has room until `held` is left."""
         fetched = endpoint.fetched(body) if isinstance(endpoint, Fetches) else None
         if fetched is None:
-            preparing = self._preparing[heading.priority]
+            is_constrained = asks_for_automaton(body)
+            turns = self._compiling if is_constrained else self._preparing
+            preparing = turns[heading.priority]
             prepared = await preparing.run(size_of_body(body), endpoint.prepare, body, heading)
         else:
             # What is fetched, and what is unfolded of it, waits for room: few of either at a time.
@@ -242,6 +274,10 @@ class ServedEngine:
     def close(self) -> None:
         """Stop the engine after the step now running."""
         self._engine.close()
+
+
+def _compiling_turns() -> Turns:
+    return Turns(short_bytes=-1, num_threads=_MAX_COMPILING)
 
 
 def _endpoint_of(url: str, endpoints: Sequence[Endpoint[Any, Any, Any]]) -> Endpoint[Any, Any, Any]:

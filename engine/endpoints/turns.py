@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar, TypeVarTuple
 
 from engine.allocator import note_freed
@@ -18,6 +19,9 @@ SHORT_BYTES = 20_000
 
 MAX_BYTES_AT_ONCE = 2 * 2**20
 
+# Of values that a body holds so many are looked at: about as long as a short body may take.
+_MOST_LOOKED_AT = 20_000
+
 _Value = TypeVar("_Value")
 _Arguments = TypeVarTuple("_Arguments")
 
@@ -25,22 +29,25 @@ _Arguments = TypeVarTuple("_Arguments")
 def size_of_body(body: dict[str, Any], most: int = MAX_BYTES_AT_ONCE) -> int:
     """Return about how many bytes a body holds; an entry of a list counts as one.
 
-    What is above `most` is not counted to its end.
+    What is above `most`, or holds a great many values, is not counted to its end: that is more than
+    `most`.
     """
-    size = 0
+    size = num_values = 0
     seen: list[dict[str, Any] | list[Any]] = [body]
     for holder in seen:  # which grows by what is found inside
-        if size > most:
-            break
+        num_values += len(holder)
+        if size > most or num_values > _MOST_LOOKED_AT:
+            return max(size, most + 1)
         inside: Iterable[Any] = holder
         if isinstance(holder, dict):
             size += sum(map(len, holder))
             inside = holder.values()
-        elif (size := size + len(holder)) > most:
-            break
+        else:
+            size += len(holder)
         for value in inside:
             if isinstance(value, str):
-                size += len(value) if value.isascii() else len(value.encode("utf-8", "replace"))
+                is_counted = value.isascii() or len(value) > most
+                size += len(value) if is_counted else len(value.encode("utf-8", "replace"))
             elif isinstance(value, bytes):
                 size += len(value)
             elif isinstance(value, (dict, list)):
@@ -61,7 +68,9 @@ class Turns:
         *,
         short_bytes: int = SHORT_BYTES,
         alternate: bool = False,
+        num_threads: int | None = None,
     ) -> None:
+        self._threads = None if num_threads is None else ThreadPoolExecutor(num_threads)
         self._alternating = asyncio.Lock() if alternate else None
         self._in_flight = InFlight(max_bytes)
         self._short_bytes = short_bytes
@@ -79,7 +88,7 @@ class Turns:
                 return value
         await self._in_flight.enter(num_bytes)
         try:
-            work = asyncio.get_running_loop().run_in_executor(None, function, *arguments)
+            work = asyncio.get_running_loop().run_in_executor(self._threads, function, *arguments)
         except BaseException:  # such as that there can be no more threads
             self._in_flight.leave(num_bytes)
             raise

@@ -1,17 +1,25 @@
 """Grammars in llguidance's form → what goes through them, within bounds that nothing may break.
 
 llguidance goes down into a grammar as deep as that goes, and a stack that runs over ends the
-process: what it is given is bounded, and compiled in a thread whose stack bears many times that.
+process: what it is given is bounded, and compiled in threads whose stack bears many times that.
+While it compiles it does not hold the interpreter's lock.
 """
 
 from __future__ import annotations
 
+import logging
 import re
+import sys
 import threading
-from concurrent.futures import ThreadPoolExecutor
+import time
+from collections.abc import Callable
+from concurrent.futures import Future
 from functools import cache
+from queue import SimpleQueue
 
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
+
+_logger = logging.getLogger(__name__)
 
 # Chains of 5,000 rules or references have run over 8 MiB; below are 1,000 rules, and schemas of up
 # to 1,000 references with 50 others around each. What is not used of a stack takes no memory.
@@ -22,16 +30,22 @@ _LIMITS = LLParserLimits(
     initial_lexer_fuel=250_000,
     max_lexer_states=50_000,
 )
+# Of a processor's time. `engine.protocol.automata` refuses what is known to take longer than a
+# second or two; this is for what it does not know.
+MAX_SECONDS = 10.0
+_NUM_THREADS = 4
+_LOOK_SECONDS = 0.5
 MAX_REGEX_CHARS = 10_000
 MAX_RULES = 1_000
 _RULE = re.compile(r"^[ \t]*[?!]?[A-Za-z_][\w.-]*(?:\[[^\]\n]*\])?\s*:", re.MULTILINE)
 
 
 def compiled(tokens: LLTokenizer, grammar: str) -> LLMatcher:
-    """Return what goes through a grammar; it says itself what is wrong with that."""
-    return (
-        _compiler().submit(lambda: LLMatcher(tokens, grammar, log_level=0, limits=_LIMITS)).result()
-    )
+    """Return what goes through a grammar; it says itself what is wrong with that.
+
+    Raises TimeoutError for one that takes longer than `MAX_SECONDS` of a processor.
+    """
+    return _compiler().run(lambda: LLMatcher(tokens, grammar, log_level=0, limits=_LIMITS))
 
 
 def check_lark(source: str) -> None:
@@ -56,13 +70,79 @@ def check_regex(source: str) -> None:
         )
 
 
+class Compiler:
+    """Threads that compile, each with a deep stack.
+
+    A compilation cannot be called off: the thread of one that takes too long is left to itself, and
+    another takes its place.
+    """
+
+    def __init__(self, num_threads: int, max_seconds: float) -> None:
+        self._max_seconds = max_seconds
+        self._jobs: SimpleQueue[_Job] = SimpleQueue()
+        for _ in range(num_threads):
+            self._start()
+
+    def run(self, compile_: Callable[[], LLMatcher]) -> LLMatcher:
+        """Return what is compiled; raises TimeoutError where that takes too long."""
+        job = _Job(compile_)
+        self._jobs.put(job)
+        while True:
+            try:
+                return job.made.result(_LOOK_SECONDS)
+            except TimeoutError:
+                if job.seconds() > self._max_seconds:
+                    break
+        job.is_left = True
+        _logger.warning("a grammar still compiles after %g s and is refused", self._max_seconds)
+        self._start()
+        raise TimeoutError
+
+    def _start(self) -> None:
+        with _STACK_LOCK:
+            before = threading.stack_size(_STACK_BYTES)
+            try:
+                threading.Thread(target=self._work, name="tidemill-grammars", daemon=True).start()
+            finally:
+                threading.stack_size(before)
+
+    def _work(self) -> None:
+        job = self._jobs.get()
+        job.run()
+        while not job.is_left:
+            job = self._jobs.get()
+            job.run()
+
+
+class _Job:
+    """One compilation; `is_left` once nobody waits for it."""
+
+    def __init__(self, compile_: Callable[[], LLMatcher]) -> None:
+        self._compile = compile_
+        self._clock = time.CLOCK_MONOTONIC  # where a thread has none that others can read
+        self._begun: float | None = None
+        self.made: Future[LLMatcher] = Future()
+        self.is_left = False
+
+    def run(self) -> None:
+        """Compile, in the thread whose processor time counts."""
+        if sys.platform == "linux":
+            self._clock = time.pthread_getcpuclockid(threading.get_ident())
+        self._begun = time.clock_gettime(self._clock)
+        try:
+            self.made.set_result(self._compile())
+        except BaseException as exc:  # noqa: BLE001 - raised again where the result is asked for
+            self.made.set_exception(exc)
+
+    def seconds(self) -> float:
+        """Return how much of a processor it has taken."""
+        return 0.0 if self._begun is None else time.clock_gettime(self._clock) - self._begun
+
+
+_STACK_LOCK = threading.Lock()
+
+
 @cache
-def _compiler() -> ThreadPoolExecutor:
-    """Return the thread that compiles."""
-    compiler = ThreadPoolExecutor(1, "tidemill-grammars")
-    before = threading.stack_size(_STACK_BYTES)
-    try:
-        compiler.submit(int).result()  # a pool starts its thread with its first task
-    finally:
-        threading.stack_size(before)
-    return compiler
+def _compiler() -> Compiler:
+    """Return the one of this process."""
+    return Compiler(_NUM_THREADS, MAX_SECONDS)

@@ -9,6 +9,7 @@ from llguidance import LLMatcher
 from engine.grammar.compiling import check_lark, check_regex
 from engine.grammar.gbnf import is_gbnf, lark_of
 from engine.grammar.tags import grammar_of_tag
+from engine.protocol.automata import check_grammar
 from engine.protocol.constraints import Asked
 
 
@@ -34,6 +35,7 @@ def grammar_of(asked: Asked) -> str:
         case "structural_tag":
             return grammar_of_tag(json.loads(source), asked.whitespace)
         case "lark":
+            check_grammar(source)  # of all tools together
             return LLMatcher.grammar_from_lark(source)
         case "grammar":
             lark = lark_of(source) if is_gbnf(source) else source

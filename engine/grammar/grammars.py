@@ -4,30 +4,32 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Sequence
+from concurrent.futures import Future
 from threading import Lock
 
 import numpy as np
 from llguidance import LLMatcher
 
 from engine.grammar.beginning import Beginning, beginning
-from engine.grammar.compiling import compiled
+from engine.grammar.compiling import MAX_SECONDS, compiled
 from engine.grammar.constraint import TextConstraint, first_words
 from engine.grammar.forms import grammar_of
-from engine.grammar.trial import MAX_SECONDS, compiles_in_time
 from engine.grammar.vocabulary import KnownTokens, known_tokens
 from engine.protocol.constraints import Asked
 from engine.protocol.errors import RequestError
 from engine.text.tokenizer import Tokenizer
 
-_MOST_KEPT = 256
-_MOST_KEPT_CHARS = 2**22
+# About what a compiled grammar takes: 85 kB for a small schema, 800 kB for 200 properties.
+_BYTES_EACH = 80_000
+_BYTES_A_CHAR = 60
+_MOST_KEPT_BYTES = 2**28
 
 
 class Grammars:
     """Makes constraints of one model's tokens; safe to use from threads.
 
-    What was made lately of a grammar is kept, within bounds, so that thousands of them in a file
-    take no more memory than a few.
+    What was made lately of a grammar, or why nothing was, is kept, within bounds: none is compiled
+    twice while it is in use, and thousands of them in a file take no more memory than these bounds.
     """
 
     def __init__(self, tokenizer: Tokenizer, vocab_size: int, end_ids: frozenset[int]) -> None:
@@ -35,8 +37,8 @@ class Grammars:
         self._vocab_size = vocab_size
         self._end_ids = end_ids
         self._lock, self._making = Lock(), Lock()
-        self._kept: OrderedDict[str, LLMatcher] = OrderedDict()
-        self._num_kept_chars = 0
+        self._kept: OrderedDict[str, Future[LLMatcher | str]] = OrderedDict()
+        self._num_kept_bytes = 0
         self._beginnings: dict[str, Beginning] = {}
         self._made: KnownTokens | None = None
 
@@ -52,8 +54,6 @@ class Grammars:
             grammar = grammar_of(asked)
         except ValueError as exc:
             raise _refusal(asked.param, str(exc)) from exc
-        if grammar not in self._kept and not compiles_in_time(grammar):
-            raise _refusal(asked.param, f"it takes more than {MAX_SECONDS} seconds to compile")
         self.matcher(grammar, asked.param)
         openers: Sequence[int | None] = [None]
         if opened_by is not None:
@@ -66,36 +66,59 @@ class Grammars:
     def matcher(self, grammar: str, param: str) -> LLMatcher:
         """Return what goes through a grammar from its beginning."""
         with self._lock:
-            first = self._kept.get(grammar)
-            if first is not None:
+            kept = self._kept.get(grammar)
+            if is_first := kept is None:
+                kept = self._keep(grammar)
+            else:
                 self._kept.move_to_end(grammar)
-        if first is None:
-            first = self.fresh_matcher(grammar, param)
-            self._keep(grammar, first)
-        return first.deep_copy()
+        if is_first:
+            self._make(grammar, kept)
+        made = kept.result()  # of another thread, where that was the first to ask
+        if isinstance(made, str):
+            raise _refusal(param, made)
+        return made.deep_copy()
 
     def fresh_matcher(self, grammar: str, param: str) -> LLMatcher:
         """Return one that shares nothing with any other; `RequestError` where there is none."""
-        matcher = compiled(self._tokens().known, grammar)
+        made = self._compiled(grammar)
+        if isinstance(made, str):
+            raise _refusal(param, made)
+        return made
+
+    def _compiled(self, grammar: str) -> LLMatcher | str:
+        """Return what goes through a grammar, or what is wrong with that."""
+        try:
+            matcher = compiled(self._tokens().known, grammar)
+        except TimeoutError:
+            return f"it takes more than {MAX_SECONDS:g} seconds to compile"
         if not matcher.is_error():
             mask = np.empty(-(-self._vocab_size // 32), np.uint32)
             matcher.unsafe_compute_mask_ptr(mask.ctypes.data, mask.nbytes)
-        if matcher.is_error():
-            raise _refusal(param, first_words(matcher.get_error()))
-        return matcher
+        return first_words(matcher.get_error()) if matcher.is_error() else matcher
 
     def piece(self, token_id: int) -> bytes:
         """Return the bytes of a token."""
         return self._tokenizer.piece(token_id)
 
-    def _keep(self, grammar: str, matcher: LLMatcher) -> None:
-        with self._lock:
-            if grammar not in self._kept:
-                self._kept[grammar] = matcher
-                self._num_kept_chars += len(grammar)
-            while len(self._kept) > _MOST_KEPT or self._num_kept_chars > _MOST_KEPT_CHARS:
-                oldest, _ = self._kept.popitem(last=False)
-                self._num_kept_chars -= len(oldest)
+    def _keep(self, grammar: str) -> Future[LLMatcher | str]:
+        """Make a place for a grammar, and let go of what was asked for longest ago."""
+        kept = self._kept[grammar] = Future()
+        self._num_kept_bytes += _num_bytes(grammar)
+        while self._num_kept_bytes > _MOST_KEPT_BYTES and len(self._kept) > 1:
+            oldest, _ = self._kept.popitem(last=False)
+            self._num_kept_bytes -= _num_bytes(oldest)
+        return kept
+
+    def _make(self, grammar: str, kept: Future[LLMatcher | str]) -> None:
+        try:
+            kept.set_result(self._compiled(grammar))
+        except BaseException as exc:
+            kept.set_exception(exc)
+            with self._lock:
+                if self._kept.get(grammar) is kept:
+                    del self._kept[grammar]
+                    self._num_kept_bytes -= _num_bytes(grammar)
+            raise
 
     def _beginning(self, text: str) -> Beginning:
         tokens = self._tokens()
@@ -110,6 +133,10 @@ class Grammars:
             if self._made is None:
                 self._made = known_tokens(self._tokenizer, self._vocab_size, self._end_ids)
             return self._made
+
+
+def _num_bytes(grammar: str) -> int:
+    return _BYTES_EACH + _BYTES_A_CHAR * len(grammar)
 
 
 def _refusal(param: str, words: str) -> RequestError:

@@ -9,6 +9,7 @@ from llguidance import regex_to_lark
 
 from engine.grammar.compiling import check_lark, check_regex
 from engine.grammar.gbnf import is_gbnf, lark_of
+from engine.protocol.automata import check_grammar
 
 _ANY = "/(?s:.*)/"
 _ANY_ONE = "/(?s:.)/"
@@ -19,6 +20,7 @@ def grammar_of_tag(tree: dict[str, Any], whitespace: str) -> str:
     made = _Making(whitespace)
     start = made.format(tree)
     rules = "\n".join([f"start: {start}", *made.rules])
+    check_grammar(rules)  # of all tags together
     grammars = [{"name": "tags", "lark_grammar": rules}, *made.grammars]
     return json.dumps({"grammars": grammars}, ensure_ascii=False)
 

@@ -37,12 +37,14 @@ from engine.process.frames import (
     open_wire,
     read_frame,
 )
+from engine.process.liveness import Heartbeat, LivenessPage
 
 logger = logging.getLogger(__name__)
 
 EXIT_FAILED = 3
 STATS_SECONDS = 1.0
 
+_TURN_SECONDS = 0.1
 _LAST_WORDS_SECONDS = 5.0
 _PR_SET_PDEATHSIG = 1
 
@@ -57,14 +59,15 @@ def serve(
     *,
     reader_fd: int,
     writer_fd: int,
+    liveness_fd: int | None = None,
     stats_seconds: float = STATS_SECONDS,
 ) -> NoReturn:
     """Answer the requests that come in on one pipe on the other, and end this process.
 
     Exits with 0 once the reader has ended, and with 3 after a `Failed` frame, when `load` raised
-    or nothing can be answered any more. Statistics are told every `stats_seconds`. SIGINT and
-    SIGTERM are ignored: whoever holds the other ends decides. On Linux this process dies with the
-    thread that started it.
+    or nothing can be answered any more. Statistics are told every `stats_seconds`, signs of life
+    written to the page at `liveness_fd`. SIGINT and SIGTERM are ignored: whoever holds the other
+    ends decides. On Linux this process dies with the thread that started it.
     """
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
@@ -72,16 +75,27 @@ def serve(
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     for fd in (reader_fd, writer_fd):
         os.set_inheritable(fd, False)  # noqa: FBT003 - its only, positional parameter
-    status = asyncio.run(_serve(load, reader_fd, writer_fd, stats_seconds))
+    heartbeat = None
+    if liveness_fd is not None:
+        heartbeat = Heartbeat(LivenessPage(liveness_fd))
+        os.close(liveness_fd)
+        heartbeat.start()
+    status = asyncio.run(_serve(load, reader_fd, writer_fd, stats_seconds, heartbeat))
     sys.stdout.flush()
     sys.stderr.flush()
     # A thread that hangs inside the engine, or still loads it, must not keep the process.
     os._exit(status)
 
 
-async def _serve(load: Load, reader_fd: int, writer_fd: int, stats_seconds: float) -> int:
+async def _serve(
+    load: Load,
+    reader_fd: int,
+    writer_fd: int,
+    stats_seconds: float,
+    heartbeat: Heartbeat | None,
+) -> int:
     reader, writer = await open_wire(reader_fd, writer_fd)
-    return await _Process(load, reader, writer, stats_seconds).run()
+    return await _Process(load, reader, writer, stats_seconds, heartbeat).run()
 
 
 class _Process:
@@ -93,10 +107,12 @@ class _Process:
         reader: asyncio.StreamReader,
         writer: asyncio.StreamWriter,
         stats_seconds: float,
+        heartbeat: Heartbeat | None,
     ) -> None:
         self._reader = reader
         self._writer = writer
         self._stats_seconds = stats_seconds
+        self._heartbeat = heartbeat
         self._loop = asyncio.get_running_loop()
         self._fetched: Future[Mapping[str, str]] = Future()
         self._loaded = asyncio.wrap_future(in_thread(lambda: load(self._fetched.result)))
@@ -110,6 +126,8 @@ class _Process:
             self._loop.create_task(self._tell()),
             self._broken,
         }
+        if self._heartbeat is not None:
+            parts.add(self._loop.create_task(self._turn(self._heartbeat)))
         done, _ = await asyncio.wait(parts, return_when=asyncio.FIRST_COMPLETED)
         failure = next((part.exception() for part in done if part.exception()), None)
         for part in [*parts, *self._tasks.values()]:
@@ -133,9 +151,17 @@ class _Process:
                 case _:
                     raise FrameError(f"a {type(frame).__name__} frame is none for an engine")
 
+    async def _turn(self, heartbeat: Heartbeat) -> None:
+        """Count turns of the loop."""
+        while True:
+            heartbeat.turns += 1
+            await asyncio.sleep(_TURN_SECONDS)
+
     async def _tell(self) -> None:
         """Say that the model is loaded, then how it does."""
         served = await self._loaded
+        if self._heartbeat is not None:
+            self._heartbeat.follow(served.stats)
         await self._send(Ready(served.info()))
         while True:
             await self._send(Stats(served.stats()))

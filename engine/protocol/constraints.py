@@ -7,12 +7,13 @@ constraint and no more, its form and size, and that a JSON schema holds nothing 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, PrivateAttr, model_validator
 
+from engine.protocol.automata import TooLarge, check_grammar
 from engine.protocol.errors import RequestError
 from engine.protocol.fields import GenerationRequest, Text
 from engine.protocol.schemas import SchemaRules, served_schema
@@ -43,6 +44,30 @@ class Asked:
     param: str
     whitespace: str = JSON_WHITESPACE
     sent: Any = field(default=None, compare=False, repr=False)
+
+
+# Fields for which an automaton is compiled: constraints, calls that are held to their schemas, and
+# regular expressions at which a text ends.
+_COMPILED = (
+    "response_format",
+    "structured_outputs",
+    "structural_tag",
+    "guided_json",
+    "guided_regex",
+    "guided_choice",
+    "guided_grammar",
+    "json_schema",
+    "regex",
+    "ebnf",
+    "grammar",
+    "tools",
+    "stop_regex",
+)
+
+
+def asks_for_automaton(body: Mapping[str, Any]) -> bool:
+    """Say whether a body may ask for something that takes long to compile, whatever its size."""
+    return any(body.get(name) is not None for name in _COMPILED)
 
 
 def _type_of_format(name: str) -> str:
@@ -193,6 +218,13 @@ def _of(
         assert isinstance(source, str)
         text = source
     _check_size(text, param)
+    if kind == "grammar":
+        try:
+            check_grammar(text)
+        except TooLarge as exc:
+            raise RequestError(
+                f"`{param}`: {exc}.", param=param, code="invalid_constraint"
+            ) from None
     yield Asked(kind, text, param, sent=source)
 
 

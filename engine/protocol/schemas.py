@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from engine.protocol.automata import TooLarge, check_schema
 from engine.protocol.errors import RequestError
 from engine.protocol.validation import shown
 
@@ -70,7 +71,13 @@ def served_schema(schema: object, param: str, rules: SchemaRules) -> dict[str, A
     if (rules.is_strict or rules.closes_objects) and not reading.joins:
         for listing in reading.listings:
             listing.setdefault("additionalProperties", False)
-    return {} if isinstance(served, bool) else served
+    if isinstance(served, bool):
+        return {}
+    try:
+        check_schema(served)
+    except TooLarge as exc:
+        raise reading.error(exc.place, str(exc)) from None
+    return served
 
 
 class _Reading:
@@ -92,9 +99,9 @@ class _Reading:
         if isinstance(schema, bool):
             return schema
         if not isinstance(schema, dict):
-            raise self._error(place, f"must be an object or a boolean; got {shown(schema)}")
+            raise self.error(place, f"must be an object or a boolean; got {shown(schema)}")
         if depth > MAX_DEPTH:
-            raise self._error(place, f"lies in more than {MAX_DEPTH} others, which is too deep")
+            raise self.error(place, f"lies in more than {MAX_DEPTH} others, which is too deep")
         served: dict[str, Any] = {}
         for keyword, value in schema.items():
             served |= self._keyword(keyword, value, f"{place}/{_escaped(keyword)}", depth)
@@ -104,7 +111,7 @@ class _Reading:
         # Names that no schema lists may come twice, and are then fewer than they look.
         least = served.get("minProperties", 0)
         if least > 1 and len(set(served.get("required", ()))) < least:
-            raise self._error(f"{place}/minProperties", "above 1 and `required` cannot be held to")
+            raise self.error(f"{place}/minProperties", "above 1 and `required` cannot be held to")
         if (narrower := _NARROWER.get(served.get("format", ""))) is not None:
             served["allOf"] = [*served.get("allOf", []), {"pattern": narrower}]
         return served
@@ -121,26 +128,26 @@ class _Reading:
         if keyword in _CHECKS:
             wanted, is_right = _CHECKS[keyword]
             if not is_right(value):
-                raise self._error(place, f"must be {wanted}; got {shown(value)}")
+                raise self.error(place, f"must be {wanted}; got {shown(value)}")
             return self._checked(keyword, value, place)
         if keyword in _REFUSED and not (keyword == "uniqueItems" and value is False):
-            raise self._error(place, "is a keyword that cannot be held to")
+            raise self.error(place, "is a keyword that cannot be held to")
         if self._rules.is_strict and keyword not in _REMARKS | _REFUSED:
-            raise self._error(place, "is an unknown keyword, which `strict` does not take")
+            raise self.error(place, "is an unknown keyword, which `strict` does not take")
         return {}
 
     def _schemas(self, values: object, place: str, depth: int) -> list[dict[str, Any] | bool]:
         if not isinstance(values, list) or not values:
-            raise self._error(place, f"must be a list of schemas; got {shown(values)}")
+            raise self.error(place, f"must be a list of schemas; got {shown(values)}")
         return [self.schema(one, f"{place}/{i}", depth + 1) for i, one in enumerate(values)]
 
     def _named_schemas(
         self, values: object, place: str, depth: int
     ) -> dict[str, dict[str, Any] | bool]:
         if not isinstance(values, dict):
-            raise self._error(place, f"must be an object of schemas; got {shown(values)}")
+            raise self.error(place, f"must be an object of schemas; got {shown(values)}")
         if len(values) > MAX_PROPERTIES:
-            raise self._error(place, f"holds more than {MAX_PROPERTIES:,}, which is too many")
+            raise self.error(place, f"holds more than {MAX_PROPERTIES:,}, which is too many")
         return {
             name: self.schema(one, f"{place}/{_escaped(name)}", depth + 1)
             for name, one in values.items()
@@ -152,19 +159,22 @@ class _Reading:
             return {keyword: int(value)}
         if keyword == "format" and value not in FORMATS:
             if value in _OTHER_FORMATS:
-                raise self._error(place, f"{shown(value)} is a format that cannot be held to")
+                raise self.error(place, f"{shown(value)} is a format that cannot be held to")
             return {}
+        if keyword == "required" and len(value) > MAX_PROPERTIES:
+            raise self.error(place, f"names more than {MAX_PROPERTIES:,}, which is too many")
         if keyword == "pattern" and len(value) > MAX_PATTERN_CHARS:
-            raise self._error(place, f"has more than {MAX_PATTERN_CHARS:,} characters: too many")
+            raise self.error(place, f"has more than {MAX_PATTERN_CHARS:,} characters: too many")
         if keyword == "$ref":
             self._num_references += 1
             if not value.startswith("#"):
-                raise self._error(place, f"must lie in the schema itself; got {shown(value)}")
+                raise self.error(place, f"must lie in the schema itself; got {shown(value)}")
             if self._num_references > MAX_REFERENCES:
-                raise self._error(place, f"is one of more than {MAX_REFERENCES:,}: too many")
+                raise self.error(place, f"is one of more than {MAX_REFERENCES:,}: too many")
         return {keyword: value}
 
-    def _error(self, place: str, words: str) -> RequestError:
+    def error(self, place: str, words: str) -> RequestError:
+        """Return the refusal of what stands at a place."""
         where = f"`{place}` of `{self._param}`" if place else f"`{self._param}`"
         return RequestError(f"{where} {words}.", param=self._param, code="invalid_schema")
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, NoReturn
 
+from engine.protocol.automata import TooLarge, check_grammar
 from engine.protocol.errors import RequestError
 from engine.protocol.schemas import SchemaRules, served_schema
 from engine.protocol.validation import shown
@@ -35,7 +36,7 @@ class _Reading:
             "const_string": lambda node, place: {"value": self._text(node, "value", place)},
             "json_schema": self._json_schema,
             "regex": lambda node, place: {"pattern": self._text(node, "pattern", place)},
-            "grammar": lambda node, place: {"grammar": self._text(node, "grammar", place)},
+            "grammar": self._grammar,
             "any_text": self._any_text,
             "sequence": self._elements,
             "or": self._elements,
@@ -80,6 +81,14 @@ class _Reading:
         if schema is None:
             self._fail(f"{place}/json_schema", "is required")
         return {"json_schema": served_schema(schema, self._param, SchemaRules())}
+
+    def _grammar(self, node: _Node, place: str) -> _Node:
+        source = self._text(node, "grammar", place)
+        try:
+            check_grammar(source)
+        except TooLarge as exc:
+            self._fail(f"{place}/grammar", str(exc))
+        return {"grammar": source}
 
     def _any_text(self, node: _Node, place: str) -> _Node:
         if node.get("excludes"):

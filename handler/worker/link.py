@@ -27,8 +27,14 @@ from engine.process.frames import (
     open_wire,
     read_frame,
 )
+from engine.process.liveness import BEAT_SECONDS, Life, LivenessPage
 from handler.errors import HandlerError
 
+# An event loop that stands still while its process lives is slow, not gone: it has so many times
+# the seconds of a stall.
+_SLOW_LOOP_PATIENCE = 5
+_LIVES_SECONDS = 4 * BEAT_SECONDS
+_STANDS_SECONDS = BEAT_SECONDS
 _CLOSE_SECONDS = 8.0
 _EXIT_SECONDS = 5.0
 _DRAIN_BYTES = 2**16
@@ -58,9 +64,10 @@ class EngineDied(HandlerError):
 class EngineLink:
     """One engine process, from `start` to its death or `close`; another life needs another link.
 
-    `command` starts it; `--reader-fd` and `--writer-fd` are added. Start it from a thread that
-    lives as long as the process should: on Linux the engine dies with that thread. Where the
-    command names weights by their address, `folders` are where each lies, once it was fetched.
+    `command` starts it; the descriptors of two pipes and of a page of memory are added. Start it
+    from a thread that lives as long as the process should: on Linux the engine dies with that
+    thread. Where the command names weights by their address, `folders` are where each lies, once it
+    was fetched.
     """
 
     def __init__(
@@ -156,15 +163,18 @@ class EngineLink:
         await self._listening
 
     async def _spawn(self) -> None:
+        liveness = LivenessPage.new_fd()
         child_reader, writer = os.pipe()
         reader, child_writer = os.pipe()
+        self._page = LivenessPage(liveness)
         wire, self._writer = await open_wire(reader, writer)
         try:
             self._process = await asyncio.create_subprocess_exec(
                 *self._command,
                 f"--reader-fd={child_reader}",
                 f"--writer-fd={child_writer}",
-                pass_fds=(child_reader, child_writer),
+                f"--liveness-fd={liveness}",
+                pass_fds=(child_reader, child_writer, liveness),
                 stdin=asyncio.subprocess.DEVNULL,
                 # A process group of its own: signals for the worker do not reach it, ours also
                 # reach what it has started.
@@ -174,8 +184,8 @@ class EngineLink:
             self._writer.close()
             raise
         finally:
-            os.close(child_reader)
-            os.close(child_writer)
+            for fd in (child_reader, child_writer, liveness):
+                os.close(fd)
         self._ready: asyncio.Future[EngineInfo] = asyncio.get_running_loop().create_future()
         self._listening = asyncio.create_task(self._listen(wire))
 
@@ -252,16 +262,27 @@ class EngineLink:
         """Kill an engine that has requests and shows no sign of work for `stall_seconds`.
 
         Time is counted in ticks, not read from a clock: while this process itself is stopped, or
-        too busy to listen, the engine is not to blame.
+        too busy to listen, the engine is not to blame. Ticks in which its process lives, and one
+        turn of its loop lasts, count apart: a loop may be slow for longer, but not for ever.
         """
         tick = min(1.0, self._stall_seconds / 4)
-        quiet, seen = 0.0, self._progress
+        stalled = slow = since_beat = since_turn = 0.0
+        life = Life()
+        seen = (self._progress, life.steps, life.layers)
         while True:
             await asyncio.sleep(tick)
-            quiet += tick
-            if not self._pending or self._progress != seen:
-                quiet, seen = 0.0, self._progress
-            elif quiet > self._stall_seconds:
+            before, life = life, self._page.read()
+            since_beat = 0.0 if life.beats != before.beats else since_beat + tick
+            since_turn = 0.0 if life.turns != before.turns else since_turn + tick
+            work = (self._progress, life.steps, life.layers)
+            if not self._pending or work != seen:
+                stalled = slow = 0.0
+                seen = work
+            elif since_beat < tick + _LIVES_SECONDS and since_turn >= _STANDS_SECONDS:
+                slow += tick
+            else:
+                stalled += tick
+            if stalled > self._stall_seconds or slow > _SLOW_LOOP_PATIENCE * self._stall_seconds:
                 self._kill("stalled")
                 return
 

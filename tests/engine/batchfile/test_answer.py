@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import threading
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -11,6 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import engine.batchfile.answer as module
 from engine.batchfile.answer import Answer, run_line
 from engine.batchfile.lines import Overlong, RawLine
 from engine.contract import Reply, Usage
@@ -193,3 +195,25 @@ def test_any_bytes_get_one_row_and_the_same_again(number: int, data: bytes, crea
     assert answers[0] == answers[1]
     assert answers[0].row.count(b"\n") == 1
     assert shown(answers[0])["id"] == f"batch_req_{line.digest}"
+
+
+@pytest.mark.parametrize(("num_bytes", "is_long"), [(10, False), (200_000, True)])
+async def test_what_is_long_is_parsed_and_printed_beside_the_loop(
+    num_bytes: int, *, is_long: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Megabytes of JSON would hold it up."""
+    threads: list[int] = []
+
+    def noted(function: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*arguments: Any, **options: Any) -> Any:
+            threads.append(threading.get_ident())
+            return function(*arguments, **options)
+
+        return call
+
+    for function in (module.parse_line, module.print_reply):
+        monkeypatch.setattr(module, function.__name__, noted(function))
+    reply = Reply(200, {"x": 1}, is_long=is_long)
+    answered = await run_line(raw(body={"x": "y" * num_bytes}), gives(reply), created=0)
+    assert answered.is_success
+    assert [thread != threading.get_ident() for thread in threads] == [is_long] * 2

@@ -13,9 +13,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.contract import EngineStats, Reply
+from engine.contract import EngineStats, Reply, StreamedReply
 from engine.endpoints import text_endpoints
 from engine.endpoints.chat import ChatCompletions
+from engine.endpoints.logprobs import prompt_logprobs
 from engine.endpoints.served import ServedEngine
 from engine.endpoints.turns import MAX_BYTES_AT_ONCE
 from engine.protocol.chat import ChatCompletionRequest
@@ -285,7 +286,7 @@ async def test_texts_that_memory_does_not_hold_together_take_turns() -> None:
     assert len(scene.generator.requests) == 2
 
 
-@pytest.mark.parametrize(("num_tokens", "is_elsewhere"), [(100, False), (30_000, True)])
+@pytest.mark.parametrize(("num_tokens", "is_elsewhere"), [(100, False), (1_001, True)])
 async def test_a_long_result_is_printed_beside_the_loop(
     num_tokens: int, *, is_elsewhere: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -302,6 +303,54 @@ async def test_a_long_result_is_printed_beside_the_loop(
     reply = await scene.served.respond(CHAT, {"messages": MESSAGES}, "req_1", 0)
     assert reply.usage.completion_tokens == num_tokens
     assert [thread != threading.get_ident() for thread in threads] == [is_elsewhere]
+    assert reply.is_long == is_elsewhere
+
+
+@pytest.mark.parametrize(
+    ("said", "is_elsewhere"),
+    [
+        ({"response_format": {"type": "json_object"}}, True),
+        ({"stop_regex": ["a+"]}, True),
+        ({"guided_regex": None}, False),
+        ({}, False),
+    ],
+    ids=range(4),
+)
+async def test_a_constraint_is_compiled_beside_the_loop_however_short_its_body(
+    said: dict[str, Any], *, is_elsewhere: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two hundred bytes may be an automaton of a million states."""
+    prepare, threads = ChatCompletions.prepare, list[int]()
+
+    def noted(*arguments: Any) -> Any:
+        threads.append(threading.get_ident())
+        return prepare(*arguments)
+
+    monkeypatch.setattr(ChatCompletions, "prepare", noted)
+    scene = Scene()
+    for answer in (scene.served.respond, scene.served.answer):
+        await answer(CHAT, {"messages": MESSAGES, **said}, "req_1", 0)
+    assert [thread != threading.get_ident() for thread in threads] == [is_elsewhere] * 2
+
+
+async def test_the_scores_of_a_long_prompt_are_streamed_beside_the_loop(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """They come all at once, with the first token."""
+    threads: list[int] = []
+
+    def noted(*arguments: Any) -> list[Any]:
+        threads.append(threading.get_ident())
+        return prompt_logprobs(*arguments)
+
+    monkeypatch.setattr("engine.endpoints.completions.prompt_logprobs", noted)
+    for num_tokens in (2, 60):
+        body = {"prompt": [5] * num_tokens, "prompt_logprobs": 1, "max_tokens": 1, "stream": True}
+        reply = await Scene().served.answer("/v1/completions", body, "req_1", 0)
+        assert isinstance(reply, StreamedReply)
+        first, *_ = [chunk async for chunk in reply.chunks]
+        assert len(first["choices"][0]["prompt_logprobs"]) == num_tokens
+    assert [thread != threading.get_ident() for thread in threads] == [False, True]
 
 
 def test_it_tells_of_the_engine_below_and_closes_it() -> None:

@@ -239,3 +239,25 @@ async def test_a_body_that_is_refused_in_a_thread_is_gone_at_once() -> None:
         assert watched() is None
     finally:
         gc.enable()
+
+
+@pytest.mark.parametrize(
+    "body",
+    [{"a": [0] * 30_000}, {"a": dict.fromkeys(map(str, range(30_000)))}, {"a": [[]] * 30_000}],
+)
+def test_a_great_many_values_are_not_looked_at_one_by_one(body: dict[str, Any]) -> None:
+    """That would hold the loop up: such a body has its turn alone."""
+    assert size_of_body(body, 2**30) == 2**30 + 1
+
+
+async def test_turns_with_threads_of_their_own_wait_for_nobody_elses() -> None:
+    """However short they are, they run beside the loop, so many at a time."""
+    turns, both = Turns(short_bytes=-1, num_threads=2), threading.Barrier(2)
+    names = await asyncio.gather(*(turns.run(0, _name_behind, both) for _ in range(4)))
+    assert len(set(names)) == 2
+    assert threading.current_thread().name not in names
+
+
+def _name_behind(both: threading.Barrier) -> str:
+    both.wait(5)
+    return threading.current_thread().name

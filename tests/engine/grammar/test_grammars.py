@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import json
 import sys
+import threading
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
 import pytest
 from jsonschema import Draft202012Validator
+from llguidance import LLMatcher, LLTokenizer
 
+import engine.grammar.grammars as module
+from engine.grammar.compiling import compiled
 from engine.grammar.grammars import Grammars
 from engine.grammar.vocabulary import known_tokens
 from engine.protocol.constraints import Kind
@@ -265,19 +269,80 @@ def test_equal_ones_are_equal_values_whoever_asked() -> None:
     assert len({one, same, other, later}) == 3
 
 
-def test_thousands_of_schemas_are_kept_within_bounds() -> None:
-    """By number and by size; one that was let go is made again."""
+def test_thousands_of_schemas_are_kept_within_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By what they take; one that was let go is made again."""
+    monkeypatch.setattr(module, "_MOST_KEPT_BYTES", 40 * module._num_bytes(""))
     grammars = Grammars(MODEL.tokenizer, MODEL.vocab_size, MODEL.eos_token_ids)
     first = grammars.constraint(asked("regex", "a0+"))
-    for number in range(1, 300):
+    for number in range(1, 60):
         grammars.constraint(asked("regex", f"a{number}+"))
-    assert len(grammars._kept) == 256
+    assert 30 < len(grammars._kept) < 40
     assert first.grammar not in grammars._kept
     assert allowed(first.begin()) == ids_of("a")
-    for number in range(6):
-        grammars.constraint(asked("choice", ["x" * 900_000 + str(number)]))
-    assert sum(map(len, grammars._kept)) <= 2**22
-    assert grammars._num_kept_chars == sum(map(len, grammars._kept))
+    for number in range(3):
+        grammars.constraint(asked("choice", ["x" * 30_000 + str(number)]))
+    assert grammars._num_kept_bytes == sum(map(module._num_bytes, grammars._kept))
+    assert grammars._num_kept_bytes <= 40 * module._num_bytes("")
+
+
+def test_none_is_compiled_twice_however_many_ask_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first that asks compiles, the others wait for that; so it is with what is refused."""
+    made: list[str] = []
+    first, is_asked = threading.Event(), threading.Barrier(8)
+
+    def counted(tokens: LLTokenizer, grammar: str) -> LLMatcher:
+        made.append(grammar)
+        first.wait(5)
+        return compiled(tokens, grammar)
+
+    monkeypatch.setattr(module, "compiled", counted)
+    grammars = Grammars(MODEL.tokenizer, MODEL.vocab_size, MODEL.eos_token_ids)
+
+    def ask(source: str) -> str:
+        is_asked.wait(5)
+        try:
+            return grammars.constraint(asked("regex", source)).grammar
+        except RequestError as exc:
+            return exc.message
+
+    with ThreadPoolExecutor(8) as threads:
+        answers = [threads.submit(ask, "ab+" if number % 2 else "(?!a)b") for number in range(8)]
+        first.set()
+        said = {answer.result() for answer in answers}
+    assert len(made) == len(said) == 2
+    with pytest.raises(RequestError, match="look-around"):
+        grammars.constraint(asked("regex", "(?!a)b"))
+    assert len(made) == 2
+
+
+def test_one_that_fails_for_another_reason_is_not_remembered(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As where there is no memory: the next that asks tries again."""
+    grammars = Grammars(MODEL.tokenizer, MODEL.vocab_size, MODEL.eos_token_ids)
+
+    def fail(*_: object) -> LLMatcher:
+        raise MemoryError
+
+    monkeypatch.setattr(module, "compiled", fail)
+    with pytest.raises(MemoryError):
+        grammars.constraint(asked("regex", "ab+"))
+    monkeypatch.setattr(module, "compiled", compiled)
+    assert allowed(grammars.constraint(asked("regex", "ab+")).begin()) == ids_of("a")
+    assert grammars._num_kept_bytes == sum(map(module._num_bytes, grammars._kept))
+
+
+def test_what_takes_too_long_is_refused_by_its_field(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the protocol has not foretold it."""
+
+    def endless(*_: object) -> LLMatcher:
+        raise TimeoutError
+
+    monkeypatch.setattr(module, "compiled", endless)
+    grammars = Grammars(MODEL.tokenizer, MODEL.vocab_size, MODEL.eos_token_ids)
+    with pytest.raises(RequestError, match="more than 10 seconds to compile") as caught:
+        grammars.constraint(asked("regex", "ab+"))
+    assert (caught.value.param, caught.value.code) == ("field", "invalid_constraint")
 
 
 def test_threads_make_and_fill_beside_each_other() -> None:

@@ -9,8 +9,15 @@ import pytest
 
 from engine.protocol.chat import ChatCompletionRequest
 from engine.protocol.completions import CompletionRequest
-from engine.protocol.constraints import JSON_WHITESPACE, MAX_SOURCE_CHARS, Asked
+from engine.protocol.constraints import (
+    JSON_WHITESPACE,
+    MAX_SOURCE_CHARS,
+    Asked,
+    ConstrainedRequest,
+    asks_for_automaton,
+)
 from engine.protocol.errors import RequestError
+from engine.protocol.fields import GenerationRequest
 from engine.protocol.requests import read_body
 
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
@@ -211,3 +218,11 @@ def test_strict_closes_objects_and_takes_no_unknown_keyword() -> None:
     closed = asked(structured_outputs={"json": SCHEMA, "disable_additional_properties": True})
     assert closed is not None
     assert closed.source == found.source
+
+
+def test_every_field_of_a_constraint_is_known_to_be_compiled() -> None:
+    """So that none of them is compiled on a loop."""
+    own = ConstrainedRequest.model_fields.keys() - GenerationRequest.model_fields.keys()
+    for name in {*own, "tools", "stop_regex"} - {"guided_whitespace_pattern"}:
+        assert asks_for_automaton({name: {}}), name
+    assert not asks_for_automaton({"messages": [], "regex": None, "temperature": 0})

@@ -12,6 +12,7 @@
 | `fail` | the whole engine says with this message that it cannot go on |
 | `die` | the process kills itself, as a fault in a kernel or the system would |
 | `hang` | no request is answered any more and no step counted, but the process listens and talks |
+| `block` | the event loop stands still for so many seconds, as under long work |
 | `freeze` | the process stops, as under SIGSTOP |
 
 Any other body is answered with `{"id", "created", "echo": body}` and a usage of 10 prompt tokens, 4
@@ -67,6 +68,7 @@ class ScriptedEngine:
     steps: int = 0
     running: int = 0
     is_hung: bool = False
+    is_blocked: bool = False
     free: asyncio.Semaphore | None = field(init=False)
 
     def __post_init__(self) -> None:
@@ -98,7 +100,7 @@ class ScriptedEngine:
 
     def stats(self) -> EngineStats:
         """Count one more step as long as anything runs, as a model that generates would."""
-        if self.running and not self.is_hung:
+        if self.running and not self.is_hung and not self.is_blocked:
             self.steps += 1
         return EngineStats(running=self.running, steps=self.steps)
 
@@ -110,6 +112,10 @@ class ScriptedEngine:
             os.kill(os.getpid(), signal.SIGKILL)
         if "freeze" in body:
             os.kill(os.getpid(), signal.SIGSTOP)
+        if "block" in body:
+            self.is_blocked = True
+            time.sleep(body["block"])
+            self.is_blocked = False
         if "hang" in body:
             self.is_hung = True
         if "fail" in body:
@@ -140,6 +146,7 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--reader-fd", type=int, required=True)
     parser.add_argument("--writer-fd", type=int, required=True)
+    parser.add_argument("--liveness-fd", type=int)
     parser.add_argument(
         "--log",
         type=os.path.expandvars,
@@ -172,6 +179,7 @@ def main() -> None:
         load,
         reader_fd=options.reader_fd,
         writer_fd=options.writer_fd,
+        liveness_fd=options.liveness_fd,
         stats_seconds=options.stats_seconds,
     )
 

@@ -208,7 +208,7 @@ async def test_an_engine_that_gives_up_is_told_in_its_words(make_link: MakeLink)
 
 
 # What the scripts below get to know: the ends of the pipes that they inherit.
-FDS = "import os, sys, time\nreader, writer = (int(a.split('=')[1]) for a in sys.argv[1:])\n"
+FDS = "import os, sys, time\nreader, writer = (int(a.split('=')[1]) for a in sys.argv[1:3])\n"
 
 
 @pytest.mark.parametrize(
@@ -323,6 +323,22 @@ async def test_an_engine_that_makes_no_step_is_killed(make_link: MakeLink, how: 
         with pytest.raises(EngineDied) as caught:
             await task
         assert caught.value.reason == "stalled"
+    assert not is_alive(link._process.pid)
+
+
+async def test_an_engine_with_a_slow_loop_is_not_stalled(make_link: MakeLink) -> None:
+    """Its process lives, so that it has longer than one in which nothing moves."""
+    link = make_link(*FAST_STATS, stall_seconds=1)
+    await link.start()
+    assert (await ask(link, block=3)).is_success
+
+
+async def test_a_loop_that_stands_still_for_good_is_found_as_well(make_link: MakeLink) -> None:
+    """A little later."""
+    link = make_link(*FAST_STATS, stall_seconds=0.2)
+    await link.start()
+    with pytest.raises(EngineDied, match="stalled"):
+        await ask(link, block=NEVER)
     assert not is_alive(link._process.pid)
 
 
