@@ -14,6 +14,7 @@ from collections.abc import Collection
 from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from engine.scheduling.attempts import HALF, Attempts, Reliability
 from engine.scheduling.pictures import whole_stop
@@ -135,9 +136,10 @@ class Failures:
             is_left = self._is_ready(plan)
         return plan.only(is_left) if is_left.any() else None
 
-    def _is_ready(self, plan: StepPlan) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
+    def _is_ready(self, plan: StepPlan) -> NDArray[np.bool_]:
         table, slots = self._table, plan.slots
-        return table.is_running[slots] & (table.num_computed[slots] == plan.starts)
+        is_ready: NDArray[np.bool_] = table.is_running[slots]
+        return is_ready & (table.num_computed[slots] == plan.starts)
 
     def _note_ownerless(self) -> None:
         """After a step that failed twice and of which each part went well: it may be its size."""
