@@ -52,6 +52,13 @@ class EngineFailed(CliError):
     code = "engine_failed"
 
 
+class EngineLost(EngineFailed):
+    """The engine has ended amid the lines: its device or its machine failed, and no line did."""
+
+    code = "engine_lost"
+    exit_status = 4
+
+
 class ServerRefused(CliError):
     """The API said no; `status` and `error_code` are its own."""
 

@@ -23,6 +23,12 @@ class OutOfCacheMemory(EngineError):
     code = "out_of_cache_memory"
 
 
+class DeviceFailed(EngineError):
+    """The device fails, whatever it is asked: no request is to blame, and none can be answered."""
+
+    code = "device_failed"
+
+
 class RankFailed(EngineError):
     """One of the processes that share a model has failed, and with it all of them."""
 

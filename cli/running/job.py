@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 
-from cli.errors import ROWS_FAILED, BadInput, EngineFailed, InputChanged, Refused, Stopped
+from cli.errors import ROWS_FAILED, BadInput, EngineLost, InputChanged, Refused, Stopped
 from cli.files.check import (
     check_lines,
     refuse_bad_lines,
@@ -168,7 +168,7 @@ class _Run:
             yield
         except EngineError as exc:
             words = f"the engine cannot go on: {exc}. {self.writing.how_to_go_on()}"
-            raise EngineFailed(words) from exc
+            raise EngineLost(words) from exc
         except InputChanged as exc:
             raise InputChanged(f"{exc}. {self.writing.how_to_go_on()}") from exc
         except OSError as exc:

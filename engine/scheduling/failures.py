@@ -1,16 +1,22 @@
-"""What follows a step that failed: who starts over, who runs alone, and who is to blame.
+"""What follows a step that failed: the same step again, its halves, and in the end a culprit.
 
-A failed step costs no other request: all sequences of the step start over, one alone at a time
-until a step of its own went well, and only one that fails alone is to blame. A step that does not
-fit into memory is followed by smaller ones, for as long as needed. What a request is told is not
-said here.
+A failed step costs no other request: it runs again as it was, then in halves, each of which brings
+its sequences on. Nothing else is planned meanwhile. A sequence that fails twice with nothing beside
+it is to blame, once the caller knows that the device is not. A step that does not fit into memory
+is followed by smaller ones, for as long as needed. What a request is told is not said here.
 """
 
 from __future__ import annotations
 
 import logging
+from collections import deque
 from collections.abc import Collection
+from typing import NamedTuple
 
+import numpy as np
+from numpy.typing import NDArray
+
+from engine.scheduling.attempts import HALF, Attempts, Reliability
 from engine.scheduling.pictures import whole_stop
 from engine.scheduling.scheduler import Scheduler, StepPlan
 from engine.scheduling.sequence import Sequence
@@ -21,6 +27,13 @@ logger = logging.getLogger(__name__)
 MAX_FAILURES_IN_COMPANY = 3
 
 
+class _Part(NamedTuple):
+    """A step, or a half of one, that is to run again."""
+
+    plan: StepPlan
+    attempts: Attempts = Attempts()
+
+
 class Failures:
     """Follows up the steps of one scheduler; of each step one of its methods hears."""
 
@@ -28,26 +41,51 @@ class Failures:
         self._scheduler = scheduler
         self._table = scheduler.table
         self._pool = scheduler.pool
+        self._parts: deque[_Part] = deque()
+        self._running: _Part | None = None
+        self._halved_tokens = 0  # of the largest step that failed twice and has no culprit yet
+        self._num_ownerless = 0  # such steps in a row of which each part went well
+        self._reliability = Reliability()
 
-    def start_over(self, plans: Collection[StepPlan]) -> Sequence | None:
-        """Let the sequences of steps that failed, or were lost with one, start over, each alone.
+    def next_part(self) -> StepPlan | None:
+        """Return the step that must run before any other is planned, with nothing in flight.
 
-        The one that was alone already, and accused before, is to blame: it is taken out for good
-        and returned.
+        Raises `DeviceFailed` where too many steps go well only when they are run again.
         """
-        held = {slot for plan in plans for slot in plan.slots.tolist()}
-        slots = [slot for slot in self._table.running.tolist() if slot in held]
-        culprit = None
-        if len(slots) == 1 and self._table.sequence(slots[0]).is_accused:
-            culprit = self._scheduler.finish(slots.pop())
-        for slot in slots:
-            sequence = self._table.sequence(slot)
-            sequence.is_suspect = sequence.is_accused = True
-            sequence.num_failures += 1
-            self._scheduler.preempt(slot)
-        for slot in self._not_begun():
-            self._scheduler.preempt(slot)
-        self._pool.forget_all()  # last, for who leaves names pages
+        self._reliability.check()
+        while self._parts:
+            part = self._parts.popleft()
+            plan = self._left_of(part.plan)
+            if plan is not None:
+                self._running = part._replace(plan=plan)
+                return plan
+        if self._halved_tokens:
+            self._note_ownerless()
+        return None
+
+    def retry(self, plans: Collection[StepPlan]) -> Sequence | None:
+        """Run a step that failed again, with those lost behind it: as it was, then halved.
+
+        A sequence that failed alone twice is taken out for good and returned.
+        """
+        part, self._running = self._running, None
+        if part is None:
+            first, *others = plans
+            self._parts += [_Part(first, Attempts(int(not others), has_failed=True))]
+            self._parts += map(_Part, others)
+            return None
+        part = part._replace(attempts=part.attempts.failed())
+        match part.attempts.next_for(len(part.plan.slots)):
+            case "again":
+                self._parts.appendleft(part)
+                return None
+            case "halves":
+                self._halved_tokens = max(self._halved_tokens, part.plan.num_tokens)
+                self._parts.extendleft(_Part(half, HALF) for half in reversed(_halves(part.plan)))
+                return None
+        self._halved_tokens = self._num_ownerless = 0
+        culprit = self._scheduler.discard(int(part.plan.slots[0]))
+        self._send_newcomers_back()
         return culprit
 
     def make_room(self, plans: Collection[StepPlan]) -> Sequence | None:
@@ -57,6 +95,8 @@ class Failures:
         token fits when it runs alone, or not one image that must be computed whole, is taken out
         for good and returned; what others may hold is then again what it was before.
         """
+        self._parts.clear()
+        self._running, self._halved_tokens = None, 0
         running = self._table.running.tolist()
         num_tokens = max(plan.num_tokens for plan in plans)
         if len(running) == 1 and not any(self._can_shrink(plan) for plan in plans):
@@ -77,21 +117,42 @@ class Failures:
         )
         return None
 
-    def note_success(self, plan: StepPlan) -> None:
-        """After a step that went well, called when the sequences that it finished are out.
-
-        A suspect that ran alone runs with others again, unless it failed too often in company.
-        """
+    def note_success(self) -> None:
+        """Take note of a step that went well, which may have failed before."""
         self._scheduler.bound.note_fit()
-        if len(plan.slots) > 1:
-            return
-        (slot,) = plan.slots.tolist()
-        if not self._table.is_running[slot] or not self._table.sequence(slot).is_suspect:
-            return
-        sequence = self._table.sequence(slot)
-        if sequence.num_failures < MAX_FAILURES_IN_COMPANY:
-            sequence.is_suspect = sequence.is_accused = False
-            self._scheduler.preempt(slot)  # behind the suspects, who each run alone
+        part, self._running = self._running, None
+        self._reliability.note_good(None if part is None else part.attempts)
+
+    def _left_of(self, plan: StepPlan) -> StepPlan | None:
+        """Return a step without the sequences that left, or that are not where it begins."""
+        is_left = self._is_ready(plan)
+        if is_left.all():
+            return plan
+        is_decode = np.arange(len(plan.slots)) < plan.num_decodes
+        if (
+            ~is_left & (~is_decode | plan.starts_anew)
+        ).any():  # others may share what it was to fill
+            self._send_newcomers_back()
+            is_left = self._is_ready(plan)
+        return plan.only(is_left) if is_left.any() else None
+
+    def _is_ready(self, plan: StepPlan) -> NDArray[np.bool_]:
+        table, slots = self._table, plan.slots
+        is_ready: NDArray[np.bool_] = table.is_running[slots]
+        return is_ready & (table.num_computed[slots] == plan.starts)
+
+    def _note_ownerless(self) -> None:
+        """After a step that failed twice and of which each part went well: it may be its size."""
+        self._num_ownerless += 1
+        if self._num_ownerless == MAX_FAILURES_IN_COMPANY:
+            self._scheduler.bound.lower(self._halved_tokens)
+            logger.warning(
+                "steps of %d tokens fail, and their parts do not: at most %d from now on",
+                self._halved_tokens,
+                self._scheduler.bound.tokens,
+            )
+            self._num_ownerless = 0
+        self._halved_tokens = 0
 
     def _can_shrink(self, plan: StepPlan) -> bool:
         """Say whether a smaller step could have brought the plan's sequences on."""
@@ -106,6 +167,11 @@ class Failures:
         """Return slots that no step has held yet: their shared pages may be of a lost one."""
         running = self._table.running
         return set(running[~self._table.has_begun[running]].tolist())
+
+    def _send_newcomers_back(self) -> None:
+        """Let those that no step has held yet be placed anew: they may share what nobody fills."""
+        for slot in self._not_begun():
+            self._scheduler.preempt(slot)
 
     def _send_to_wait(self, new: set[int]) -> None:
         """Let the newest half of the running sequences wait.
@@ -122,3 +188,15 @@ class Failures:
                 sequence.is_suspect |= sequence.num_failures >= MAX_FAILURES_IN_COMPANY
             if place >= num_kept or slot in new:
                 self._scheduler.preempt(slot)
+
+
+def _halves(plan: StepPlan) -> list[StepPlan]:
+    """Return the halves of a step, in the order in which they must run.
+
+    Where a sequence shares a page that another fills in the same step, its span starts behind the
+    other's.
+    """
+    order = np.argsort(plan.starts, kind="stable")
+    is_first = np.zeros(len(order), np.bool_)
+    is_first[order[: len(order) // 2]] = True
+    return [plan.only(is_first), plan.only(~is_first)]

@@ -40,7 +40,8 @@ class PageNames:
         pages = slice(start // self._page_size, stop // self._page_size)
         sequence = table.sequence(slot)
         self._extend_digests(sequence, table.tokens[slot], pages.stop)
-        self._pool.register(table.pages[slot, pages].tolist(), sequence.digests[pages])
+        parent = sequence.digests[pages.start - 1] if pages.start else None
+        self._pool.register(table.pages[slot, pages].tolist(), sequence.digests[pages], parent)
 
     def register_generated(self, slot: int) -> None:
         """Name the pages that a sequence has filled since it started, none of which has a name yet.

@@ -50,6 +50,7 @@ class PagePool:
         self.num_pages = num_pages
         self._holders = [0] * num_pages
         self._digest_of: list[Digest | None] = [None] * num_pages
+        self._parent_of: list[Digest | None] = [None] * num_pages  # the page before, None: none
         self._page_of: dict[Digest, int] = {}
         # Pages without holders: those without a name, the next to be reused last, and the others.
         self._nameless = list(reversed(range(num_pages)))
@@ -97,13 +98,24 @@ class PagePool:
         """Count those of `pages` that `share` would take off the free list."""
         return sum(self._holders[page] == 0 for page in pages)
 
-    def register(self, pages: Iterable[int], digests: Sequence[Digest]) -> None:
-        """Name held pages that are full, or will be by the end of the step now being planned."""
-        page_of, digest_of = self._page_of, self._digest_of
+    def is_shared(self, page: int) -> bool:
+        """Say whether a held page has more than one holder."""
+        return self._holders[page] > 1
+
+    def register(
+        self, pages: Iterable[int], digests: Sequence[Digest], parent: Digest | None = None
+    ) -> None:
+        """Name held pages that are full, or will be by the end of the step now being planned.
+
+        They follow one another; `parent` is the name of the page before them, if there is one.
+        """
+        page_of, digest_of, parent_of = self._page_of, self._digest_of, self._parent_of
         for page, digest in zip(pages, digests, strict=True):
             if digest not in page_of:
                 page_of[digest] = page
                 digest_of[page] = digest
+                parent_of[page] = parent
+            parent = digest
 
     def release(self, pages: Sequence[int]) -> None:
         """Drop one holder from each page; the sequence's last pages are reused first."""
@@ -116,11 +128,38 @@ class PagePool:
                 else:
                     self._named[page] = None
 
+    def forget(self, pages: Iterable[int]) -> None:
+        """Drop the names of pages, and of all that were computed from what these hold."""
+        lost = {digest for page in pages if (digest := self._digest_of[page]) is not None}
+        if not lost:
+            return
+        children: dict[Digest, list[Digest]] = {}
+        for digest, page in self._page_of.items():
+            parent = self._parent_of[page]
+            if parent is None:
+                continue
+            children.setdefault(parent, []).append(digest)
+            if parent not in self._page_of:  # nobody knows what it followed
+                lost.add(digest)
+        todo = list(lost)
+        while todo:
+            following = [one for one in children.get(todo.pop(), ()) if one not in lost]
+            lost.update(following)
+            todo += following
+        self._drop_names([page for digest, page in self._page_of.items() if digest in lost])
+
     def forget_all(self) -> None:
         """Drop every name: what the pages hold can no longer be trusted."""
-        self._forget(list(self._page_of.values()))
-        self._nameless[:0] = reversed(self._named)
-        self._named.clear()
+        self._drop_names(list(self._page_of.values()))
+
+    def _drop_names(self, pages: Sequence[int]) -> None:
+        """Take names away; pages that nobody holds are then reused behind those without one."""
+        self._forget(pages)
+        gone = set(pages)
+        unheld = [page for page in self._named if page in gone]
+        self._nameless[:0] = reversed(unheld)
+        for page in unheld:
+            del self._named[page]
 
     def _forget(self, pages: Iterable[int]) -> None:
         """Take the names of pages that have one away."""

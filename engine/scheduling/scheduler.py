@@ -71,6 +71,19 @@ class StepPlan:
         """Tokens that the step computes."""
         return int((self.stops - self.starts).sum())
 
+    def only(self, chosen: NDArray[np.bool_]) -> StepPlan:
+        """Return the step of some of these spans, `chosen [S]`, in the same order."""
+        return StepPlan(
+            num_decodes=int(chosen[: self.num_decodes].sum()),
+            slots=self.slots[chosen],
+            starts=self.starts[chosen],
+            stops=self.stops[chosen],
+            num_logits=self.num_logits[chosen],
+            samples=self.samples[chosen],
+            is_scored=self.is_scored[chosen],
+            starts_anew=self.starts_anew[chosen],
+        )
+
 
 @dataclass(slots=True)
 class _Budget:
@@ -207,6 +220,7 @@ class Scheduler:
         table.num_computed[plan.slots] = plan.starts
         table.num_tokens[plan.slots] = table.num_known[plan.slots]
         table.is_through[plan.slots] = False
+        table.has_begun[plan.slots[plan.starts_anew]] = False
         self._land(plan)
 
     def note_seconds(self, plan: StepPlan, seconds: float) -> None:
@@ -230,13 +244,37 @@ class Scheduler:
     def finish(self, slot: int) -> Sequence:
         """Take a sequence out for good; its full pages are known from now until reused.
 
-        Its slot and pages are free once no step in flight holds them.
+        Those that it was to fill and did not are forgotten. Its slot and pages are free once no
+        step in flight holds them.
         """
+        table = self.table
         self._names.register_generated(slot)
-        sequence = self.table.remove(slot)
-        if not self.table.num_in_flight[slot]:
-            self.pool.release(self.table.free(slot))
-        return sequence
+        first_empty = int(table.num_computed[slot]) // self._page_size
+        self.pool.forget(table.pages[slot, first_empty : table.num_pages[slot]].tolist())
+        return self._leave(slot)
+
+    def discard(self, slot: int) -> Sequence:
+        """Take a sequence out for good whose pages may be broken: what hangs on them is forgotten.
+
+        Pages that others hold, too, stay known: these prove them.
+        """
+        table = self.table
+        pages = table.pages[slot, : table.num_pages[slot]].tolist()
+        first_empty = int(table.num_computed[slot]) // self._page_size
+        self.pool.forget(
+            page
+            for place, page in enumerate(pages)
+            if place >= first_empty or not self.pool.is_shared(page)
+        )
+        return self._leave(slot)
+
+    def plan_alone(self, sequence: Sequence) -> StepPlan:
+        """Place a sequence of one token, and return a step of nothing else.
+
+        A slot and a page must be free. `discard` takes it out again.
+        """
+        slot = self.table.place(sequence, self.pool.allocate(1), 0)
+        return self._laid_out(np.empty(0, np.int64), {slot: 1})
 
     def preempt(self, slot: int) -> None:
         """Take a sequence's slot and pages away; it waits to be recomputed."""
@@ -245,6 +283,13 @@ class Scheduler:
         self.num_preemptions += 1
         queue = self._suspects if sequence.is_suspect else self._admission
         queue.give_back(sequence)
+
+    def _leave(self, slot: int) -> Sequence:
+        """Take a sequence out; its slot and pages are free once no step in flight holds them."""
+        sequence = self.table.remove(slot)
+        if not self.table.num_in_flight[slot]:
+            self.pool.release(self.table.free(slot))
+        return sequence
 
     def _land(self, plan: StepPlan) -> None:
         """Let go of what a step in flight held of sequences that have left."""

@@ -168,7 +168,6 @@ class Sequence:
         "error",
         "finish_reason",
         "generated",
-        "is_accused",
         "is_suspect",
         "logprobs",
         "num_cached_tokens",
@@ -202,9 +201,8 @@ class Sequence:
         self.constraint_watch = None if request.constraint is None else request.constraint.begin()
         self.repetition_watch = None if request.repetition is None else request.repetition.watch()
         self.finish_reason: FinishReason = "length"  # unless something ended it before
-        self.is_suspect = False  # was in a step that failed: runs alone
-        self.is_accused = False  # in one that memory was not the matter with: fails with the next
-        self.num_failures = 0
+        self.is_suspect = False  # too often in a step that did not fit: runs alone
+        self.num_failures = 0  # steps that did not fit, and that it had to wait after
         self.error: Exception | None = None
 
     @property

@@ -16,9 +16,17 @@ from engine.contract import EngineStats
 from engine.model.encoders.network import LoadedEncoder
 from engine.model.encoders.running import TokenSequence, num_pages, run
 from engine.protocol.errors import InternalError, RequestError
+from engine.scheduling.attempts import HALF, Attempts, Reliability
 from engine.scheduling.bound import StepBound
 from engine.scheduling.encoding import EncodingRequest, EncodingResult
 from engine.scheduling.packing import pack_steps
+from engine.stepping.device_health import (
+    Failure,
+    attempt,
+    probe,
+    refuse_machine_failure,
+    run_canaries,
+)
 from engine.stepping.work import Event
 
 logger = logging.getLogger(__name__)
@@ -26,7 +34,6 @@ logger = logging.getLogger(__name__)
 # So many steps' worth of what waits is sorted at once: more makes steps more even, and lets who
 # came first wait longer.
 WINDOW_STEPS = 16
-NO_ROOM = "The engine is out of memory for this request, even when it runs alone."
 
 
 @dataclass(slots=True, eq=False)
@@ -49,6 +56,23 @@ class EncodingItem:
         """Return what all requests have in common that come to the same."""
         ids, types, skipped = self.sequence
         return ids.tobytes(), None if types is None else types.tobytes(), skipped
+
+
+@dataclass(slots=True, eq=False)
+class _Step:
+    """Groups that run together, and how often they failed."""
+
+    groups: list[_Group]
+    attempts: Attempts = field(default_factory=Attempts)
+
+    @property
+    def num_tokens(self) -> int:
+        return sum(group.num_tokens for group in self.groups)
+
+    def halves(self) -> list[_Step]:
+        """Return its groups as two steps, the first of which runs first."""
+        half = len(self.groups) // 2
+        return [_Step(groups, HALF) for groups in (self.groups[:half], self.groups[half:])]
 
 
 @dataclass(slots=True, eq=False)
@@ -80,7 +104,8 @@ class EncodingWork:
         self._bound = StepBound(max_tokens)
         self._waiting: deque[EncodingItem] = deque()
         self._urgent: deque[EncodingItem] = deque()  # those that wait and somebody waits for
-        self._steps: deque[list[_Group]] = deque()  # what is left of the window
+        self._steps: deque[_Step] = deque()  # what is left of the window
+        self._reliability = Reliability()
         self._num_running = 0
         self._num_steps = self._prompt_tokens = self._cached_tokens = 0
 
@@ -109,35 +134,38 @@ class EncodingWork:
         return item
 
     def step(self) -> list[Event[EncodingResult]] | None:
-        """Run one step and return what it brought; None when there is nothing to do."""
-        if self._urgent:
+        """Run one step and return what it brought; None when there is nothing to do.
+
+        Raises `DeviceFailed` where it fails and no request is to blame.
+        """
+        self._reliability.check()
+        if self._urgent and not (self._steps and self._steps[0].attempts.has_failed):
             self._take_in(self._urgent)
         elif not self._steps:
             self._take_in(self._waiting)
         if not self._steps:
             return None
-        groups = self._steps.popleft()
+        step = self._steps.popleft()
         self._num_steps += 1
-        try:
-            sequences = [group.sequence for group in groups]
-            values = run(self._model, self._attention, sequences).cpu().numpy()
-        except torch.OutOfMemoryError:
-            return self._make_room(groups)
-        except Exception as exc:
-            logger.exception("a step failed")
-            return self._go_on_without_culprit(groups, f"The engine failed on this request: {exc}")
+        values = attempt(lambda: self._values_of([group.sequence for group in step.groups]))
+        if isinstance(values, Failure):
+            if values.is_for_want_of_memory:
+                return self._make_room(step, values)
+            probe(self._model.device)
+            return self._try_again(step, values)
         self._bound.note_fit()
-        return self._finish(groups, values)
+        self._reliability.note_good(step.attempts)
+        return self._finish(step.groups, values)
 
     def abort(self, unwanted: AbstractSet[object]) -> None:
         """Drop items wherever they are; no event comes of them any more."""
         self._waiting = deque(item for item in self._waiting if item not in unwanted)
         self._urgent = deque(item for item in self._urgent if item not in unwanted)
-        for groups in self._steps:
-            for group in groups:
+        for step in self._steps:
+            for group in step.groups:
                 group.items = [item for item in group.items if item not in unwanted]
-        left = ([group for group in groups if group.items] for groups in self._steps)
-        self._steps = deque(groups for groups in left if groups)
+            step.groups = [group for group in step.groups if group.items]
+        self._steps = deque(step for step in self._steps if step.groups)
         self._count_running()
 
     def stats(self) -> EngineStats:
@@ -169,15 +197,27 @@ class EncodingWork:
             group.items.append(item)
         return list(groups.values())
 
-    def _packed(self, groups: list[_Group]) -> Iterable[list[_Group]]:
+    def _packed(self, groups: list[_Group]) -> Iterable[_Step]:
         lengths = np.array([group.num_tokens for group in groups], np.int64)
         steps = pack_steps(lengths, self._bound.tokens, self._max_sequences)
-        return ([groups[index] for index in step] for step in steps)
+        return (_Step([groups[index] for index in step]) for step in steps)
+
+    def _values_of(self, sequences: list[TokenSequence]) -> NDArray[np.float32]:
+        values: NDArray[np.float32] = run(self._model, self._attention, sequences).cpu().numpy()
+        return values
+
+    def _has_finite_values(self, token_id: int) -> bool:
+        """Run a step of one token of ours, and say whether its numbers are finite."""
+        self._num_steps += 1
+        values = self._values_of([TokenSequence(np.array([token_id], np.int32))])
+        return bool(np.isfinite(values).all())
 
     def _finish(
         self, groups: list[_Group], values: NDArray[np.float32]
     ) -> list[Event[EncodingResult]]:
         is_finite = [bool(np.isfinite(row).all()) for row in values]
+        if not any(is_finite):
+            run_canaries(self._has_finite_values, self._model.vocab_size)
         events = []
         for group, row, is_number in zip(groups, values, is_finite, strict=True):
             for item in group.items:
@@ -192,43 +232,49 @@ class EncodingWork:
         self._count_running()
         return events
 
-    def _make_room(self, groups: list[_Group]) -> list[Event[EncodingResult]]:
+    def _make_room(self, step: _Step, failure: Failure) -> list[Event[EncodingResult]]:
         """After a step that did not fit into memory, go on with smaller ones."""
         if self._model.device.type == "cuda":
             torch.cuda.empty_cache()
-        num_tokens = sum(group.num_tokens for group in groups)
-        if len(groups) == 1:
+        num_tokens = step.num_tokens
+        if len(step.groups) == 1:
             self._bound.restore()
-            return self._fail(groups[0], InternalError(NO_ROOM, code="out_of_memory"))
+            return self._blame(step.groups[0], failure)
         self._bound.lower(num_tokens)
         logger.warning(
             "a step of %d tokens did not fit into memory: at most %d from now on",
             num_tokens,
             self._bound.tokens,
         )
-        left = [*groups, *(group for step in self._steps for group in step)]
+        left = [*step.groups, *(group for step in self._steps for group in step.groups)]
         self._steps = deque(self._packed(left))
         self._count_running()
         return []
 
-    def _go_on_without_culprit(
-        self, groups: list[_Group], words: str
-    ) -> list[Event[EncodingResult]]:
-        """After a step that failed, run its halves; who fails alone is to blame."""
-        if len(groups) == 1:
-            return self._fail(groups[0], InternalError(words))
-        half = len(groups) // 2
-        self._steps.extendleft((groups[half:], groups[:half]))
+    def _try_again(self, step: _Step, failure: Failure) -> list[Event[EncodingResult]]:
+        """After a step that failed, run it again, then its halves; who fails alone is to blame."""
+        step.attempts = step.attempts.failed()
+        match step.attempts.next_for(len(step.groups)):
+            case "again":
+                self._steps.appendleft(step)
+            case "halves":
+                self._steps.extendleft(reversed(step.halves()))
+            case "blame":
+                return self._blame(step.groups[0], failure)
         return []
 
-    def _fail(self, group: _Group, error: RequestError) -> list[Event[EncodingResult]]:
+    def _blame(self, group: _Group, failure: Failure) -> list[Event[EncodingResult]]:
+        """Fail a group, if a step of ours goes well."""
+        refuse_machine_failure(failure)
+        run_canaries(self._has_finite_values, self._model.vocab_size)
+        error = InternalError(failure.words, code=failure.code)
         for item in group.items:
             item.error = error
         self._count_running()
         return _ended(group)
 
     def _count_running(self) -> None:
-        self._num_running = sum(len(group.items) for step in self._steps for group in step)
+        self._num_running = sum(len(group.items) for step in self._steps for group in step.groups)
 
 
 def _ended(group: _Group) -> list[Event[EncodingResult]]:

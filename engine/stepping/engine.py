@@ -55,6 +55,7 @@ class Engine(Generic[RequestT, ResultT]):
         self._inbox: queue.SimpleQueue[_Call[RequestT, ResultT] | None] = queue.SimpleQueue()
         self._call_of: dict[Item[ResultT], _Call[RequestT, ResultT]] = {}
         self._is_closed = False
+        self._failure: str | None = None  # why the thread has ended, unless it was closed
         self._has_left = False  # some caller has, since the thread last looked
         # Loading runs in the thread that runs steps: OpenMP keeps workers for each thread that ever
         # computed, and with more of them than cores they sleep between operations instead of spin.
@@ -79,7 +80,7 @@ class Engine(Generic[RequestT, ResultT]):
         self._inbox.put(call)
         try:
             if self._is_closed:  # asked last: the thread may have emptied its inbox before
-                raise EngineClosed("the engine is closed")
+                raise EngineClosed(self._failure or "the engine is closed")
             while num_open:
                 news = await call.arrived.get()
                 if isinstance(news, Exception):
@@ -105,7 +106,12 @@ class Engine(Generic[RequestT, ResultT]):
         return [finished[place].result() for place in range(len(requests))]
 
     def stats(self) -> EngineStats:
-        """Return a snapshot of the work; callable from any thread."""
+        """Return a snapshot of the work; callable from any thread.
+
+        Raises `EngineError` once nothing can be done any more, though nobody may have closed it.
+        """
+        if self._failure is not None:
+            raise EngineClosed(self._failure)
         return self._work.stats()
 
     def close(self) -> None:
@@ -130,10 +136,12 @@ class Engine(Generic[RequestT, ResultT]):
         reason = "the engine was closed"
         try:
             self._step_until_closed()
+        except EngineError as exc:
+            reason = self._failure = f"the engine stopped: {exc}"
+            logger.error(reason)  # noqa: TRY400 - which says all that there is
         except BaseException as exc:  # whoever waits must hear of it: a silent thread is a hang
+            reason = self._failure = f"the engine stopped: {type(exc).__name__}: {exc}"
             logger.exception("the engine stopped")
-            words = str(exc) if isinstance(exc, EngineError) else f"{type(exc).__name__}: {exc}"
-            reason = f"the engine stopped: {words}"
         self._is_closed = True
         self._end(at_end)
         calls = set(self._call_of.values())

@@ -5,26 +5,31 @@ from __future__ import annotations
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from collections.abc import Set as AbstractSet
 from functools import partial
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from engine.contract import EngineStats
-from engine.errors import EngineError
 from engine.kernels.step import on_device
 from engine.protocol.errors import InternalError, RequestError
 from engine.scheduling.failures import Failures
 from engine.scheduling.scheduler import Scheduler, StepPlan
 from engine.scheduling.sequence import (
     REPETITION_DETECTED,
+    Sampling,
     Sequence,
     SequenceRequest,
     SequenceResult,
+)
+from engine.stepping.device_health import (
+    Failure,
+    attempt,
+    refuse_machine_failure,
+    run_canaries,
 )
 from engine.stepping.masks import MaskThreads
 from engine.stepping.repeats import Repeats
@@ -34,18 +39,6 @@ from engine.stepping.scores import StepScores
 from engine.stepping.work import Event
 
 logger = logging.getLogger(__name__)
-
-T = TypeVar("T")
-
-OUT_OF_MEMORY = "out_of_memory"
-NO_ROOM = "The engine is out of memory for this request, even when it runs alone."
-
-
-class _Failure(NamedTuple):
-    """What went wrong with a step, in words for the one request that may be to blame."""
-
-    words: str
-    code: str = "internal_error"
 
 
 class _Flight(NamedTuple):
@@ -81,6 +74,9 @@ class GenerationWork:
         self._masks = MaskThreads(scheduler.table, vocab_size)
         self._steps_ahead = steps_ahead
         self._flights: deque[_Flight] = deque()  # oldest first
+        self._accused: list[Sequence] = []  # out for good, with an error that nobody heard of yet
+        self._failed: tuple[Failure, list[StepPlan]] | None = None  # and is not followed up yet
+        self._vocab_size = vocab_size
         # True for ids that any sequence ever stops at: most steps then need no look at any set.
         self._may_stop = np.zeros(vocab_size, np.bool_)
         self._collected_at = 0.0
@@ -114,23 +110,36 @@ class GenerationWork:
         return sequence
 
     def step(self) -> list[Event[SequenceResult]] | None:
-        """Launch a step, collect one, or both; None when there is nothing to do."""
-        plan = self._scheduler.plan()
+        """Launch a step, collect one, or both; None when there is nothing to do.
+
+        Raises `DeviceFailed` where steps fail and no sequence is to blame.
+        """
+        if self._failed is not None:
+            failure, self._failed = self._failed, None
+            self._follow_up(*failure)
+        if self._accused:
+            return self._collect_all() if self._flights else self._judge()
+        part = self._failures.next_part()
+        plan = part or self._scheduler.plan()
         if plan is None:
             return self._collect_oldest() if self._flights else None
         self._num_steps += 1
-        flight = _attempt(partial(self._launch, plan))
-        if isinstance(flight, _Failure):
-            events = []
-            while self._flights:  # which have nothing to do with it
-                events += self._collect_oldest()
-            return events + self._follow_up(flight, [plan])
+        flight = attempt(partial(self._launch, plan))
+        if isinstance(flight, Failure):
+            events = self._collect_all()  # which have nothing to do with it
+            if events:  # they are told, whatever follows
+                self._failed = flight, [plan]
+            else:
+                self._follow_up(flight, [plan])
+            return events
         self._flights.append(flight)
         self._scheduler.launch(plan)
-        return self._collect_oldest() if len(self._flights) > self._steps_ahead else []
+        is_due = part is not None or len(self._flights) > self._steps_ahead
+        return self._collect_oldest() if is_due else []
 
     def abort(self, unwanted: AbstractSet[object]) -> None:
         """Drop sequences wherever they are; no event comes of them any more."""
+        self._accused = [one for one in self._accused if one not in unwanted]
         left_alone = self._repeats.drop(unwanted)
         self._scheduler.drop(unwanted)
         for sequence in left_alone:
@@ -174,14 +183,21 @@ class GenerationWork:
         return _Flight(plan, launched_at, masks.failed, scores, readout)
 
     def _collect_oldest(self) -> list[Event[SequenceResult]]:
-        arrived = _attempt(self._flights[0].readout.wait)
-        if isinstance(arrived, _Failure):
+        arrived = attempt(self._flights[0].readout.wait)
+        if isinstance(arrived, Failure):
             lost = [flight.plan for flight in self._flights]  # each needs what the one before made
             self._flights.clear()
             for plan in reversed(lost):
                 self._scheduler.undo(plan)
-            return self._follow_up(arrived, lost)
+            self._follow_up(arrived, lost)
+            return []
         return self._take_in(self._flights.popleft(), *arrived)
+
+    def _collect_all(self) -> list[Event[SequenceResult]]:
+        events = []
+        while self._flights:
+            events += self._collect_oldest()
+        return events
 
     def _take_in(
         self,
@@ -207,34 +223,60 @@ class GenerationWork:
         for slot, token_id in zip(slots[told].tolist(), token_ids[told].tolist(), strict=True):
             events.append(_next_event(table.sequence(slot), [token_id], is_finished=False))
         for row in np.flatnonzero(is_done).tolist():
-            sequence = self._scheduler.finish(int(slots[row]))
+            # Whoever begins alike would read what broke it.
+            leave = self._scheduler.discard if is_broken[row] else self._scheduler.finish
+            sequence = leave(int(slots[row]))
+            self._prompt_tokens += len(sequence.request.prompt_ids)
+            self._cached_tokens += sequence.num_cached_tokens
             if is_broken[row]:
-                self._pool.forget_all()  # else whoever begins alike would read what broke it
                 sequence.error = InternalError(
                     "The model's logits for this request are not finite."
                 )
             elif row in flight.failed:
                 sequence.error = flight.failed[row]
-            self._prompt_tokens += len(sequence.request.prompt_ids)
-            self._cached_tokens += sequence.num_cached_tokens
-            events += self._ended(sequence)
-        self._failures.note_success(flight.plan)
+            if is_broken.all():  # nothing of the step speaks for the device
+                self._accused.append(sequence)
+            else:
+                events += self._ended(sequence)
+        self._failures.note_success()
         now = time.monotonic()
         self._scheduler.note_seconds(flight.plan, now - max(flight.launched_at, self._collected_at))
         self._collected_at = now
         return events
 
-    def _follow_up(self, failure: _Failure, plans: list[StepPlan]) -> list[Event[SequenceResult]]:
-        """Let the sequences of steps that are lost go on in another way, but for a culprit."""
-        if failure.code == OUT_OF_MEMORY:
+    def _follow_up(self, failure: Failure, plans: list[StepPlan]) -> None:
+        """Let the sequences of steps that are lost go on in another way, but for a culprit.
+
+        Raises `DeviceFailed` where it is plain that none of them is.
+        """
+        if failure.is_for_want_of_memory:
             self._runner.free_memory()
             culprit = self._failures.make_room(plans)
         else:
-            culprit = self._failures.start_over(plans)
+            self._runner.probe()
+            culprit = self._failures.retry(plans)
         if culprit is None:
-            return []
+            return
+        refuse_machine_failure(failure)
         culprit.error = InternalError(failure.words, code=failure.code)
-        return self._ended(culprit)
+        self._accused.append(culprit)
+
+    def _judge(self) -> list[Event[SequenceResult]]:
+        """Let the accused end with their errors, if a step of ours goes well."""
+        run_canaries(self._has_finite_logits, self._vocab_size)
+        accused, self._accused = self._accused, []
+        return [event for sequence in accused for event in self._ended(sequence)]
+
+    def _has_finite_logits(self, token_id: int) -> bool:
+        """Run a step of one token of ours, and say whether its logits are finite."""
+        self._num_steps += 1
+        canary = Sequence(SequenceRequest([token_id], 1, Sampling(temperature=0)), -1)
+        plan = self._scheduler.plan_alone(canary)
+        try:
+            _, is_broken, *_ = self._launch(plan).readout.wait()
+        finally:
+            self._scheduler.discard(int(plan.slots[0]))
+        return not is_broken.any()
 
     def _ended(self, sequence: Sequence) -> list[Event[SequenceResult]]:
         """Return the last events of a sequence and of those that repeat it."""
@@ -273,24 +315,6 @@ class GenerationWork:
         sequence.finish_reason = "stop" if has_stopped else "repetition"
         sequence.stop_reason = reason if has_stopped else REPETITION_DETECTED
         return True
-
-
-def _attempt(call: Callable[[], T]) -> T | _Failure:
-    """Do what the device may fail at; whatever one request does there, the others go on.
-
-    What ends the engine is raised.
-
-    What is returned holds no frame of an exception, and so no tensor of the step.
-    """
-    try:
-        return call()
-    except EngineError:
-        raise
-    except torch.OutOfMemoryError:
-        return _Failure(NO_ROOM, OUT_OF_MEMORY)
-    except Exception as exc:
-        logger.exception("a step failed")
-        return _Failure(f"The engine failed on this request: {exc}")
 
 
 def _next_event(

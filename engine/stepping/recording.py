@@ -86,7 +86,6 @@ class Window:
     sum_logprobs: float = 0.0
     no_speech_prob: float = 0.0
     is_done: bool = False
-    is_suspect: bool = False  # was in a step that failed: runs alone
 
     @property
     def written(self) -> list[int]:
@@ -110,8 +109,7 @@ class Window:
         return functional.pad(own, (0, num_frames - own.shape[1]))
 
     def start_over(self) -> None:
-        """Forget what was computed and written, for another time, alone."""
-        self.is_suspect = True
+        """Forget what was computed and written, for another time."""
         self.tokens, self.num_prompt, self.num_computed, self.slot = [], 0, 0, -1
         self.states, self.sum_logprobs, self.is_done = None, 0.0, False
 

@@ -17,6 +17,7 @@ from engine.kernels.step import Step
 from engine.model.network import LoadedModel
 from engine.scheduling.scheduler import StepPlan
 from engine.scheduling.table import SequenceTable
+from engine.stepping.device_health import probe
 from engine.stepping.graphs import Graphs
 from engine.stepping.ids import DeviceIds
 from engine.stepping.pictures import ShownPictures
@@ -98,6 +99,10 @@ class Runner:
     def check(self) -> None:
         """Raise what no step can go on after; from any thread."""
         self._model.check()
+
+    def probe(self) -> None:
+        """Raise `DeviceFailed` where the device computes nothing any more."""
+        probe(self._model.device)
 
     @torch.inference_mode()
     def run(self, plan: StepPlan) -> Tensor:

@@ -6,6 +6,7 @@ import logging
 from collections import deque
 from collections.abc import Callable
 from collections.abc import Set as AbstractSet
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -16,21 +17,36 @@ from engine.contract import EngineStats
 from engine.model.speech.architecture import Steering
 from engine.model.speech.runner import SpeechRunner, TextStep
 from engine.protocol.errors import InternalError
+from engine.scheduling.attempts import HALF, Attempts, Reliability
 from engine.scheduling.speech import SpeechRequest, SpeechResult
+from engine.stepping.device_health import (
+    Failure,
+    attempt,
+    probe,
+    refuse_machine_failure,
+    run_canaries,
+)
 from engine.stepping.recording import Recording, Script, Window
 from engine.stepping.speech_rules import Place, SpeechRules
 from engine.stepping.work import Event
 
 logger = logging.getLogger(__name__)
 
-NO_ROOM = "The engine is out of memory for this recording, even when it runs alone."
+
+@dataclass(slots=True, eq=False)
+class _Suspects:
+    """Windows of a step that failed, which run with nothing beside them."""
+
+    windows: list[Window]
+    attempts: Attempts
 
 
 class SpeechWork:
     """Recordings in by `add`, what was said out of `step`.
 
     Up to `num_slots` windows are written at a time, each recording's one after the other. Those of
-    a step that failed are written again, each alone; one that fails alone is to blame.
+    a step that failed are written again with nothing beside them, together, then in halves; one
+    that fails alone is to blame, where a window of ours does not fail as well.
     """
 
     def __init__(
@@ -53,7 +69,8 @@ class SpeechWork:
         self._waiting: deque[Recording] = deque()
         self._urgent: deque[Recording] = deque()  # those that wait and somebody waits for
         self._running: list[Window] = []
-        self._suspects: deque[Window] = deque()  # of a step that failed: each runs alone
+        self._suspects: deque[_Suspects] = deque()
+        self._reliability = Reliability()
         self._num_steps = 0
         self._prompt_tokens = self._output_tokens = 0
 
@@ -66,23 +83,31 @@ class SpeechWork:
         return recording
 
     def step(self) -> list[Event[SpeechResult]] | None:
-        """Hear some windows, write a token of each that runs; None when there is nothing to do."""
+        """Hear some windows, write a token of each that runs; None when there is nothing to do.
+
+        Raises `DeviceFailed` where that fails and no recording is to blame.
+        """
+        self._reliability.check()
         if not (self._waiting or self._urgent or self._running or self._suspects):
             return None
         self._num_steps += 1
         if self._suspects:
-            return self._step_alone()
+            return self._step_apart()
         newcomers = self._newcomers()
         self._running += newcomers
         self._attempt(newcomers, self._hear)
         self._attempt([window for window in self._running if not window.is_done], self._write)
+        if not self._suspects:
+            self._reliability.note_good()
         return self._finish()
 
     def abort(self, unwanted: AbstractSet[object]) -> None:
         """Drop recordings wherever they are; no event comes of them any more."""
         self._waiting = deque(one for one in self._waiting if one not in unwanted)
         self._urgent = deque(one for one in self._urgent if one not in unwanted)
-        self._suspects = deque(one for one in self._suspects if one.recording not in unwanted)
+        for group in self._suspects:
+            group.windows = [one for one in group.windows if one.recording not in unwanted]
+        self._suspects = deque(group for group in self._suspects if group.windows)
         for window in [one for one in self._running if one.recording in unwanted]:
             self._leave(window)
 
@@ -91,7 +116,9 @@ class SpeechWork:
         running = len(self._running)
         return EngineStats(
             running=running,
-            waiting=len(self._waiting) + len(self._urgent) + len(self._suspects),
+            waiting=len(self._waiting)
+            + len(self._urgent)
+            + sum(len(group.windows) for group in self._suspects),
             kv_cache_usage=running / self._num_slots,
             prompt_tokens=self._prompt_tokens,
             output_tokens=self._output_tokens,
@@ -112,45 +139,81 @@ class SpeechWork:
             newcomers.append(window)
         return newcomers
 
-    def _step_alone(self) -> list[Event[SpeechResult]]:
-        """Write a whole window with nothing beside it."""
-        window = self._suspects.popleft()
-        window.slot = self._free_slots.pop()  # its own became free when it failed
-        self._script.begin(window)
-        others, self._running = self._running, [window]
-        self._attempt([window], self._write_to_the_end)
+    def _step_apart(self) -> list[Event[SpeechResult]]:
+        """Write windows of a step that failed to their ends, with nothing beside them."""
+        group = self._suspects.popleft()
+        for window in group.windows:
+            window.slot = self._free_slots.pop()  # its own became free when it failed
+            self._script.begin(window)
+        others, self._running = self._running, list(group.windows)
+        self._attempt(group.windows, self._write_to_the_end, group.attempts)
         events = self._finish()
         self._running = others
         return events
 
     def _write_to_the_end(self, windows: list[Window]) -> None:
-        self._hear(windows)
-        while not windows[0].is_done:
-            self._write(windows)
+        at_once = self._runner.windows_at_once
+        for start in range(0, len(windows), at_once):
+            self._hear(windows[start : start + at_once])
+        while left := [window for window in windows if not window.is_done]:
+            self._write(left)
 
-    def _attempt(self, windows: list[Window], call: Callable[[list[Window]], None]) -> None:
-        """Do what may fail: some windows are then written again, each alone; a single one is done.
+    def _attempt(
+        self,
+        windows: list[Window],
+        call: Callable[[list[Window]], None],
+        attempts: Attempts | None = None,
+    ) -> None:
+        """Do what may fail, as often as `attempts` say before: windows are then written again.
 
-        What its recording is told holds no frame of an exception, and so no tensor of the step.
+        What a recording is told holds no frame of an exception, and so no tensor of the step.
         """
-        error = None
-        try:
-            if windows:
-                call(windows)
-        except torch.OutOfMemoryError:
-            error = InternalError(NO_ROOM, code="out_of_memory")
-        except Exception as exc:
-            logger.exception("a step failed")
-            error = InternalError(f"The engine failed on this recording: {exc}")
-        if error is None:
+        failure = self._failure_of(lambda: call(windows)) if windows else None
+        if failure is None:
+            if attempts is not None:
+                self._reliability.note_good(attempts)
             return
-        if windows[0].is_suspect:
-            windows[0].recording.error, windows[0].is_done = error, True
+        tried = Attempts(has_failed=True) if attempts is None else attempts.failed()
+        follows = tried.next_for(len(windows))
+        if failure.is_for_want_of_memory:
+            follows = "halves" if len(windows) > 1 else "blame"
+        if follows == "blame" and attempts is not None:
+            (window,) = windows
+            self._blame(window, failure)
             return
         for window in windows:
             self._leave(window)
             window.start_over()
-        self._suspects += windows
+        half = len(windows) // 2
+        groups = [windows[:half], windows[half:]] if follows == "halves" and half else [windows]
+        tried = HALF if follows == "halves" else tried
+        self._suspects.extendleft(_Suspects(group, tried) for group in reversed(groups))
+
+    def _failure_of(self, call: Callable[[], None]) -> Failure | None:
+        """Return what goes wrong; raises `DeviceFailed` where the device computes no more."""
+        failure = attempt(call, "recording")
+        if failure is not None and not failure.is_for_want_of_memory:
+            probe(self._runner.network.device)
+        return failure
+
+    def _blame(self, window: Window, failure: Failure) -> None:
+        """Fail the recording of a window, if one of ours does not fail in its place."""
+        refuse_machine_failure(failure)
+        self._run_canaries(window.slot)
+        window.recording.error = InternalError(failure.words, code=failure.code)
+        window.is_done = True
+
+    def _run_canaries(self, slot: int) -> None:
+        """Hear silence in a slot, and compute one token of its text; raises `DeviceFailed`."""
+        silence = self._extractor.features(np.zeros(1, np.float32))
+
+        def is_finite(token_id: int) -> bool:
+            self._runner.hear([slot], silence[None])
+            zero, one = np.zeros(1, np.int64), np.ones(1, np.int64)
+            step = TextStep(np.array([slot]), zero, one, np.array([token_id], np.int32), zero)
+            return bool(self._runner.write(step).isfinite().any())
+
+        run_canaries(is_finite, self._steering.start)
 
     def _leave(self, window: Window) -> None:
         """Give a window's slot back."""
@@ -232,6 +295,8 @@ class SpeechWork:
             for window in windows
         ]
         chosen = self._rules.choose(logits, places)
+        if chosen.is_broken.all():  # nothing of the step speaks for the device
+            self._run_canaries(windows[0].slot)
         columns = (column.tolist() for column in chosen)
         for window, token, logprob, is_broken in zip(windows, *columns, strict=True):
             if is_broken:
@@ -263,12 +328,19 @@ class SpeechWork:
         return events
 
     def _take_in(self, window: Window) -> None:
-        try:
-            looks = None
+        looks = None
+
+        def look() -> None:
+            nonlocal looks
             if window.states is not None:
                 heads = self._steering.alignment_heads
                 looks = self._runner.looks(window.slot, window.tokens[:-1], window.states, heads)
-                window.states = None
+
+        if self._failure_of(look) and (failure := self._failure_of(look)):
+            self._blame(window, failure)
+            return
+        window.states = None
+        try:
             self._script.take_in(window, looks)
         except Exception as exc:
             logger.exception("a window could not be taken in")

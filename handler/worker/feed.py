@@ -10,6 +10,7 @@ from engine.batchfile.lines import RawLine
 from engine.process.frames import Row
 from handler.worker.gpu_time import GpuTime
 from handler.worker.link import EngineDied
+from handler.worker.proof import Canary
 from handler.worker.shard.shard_run import ShardRun
 
 MAX_OWNED = 3
@@ -26,8 +27,8 @@ class Feed:
     """Keeps one engine full, for as long as it lives. `runs` is shared with its owner.
 
     `died` gets the reason once the engine has died, `hungry` is set while another shard is wanted.
-    An engine that has answered nothing yet runs the `known` line before any suspect: if it dies of
-    that it `is_broken`, and no line of anybody is to blame.
+    The `canary` runs before all lines: if the engine dies of it, or its row is not what it must be,
+    the machine `is_broken`, and no line of anybody is to blame.
     """
 
     def __init__(
@@ -38,7 +39,7 @@ class Feed:
         *,
         max_inflight: int,
         max_held_bytes: int,
-        known: bytes | None = None,
+        canary: Canary | None = None,
     ) -> None:
         self._engine = engine
         self._runs = runs
@@ -47,9 +48,9 @@ class Feed:
         self._max_held_bytes = max_held_bytes
         self.num_answered = 0
         self.is_broken = False
-        self._known = known
-        self._is_proved = False
-        self._proving: asyncio.Task[Row] | None = None
+        self._canary = canary
+        self._is_proved = canary is None
+        self._proving: asyncio.Task[None] | None = None
         self._is_open = True
         self._num_inflight = 0
         self._inflight_bytes = 0
@@ -62,11 +63,10 @@ class Feed:
     def admit(self) -> None:
         """Give the engine what it may have now; called whenever something has changed."""
         self._gpu_time.share()
-        while self._is_open and self._has_room():
+        if self._is_open and self._canary is not None and self._proving is None:
+            self._begin_proof(self._canary)
+        while self._is_open and self._is_proved and self._has_room():
             run = self._next_run()
-            if run is not None and run.agenda.is_exclusive and self._known and not self._is_proved:
-                self._begin_proof(self._known)
-                break
             line = run.agenda.take() if run is not None else None
             if run is None or line is None:
                 break
@@ -121,23 +121,28 @@ class Feed:
         run.requests.add(request)
         request.add_done_callback(lambda task: self._done(run, line, task))
 
-    def _begin_proof(self, known: bytes) -> None:
+    def _begin_proof(self, canary: Canary) -> None:
         self._num_inflight += 1
         self._idle.clear()
-        self._proving = asyncio.create_task(self._engine.fetch_row(1, 0, known))
+        self._proving = asyncio.create_task(self._prove(canary))
         self._proving.add_done_callback(self._proved)
 
-    def _proved(self, task: asyncio.Task[Row]) -> None:
-        self._is_proved = True
+    async def _prove(self, canary: Canary) -> None:
+        """Run the canary; raises EngineDied where it is not well."""
+        fault = canary.fault_in(await self._engine.fetch_row(1, 0, canary.line))
+        if fault is not None:
+            raise EngineDied(fault)
+
+    def _proved(self, task: asyncio.Task[None]) -> None:
         self._num_inflight -= 1
         failure = None if task.cancelled() else task.exception()
+        self._is_proved = failure is None
         self.is_broken = isinstance(failure, EngineDied)
         self._go_on_after(failure)
 
     async def _run_line(self, run: ShardRun, line: RawLine) -> None:
         row = await self._engine.fetch_row(line.number, run.batch.created_at, line.data)
         self.num_answered += 1
-        self._is_proved = True
         self._gpu_time.share()
         run.finish(line, row)
 

@@ -1,17 +1,50 @@
-"""A line that every engine can run: one that dies of it is on a machine that is broken."""
+"""Canary: a line that every engine can run, which proves a machine before it runs others.
+
+An engine that dies of it, fails it or says something else than the first engine of the same worker
+did is on a machine that is broken.
+"""
 
 from __future__ import annotations
 
 import base64
 import io
+import math
 import wave
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from typing import Any, Final
 
-from pydantic_core import to_json
+from pydantic_core import from_json, to_json
+
+from engine.process.frames import Row
 
 _RATE: Final = 16_000
 _TEXT: Final = "The tide comes in."
+# Two engines of one machine may sum in another order; numbers of a broken one are far off.
+_MOST_DISTANCE: Final = 0.1
+
+
+class Canary:
+    """A known line, and what it came to when it was run first."""
+
+    def __init__(self, line: bytes) -> None:
+        self.line = line
+        self._outcome: str | list[float] | None = None
+
+    def fault_in(self, row: Row) -> str | None:
+        """Return what is wrong with the machine by the line's row; remember the first good one.
+
+        A row that refuses the line says nothing of the machine.
+        """
+        response = from_json(row.row)["response"]
+        if not row.is_success:
+            status = response["status_code"]
+            return f"a known line failed with status {status}" if status >= 500 else None
+        outcome = _outcome_of(response["body"])
+        if self._outcome is None:
+            self._outcome = outcome
+        elif not _are_alike(self._outcome, outcome):
+            return "a known line came to something else than before"
+        return None
 
 
 def known_line(endpoints: Collection[str]) -> bytes | None:
@@ -30,6 +63,34 @@ def _bodies() -> dict[str, dict[str, Any]]:
         "/v1/score": {"text_1": _TEXT, "text_2": _TEXT},
         "/v1/audio/transcriptions": {"file_url": f"data:audio/wav;base64,{_second_of_silence()}"},
     }
+
+
+def _outcome_of(body: dict[str, Any]) -> str | list[float] | None:
+    """Return what a known line came to, in the form of its endpoint."""
+    if body.get("choices"):
+        return str(body["choices"][0].get("text"))
+    if body.get("data"):
+        first = body["data"][0]
+        values: list[float] = first["embedding"] if "embedding" in first else [first["score"]]
+        return values
+    return body.get("text")
+
+
+def _are_alike(before: str | list[float], now: str | list[float] | None) -> bool:
+    """Say whether two outcomes are the same but for rounding: the same first word, or numbers."""
+    if isinstance(before, str) or not isinstance(now, list):
+        return isinstance(before, str) and isinstance(now, str) and _word(before) == _word(now)
+    return len(before) == len(now) and _distance(before, now) <= _MOST_DISTANCE * math.hypot(
+        *before, 1e-6
+    )
+
+
+def _word(text: str) -> list[str]:
+    return text.split()[:1]
+
+
+def _distance(before: Sequence[float], now: Sequence[float]) -> float:
+    return math.dist(before, now)
 
 
 def _second_of_silence() -> str:

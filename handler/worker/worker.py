@@ -22,7 +22,7 @@ from handler.worker.feed import Engine, Feed
 from handler.worker.gpu_time import GpuTime
 from handler.worker.heartbeat import Heartbeat
 from handler.worker.link import EngineDied, EngineFailed
-from handler.worker.proof import known_line
+from handler.worker.proof import Canary, known_line
 from handler.worker.shard.agenda import Verdict
 from handler.worker.shard.claim import claim_shard, note_engine
 from handler.worker.shard.doorbell import Doorbell
@@ -46,7 +46,7 @@ MAX_FAILED_STARTS = 5
 
 
 class MachineBroken(HandlerError):
-    """An engine has died of a line that any can run: what other lines do here says nothing."""
+    """An engine cannot run a line that any can: what other lines do here says nothing."""
 
     code = "machine_broken"
 
@@ -89,6 +89,7 @@ class Worker:
         self._name = f"{socket.gethostname()}-{os.getpid()}"
         self._num_barren_lives = 0
         self._num_failed_starts = 0
+        self._canary: Canary | None = None
 
     def stop(self) -> None:
         """Take no more work, finish or give back what there is, and return from `run`."""
@@ -187,8 +188,9 @@ class Worker:
             self._gpu_time,
             max_inflight=config.inflight_for(engine.max_num_seqs),
             max_held_bytes=config.max_held_bytes,
-            known=known_line(engine.endpoints),
+            canary=self._canary_for(engine),
         )
+        feed.admit()
         info = EngineInfo(engine.revision, engine.engine_version)
         receiving = asyncio.create_task(self._receive(feed, info))
         stopped = asyncio.create_task(self._stopped.wait())
@@ -203,6 +205,13 @@ class Worker:
                     await asyncio.wait_for(feed.drained(), config.grace_seconds)
             await self._end_runs(feed)
         return self._take_note_of(feed)
+
+    def _canary_for(self, engine: LoadedEngine) -> Canary | None:
+        """Return the canary of this worker, the same in all lives of its engine."""
+        line = known_line(engine.endpoints)
+        if self._canary is None and line is not None:
+            self._canary = Canary(line)
+        return self._canary
 
     async def _receive(self, feed: Feed, info: EngineInfo) -> None:
         """Take shards as the feed wants them; return when there was nothing to do for long.

@@ -18,6 +18,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from engine.errors import DeviceFailed
 from engine.scheduling.scheduler import StepPlan
 from engine.scheduling.sequence import Sequence
 from engine.scheduling.table import SequenceTable
@@ -93,6 +94,8 @@ class PagedModel:
         self.plans: list[StepPlan] = []
         self.violations: list[AssertionError] = []
         self.num_memory_freed = 0
+        self.num_probes = 0
+        self.is_gone = False  # fails whatever it is asked, a probe too
         self.num_layers = 0
         self.kept_ids = None
         self._table = table
@@ -103,6 +106,12 @@ class PagedModel:
 
     def check(self) -> None:
         """Raise nothing: it is never lost."""
+
+    def probe(self) -> None:
+        """Raise what the device has failed with for good, if anything."""
+        self.num_probes += 1
+        if self.is_gone:
+            raise DeviceFailed("the device has failed")
 
     def free_memory(self) -> None:
         """Count the calls."""

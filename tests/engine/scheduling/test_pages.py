@@ -153,6 +153,45 @@ def test_forgetting_all_keeps_the_holders() -> None:
     assert pool.lookup([b"a"]) == [held]
 
 
+def chain(pool: PagePool, names: list[bytes], parent: bytes | None = None) -> list[int]:
+    """Allocate pages that follow one another, and name them."""
+    pages = pool.allocate(len(names))
+    pool.register(pages, names, parent)
+    return pages
+
+
+def test_forgetting_a_page_forgets_what_was_computed_from_it() -> None:
+    """Whoever holds that; what it follows is known still, and what is beside it."""
+    pool = PagePool(8)
+    first = chain(pool, [b"a", b"ab", b"abc"])
+    beside = chain(pool, [b"abd", b"abde"], b"ab")
+    other = chain(pool, [b"x"])
+    pool.release(beside)
+    pool.forget([first[1]])
+    assert pool.lookup([b"a", b"ab"]) == first[:1]
+    assert [pool.lookup([name]) for name in (b"abc", b"abd", b"abde")] == [[], [], []]
+    assert pool.lookup([b"x"]) == other
+    assert pool.num_free == 4
+    assert sorted(pool.allocate(4)) == sorted(set(range(8)) - {*first, *other})
+
+
+def test_forgetting_forgets_what_followed_a_page_that_was_reused() -> None:
+    """Once that is computed anew, the page behind it would be found again, as it was."""
+    pool = PagePool(3)
+    first = chain(pool, [b"a", b"ab", b"abc"])
+    pool._drop_names([first[1]])
+    pool.forget([first[0]])
+    assert pool._page_of == {}
+
+
+def test_pages_without_a_name_are_forgotten_already() -> None:
+    """Nothing else is touched."""
+    pool = PagePool(3)
+    (known,) = chain(pool, [b"a"])
+    pool.forget(pool.allocate(1))
+    assert pool.lookup([b"a"]) == [known]
+
+
 @pytest.mark.parametrize("num_pages", [1, 5])
 def test_everything_can_be_allocated_and_nothing_more(num_pages: int) -> None:
     """`can_allocate` says just what `allocate` does."""
@@ -235,6 +274,15 @@ class PoolAgainstLists(RuleBasedStateMachine):
             if not self.holders(page):
                 place = len(self.free) if self.names(page) else 0
                 self.free.insert(place, page)
+
+    @precondition(lambda self: any(self.held))
+    @rule(data=st.data())
+    def forget(self, data: st.DataObject) -> None:
+        """Lose the names of some pages that are held; each here follows none."""
+        pages = sorted({page for pages in self.held for page in pages})
+        lost = data.draw(st.lists(st.sampled_from(pages), max_size=2))
+        self.pool.forget(lost)
+        self.known = {name: page for name, page in self.known.items() if page not in lost}
 
     @rule()
     def forget_all(self) -> None:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from itertools import pairwise
+from itertools import count, pairwise
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from engine.errors import DeviceFailed
 from engine.kernels.attention import AttentionBackend, AttentionShape
 from engine.kernels.reference import ReferenceAttention
 from engine.kernels.step import Step
@@ -33,6 +35,7 @@ class Sums:
     def __init__(self, check: Check) -> None:
         self.num_layers_begun = 0
         self.steps: list[list[list[int]]] = []
+        self.bias = 0.0
         self._check = check
 
     def encode(self, step: Step, type_ids: Tensor | None, attention: AttentionBackend) -> Tensor:
@@ -44,7 +47,8 @@ class Sums:
         self.steps.append([ids[start:stop] for start, stop in pairwise(starts)])
         self._check(self.steps[-1])
         types = torch.zeros_like(step.token_ids) if type_ids is None else type_ids
-        return torch.stack([step.token_ids, types], dim=1).float()[step.logit_rows]
+        hidden = torch.stack([step.token_ids, types], dim=1).float()[step.logit_rows]
+        return hidden + self.bias
 
 
 def made(
@@ -157,6 +161,60 @@ def test_who_breaks_a_step_is_alone_to_blame() -> None:
     assert [item.result().values[0] for item in items if item is not items[3]] == [
         *(10, 11, 12, 14, 15, 16, 17)
     ]
+
+
+def test_a_failure_that_passes_costs_one_step() -> None:
+    """The step runs again as it was."""
+    failures = [RuntimeError("once")]
+
+    def check(_: list[list[int]]) -> None:
+        if failures:
+            raise failures.pop()
+
+    work, network = made(check)
+    items = added(work, *([n] for n in range(10, 18)))
+    assert set(finished(work)) == set(items)
+    assert [len(step) for step in network.steps] == [8, 8]
+
+
+@pytest.mark.parametrize(
+    "error", [RuntimeError("CUDA error"), torch.OutOfMemoryError(), OSError(28, "No space left")]
+)
+def test_a_device_that_fails_every_step_ends_the_engine_and_fails_nobody(error: Exception) -> None:
+    """No item has an error, since a step of ours fails as well."""
+
+    def check(_: list[list[int]]) -> None:
+        raise error
+
+    work, _ = made(check)
+    items = added(work, *([n] for n in range(10, 18)))
+    with pytest.raises(DeviceFailed):
+        finished(work)
+    assert not any(item.error for item in items)
+
+
+def test_a_device_that_fails_every_second_step_is_given_up() -> None:
+    """Each passes, so that nobody is to blame; but its numbers are not to be relied on."""
+    number = count()
+
+    def check(_: list[list[int]]) -> None:
+        if next(number) % 2 == 0:
+            raise RuntimeError("flaky")
+
+    work, _ = made(check)
+    items = added(work, *([n] * LONGEST for n in range(40)))
+    with pytest.raises(DeviceFailed, match="cannot be relied on"):
+        finished(work)
+    assert not any(item.error for item in items)
+
+
+def test_a_model_that_gives_no_finite_number_ends_the_engine() -> None:
+    """As it does for a token of ours."""
+    work, network = made()
+    network.bias = math.nan
+    added(work, [1], [2])
+    with pytest.raises(DeviceFailed, match="not finite"):
+        finished(work)
 
 
 def test_a_step_that_does_not_fit_is_followed_by_smaller_ones() -> None:

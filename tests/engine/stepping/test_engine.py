@@ -59,6 +59,20 @@ async def test_what_ends_an_engine_is_said_in_its_own_words() -> None:
     assert ended == ["once"]
 
 
+async def test_who_asks_an_engine_that_has_ended_hears_why() -> None:
+    """Its statistics, too: whoever watches them learns of it, though nobody asks for anything."""
+    rig = Rig(logits_of)
+    rig.model.fails = lambda _: RuntimeError("CUDA error")
+    rig.model.is_gone = True
+    engine = Engine(lambda: rig.work)
+    for _ in range(2):
+        with pytest.raises(EngineClosed, match="the engine stopped: the device has failed"):
+            await engine.generate([request()])
+    with pytest.raises(EngineClosed, match="the device has failed"):
+        engine.stats()
+    engine.close()
+
+
 def test_what_is_to_be_done_at_the_end_is_done_where_nothing_began() -> None:
     """As when a model is refused that other processes are loading, too."""
     ended = list[str]()

@@ -14,6 +14,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from engine.errors import DeviceFailed
 from engine.kernels.cpu import sampling as of_cpu
 from engine.protocol.errors import InternalError
 from engine.scheduling.bound import GROW_AFTER_STEPS
@@ -170,12 +171,14 @@ def test_a_request_that_fits_only_alone_outlives_a_step_that_fails_once() -> Non
     assert not failures
 
 
-def test_a_device_without_any_memory_fails_every_request_and_ends() -> None:
-    """Nothing loops for ever."""
-    answers = lacking(lambda _: False).run(*(request([one, 2, 3]) for one in range(4)))
-    for answer in answers:
-        assert isinstance(answer, InternalError)
-        assert answer.code == "out_of_memory"
+def test_a_device_without_any_memory_ends_the_engine_and_fails_nobody() -> None:
+    """Another program has taken it: that not even a token of ours fits is no request's fault."""
+    rig = lacking(lambda _: False)
+    sequences = [rig.work.add(request([one, 2, 3])) for one in range(4)]
+    with pytest.raises(DeviceFailed, match="one token fails as well"):
+        rig.finish()
+    assert len(rig.model.plans[-1].slots) == rig.model.plans[-1].num_tokens == 1
+    assert sum(sequence.error is not None for sequence in sequences) == 1  # which nobody heard of
 
 
 def test_steps_grow_again_once_there_is_memory() -> None:

@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from engine.errors import DeviceFailed
 from engine.model.speech.runner import SpeechRunner, TextStep
 from engine.protocol.errors import InternalError
 from engine.scheduling.speech import SpeechRequest
@@ -128,3 +129,36 @@ def test_what_leaves_while_it_is_suspected_is_gone(
         finished += [event.item for event in events]
     assert set(finished) == {recordings[1], *recordings[3:]}
     assert all(one.result().num_output_tokens for one in finished)
+
+
+def test_a_device_that_fails_every_step_ends_the_engine_and_fails_nobody(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No recording has an error, since silence cannot be heard either."""
+
+    def failing(*_: object) -> Tensor:
+        raise RuntimeError("CUDA error")
+
+    work = work_of(folder)
+    monkeypatch.setattr(SpeechRunner, "hear", failing)
+    recordings = [work.add(SpeechRequest(samples)) for samples in CLIPS]
+    with pytest.raises(DeviceFailed, match="a step of one token fails as well"):
+        run(work)
+    assert not any(recording.error for recording in recordings)
+
+
+def test_a_device_without_finite_numbers_ends_the_engine(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those of silence are none either."""
+    write = SpeechRunner.write
+
+    def broken(own: SpeechRunner, step: TextStep, *more: Any) -> Tensor:
+        return write(own, step, *more) * float("nan")
+
+    work = work_of(folder)
+    monkeypatch.setattr(SpeechRunner, "write", broken)
+    recordings = [work.add(SpeechRequest(samples)) for samples in CLIPS]
+    with pytest.raises(DeviceFailed, match="not finite"):
+        work.step()
+    assert not any(recording.error for recording in recordings)

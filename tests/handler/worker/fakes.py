@@ -23,7 +23,8 @@ class FakeEngine:
     `asked` are all requests that it was given, `inside` those that it has, and `company` what it
     had when each came. The lives that are `stillborn`, counted from 1, die while they start; after
     `refuses_after` lives it cannot be started any more. `stats` is what it says of itself. It
-    serves `endpoints`, and `is_broken` ends a life by any line at all.
+    serves `endpoints`, and `is_broken` ends a life by any line at all; to the known line it replies
+    with `known_status`.
     """
 
     def __init__(
@@ -35,6 +36,7 @@ class FakeEngine:
         load_seconds: float = 0,
         endpoints: tuple[str, ...] = (),
         is_broken: bool = False,
+        known_status: int = 200,
     ) -> None:
         self.refuses_after = refuses_after
         self.stillborn = stillborn
@@ -42,6 +44,7 @@ class FakeEngine:
         self.load_seconds = load_seconds
         self.endpoints = endpoints
         self.is_broken = is_broken
+        self.known_status = known_status
         self.stats = EngineStats(kv_cache_usage=0.25)
         self.asked: list[str] = []
         self.inside: set[str] = set()
@@ -106,6 +109,8 @@ class FakeLink:
         self._engine.inside.add(name)
         self._engine.company.append(frozenset(self._engine.inside))
         try:
+            if name == "known":
+                body = {**body, "status": self._engine.known_status}
             if "die" not in body and not self._engine.is_broken:
                 return await self._script.respond(url, body, request_id, created)
             await asyncio.sleep(body.get("wait", 0))

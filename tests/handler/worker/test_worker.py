@@ -385,27 +385,45 @@ async def test_a_broken_machine_blames_no_line(rig: Rig, groups: tuple[tuple[int
 
 async def test_a_machine_that_breaks_is_found_at_its_second_death(rig: Rig) -> None:
     """Of the first, lines are suspected, which no third machine ever quarantines."""
-    work = rig.batch(*[GOOD] * 4)
-    async with rig.worker(engine=FakeEngine(endpoints=KNOWN, is_broken=True)) as running:
+    engine = FakeEngine(endpoints=KNOWN)
+    async with rig.worker(engine=engine) as running:
+        await until(lambda: engine.asked and not engine.inside)
+        engine.is_broken = True
+        work = rig.batch(*[GOOD] * 4)
         assert await asyncio.wait_for(asyncio.shield(running.task), 60) == 1
-    assert running.engine.num_lives == 2
-    assert running.engine.asked[-1] == "known"
+    assert engine.num_lives == 2
+    assert engine.asked.count("known") == 2
+    assert engine.asked[-1] == "known"
     assert (work.shard().suspects, work.shard().quarantined) == (((1, 2, 3, 4),), ())
 
 
+@pytest.mark.parametrize("fault", [{"is_broken": True}, {"known_status": 500}], ids=str)
+async def test_a_machine_that_is_broken_runs_no_line(rig: Rig, fault: dict[str, Any]) -> None:
+    """Its first engine dies of a line of ours, or fails it: lines are as they were."""
+    work = rig.batch(*[GOOD] * 4)
+    async with rig.worker(engine=FakeEngine(endpoints=KNOWN, **fault)) as running:
+        assert await asyncio.wait_for(asyncio.shield(running.task), 60) == 1
+    assert running.engine.asked == ["known"]
+    assert (work.shard().suspects, work.shard().quarantined) == ((), ())
+
+
 async def test_a_machine_proves_itself_once_a_life(rig: Rig) -> None:
-    """With nothing beside it and before any suspect; who has answered a line has proved itself."""
-    first, second = with_suspects(rig, (3, 4), (6,)), with_suspects(rig, (2,))
+    """With nothing beside it and before any line."""
+    first, second = with_suspects(rig, (3, 4), (6,)), rig.batch(GOOD, {"die": 1}, GOOD)
     async with rig.worker(engine=FakeEngine(endpoints=KNOWN)) as running:
         await until(lambda: first.is_done and second.is_done)
-    assert running.engine.asked.count("known") == 1
-    assert running.engine.company[0] == {"known"}
-    rig.batch(GOOD)
-    async with rig.worker(engine=FakeEngine(endpoints=KNOWN)) as running:
-        await until(lambda: running.engine.asked)
-        third = with_suspects(rig, (2,))
-        await until(lambda: third.is_done)
-    assert "known" not in running.engine.asked
+    assert running.engine.asked.count("known") == running.engine.num_lives
+    assert running.engine.asked[0] == "known"
+    assert [one for one in running.engine.company if "known" in one] == [
+        frozenset({"known"})
+    ] * running.engine.num_lives
+
+
+async def test_a_line_that_a_model_refuses_proves_nothing_and_costs_nothing(rig: Rig) -> None:
+    """It is this model's way, not the machine's."""
+    work = rig.batch(GOOD)
+    async with rig.worker(engine=FakeEngine(endpoints=KNOWN, known_status=400)):
+        await until(lambda: work.is_done)
 
 
 @pytest.fixture
