@@ -23,8 +23,9 @@ from engine.model.checkpoint import Checkpoint
 from engine.model.description import Description
 from engine.model.network import LoadedModel
 from engine.model.own import Leads, Proof
-from engine.model.proof import answers, distance_of, refuse_infinite
+from engine.model.proof import answers, distance_of
 from engine.model.proved import proof_fact, prove_once
+from engine.model.sanity import refuse_noise
 from engine.remembered import Fact
 
 
@@ -41,7 +42,7 @@ def check_adapters(
     proofs = _Proofs(checkpoint, description, architecture, loaded, adapters, leader)
     _, tokens = own.compared(architecture, loaded.device)
     for index, adapter in enumerate(adapters):
-        refuse_infinite(_called(adapter), answers(loaded, tokens, adapter=index + 1))
+        refuse_noise(_called(adapter), answers(loaded, tokens, adapter=index + 1)[0])
     for index, adapter in enumerate(adapters):
         ranks = () if leader is None else (f"{leader.size} ranks",)
         proof = prove_once(_fact(checkpoint, loaded, adapter, *ranks), partial(proofs.of, index))

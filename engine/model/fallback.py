@@ -26,8 +26,9 @@ from engine.model.description import CONFIG, COUNTS, QUANTISED, Fields
 from engine.model.forward import ATTENTION, TransformersNetwork, probe
 from engine.model.network import LoadedModel
 from engine.model.placement import choose_dtype, context_length
-from engine.model.proof import proof_tokens, prove, refuse_infinite
+from engine.model.proof import proof_tokens, prove
 from engine.model.rope import SWITCHING
+from engine.model.sanity import check_numbers, refuse_infinite, refuse_noise
 from engine.model.weights import TEXT_OF_WHOLE
 
 ATTENTION_LAYERS = {"full_attention", "sliding_attention"}
@@ -52,6 +53,7 @@ def load(settings: EngineConfig, device: torch.device) -> LoadedModel:
         found,
         is_part=is_part,
     )
+    check_numbers(checkpoint.name, module.named_parameters())
     try:
         return prepare(module, settings, dtype, device)
     except (TypeError, ValueError, RuntimeError) as exc:
@@ -83,6 +85,7 @@ def prepare(
     )
     token_ids = proof_tokens(loaded.vocab_size, (shape.window for shape in shapes))
     expected = run_eagerly(settings.model, module, token_ids, device)
+    refuse_noise(settings.model, expected)
     swaps.apply(module)
     prove(settings.model, loaded, token_ids, expected)
     return loaded

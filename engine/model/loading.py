@@ -24,9 +24,10 @@ from engine.model.families import architecture_of
 from engine.model.network import LoadedModel
 from engine.model.own import Leads
 from engine.model.placement import choose_device, choose_dtype, context_length
-from engine.model.proof import answers, proof_tokens, refuse_infinite
+from engine.model.proof import answers, proof_tokens
 from engine.model.proved import proof_fact, prove_once
 from engine.model.quantised.description import UNQUANTISED, quantisation_of
+from engine.model.sanity import refuse_noise
 from engine.model.shares import check_shares
 from engine.model.vision.description import Vision, describe
 from engine.scheduling.pictures import Sight
@@ -156,12 +157,12 @@ def _run_by_ours(
     if not proof.holds:
         raise NotUnderstood(f"the two give other logits (relative distance {proof.distance:.2g})")
     tokens = proof_tokens(loaded.vocab_size, ())
-    refuse_infinite(name, answers(loaded, tokens))
+    refuse_noise(name, answers(loaded, tokens))
     if adapters:
         check_adapters(checkpoint, description, architecture, loaded, adapters, leader=leader)
     if loaded.eye is not None:
         loaded = replace(loaded, eye=loaded.eye._replace(sight=_sight(settings, description)))
-    notes = [*blind]
+    notes = [*loaded.notes, *blind]
     if quantisation is not None and not multiplies_quantised(dtype, device):
         notes.append(
             f"its weights are quantised ({quantisation.method}), and multiplied as {dtype} here: "

@@ -19,7 +19,7 @@ from engine.kernels.backends import choose_backend
 from engine.kernels.ranks import ALONE, Group
 from engine.model.adapters.loading import Adapter
 from engine.model.architecture import Architecture
-from engine.model.checkpoint import Checkpoint
+from engine.model.checkpoint import Checkpoint, some
 from engine.model.decoder import Decoder
 from engine.model.description import Description
 from engine.model.layout import Weight, weights_of
@@ -112,6 +112,7 @@ def load_share(
 
     It sees by `vision`.
     """
+    zeros: list[str] = []
     weights = read_weights(
         checkpoint,
         architecture,
@@ -120,6 +121,7 @@ def load_share(
         is_part=description.is_part,
         num_layers=num_layers,
         share=group.share,
+        zeros=zeros,
     )
     first = replace(architecture, blocks=architecture.blocks[:num_layers])
     architecture = shared(first, group.share)
@@ -146,6 +148,16 @@ def load_share(
         inner_width=architecture.widest,
         eos_token_ids=architecture.eos_token_ids,
         eye=eye,
+        notes=_notes_of(zeros),
+    )
+
+
+def _notes_of(zeros: list[str]) -> tuple[str, ...]:
+    """Return a note on matrices that hold nothing but 0, as those of layers just added may."""
+    if not zeros:
+        return ()
+    return (
+        f"nothing but 0 is in {some(sorted(zeros))}: unless that is meant, copy the files again",
     )
 
 

@@ -30,15 +30,6 @@ def proof_tokens(vocab_size: int, windows: Iterable[int]) -> Tensor:
     return torch.randint(0, vocab_size, (count,), generator=torch.Generator().manual_seed(0))
 
 
-def refuse_infinite(name: str, logits: Tensor) -> None:
-    """Refuse a model whose answers are no numbers."""
-    if not logits.isfinite().all():
-        raise ModelRefused(
-            f"{name}: it answers with NaN or infinity: its weights are damaged, or a "
-            "number in its config.json is."
-        )
-
-
 def prove(name: str, loaded: LoadedModel, token_ids: Tensor, expected: Tensor) -> None:
     """Refuse a model whose paged, packed and chunked logits are not those of eager attention."""
     distance = distance_of(answers(loaded, token_ids), expected)

@@ -42,6 +42,7 @@ from engine.model.quantised.loading import (
     planned,
     without_empty_biases,
 )
+from engine.model.sanity import check_numbers
 from engine.model.staging import Staging, staging_for
 
 DTYPES = {
@@ -83,11 +84,13 @@ def read_weights(
     has_head: bool = True,
     more: Sequence[Weight] = (),
     share: Share = WHOLE,
+    zeros: list[str] | None = None,
 ) -> dict[str, Matrix]:
     """Return a rank's weights of a decoder by their roles; `ModelRefused` says what is wrong.
 
     `is_part` says that the files hold more than text; `num_layers` reads so many layers only.
-    Without `has_head` the weights of logits are left out; `more` are read with the others.
+    Without `has_head` the weights of logits are left out; `more` are read with the others. `zeros`
+    as for `filled`.
     """
     wanted = [*weights_of(architecture, has_head=has_head), *more]
     names = names_of(checkpoint.quantisation, wanted)
@@ -102,9 +105,9 @@ def read_weights(
     staging = staging_for(device)  # once: of quantised weights each part is filled by itself
 
     def fill(several: Sequence[Weight]) -> dict[str, Tensor]:
-        return filled(checkpoint.name, several, stored, dtype, device, staging=staging)
+        return filled(checkpoint.name, several, stored, dtype, device, staging=staging, zeros=zeros)
 
-    needed = planned(checkpoint.quantisation, wanted, stored).tensors()
+    needed = planned(checkpoint.name, checkpoint.quantisation, wanted, stored).tensors()
     if any(block.experts for block in architecture.blocks) and missing_from(stored, needed):
         check_count(checkpoint, _count(needed))
         raise NotUnderstood("its experts may be stored in another way")
@@ -113,7 +116,8 @@ def read_weights(
     check_stored(checkpoint, architecture.title, needed, stored, is_part=is_part, ignored=ignored)
     first = replace(architecture, blocks=architecture.blocks[:num_layers])
     own = [*weights_of(first, has_head=has_head, share=share), *more]
-    weights = dict(planned(checkpoint.quantisation, own, stored).read(fill, dtype, device))
+    plan = planned(checkpoint.name, checkpoint.quantisation, own, stored)
+    weights = dict(plan.read(fill, dtype, device))
     head = weights.get("head") if architecture.is_tied else None
     if isinstance(head, Tensor) and torch.equal(head, as_tensor(weights["embedding"])):
         del weights["head"]
@@ -151,10 +155,12 @@ def filled(
     device: torch.device,
     *,
     staging: Staging | None = None,
+    zeros: list[str] | None = None,
 ) -> dict[str, Tensor]:
     """Return weights by their roles; what no stored tensor fills of one is zero.
 
-    `staging` brings them to the device, where there is one already that does.
+    `staging` brings them to the device, where there is one already that does. `zeros` gets the keys
+    of matrices that hold nothing but 0. Numbers that no trained model has are refused.
     """
     weights = {weight.role: _room(weight, stored, dtype, device) for weight in wanted}
     places = [
@@ -165,6 +171,9 @@ def filled(
     staging = staging or staging_for(device)
     for tensor, part, place in sorted(places, key=lambda one: (one[0].file, one[0].start)):
         _read(name, tensor, part.taken, place, staging)
+    empty = check_numbers(name, [(part.key, place) for _, part, place in places])
+    if zeros is not None:
+        zeros += empty
     return weights
 
 

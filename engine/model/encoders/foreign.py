@@ -22,6 +22,8 @@ from engine.model.encoders.eager import ENCODERS_OF_PAIRS, inputs_of, read_confi
 from engine.model.encoders.heads import Head
 from engine.model.encoders.network import LoadedEncoder
 from engine.model.fallback import positions_of
+from engine.model.proof import proof_tokens
+from engine.model.sanity import check_numbers, refuse_constant, refuse_infinite
 
 # Families whose tables of positions begin behind the row of padding.
 _OFFSET = frozenset(
@@ -30,6 +32,10 @@ _OFFSET = frozenset(
     xlm-roberta-xl xmod
     """.split()
 )
+
+
+# Enough tokens to see whether answers differ, and no more than any model has positions.
+_FEW = 8
 
 
 class ForeignTokens:
@@ -84,6 +90,7 @@ def load(
         )
     kind = {"is_classifier": is_classifier, "is_part": "text_config" in said}
     module = read_module(checkpoint, config, dtype, device, None, **kind)
+    check_numbers(checkpoint.name, module.named_parameters())
     num_types = getattr(config, "type_vocab_size", None) or 0
     hidden = config.num_labels if is_classifier else getattr(config, "hidden_size", None)
     vocab_size = getattr(config, "vocab_size", None)
@@ -92,6 +99,7 @@ def load(
             f"{checkpoint.name}: {CONFIG} says neither of hidden_size and vocab_size: what is "
             "served reads tokens and gives a vector for each."
         )
+    _refuse_noise(checkpoint.name, module, vocab_size, device, is_classifier=is_classifier)
     return LoadedEncoder(
         network=ForeignTokens(module, is_classifier=is_classifier, num_types=num_types),
         head=Head(("lasttoken",)),
@@ -112,3 +120,16 @@ def _positions(config: Any) -> int:
     padding = getattr(config, "pad_token_id", None)
     is_offset = config.model_type in _OFFSET
     return positions - padding - 1 if is_offset and isinstance(padding, int) else positions
+
+
+@torch.inference_mode()
+def _refuse_noise(
+    name: str, module: Any, vocab_size: int, device: torch.device, *, is_classifier: bool
+) -> None:
+    """Refuse a module whose answers to some tokens are no numbers, or the same for all."""
+    tokens = proof_tokens(vocab_size, ())[:_FEW].to(device)
+    output = module(**inputs_of(tokens[None], None))
+    if is_classifier:
+        refuse_infinite(name, output.logits)
+    else:
+        refuse_constant(name, output.last_hidden_state)

@@ -26,8 +26,8 @@ from engine.model.encoders.proof import answers, proof_sequences, prove
 from engine.model.layout import weights_of
 from engine.model.own import Proof, first_of_each_kind, fits
 from engine.model.placement import choose_device, choose_dtype, context_length
-from engine.model.proof import refuse_infinite
 from engine.model.proved import proof_fact, prove_once
+from engine.model.sanity import refuse_constant
 
 
 class Loads(Protocol):
@@ -107,7 +107,7 @@ def _run_by_ours(
     if not proof.holds:
         raise NotUnderstood(f"the two give other vectors (relative distance {proof.distance:.2g})")
     shown = answers(loaded, proof_sequences(loaded))
-    refuse_infinite(settings.model, torch.cat([one.hidden for one in shown]))
+    refuse_constant(settings.model, torch.cat([one.hidden for one in shown]))
     notes = []
     if proof.num_layers is not None:
         notes.append(

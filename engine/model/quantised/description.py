@@ -75,7 +75,8 @@ def _gptq(said: Fields) -> Form:
     said.only("pack_dtype", "int32")
     said.only("checkpoint_format", "gptq", "gptq_v2")
     has_whole_zeros = said.take("checkpoint_format") == "gptq_v2"
-    return Gptq(_group(said, "bits"), zeros_lack=0 if has_whole_zeros else 1)
+    size, is_sorted = _group(said, "bits"), said.flag("desc_act")
+    return Gptq(size, 0 if has_whole_zeros else 1, is_sorted=is_sorted and size is not None)
 
 
 def _group(said: Fields, *bits: str) -> int | None:
@@ -125,7 +126,8 @@ def _compressed_group(where: str, group: Any, whole: object) -> Form:
     if (kind, bits) == ("int", 4) and layout == "pack-quantized" and not inputs:
         said.only("strategy", "group", "channel")
         size = _group(said, "num_bits") if said.take("strategy") == "group" else None
-        return Packed(size, is_symmetric=said.flag("symmetric", default=True))
+        is_sorted = said.take("actorder") in (True, "group", "dynamic") and size is not None
+        return Packed(size, said.flag("symmetric", default=True), is_sorted=is_sorted)
     raise NotUnderstood(f"{where} says weights of {bits} bits, type {kind!r}, format {layout!r}")
 
 

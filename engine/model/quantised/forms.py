@@ -15,6 +15,8 @@ from torch import Tensor
 from engine.kernels.quantised import Quantised, packed
 from engine.model.description import NotUnderstood
 
+# Quantisers write no scale of 0, but where what is scaled is 0 or next to it.
+MOST_ZERO_SCALES = 0.1
 FLOATS = frozenset({"F32", "F16", "BF16"})
 WORDS = frozenset({"I32"})
 NUMBERS = frozenset({"F8_E4M3"})
@@ -22,6 +24,10 @@ NUMBERS = frozenset({"F8_E4M3"})
 IN_WORD = 8
 # In which order AWQ has the places of a word.
 AWQ_ORDER = (0, 4, 1, 5, 2, 6, 3, 7)
+
+
+class Damaged(Exception):
+    """What is stored of a matrix cannot be what it was quantised to."""
 
 
 class Piece(NamedTuple):
@@ -72,13 +78,19 @@ class Fp8:
     ) -> Quantised:
         """See `Form`: each row gets scales of its own, so that matrices may lie above others."""
         if bool((tensors["weight"].view(torch.uint8) & 127 == 127).any()):
-            raise NotUnderstood("its fp8 weights hold what is no number")
+            raise Damaged("its fp8 numbers hold NaN")
         (scale,) = (tensor for name, tensor in tensors.items() if name != "weight")
         scale, (height, width) = scale.float(), self.block or shape
         if self.block is None:
             rows = scale.reshape(-1, 1).expand(shape[0], 1)
         else:
             rows = scale.repeat_interleave(height, 0)[: shape[0]]
+        if bool((rows < 0).any()):
+            raise Damaged("it has scales below 0")
+        if bool((rows == 0).any()):
+            columns = rows.repeat_interleave(width, 1)[:, : shape[1]]
+            if bool(((tensors["weight"].view(torch.uint8) & 127 != 0) & (columns == 0)).any()):
+                raise Damaged("it has scales of 0 for numbers that are not")
         return Quantised(tensors["weight"], rows.contiguous(), None, shape[1], width, dtype)
 
 
@@ -118,11 +130,13 @@ class Awq:
 class Gptq:
     """Numbers of four bits packed by inputs; zeros are stored with one less in its first format.
 
-    Which group an input is of is stored, since it may be by how much it mattered.
+    Which group an input is of is stored, since it may be by how much it mattered: it must be where
+    `is_sorted` says so.
     """
 
     group: int | None
     zeros_lack: int
+    is_sorted: bool = False
 
     @property
     def known_by(self) -> tuple[str, frozenset[str]]:
@@ -138,7 +152,8 @@ class Gptq:
             "qzeros": Piece(((groups, outputs // IN_WORD),), WORDS),
             "scales": Piece(((groups, outputs),), FLOATS),
         }
-        return pieces | ({"g_idx": Piece(((inputs,),), WORDS)} if has("g_idx") else {})
+        has_order = self.is_sorted or has("g_idx")
+        return pieces | ({"g_idx": Piece(((inputs,),), WORDS)} if has_order else {})
 
     def read(
         self, tensors: Mapping[str, Tensor], shape: tuple[int, int], dtype: torch.dtype
@@ -154,10 +169,14 @@ class Gptq:
 
 @dataclass(frozen=True, slots=True)
 class Packed:
-    """Numbers of four bits packed by inputs, as compressed-tensors has them; zeros by outputs."""
+    """Numbers of four bits packed by inputs, as compressed-tensors has them; zeros by outputs.
+
+    Where `is_sorted` says so, which group each input is of must be stored.
+    """
 
     group: int | None
     is_symmetric: bool
+    is_sorted: bool = False
 
     @property
     def known_by(self) -> tuple[str, frozenset[str]]:
@@ -174,7 +193,7 @@ class Packed:
         }
         if not self.is_symmetric:
             pieces["weight_zero_point"] = Piece(((-(-outputs // IN_WORD), groups),), WORDS)
-        if has("weight_g_idx"):
+        if self.is_sorted or has("weight_g_idx"):
             pieces["weight_g_idx"] = Piece(((inputs,),), WORDS)
         return pieces
 
@@ -218,8 +237,10 @@ def _of_four_bits(
     """Return numbers `[O, I]` with scales and zeros `[O, G]` as one weight.
 
     `groups [I]` says of which each input is; where that is not the one that it lies in, they are
-    sorted by it.
+    sorted by it. Scales may be below 0, as AutoRound has them.
     """
+    if not bool((scales > 0).any()) or float((scales == 0).float().mean()) > MOST_ZERO_SCALES:
+        raise Damaged("its scales are 0 or below")
     size = inputs if group is None else group
     order = None
     if groups is not None:

@@ -10,11 +10,12 @@ from typing import Protocol, TypeVar
 import torch
 from torch import Tensor
 
+from engine.errors import ModelRefused
 from engine.kernels.backends import multiplies_quantised
 from engine.kernels.quantised import Matrix, Quantised, joined, to_fp8
 from engine.model.layout import Part, Weight, whole
 from engine.model.quantised.description import Quantisation
-from engine.model.quantised.forms import FLOATS, Form
+from engine.model.quantised.forms import FLOATS, Damaged, Form
 
 # The products that are made fp8 as they are read: neither embedding, head nor routers.
 MADE_FP8 = ("qkv", "output", "gate_up", "down")
@@ -49,13 +50,14 @@ class Plan:
     """How weights are filled: `plain` ones as ever; of others each part, from its pieces.
 
     A part without pieces is not quantised, though its weight's others are. `made_fp8` are plain in
-    the files.
+    the files. `name` is the model's.
     """
 
     plain: tuple[Weight, ...]
     made_fp8: tuple[Weight, ...] = ()
     quantised: tuple[tuple[Weight, tuple[Pieces, ...]], ...] = ()
     form: Form | None = None
+    name: str = ""
 
     def tensors(self) -> list[Weight]:
         """Return all that must be stored, and as what."""
@@ -121,13 +123,22 @@ class Plan:
         tensors = fill(list(pieces.values()))
         named = {name: tensors[weight.role] for name, weight in pieces.items()}
         outputs, inputs = part.shape
-        return self.form.read(named, (outputs, inputs), dtype)
+        try:
+            return self.form.read(named, (outputs, inputs), dtype)
+        except Damaged as exc:
+            raise ModelRefused(
+                f"{self.name}: {_module(part)}: {exc}: its files are damaged, or were not written "
+                "as they should be: copy or fetch them again."
+            ) from exc
 
 
 def planned(
-    quantisation: Quantisation | None, wanted: Sequence[Weight], stored: Mapping[str, Stored]
+    name: str,
+    quantisation: Quantisation | None,
+    wanted: Sequence[Weight],
+    stored: Mapping[str, Stored],
 ) -> Plan:
-    """Return how weights are filled from what is stored."""
+    """Return how weights of the model `name` are filled from what is stored."""
     if quantisation is None:
         return Plan(tuple(wanted))
     if (form := quantisation.form) is None:
@@ -140,7 +151,7 @@ def planned(
             quantised.append((weight, parts))
         else:
             plain.append(weight)
-    return Plan(tuple(plain), quantised=tuple(quantised), form=form)
+    return Plan(tuple(plain), quantised=tuple(quantised), form=form, name=name)
 
 
 def names_of(quantisation: Quantisation | None, wanted: Sequence[Weight]) -> list[str]:

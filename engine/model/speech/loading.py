@@ -22,8 +22,8 @@ from engine.model.description import STORED_DTYPES
 from engine.model.layout import whole
 from engine.model.own import TOLERANCE, TOLERANCE_OF_DTYPE, Proof, distances, fits
 from engine.model.placement import choose_device, choose_dtype
-from engine.model.proof import refuse_infinite
 from engine.model.proved import proof_fact, prove_once
+from engine.model.sanity import refuse_noise
 from engine.model.speech.architecture import SpeechArchitecture
 from engine.model.speech.description import SpeechDescription, read_speech
 from engine.model.speech.layout import HEAD, weights_of
@@ -78,7 +78,7 @@ def _loaded(settings: EngineConfig) -> LoadedSpeech:
             f"{settings.model}: the engine's network and transformers' give other logits "
             f"(relative distance {proof.distance:.2g}), so that it would answer wrong."
         )
-    refuse_infinite(settings.model, answers(loaded))
+    refuse_noise(settings.model, answers(loaded))
     if proof.num_layers is None:
         return loaded
     note = (

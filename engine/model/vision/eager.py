@@ -12,7 +12,7 @@ from torch import Tensor
 from engine.errors import ModelRefused
 from engine.model.checkpoint import Checkpoint
 from engine.model.fallback import read_config
-from engine.model.proof import refuse_infinite
+from engine.model.sanity import refuse_infinite
 from engine.scheduling.pictures import Picture, Sight
 
 # Their text alone is no class of transformers'.

@@ -187,7 +187,7 @@ def test_weights_that_are_no_numbers_are_refused(folder: Path, value: float) -> 
     tensors = load_file(folder / WHOLE)
     tensors["model.layers.1.mlp.down_proj.weight"][3, 3] = value
     save_file(tensors, folder / WHOLE, metadata={"format": "pt"})
-    with pytest.raises(ModelRefused, match="answers with NaN or infinity"):
+    with pytest.raises(ModelRefused, match=r"down_proj\.weight holds NaN or infinity"):
         load_model(settings(folder))
 
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from torch import Tensor
 
 from engine.config import EngineConfig
 from engine.errors import ModelRefused
@@ -210,7 +212,73 @@ def test_fp8_weights_that_are_no_numbers_are_refused(tmp_path: Path) -> None:
     tensors = load_file(tmp_path / WHOLE)
     tensors["model.layers.1.mlp.up_proj.weight"].view(torch.uint8)[3, 4] = 255
     save_file(tensors, tmp_path / WHOLE, metadata={"format": "pt"})
-    with pytest.raises(ModelRefused, match="hold what is no number"):
+    with pytest.raises(ModelRefused, match="up_proj: its fp8 numbers hold NaN"):
+        load_model(settings(tmp_path))
+
+
+UP = "model.layers.1.mlp.up_proj"
+
+
+@pytest.mark.parametrize(
+    ("name", "key", "change_scales", "words"),
+    [
+        ("awq", "scales", torch.zeros_like, "up_proj: its scales are 0 or below"),
+        ("gptq", "scales", torch.neg, "up_proj: its scales are 0 or below"),
+        ("compressed int4", "weight_scale", torch.zeros_like, "its scales are 0 or below"),
+        ("compressed fp8, per row", "weight_scale", torch.neg, "it has scales below 0"),
+        ("fp8, per tensor", "weight_scale", torch.zeros_like, "scales of 0 for numbers that"),
+        ("fp8, blocks", "weight_scale_inv", torch.zeros_like, "scales of 0 for numbers that"),
+        ("gptq", "scales", lambda scales: scales * torch.nan, "scales holds NaN or infinity"),
+        ("fp8, per tensor", "weight_scale", lambda one: one * 1e30, "holds numbers up to"),
+    ],
+)
+def test_scales_that_no_weight_was_quantised_by_are_refused(
+    tmp_path: Path, name: str, key: str, change_scales: Callable[[Tensor], Tensor], words: str
+) -> None:
+    """What they stand for would be 0, or the other way about."""
+    save(name, tmp_path)
+    tensors = load_file(tmp_path / WHOLE)
+    tensors[f"{UP}.{key}"] = change_scales(tensors[f"{UP}.{key}"]).contiguous()
+    save_file(tensors, tmp_path / WHOLE, metadata={"format": "pt"})
+    with pytest.raises(ModelRefused, match=words):
+        load_model(settings(tmp_path))
+
+
+def test_scales_that_some_tools_write_are_taken(tmp_path: Path) -> None:
+    """Some below 0, as AutoRound has them, and a row of fp8 that is 0 by both."""
+    save("gptq", tmp_path / "gptq")
+    tensors = load_file(tmp_path / "gptq" / WHOLE)
+    tensors[f"{UP}.scales"][0, ::2] *= -1
+    save_file(tensors, tmp_path / "gptq" / WHOLE, metadata={"format": "pt"})
+    save("compressed fp8, per row", tmp_path / "fp8")
+    tensors = load_file(tmp_path / "fp8" / WHOLE)
+    tensors[f"{UP}.weight"].view(torch.uint8)[3] = 0
+    tensors[f"{UP}.weight_scale"][3] = 0
+    save_file(tensors, tmp_path / "fp8" / WHOLE, metadata={"format": "pt"})
+    for folder in ("gptq", "fp8"):
+        assert isinstance(load_model(settings(tmp_path / folder)).network, Decoder)
+
+
+@pytest.mark.parametrize(
+    ("name", "said", "key"),
+    [
+        ("gptq, sorted", {}, "g_idx"),
+        ("compressed int4", {"actorder": "group"}, "weight_g_idx"),
+    ],
+)
+def test_sorted_inputs_without_their_groups_are_refused(
+    tmp_path: Path, name: str, said: dict[str, Any], key: str
+) -> None:
+    """In the order in which they lie, each would have another's scale."""
+    save(name, tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())["quantization_config"]
+    if said:
+        config["config_groups"]["group_0"]["weights"] |= said
+    change(tmp_path, quantization_config=config)
+    tensors = load_file(tmp_path / WHOLE)
+    less = {name: tensor for name, tensor in tensors.items() if not name.endswith("g_idx")}
+    save_file(less, tmp_path / WHOLE, metadata={"format": "pt"})
+    with pytest.raises(ModelRefused, match=rf"lack .*\.{key}"):
         load_model(settings(tmp_path))
 
 

@@ -1,0 +1,80 @@
+"""Sanity checks of a load: numbers and answers that no trained model has.
+
+Every check of shapes passes where a file was damaged or cut with a hole, or another tool wrote it
+wrong. What is left then is noise, and it must not be served row by row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor
+
+from engine.errors import ModelRefused
+
+# fp16 ends at 65,504, and no model that was trained in bf16 comes near.
+LARGEST_NUMBER = 1e6
+# Below it the likeliest token is as likely as the least likely one but for a thousandth.
+LEAST_SPREAD = 1e-3
+# By how much answers to different tokens must differ, in parts of their own spread.
+LEAST_DIFFERENCE = 1e-6
+_FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
+_DAMAGED = "its files are damaged, or were not written as they should be: copy or fetch them again."
+
+
+def check_numbers(name: str, tensors: Iterable[tuple[str, Tensor]]) -> list[str]:
+    """Refuse weights, by their keys, that hold NaN, infinity or what is far too large.
+
+    Return the keys of the matrices that hold nothing but 0. Biases may be as large as they like:
+    some shut tokens out.
+    """
+    floats = [pair for pair in tensors if pair[1].dtype in _FLOATS and pair[1].numel()]
+    if not floats:
+        return []
+    found = [torch.stack(torch.aminmax(tensor)).double() for _, tensor in floats]
+    zeros = []
+    for (key, tensor), (low, high) in zip(floats, torch.stack(found).tolist(), strict=True):
+        largest = max(-low, high)
+        if not largest < float("inf"):  # NaN is not, either
+            raise ModelRefused(f"{name}: {key} holds NaN or infinity: {_DAMAGED}")
+        if largest > LARGEST_NUMBER and not key.endswith("bias"):
+            raise ModelRefused(
+                f"{name}: {key} holds numbers up to {largest:.2g}, and those of trained models are "
+                f"below {LARGEST_NUMBER:,.0f}: {_DAMAGED}"
+            )
+        if largest == 0 and tensor.ndim > 1 and not key.endswith("bias"):
+            zeros.append(key)
+    return zeros
+
+
+def refuse_infinite(name: str, answers: Tensor) -> None:
+    """Refuse a model whose answers are no numbers."""
+    if not answers.isfinite().all():
+        raise ModelRefused(
+            f"{name}: it answers with NaN or infinity: its weights are damaged, or a "
+            "number in its config.json is."
+        )
+
+
+def refuse_noise(name: str, logits: Tensor) -> None:
+    """Refuse a model whose logits `[…, V]` are no numbers, or say nothing of what it was given."""
+    refuse_infinite(name, logits)
+    if (logits.amax(-1) - logits.amin(-1)).max() < LEAST_SPREAD:
+        raise ModelRefused(
+            f"{name}: it gives every token of its vocabulary the same score: weights that its "
+            f"answers pass through are 0 or far too large; {_DAMAGED}"
+        )
+    refuse_constant(name, logits)
+
+
+def refuse_constant(name: str, answers: Tensor) -> None:
+    """Refuse a model that answers different tokens with the same numbers: `[…, V]`."""
+    refuse_infinite(name, answers)
+    rows = answers.flatten(0, -2)
+    apart = (rows.amax(0) - rows.amin(0)).max()
+    if len(rows) > 1 and apart <= LEAST_DIFFERENCE * rows.abs().max():
+        raise ModelRefused(
+            f"{name}: it answers the same whatever it reads: weights that its answers pass through "
+            f"are 0 or far too large; {_DAMAGED}"
+        )
