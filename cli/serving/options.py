@@ -113,7 +113,7 @@ def add_engine_flags(parser: argparse.ArgumentParser) -> None:
         "--hf-overrides",
         type=_json_object,
         metavar="JSON",
-        help="what of its config.json to read otherwise, of a model of vectors or scores",
+        help="what of its config.json to read otherwise, such as a rope for longer contexts",
     )
     add(
         "--pooler-config",

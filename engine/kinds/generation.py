@@ -57,10 +57,10 @@ class Generation:
         self, config: EngineConfig, *, folder: Path | None, chat_template: str | None
     ) -> Loaded[SequenceRequest, SequenceResult]:
         """Load model and vocabulary beside each other, and begin to generate."""
-        if config.hf_overrides or config.pooler_config:
+        if config.pooler_config:
             raise EngineError(
-                f"{config.model} writes text, and what its files say can be told otherwise only of "
-                "models of vectors or scores: change what lies in its folder"
+                f"{config.model} writes text: --pooler-config is for models of vectors or scores; "
+                "leave it out"
             )
         check_names(calls=config.tool_call_parser, thinking=config.reasoning_parser)
         template = None if chat_template is None else read_chat_template(chat_template)

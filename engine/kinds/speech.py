@@ -40,6 +40,12 @@ class Speech:
     ) -> Loaded[SpeechRequest, SpeechResult]:
         """Load model and vocabulary beside each other, and begin to hear."""
         refuse_settings_of_text(config, "what recordings say")
+        if config.hf_overrides or config.pooler_config:
+            flag = "--hf-overrides" if config.hf_overrides else "--pooler-config"
+            raise ModelRefused(
+                f"{config.model} hears recordings: {flag} is for models that write text or give "
+                "vectors or scores; leave it out."
+            )
         if chat_template is not None:
             raise ModelRefused(
                 f"{config.model} hears recordings: it has no use for a chat template."

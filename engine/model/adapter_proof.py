@@ -45,7 +45,9 @@ def check_adapters(
         refuse_noise(_called(adapter), answers(loaded, tokens, adapter=index + 1)[0])
     for index, adapter in enumerate(adapters):
         ranks = () if leader is None else (f"{leader.size} ranks",)
-        proof = prove_once(_fact(checkpoint, loaded, adapter, *ranks), partial(proofs.of, index))
+        proof = prove_once(
+            _fact(checkpoint, description, loaded, adapter, *ranks), partial(proofs.of, index)
+        )
         if not proof.holds:
             raise ModelRefused(
                 f"{_called(adapter)}: it gives other logits here than merged into its model "
@@ -98,7 +100,7 @@ class _Proofs:
         got = [answers(exact, tokens, adapter=i + 1) for i in range(len(self.adapters))]
         del exact
         name = self.checkpoint.name
-        network = fallback.exact(self.checkpoint, device, num_layers)
+        network = fallback.exact(self.checkpoint, self.description, device, num_layers)
         alone = fallback.run_eagerly(name, network, tokens, device)
         proofs = []
         for index, adapter in enumerate(self.adapters):
@@ -137,11 +139,18 @@ def _merged(network: nn.Module, adapter: Adapter) -> Iterator[None]:
             weight.copy_(before)
 
 
-def _fact(checkpoint: Checkpoint, loaded: LoadedModel, adapter: Adapter, *others: str) -> Fact:
+def _fact(
+    checkpoint: Checkpoint,
+    description: Description,
+    loaded: LoadedModel,
+    adapter: Adapter,
+    *others: str,
+) -> Fact:
     """Return the fact of how an adapter's proof goes, which follows from `others`, too."""
     status = (adapter.folder / TENSORS).stat()
     return proof_fact(
         checkpoint,
+        description.whole,
         loaded.dtype,
         loaded.device,
         f"adapter {status.st_size} {status.st_mtime_ns}",

@@ -9,17 +9,16 @@ from torch import Tensor
 
 from engine.kernels.quantised import as_tensor
 from engine.model.checkpoint import Checkpoint
-from engine.model.description import read_description
+from engine.model.description import Description
 from engine.model.families import architecture_of
 from engine.model.layout import EMBEDDING, HEAD, weights_of
 from engine.model.weights import read_weights
 
 
 def dequantised_copy(
-    checkpoint: Checkpoint, device: torch.device, num_layers: int | None
+    checkpoint: Checkpoint, description: Description, device: torch.device, num_layers: int | None
 ) -> dict[str, Tensor]:
     """Return a decoder's weights in fp32, or those of so many first layers, by stored names."""
-    description = read_description(checkpoint.name)
     architecture = architecture_of(description)
     weights = read_weights(
         checkpoint,

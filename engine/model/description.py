@@ -71,7 +71,7 @@ class Description:
 
     `fields` are those of the text model, which `is_part` of the `whole` or all of it; `kind` is its
     `model_type`, `said_dtype` that of the stored weights as it is told, `quantisation` what is said
-    of how they are quantised.
+    of how they are quantised. `is_overridden` where `--hf-overrides` say part of it.
     """
 
     name: str
@@ -81,6 +81,12 @@ class Description:
     said_dtype: object
     whole: Mapping[str, Any] = field(default_factory=dict, repr=False)
     quantisation: Mapping[str, Any] = field(default_factory=dict)
+    is_overridden: bool = False
+
+    @property
+    def where(self) -> str:
+        """Return what messages call it."""
+        return f"{CONFIG} with --hf-overrides" if self.is_overridden else CONFIG
 
     @property
     def dtype(self) -> torch.dtype | None:

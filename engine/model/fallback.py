@@ -6,6 +6,10 @@ run silently wrong: layers that are no attention, weights that are not all there
 
 from __future__ import annotations
 
+import json
+from collections.abc import Collection, Mapping
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
@@ -22,22 +26,28 @@ from engine.model.checkpoint import (
     check_tensors,
     find_checkpoint,
 )
-from engine.model.description import CONFIG, COUNTS, QUANTISED, Fields
+from engine.model.description import CONFIG, COUNTS, QUANTISED, TIE, Description, Fields
 from engine.model.forward import ATTENTION, TransformersNetwork, probe
 from engine.model.network import LoadedModel
 from engine.model.placement import choose_dtype, context_length
 from engine.model.proof import proof_tokens, prove
-from engine.model.rope import SWITCHING
+from engine.model.rope import SWITCHING, is_switched, stretched_positions
 from engine.model.sanity import check_numbers, refuse_infinite, refuse_noise
 from engine.model.weights import TEXT_OF_WHOLE
 
+# What a config may say beside the fields of its class.
+_FIELDS_OF_ANY = (
+    *("architectures", "dtype", "head_dim", "original_max_position_embeddings"),
+    *("partial_rotary_factor", "quantization_config", "rope_scaling", "rope_theta", "torch_dtype"),
+)
 ATTENTION_LAYERS = {"full_attention", "sliding_attention"}
 
 
-def load(settings: EngineConfig, device: torch.device) -> LoadedModel:
+def load(settings: EngineConfig, description: Description, device: torch.device) -> LoadedModel:
     """Load, probe and prove the model; `ModelRefused` says by name why one cannot be served."""
-    whole = read_config(settings.model)
-    config = whole.get_text_config(decoder=True)
+    whole = read_config(description)
+    refuse_overrides(settings.model, settings.hf_overrides, whole)
+    config = text_config_of(whole, description)
     refuse_by_config(settings.model, config)
     stored = getattr(config, "dtype", None)
     dtype = choose_dtype(settings.dtype, stored and getattr(torch, str(stored), stored), device)
@@ -91,35 +101,41 @@ def prepare(
     return loaded
 
 
-def answer_eagerly(
-    checkpoint: Checkpoint, token_ids: Tensor, device: torch.device, num_layers: int | None
-) -> Tensor:
-    """Return what transformers' class answers in fp32: `token_ids [t]` → logits `[t, V]`.
-
-    `num_layers` takes so many of its first layers.
-    """
-    return run_eagerly(checkpoint.name, exact(checkpoint, device, num_layers), token_ids, device)
-
-
-def exact(checkpoint: Checkpoint, device: torch.device, num_layers: int | None) -> nn.Module:
+def exact(
+    checkpoint: Checkpoint,
+    description: Description,
+    device: torch.device,
+    num_layers: int | None,
+) -> nn.Module:
     """Return transformers' class in fp32, or so many of its first layers."""
-    whole = read_config(checkpoint.name)
-    config = whole.get_text_config(decoder=True)
+    whole = read_config(description)
+    config = text_config_of(whole, description)
     if num_layers is not None:
         config.num_hidden_layers = num_layers
         if getattr(config, "layer_types", None):
             config.layer_types = config.layer_types[:num_layers]
     if checkpoint.quantisation is not None:
-        return _filled(checkpoint, config, device, num_layers)
+        return _filled(checkpoint, description, config, device, num_layers)
     is_part = whole is not config
     module, found = read_module(checkpoint, config, torch.float32, device, is_part=is_part)
-    assert not found.missing, found.missing
-    network: nn.Module = module
-    return network
+    return _whole(checkpoint, module, found.missing)
+
+
+def _whole(checkpoint: Checkpoint, network: Any, missing: Collection[str]) -> nn.Module:
+    """Return a network that has all of its weights; refuse one that was filled up at random."""
+    lost = Tensors(missing=missing, others=(), misfits=())
+    base = network.base_model_prefix
+    check_tensors(checkpoint.name, type(network).__name__, (), base, lost, is_part=False)
+    module: nn.Module = network
+    return module
 
 
 def _filled(
-    checkpoint: Checkpoint, config: Any, device: torch.device, num_layers: int | None
+    checkpoint: Checkpoint,
+    description: Description,
+    config: Any,
+    device: torch.device,
+    num_layers: int | None,
 ) -> nn.Module:
     """Return transformers' class in fp32 with what quantised weights stand for.
 
@@ -136,24 +152,50 @@ def _filled(
     module, found = kind.from_pretrained(
         None,
         config=config,
-        state_dict=dequantised_copy(checkpoint, device, num_layers),
+        state_dict=dequantised_copy(checkpoint, description, device, num_layers),
         dtype=torch.float32,
         attn_implementation=ATTENTION,
         output_loading_info=True,
     )
-    assert not found["missing_keys"], found["missing_keys"]
-    network: nn.Module = module.eval().requires_grad_(requires_grad=False).to(device)
-    return network
+    module = module.eval().requires_grad_(requires_grad=False).to(device)
+    return _whole(checkpoint, module, found["missing_keys"])
 
 
-def read_config(name: str) -> Any:
-    """Return transformers' config of a folder or hub id; `ModelRefused` says why there is none."""
+def read_config(description: Description) -> Any:
+    """Return transformers' config of a description; `ModelRefused` says why there is none."""
     from transformers import AutoConfig
+    from transformers.utils import logging
 
-    try:
-        return AutoConfig.from_pretrained(name, trust_remote_code=False)
-    except Exception as exc:  # what a config holds may fail anywhere in transformers
-        raise ModelRefused(f"{name}: cannot be read as a model: {first_line_of(exc)}") from exc
+    logging.set_verbosity_error()  # what it finds unusual, such as YaRN by an override, is proved
+    with TemporaryDirectory() as folder:
+        Path(folder, CONFIG).write_text(json.dumps(description.whole), encoding="utf-8")
+        try:
+            return AutoConfig.from_pretrained(folder, trust_remote_code=False)
+        except Exception as exc:  # what a config holds may fail anywhere in transformers
+            reason = first_line_of(exc).replace(folder, description.name)
+            raise ModelRefused(f"{description.name}: cannot be read as a model: {reason}") from exc
+
+
+def text_config_of(whole: Any, description: Description) -> Any:
+    """Return the config of a model's text, whose head is tied where the whole says so, too."""
+    config = whole.get_text_config(decoder=True)
+    tied = description.fields.get(TIE)
+    if config is not whole and isinstance(tied, bool):
+        config.tie_word_embeddings = tied
+    return config
+
+
+def refuse_overrides(name: str, overrides: Mapping[str, Any], config: Any) -> None:
+    """Refuse overrides that transformers' config has no field for: they would change nothing."""
+    known = {*type(config)().to_dict(), *config.attribute_map, *_FIELDS_OF_ANY}
+    for key, value in overrides.items():
+        part = getattr(config, key, None)
+        if isinstance(value, Mapping) and hasattr(part, "to_dict"):
+            refuse_overrides(name, value, part)
+        elif key not in known:
+            raise ModelRefused(
+                f"{name}: --hf-overrides says {key}, which {type(config).__name__} does not have."
+            )
 
 
 def refuse_by_config(name: str, config: Any) -> None:
@@ -246,7 +288,10 @@ def positions_of(config: Any) -> int | None:
     rope = getattr(config, "rope_parameters", None) or {}
     # Models with two kinds of layers nest one set of parameters under each kind's name.
     parts = [part for part in (rope, *rope.values()) if isinstance(part, dict)]
-    if any(part.get("rope_type") in SWITCHING for part in parts):
+    if limit and any(
+        part.get("rope_type") in SWITCHING and not is_switched(part) for part in parts
+    ):
         originals = [part.get("original_max_position_embeddings") for part in parts]
-        limit = min([found for found in originals if found] or [limit])
-    return int(limit) if limit else None
+        return int(min([found for found in originals if found] or [limit]))
+    stretched = [stretched_positions(part) for part in parts if part.get("rope_type") == "yarn"]
+    return int(max([limit, *stretched])) if limit else None

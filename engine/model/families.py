@@ -14,7 +14,7 @@ from engine.errors import ModelRefused
 from engine.kernels.attention import AttentionShape
 from engine.kernels.blocks import Gate
 from engine.model.architecture import Architecture, Block, Experts, Names, Rope
-from engine.model.description import CONFIG, Description, Fields, NotUnderstood
+from engine.model.description import Description, Fields, NotUnderstood
 from engine.model.rope import make_rope, read_rope
 
 FULL, SLIDING = "full_attention", "sliding_attention"
@@ -51,13 +51,13 @@ def architecture_of(description: Description) -> Architecture:
     family = FAMILIES.get(description.kind)
     if family is None:
         raise NotUnderstood(f"{description.kind!r} is no family that it knows")
-    fields = Fields(CONFIG, description.fields, family.defaults)
+    fields = Fields(description.where, description.fields, family.defaults)
     try:
         architecture = family.fill(fields, _sizes(fields, family))
     except ModelRefused as exc:
         raise ModelRefused(f"{description.name}: {exc}") from exc
     except (TypeError, ValueError, ArithmeticError, RuntimeError) as exc:
-        raise NotUnderstood(f"{CONFIG} says what does not fit together") from exc
+        raise NotUnderstood(f"{description.where} says what does not fit together") from exc
     fields.close()
     return architecture
 

@@ -19,9 +19,10 @@ from engine.model import own
 from engine.model.adapter_proof import check_adapters
 from engine.model.adapters.loading import read_adapters
 from engine.model.checkpoint import Checkpoint, find_checkpoint
-from engine.model.description import Description, NotUnderstood, read_description
+from engine.model.description import Description, NotUnderstood
 from engine.model.families import architecture_of
 from engine.model.network import LoadedModel
+from engine.model.overrides import longest_context, read_overridden
 from engine.model.own import Leads
 from engine.model.placement import choose_device, choose_dtype, context_length
 from engine.model.proof import answers, proof_tokens
@@ -52,11 +53,12 @@ def load_model(settings: EngineConfig, leader: Leads | None = None) -> LoadedMod
         ) from exc
     except Exception as exc:  # a broken folder may fail anywhere in transformers
         reason = first_line_of(exc).partition(" For details")[0]
-        raise ModelRefused(f"{settings.model}: cannot be loaded: {reason}") from exc
+        how = " with --hf-overrides" if settings.hf_overrides else ""
+        raise ModelRefused(f"{settings.model}: cannot be loaded{how}: {reason}") from exc
 
 
 def _loaded(settings: EngineConfig, leader: Leads | None) -> LoadedModel:
-    description = read_description(settings.model)
+    description = read_overridden(settings)
     try:
         return _run_by_ours(settings, description, leader)
     except NotUnderstood as exc:
@@ -78,7 +80,7 @@ def _loaded(settings: EngineConfig, leader: Leads | None) -> LoadedModel:
         )
     from engine.model import fallback
 
-    loaded = fallback.load(settings, choose_device(settings.device))
+    loaded = fallback.load(settings, description, choose_device(settings.device))
     note = f"transformers runs this model, more slowly than the engine's own decoder would: {why}"
     return replace(loaded, notes=(note,))
 
@@ -92,7 +94,7 @@ def _vision(
         if vision is not None:
             from engine.model.vision.tower import check_tower
 
-            check_tower(checkpoint, vision)
+            check_tower(checkpoint, description, vision)
     except NotUnderstood as exc:
         return None, (f"this model is served without images: {exc}",)
     if vision is not None and checkpoint.quantisation is not None:
@@ -134,7 +136,8 @@ def _run_by_ours(
     vision, blind = _vision(checkpoint, description)
     adapters = read_adapters(settings, description, architecture)
     ranks = () if leader is None else (f"{leader.size} ranks",)
-    fact = proof_fact(checkpoint, dtype, device, repr(vision), repr(quantisation), *ranks)
+    others = (repr(vision), repr(quantisation), *ranks)
+    fact = proof_fact(checkpoint, description.whole, dtype, device, *others)
     try:
         with timed("weights"):
             loaded = own.load(
@@ -163,6 +166,11 @@ def _run_by_ours(
     if loaded.eye is not None:
         loaded = replace(loaded, eye=loaded.eye._replace(sight=_sight(settings, description)))
     notes = [*loaded.notes, *blind]
+    if settings.max_model_len is None and (longest := longest_context(description)):
+        notes.append(
+            f"its context is {max_model_len:,} tokens, for which it has rope factors of its own; "
+            f"--max-model-len up to {longest:,} takes those for long contexts, for all lines"
+        )
     if quantisation is not None and not multiplies_quantised(dtype, device):
         notes.append(
             f"its weights are quantised ({quantisation.method}), and multiplied as {dtype} here: "

@@ -129,7 +129,7 @@ def load_share(
     if vision is not None:
         from engine.model.vision.tower import load_tower
 
-        eye = Eye(vision.sight, load_tower(checkpoint, vision, dtype, device))
+        eye = Eye(vision.sight, load_tower(checkpoint, description, vision, dtype, device))
     shapes = tuple(block.attention for block in architecture.blocks)
     return LoadedModel(
         network=Decoder(
@@ -197,9 +197,12 @@ def prove(
     got = answers(exact, token_ids, pictures)
     del exact
     if pictures or description.kind in eager.WHOLE_ONLY:
-        expected = eager.answer(checkpoint, token_ids, pictures, device, num_layers)
+        expected = eager.answer(
+            checkpoint, description, token_ids, pictures, device, num_layers=num_layers
+        )
     else:
-        expected = fallback.answer_eagerly(checkpoint, token_ids, device, num_layers)
+        module = fallback.exact(checkpoint, description, device, num_layers)
+        expected = fallback.run_eagerly(checkpoint.name, module, token_ids, device)
     apart = distances(got, expected)
     has_experts = any(block.experts for block in blocks)
     holds = holds_for(apart, has_experts=has_experts)

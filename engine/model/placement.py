@@ -77,7 +77,8 @@ def context_length(settings: EngineConfig, positions: int | None) -> int:
     if positions and settings.max_model_len > positions:
         raise ModelRefused(
             f"{settings.model}: --max-model-len {settings.max_model_len} is more than the "
-            f"{positions} positions that this model can tell apart here."
+            f"{positions} positions that this model can tell apart here; where its model card "
+            "describes longer contexts by YaRN, --hf-overrides takes what it says."
         )
     return settings.max_model_len
 

@@ -10,14 +10,14 @@ from __future__ import annotations
 
 import json
 import platform
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from engine.model.checkpoint import Checkpoint
-from engine.model.description import CONFIG
 from engine.model.own import Proof
 from engine.remembered import Fact, versions_of
 
@@ -26,17 +26,21 @@ _TELLING = ("model name", "flags", "CPU part", "Features")
 
 
 def proof_fact(
-    checkpoint: Checkpoint, dtype: torch.dtype, device: torch.device, *others: str
+    checkpoint: Checkpoint,
+    config: Mapping[str, Any],
+    dtype: torch.dtype,
+    device: torch.device,
+    *others: str,
 ) -> Fact:
     """Return the fact of how the proof of a checkpoint goes, in a dtype on a device.
 
-    `others` is what else it follows from.
+    `config` is what its config.json is taken to say, `others` what else it follows from.
     """
     causes: list[str | bytes] = [
         versions_of("torch", "transformers", "numba", "triton"),
         str(dtype),
         _processor(device),
-        (checkpoint.folder / CONFIG).read_bytes(),
+        json.dumps(config),
         *others,
     ]
     for path in checkpoint.files:

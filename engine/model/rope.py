@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from engine.errors import ModelRefused
 from engine.model.architecture import Rope
 from engine.model.description import Fields, NotUnderstood
 
@@ -22,6 +23,7 @@ SWITCHING = {"dynamic", "longrope"}
 NUM_AXES = 3
 # These know of the context before it was stretched.
 _STRETCHED = {"llama3", "yarn", "longrope"}
+MOST_STRETCHED = 10_000
 
 
 class Plain(NamedTuple):
@@ -78,6 +80,7 @@ def make_rope(
     kind = str(called) if kinds is None else kinds.get(str(called), "")
     if kind not in _KINDS:
         raise NotUnderstood(f"its rope says rope_type {called!r}")
+    _check_factor(fields, parameters.get("factor"))
     base = fields.number("rope_theta", theta)
     turned = int(width * fields.number("partial_rotary_factor", 1.0))
     if turned < 2 or turned % 2 or turned > width:
@@ -89,8 +92,46 @@ def make_rope(
     fields.close()
     if not frequencies.isfinite().all():
         raise NotUnderstood("its rope turns by what is no number")
-    reach = min(original, positions) if kind in SWITCHING else None
+    reach = _reach(kind, parameters, positions, original)
     return Rope(tuple(frequencies.tolist()), scale, reach, axes)
+
+
+def _reach(kind: str, parameters: Mapping[str, Any], positions: int, original: int) -> int | None:
+    """Return how many positions frequencies hold for; None where it is the model's own number."""
+    if kind in SWITCHING:
+        is_chosen = kind == "longrope" and is_switched(parameters)
+        return None if is_chosen else min(original, positions)
+    if kind == "yarn":
+        stretched = stretched_positions(parameters)
+        return stretched if stretched > positions else None
+    return None
+
+
+def is_switched(parameters: Mapping[str, Any]) -> bool:
+    """Say whether a rope's long factors stand for its short ones, too."""
+    long = parameters.get("long_factor")
+    return long is not None and long == parameters.get("short_factor")
+
+
+def stretched_positions(parameters: Mapping[str, Any]) -> int:
+    """Return the positions that YaRN stretches a model to; 0 where its parameters do not say."""
+    factor, original = parameters.get("factor"), parameters.get("original_max_position_embeddings")
+    if factor is None or type(original) is not int or not _is_factor(factor):
+        return 0
+    return int(factor * original)
+
+
+def _check_factor(fields: Fields, factor: object) -> None:
+    """Refuse a factor that stretches nothing, or beyond measure; transformers would take it."""
+    if factor is not None and not _is_factor(factor):
+        raise ModelRefused(
+            f"{fields.where} says factor {factor!r}; it must be a number from 1 to "
+            f"{MOST_STRETCHED:,}."
+        )
+
+
+def _is_factor(factor: Any) -> bool:
+    return type(factor) in (int, float) and 1 <= factor <= MOST_STRETCHED
 
 
 def _axes(fields: Fields, count: int) -> tuple[int, ...]:

@@ -15,10 +15,10 @@ from engine.kernels.ranks import Group
 from engine.kernels.step import Step
 from engine.model.adapters.loading import read_adapters
 from engine.model.checkpoint import find_checkpoint
-from engine.model.description import read_description
 from engine.model.families import architecture_of
 from engine.model.memory import free_bytes
 from engine.model.network import LoadedModel, NetworkInTwo
+from engine.model.overrides import read_overridden
 from engine.model.own import load_share
 from engine.model.quantised.description import quantisation_of
 from engine.ranks.messages import Allocate, Answer, Done, Forward, Free, Load, Measure, Told
@@ -66,7 +66,7 @@ class OtherRank:
 
     def _load(self, told: Load) -> None:
         settings = self._settings
-        description = read_description(settings.model)
+        description = read_overridden(settings)
         architecture = architecture_of(description)
         quantisation = quantisation_of(description, settings.quantization)
         adapters = read_adapters(settings, description, architecture) if told.has_adapters else ()

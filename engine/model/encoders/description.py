@@ -26,6 +26,7 @@ from engine.model.encoders.saved_modules import (
     Stack,
     read_stack,
 )
+from engine.model.overrides import overridden
 
 __all__ = [
     "Classifier",
@@ -124,7 +125,7 @@ def takes(config: Mapping[str, Any], settings: EngineConfig) -> bool:
         return settings.runner == "pooling"
     if settings.convert in ("embed", "classify"):
         return True
-    said = {**config, **settings.hf_overrides}
+    said = overridden(config, settings)
     architecture = _architecture(said)
     if _kind(said) in ENCODER_TYPES or architecture.endswith(_SCORES):
         return True
@@ -140,7 +141,7 @@ def describe(config: Mapping[str, Any], settings: EngineConfig) -> EncoderDescri
     """
     if not takes(config, settings):
         return None
-    said = {**config, **settings.hf_overrides}
+    said = overridden(config, settings)
     files = ModelFiles(settings.model)
     stack = read_stack(files)
     told = SavedFields(files, "--pooler-config", settings.pooler_config)

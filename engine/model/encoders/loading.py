@@ -100,7 +100,7 @@ def _run_by_ours(
             )
             return prove(loaded, exactly, answer, num_layers)
 
-        fact = proof_fact(checkpoint, dtype, device, repr(said), repr(description.head))
+        fact = proof_fact(checkpoint, said, dtype, device, repr(description.head))
         proof = prove_once(fact, prove_now)
     except (TypeError, ValueError, RuntimeError) as exc:
         raise NotUnderstood(f"it cannot run here: {first_line_of(exc)}") from exc

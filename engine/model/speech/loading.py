@@ -18,7 +18,7 @@ from engine.errors import EngineError, ModelRefused, first_line_of
 from engine.kernels.attention import MakesBackend
 from engine.kernels.backends import choose_backend
 from engine.model.checkpoint import Checkpoint, find_checkpoint
-from engine.model.description import STORED_DTYPES
+from engine.model.description import STORED_DTYPES, read_description
 from engine.model.layout import whole
 from engine.model.own import TOLERANCE, TOLERANCE_OF_DTYPE, Proof, distances, fits
 from engine.model.placement import choose_device, choose_dtype
@@ -70,7 +70,7 @@ def _loaded(settings: EngineConfig) -> LoadedSpeech:
     stored = STORED_DTYPES.get(str(description.said_dtype))
     dtype = choose_dtype(settings.dtype, stored, device)
     checkpoint = find_checkpoint(settings.model)
-    fact = proof_fact(checkpoint, dtype, device)
+    fact = proof_fact(checkpoint, read_description(settings.model).whole, dtype, device)
     loaded = load(checkpoint, description, dtype, device)
     proof = prove_once(fact, partial(prove, checkpoint, loaded))
     if not proof.holds:

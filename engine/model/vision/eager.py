@@ -11,6 +11,7 @@ from torch import Tensor
 
 from engine.errors import ModelRefused
 from engine.model.checkpoint import Checkpoint
+from engine.model.description import Description
 from engine.model.fallback import read_config
 from engine.model.sanity import refuse_infinite
 from engine.scheduling.pictures import Picture, Sight
@@ -37,9 +38,11 @@ def with_picture(token_ids: Tensor, sight: Sight) -> tuple[Tensor, Picture]:
 @torch.inference_mode()
 def answer(
     checkpoint: Checkpoint,
+    description: Description,
     token_ids: Tensor,
     pictures: Sequence[Picture],
     device: torch.device,
+    *,
     num_layers: int | None,
 ) -> Tensor:
     """Return what it answers in fp32 by eager attention: `token_ids [t]` → logits `[t, V]`.
@@ -48,7 +51,7 @@ def answer(
     """
     from transformers import AutoImageProcessor
 
-    module = _module(checkpoint, device, num_layers)
+    module = _module(checkpoint, description, device, num_layers)
     inputs: dict[str, Tensor] = {}
     if pictures:
         processor = AutoImageProcessor.from_pretrained(
@@ -66,13 +69,18 @@ def answer(
     return logits[0]
 
 
-def _module(checkpoint: Checkpoint, device: torch.device, num_layers: int | None) -> Any:
+def _module(
+    checkpoint: Checkpoint,
+    description: Description,
+    device: torch.device,
+    num_layers: int | None,
+) -> Any:
     from transformers import AutoModelForImageTextToText
     from transformers.utils import logging
 
     logging.disable_progress_bar()
     logging.set_verbosity_error()
-    config = read_config(checkpoint.name)
+    config = read_config(description)
     config.transformers_weights = None  # the name of a file, which no config decides
     if num_layers is not None:
         text = config.text_config

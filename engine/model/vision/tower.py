@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from engine.kernels.backends import lend_torch_the_threads
 from engine.model.checkpoint import Checkpoint, check_count
-from engine.model.description import NotUnderstood
+from engine.model.description import Description, NotUnderstood
 from engine.model.fallback import read_config
 from engine.model.layout import Weight, whole
 from engine.model.vision.description import Vision
@@ -30,26 +30,32 @@ _RENAMED = {
 
 
 def load_tower(
-    checkpoint: Checkpoint, vision: Vision, dtype: torch.dtype, device: torch.device
+    checkpoint: Checkpoint,
+    description: Description,
+    vision: Vision,
+    dtype: torch.dtype,
+    device: torch.device,
 ) -> ImageTower:
     """Return the tower of a model that sees, whose weights were looked for."""
-    wanted, stored = _weights(checkpoint, vision)
-    tower = _TOWERS[vision.kind](read_config(checkpoint.name)).to(device)
+    wanted, stored = _weights(checkpoint, description, vision)
+    tower = _TOWERS[vision.kind](read_config(description)).to(device)
     weights = filled(checkpoint.name, wanted, stored, dtype, device)
     tower.load_state_dict(weights, strict=False, assign=True)
     tower.eval().requires_grad_(requires_grad=False)
     return ImageTower(tower, vision, dtype, device)
 
 
-def check_tower(checkpoint: Checkpoint, vision: Vision) -> None:
+def check_tower(checkpoint: Checkpoint, description: Description, vision: Vision) -> None:
     """Look for a tower's weights among those of a checkpoint; `NotUnderstood` says what lacks."""
-    _weights(checkpoint, vision)
+    _weights(checkpoint, description, vision)
 
 
-def _weights(checkpoint: Checkpoint, vision: Vision) -> tuple[list[Weight], dict[str, Stored]]:
+def _weights(
+    checkpoint: Checkpoint, description: Description, vision: Vision
+) -> tuple[list[Weight], dict[str, Stored]]:
     """Return what a tower is made of, by its own names, and where that is stored."""
     with torch.device("meta"):
-        tower = _TOWERS[vision.kind](read_config(checkpoint.name))
+        tower = _TOWERS[vision.kind](read_config(description))
     wanted = [whole(name, name, *weight.shape) for name, weight in tower.named_parameters()]
     check_count(checkpoint, sum(weight.numel() for weight in tower.parameters()))
     stored = stored_in(checkpoint.files, wanted, renamed=_RENAMED, base="tower")

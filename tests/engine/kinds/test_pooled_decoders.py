@@ -168,7 +168,7 @@ async def test_a_decoder_writes_gives_vectors_or_scores_as_it_is_told(
         serve(decoder, convert="classify")
 
 
-def test_overrides_are_refused_for_a_model_that_writes(serve: Serve) -> None:
-    """They would change nothing there."""
-    with pytest.raises(EngineError, match="writes text"):
-        serve(MODEL_PATH, hf_overrides={"vocab_size": 5})
+def test_pooling_is_not_said_of_a_model_that_writes(serve: Serve) -> None:
+    """It would change nothing there."""
+    with pytest.raises(EngineError, match="writes text: --pooler-config is for models of vectors"):
+        serve(MODEL_PATH, pooler_config={"pooling_type": "CLS"})

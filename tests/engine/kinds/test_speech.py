@@ -143,6 +143,15 @@ def test_a_chat_template_is_of_no_use(folder: Path) -> None:
         load_served(EngineConfig(str(folder), device="cpu"), chat_template="{{ messages }}")
 
 
+@pytest.mark.parametrize("field", ["hf_overrides", "pooler_config"])
+def test_what_other_kinds_are_told_is_refused(folder: Path, field: str) -> None:
+    """It would change nothing."""
+    said: dict[str, Any] = {field: {"a": 1}}
+    flag = f"--{field.replace('_', '-')}"
+    with pytest.raises(EngineError, match=f"hears recordings: {flag} is for models that"):
+        load_served(EngineConfig(str(folder), device="cpu", **said))
+
+
 def test_a_model_that_nobody_tells_how_to_begin_is_refused(folder: Path, tmp_path: Path) -> None:
     """Without its generation config it would write noise, in good form."""
     copy = shutil.copytree(folder, tmp_path / "copy")

@@ -10,6 +10,7 @@ import transformers
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 from transformers.models.phi3.modeling_phi3 import Phi3RotaryEmbedding
 
+from engine.errors import ModelRefused
 from engine.model.description import NotUnderstood
 from engine.model.rope import make_rope
 
@@ -97,10 +98,8 @@ def test_a_long_rope_is_its_short_one_up_to_where_it_was_trained(share: float) -
 @pytest.mark.parametrize(
     "said",
     [
-        {"rope_type": "linear", "factor": "x"},
         {"rope_type": "llama3", "factor": 8.0},
         {"rope_type": "longrope", "short_factor": [1.0], "long_factor": [1.0]},
-        {"rope_type": "linear", "factor": 0.0},
         {"rope_type": "default", "rope_theta": float("inf")},
         {"rope_type": ["default"]},
         {"partial_rotary_factor": 1.5},
@@ -112,3 +111,25 @@ def test_parameters_that_do_not_fit_are_not_understood(said: dict[str, Any]) -> 
     """Of another type, of too few, of none that are finite, or of another kind."""
     with pytest.raises(NotUnderstood):
         make_rope(said, 128, 4096, 1e4)
+
+
+@pytest.mark.parametrize("factor", ["x", 0.0, 0.5, -4, 1e300, True, float("nan")])
+def test_a_factor_that_stretches_nothing_is_refused(factor: Any) -> None:
+    """transformers would take it, with a warning at most."""
+    with pytest.raises(ModelRefused, match="it must be a number from 1 to 10,000"):
+        make_rope({"rope_type": "linear", "factor": factor}, 128, 4096, 1e4)
+
+
+@pytest.mark.parametrize(
+    ("said", "reach"),
+    [
+        ({"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32_768}, None),
+        ({"rope_type": "yarn", "factor": 8.0, "original_max_position_embeddings": 32_768}, 262_144),
+        ({"rope_type": "yarn", "factor": 8.0}, None),
+        ({"rope_type": "linear", "factor": 8.0}, None),
+    ],
+    ids=str,
+)
+def test_yarn_reaches_as_far_as_it_stretches(said: dict[str, Any], reach: int | None) -> None:
+    """Where that is more than the config's positions, and where it says from what."""
+    assert make_rope(said, 128, 131_072, 1e4).reach == reach

@@ -1,0 +1,130 @@
+"""Overrides of a config.json: `--hf-overrides`, and the rope factors that a context calls for.
+
+Everything that reads the model afterwards, transformers for the proof as well, reads the result. So
+nothing is chosen again by the length of a request, and no row depends on its neighbours.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from engine.config import EngineConfig
+from engine.errors import ModelRefused
+from engine.model.description import TIE, Description, described, read_description
+from engine.model.families import FAMILIES, FULL
+from engine.model.rope import is_switched
+
+ROPES = ("rope_parameters", "rope_scaling")
+# What a rope keeps where its scaling is overridden.
+_KEPT = ("rope_theta", "partial_rotary_factor", "mrope_section")
+_ORIGINAL = "original_max_position_embeddings"
+
+
+def read_overridden(settings: EngineConfig) -> Description:
+    """Return the description of a model that writes text, as the settings override it."""
+    read = read_description(settings.model)
+    if isinstance(read.whole.get("text_config"), dict):
+        _refuse_keys_of_text(settings, read.whole)
+    said = overridden(read.whole, settings)
+    return replace(described(settings.model, said), is_overridden=bool(settings.hf_overrides))
+
+
+def overridden(said: Mapping[str, Any], settings: EngineConfig) -> dict[str, Any]:
+    """Return a config.json with overrides, its rope for the context that the settings ask for."""
+    merged = merge(said, settings.hf_overrides)
+    context = settings.max_model_len
+    text = merged.get("text_config")
+    if isinstance(text, dict):
+        return {**merged, "text_config": _with_factors(text, context)}
+    return _with_factors(merged, context)
+
+
+def merge(said: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a config with overrides: configs within it are merged, all else is replaced.
+
+    A rope is replaced but for its base and the share of a head that it turns.
+    """
+    merged = dict(said)
+    for key, value in overrides.items():
+        old = merged.get(key)
+        if key in ROPES:
+            _override_rope(merged, key, value)
+        elif _is_config(key) and isinstance(old, Mapping) and isinstance(value, Mapping):
+            merged[key] = merge(old, value)
+        else:
+            merged[key] = value
+    return merged
+
+
+def longest_context(description: Description) -> int | None:
+    """Return the context that long rope factors would give where short ones were chosen."""
+    longest = description.fields.get("max_position_embeddings")
+    ropes = [rope for key in ROPES if (rope := _long_rope(description.fields, key)) is not None]
+    if not ropes or type(longest) is not int:
+        return None
+    is_longer = any(longest > original and not is_switched(rope) for rope, original in ropes)
+    return longest if is_longer else None
+
+
+def _with_factors(fields: dict[str, Any], context: int | None) -> dict[str, Any]:
+    """Return a text model's config with long rope factors if its context goes beyond short ones.
+
+    The choice is vLLM's: by the context that is served, not by the length of a request.
+    """
+    chosen = dict(fields)
+    for key in ROPES:
+        found = _long_rope(fields, key)
+        if found is not None and context is not None and context > found[1]:
+            rope = found[0]
+            long = {name[5:]: value for name, value in rope.items() if name.startswith("long_")}
+            chosen[key] = {**rope, **{f"short_{name}": value for name, value in long.items()}}
+    return chosen
+
+
+def _long_rope(fields: Mapping[str, Any], key: str) -> tuple[Mapping[str, Any], int] | None:
+    """Return a rope with long factors, and how many positions its short ones are for."""
+    rope = fields.get(key)
+    if not isinstance(rope, Mapping) or not rope.get("long_factor"):
+        return None
+    family = FAMILIES.get(str(fields.get("model_type")))
+    usual = None if family is None else family.defaults.get(_ORIGINAL)
+    original = rope.get(_ORIGINAL) or fields.get(_ORIGINAL) or usual
+    return (rope, original) if type(original) is int else None
+
+
+def _override_rope(merged: dict[str, Any], key: str, value: Any) -> None:
+    """Replace the rope of a config, which may lie under either name."""
+    at = next((name for name in ROPES if merged.get(name)), key)
+    old = merged.get(at)
+    for name in ROPES:
+        merged.pop(name, None)
+    merged[at] = _rope(old if isinstance(old, Mapping) else {}, {} if value is None else value)
+
+
+def _rope(old: Mapping[str, Any], value: Any) -> Any:
+    """Return what a rope becomes; one that is given by kinds of layers, kind by kind."""
+    if not isinstance(value, Mapping):
+        return value
+    kinds = {kind for kind, part in old.items() if isinstance(part, Mapping)}
+    if not kinds:
+        return {**{key: old[key] for key in _KEPT if key in old}, **value}
+    if not value.keys() <= kinds:
+        value = {FULL: value}  # layers with a window are not stretched
+    return {**old, **{kind: _rope(old.get(kind) or {}, part) for kind, part in value.items()}}
+
+
+def _is_config(key: str) -> bool:
+    return key.endswith("_config") and key != "quantization_config"
+
+
+def _refuse_keys_of_text(settings: EngineConfig, said: Mapping[str, Any]) -> None:
+    """Refuse overrides of a model of more than text that would change nothing of its text."""
+    known = {*said, TIE}
+    for key in settings.hf_overrides:
+        if not (key in known or _is_config(key)):
+            raise ModelRefused(
+                f"{settings.model}: --hf-overrides says {key}, which is not at the top of this "
+                f'model\'s config.json; of its text write \'{{"text_config": {{"{key}": …}}}}\'.'
+            )

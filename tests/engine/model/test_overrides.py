@@ -1,0 +1,207 @@
+"""Overrides of a config.json: what they merge to, and models that run by them."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+
+from engine.config import EngineConfig
+from engine.errors import ModelRefused
+from engine.model.decoder import Decoder
+from engine.model.forward import TransformersNetwork
+from engine.model.loading import load_model
+from engine.model.network import LoadedModel
+from engine.model.overrides import merge, read_overridden
+from engine.model.proof import answers
+from tests.engine.families import COMMON, ROPE, VARIANTS, build
+from tests.engine.vision_models import build as build_seeing
+
+YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 512}
+SHORT, LONG = "Phi3, long rope", 300
+
+
+def load(folder: Path, **settings: Any) -> LoadedModel:
+    """Load a folder's model in fp32 on the CPU."""
+    return load_model(EngineConfig(str(folder), dtype="float32", device="cpu", **settings))
+
+
+def saved(name: str, folder: Path, **changes: Any) -> Path:
+    """Write a tiny model, and change its config.json."""
+    build(name).save_pretrained(folder)  # type: ignore[operator]
+    said = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(said | changes))
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("said", "overrides", "merged"),
+    [
+        ({"a": 1, "b": {"c": 1}}, {"a": 2, "b": {"d": 2}}, {"a": 2, "b": {"d": 2}}),
+        (
+            {"text_config": {"a": 1, "b": 2}},
+            {"text_config": {"a": 3}},
+            {"text_config": {"a": 3, "b": 2}},
+        ),
+        (
+            {"quantization_config": {"bits": 4}},
+            {"quantization_config": {"bits": 8}},
+            {"quantization_config": {"bits": 8}},
+        ),
+        (
+            {"rope_parameters": {"rope_type": "default", "rope_theta": 1e6}},
+            {"rope_scaling": YARN},
+            {"rope_parameters": {"rope_theta": 1e6, **YARN}},
+        ),
+        (
+            {"rope_theta": 1e6, "rope_scaling": None},
+            {"rope_scaling": YARN},
+            {"rope_theta": 1e6, "rope_scaling": YARN},
+        ),
+        (
+            {"rope_scaling": {"rope_type": "llama3", "low_freq_factor": 1.0}},
+            {"rope_parameters": None},
+            {"rope_scaling": {}},
+        ),
+        (
+            {"rope_parameters": {"full_attention": {"rope_theta": 1e6}, "sliding_attention": {}}},
+            {"rope_parameters": {"factor": 8.0}},
+            {
+                "rope_parameters": {
+                    "full_attention": {"rope_theta": 1e6, "factor": 8.0},
+                    "sliding_attention": {},
+                }
+            },
+        ),
+    ],
+)
+def test_overrides_merge_configs_and_replace_the_rest(
+    said: Mapping[str, Any], overrides: Mapping[str, Any], merged: Mapping[str, Any]
+) -> None:
+    """A rope keeps its base, whichever of its two names either of them has for it."""
+    assert merge(said, overrides) == merged
+
+
+@pytest.mark.parametrize("name", ["Qwen3Config", "Qwen2Config"])
+def test_yarn_by_an_override_is_yarn_by_the_config(tmp_path: Path, name: str) -> None:
+    """As model cards describe it; its context is what it stretches to."""
+    own = load(saved(name, tmp_path / "one"), hf_overrides={"rope_scaling": YARN})
+    same = load(saved(name, tmp_path / "two", rope_parameters={**ROPE, **YARN}))
+    plain = load(tmp_path / "one")
+    tokens = torch.arange(20)
+    assert isinstance(own.network, Decoder)
+    assert (own.max_model_len, same.max_model_len, plain.max_model_len) == (2048, 2048, 512)
+    assert torch.equal(answers(own, tokens), answers(same, tokens))
+    assert not torch.allclose(answers(own, tokens), answers(plain, tokens), atol=1e-2)
+
+
+def test_transformers_reads_overrides_as_our_decoder_does(tmp_path: Path) -> None:
+    """Of a model that it runs, the rope is the one that was asked for."""
+    folder = saved("Qwen3Config", tmp_path, new_trick=7)
+    stretched = load(folder, hf_overrides={"rope_parameters": YARN}, max_model_len=2048)
+    assert isinstance(stretched.network, TransformersNetwork)
+    assert stretched.max_model_len == 2048
+    ours = load(folder, hf_overrides={"rope_parameters": YARN, "new_trick": None})
+    assert isinstance(ours.network, Decoder)
+    tokens = torch.arange(20)
+    assert torch.allclose(answers(stretched, tokens), answers(ours, tokens), atol=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "words"),
+    [
+        ({"rope_scalling": YARN}, "--hf-overrides says rope_scalling, which Qwen3Config does not"),
+        ({"hidden_size": "x"}, "config.json with --hf-overrides says hidden_size 'x'"),
+        ({"vocab_size": 5}, "other shapes"),
+        ({"rope_scaling": {**YARN, "factor": -4}}, "factor -4; it must be a number from 1 to"),
+        ({"rope_scaling": {**YARN, "factor": 1e300}}, "must be a number from 1 to 10,000"),
+        ({"rope_scaling": {**YARN, "factor": "4"}}, "factor '4'; it must be a number"),
+        ({"rope_parameters": {"full_attention": {}}}, "cannot be loaded with --hf-overrides"),
+        ({"model_type": "none"}, "none"),
+    ],
+)
+def test_an_override_that_cannot_be_is_refused(
+    tmp_path: Path, overrides: dict[str, Any], words: str
+) -> None:
+    """By its name, and nothing is passed over."""
+    folder = saved("Qwen3Config", tmp_path)
+    with pytest.raises(ModelRefused, match=words):
+        load(folder, hf_overrides=overrides)
+
+
+def test_overrides_of_the_text_of_a_model_that_sees_are_named_within_it(tmp_path: Path) -> None:
+    """At the top they would change nothing."""
+    build_seeing("gemma3").save_pretrained(tmp_path)
+    settings = EngineConfig(str(tmp_path), hf_overrides={"sliding_window": 9})
+    with pytest.raises(ModelRefused, match=re.escape('{"sliding_window": …}')):
+        read_overridden(settings)
+    within = EngineConfig(str(tmp_path), hf_overrides={"text_config": {"sliding_window": 9}})
+    assert read_overridden(within).fields["sliding_window"] == 9
+
+
+def eagerly(folder: Path, tokens: torch.Tensor) -> torch.Tensor:
+    """Return the logits of transformers' class by its own attention."""
+    network = transformers.AutoModelForCausalLM.from_pretrained(
+        folder, attn_implementation="eager", dtype=torch.float32
+    )
+    with torch.inference_mode():
+        logits: torch.Tensor = network.eval()(input_ids=tokens[None], use_cache=False).logits[0]
+    return logits
+
+
+def test_a_long_rope_takes_its_factors_by_the_context_that_is_served(tmp_path: Path) -> None:
+    """Up to the context of the short ones these, above it the long ones, for rows of any length."""
+    folder = saved(SHORT, tmp_path)
+    tokens = torch.randint(0, COMMON["vocab_size"], (LONG,), generator=torch.Generator())
+    short, long = load(folder), load(folder, max_model_len=512)
+    assert (short.max_model_len, long.max_model_len) == (256, 512)
+    assert "its context is 256 tokens" in short.notes[-1]
+    assert "--max-model-len up to 512" in short.notes[-1]
+    assert not long.notes
+    expected = eagerly(folder, tokens)
+    assert torch.allclose(answers(long, tokens)[0], expected, atol=1e-3)
+    few = tokens[:40]
+    assert torch.allclose(answers(short, few)[0], eagerly(folder, few), atol=1e-3)
+    assert torch.allclose(answers(long, few)[0], expected[:40], atol=1e-3)
+    with pytest.raises(ModelRefused, match="more than the 512 positions"):
+        load(folder, max_model_len=513)
+
+
+def test_transformers_models_take_long_factors_too(tmp_path: Path) -> None:
+    """Phimoe has other magnitudes for either, which go with them."""
+    rope = VARIANTS[SHORT][1]["rope_parameters"] | {
+        "original_max_position_embeddings": 256,
+        "short_mscale": 1.2,
+        "long_mscale": 1.4,
+    }
+    config = transformers.PhimoeConfig(
+        **COMMON | {"num_hidden_layers": 1}, num_local_experts=2, rope_parameters=rope
+    )
+    transformers.AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
+    long, short = load(tmp_path, max_model_len=512), load(tmp_path)
+    assert (long.max_model_len, short.max_model_len) == (512, 256)
+    assert isinstance(long.network, TransformersNetwork)
+    served: Any = long.network.module.config
+    assert served.rope_parameters["short_factor"] == rope["long_factor"]
+    assert served.rope_parameters["short_mscale"] == 1.4
+
+
+@pytest.mark.parametrize(
+    ("new", "network"), [({}, Decoder), ({"new_trick": 7}, TransformersNetwork)]
+)
+def test_a_head_is_tied_where_the_whole_model_says_so(
+    tmp_path: Path, new: dict[str, Any], network: type[Any]
+) -> None:
+    """Though its text says that it is not, and no head is stored."""
+    build_seeing("gemma3").save_pretrained(tmp_path)
+    said = json.loads((tmp_path / "config.json").read_text())
+    said["tie_word_embeddings"] = True
+    said["text_config"] |= {"tie_word_embeddings": False, **new}
+    (tmp_path / "config.json").write_text(json.dumps(said))
+    assert isinstance(load(tmp_path).network, network)
