@@ -2,12 +2,14 @@
 
 transformers hands that function rotated queries and keys of all packed tokens. Whose call it is, a
 layer's of a step or the one-token probe's, is said by the `attend` that rides along. What each
-layer attends with comes from that probe, not from reading configs.
+layer attends with comes from that probe, and its window from its mask, not from reading configs.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -18,6 +20,7 @@ from engine.errors import ModelRefused, first_line_of
 from engine.kernels import reference
 from engine.kernels.attention import AttentionBackend, AttentionShape
 from engine.kernels.step import Step
+from engine.model.masks import windows_by_masks
 
 # What transformers knows our attention function by.
 ATTENTION = "tidemill"
@@ -86,7 +89,27 @@ def probe(
             f"{len(recording.modules)} attention calls a token. Every layer must be one attention "
             "layer: the state of any other kind would be silently wrong."
         )
-    return tuple(recording.modules), tuple(recording.shapes)
+    windows = windows_by_masks(module, device)
+    shapes = []
+    for index, (layer, shape) in enumerate(zip(recording.modules, recording.shapes, strict=True)):
+        window = windows.get(id(layer))
+        if window is None:
+            _refuse_unseen_window(name, config, index, shape)
+        shapes.append(shape if window is None else replace(shape, window=window))
+    return tuple(recording.modules), tuple(shapes)
+
+
+def _refuse_unseen_window(name: str, config: Any, layer: int, shape: AttentionShape) -> None:
+    """Refuse a layer that has a window by its config, which neither call nor mask tells of."""
+    window = getattr(config, "sliding_window", None)
+    kinds = getattr(config, "layer_types", None) or []
+    slides = layer >= len(kinds) or kinds[layer] == "sliding_attention"
+    positions = getattr(config, "max_position_embeddings", None) or math.inf
+    if shape.window == 0 and slides and isinstance(window, int) and 0 < window < positions:
+        raise ModelRefused(
+            f"{name}: its config.json says sliding_window {window}, but how its class applies it "
+            "cannot be told: beyond the window it would answer wrong."
+        )
 
 
 class RecordingAttention:

@@ -21,7 +21,7 @@ from engine.model.adapters.loading import Adapter
 from engine.model.architecture import Architecture
 from engine.model.checkpoint import Checkpoint, some
 from engine.model.decoder import Decoder
-from engine.model.description import Description
+from engine.model.description import Description, NotUnderstood
 from engine.model.layout import Weight, weights_of
 from engine.model.memory import free_bytes
 from engine.model.network import Eye, LoadedModel
@@ -178,7 +178,6 @@ def prove(
     it takes to have one of each kind; one that sees, with an image among its tokens. Raises
     `ModelRefused` where transformers cannot run it.
     """
-    from engine.model import fallback
     from engine.model.vision import eager
 
     device = loaded.device
@@ -196,20 +195,53 @@ def prove(
         )
     got = answers(exact, token_ids, pictures)
     del exact
+    windows: Sequence[int | None] = ()
     if pictures or description.kind in eager.WHOLE_ONLY:
         expected = eager.answer(
             checkpoint, description, token_ids, pictures, device, num_layers=num_layers
         )
     else:
-        module = fallback.exact(checkpoint, description, device, num_layers)
-        expected = fallback.run_eagerly(checkpoint.name, module, token_ids, device)
+        expected, windows = _text_answer(checkpoint, description, token_ids, device, num_layers)
     apart = distances(got, expected)
     has_experts = any(block.experts for block in blocks)
     holds = holds_for(apart, has_experts=has_experts)
+    if holds:
+        _check_windows(architecture, windows)
     if not holds or num_layers is not None or loaded.dtype == torch.float32:
         return Proof(holds, float(apart.max()), num_layers)
     rounded = distance_of(answers(loaded, token_ids, pictures), expected)
     return Proof(rounded <= TOLERANCE_OF_DTYPE, rounded, None)
+
+
+def _text_answer(
+    checkpoint: Checkpoint,
+    description: Description,
+    token_ids: Tensor,
+    device: torch.device,
+    num_layers: int | None,
+) -> tuple[Tensor, Sequence[int | None]]:
+    """Return what transformers' class answers in fp32, and its layers' windows by their masks.
+
+    Logits are `[t, V]` for `token_ids [t]`; `num_layers` takes so many of its first layers.
+    """
+    from engine.model import fallback
+    from engine.model.masks import windows_by_masks
+
+    module = fallback.exact(checkpoint, description, device, num_layers)
+    windows = tuple(windows_by_masks(module, device).values())
+    return fallback.run_eagerly(checkpoint.name, module, token_ids, device), windows
+
+
+def _check_windows(architecture: Architecture, windows: Sequence[int | None]) -> None:
+    """Refuse to understand a model whose first layers have other windows by transformers' masks.
+
+    A window that is longer than the tokens of a proof shows nowhere else. None is not known.
+    """
+    most = architecture.max_positions
+    for block, window in zip(architecture.blocks, windows, strict=False):
+        ours = block.attention.window
+        if window is not None and min(ours or most, most) != min(window or most, most):
+            raise NotUnderstood(f"by transformers' masks a layer has window {window}, not {ours}")
 
 
 def compared(architecture: Architecture, device: torch.device) -> tuple[int | None, Tensor]:
