@@ -149,13 +149,18 @@ def _files(name: str, folder: Path) -> list[Path]:
             "or fetch the model again."
         )
     for file in files:
-        path = (folder / file).resolve()
-        if not any(path.is_relative_to(root) for root in _roots(folder.resolve())):
-            raise ModelRefused(
-                f"{name}: {file} leads to {path}, outside of the model's folder, where nothing is "
-                "read: put the file itself into the folder."
-            )
+        check_inside(name, "model", folder, file)
     return [folder / file for file in files]
+
+
+def check_inside(name: str, kind: str, folder: Path, file: str) -> None:
+    """Refuse a file of a model or an adapter that is a link to what lies outside of its folder."""
+    path = (folder / file).resolve()
+    if not any(path.is_relative_to(root) for root in _roots(folder.resolve())):
+        raise ModelRefused(
+            f"{name}: {file} leads to {path}, outside of the {kind}'s folder, where nothing is "
+            "read: put the file itself into the folder."
+        )
 
 
 def _indexed(name: str, folder: Path) -> list[str]:

@@ -8,20 +8,20 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from math import sqrt
 from pathlib import Path
 from typing import Any
 
 from engine.errors import ModelRefused, first_line_of
+from engine.model.adapters.patterns import IN_LAYER, PatternRefused, Patterns
 from engine.model.description import Fields, NotUnderstood
 
 CONFIG = "adapter_config.json"
 ALL_LINEAR = "all-linear"
 # vLLM takes no adapter of a higher rank either.
 MAX_RANK = 512
-_MAX_PATTERN_CHARS = 500
 # What is read is the trained tensors: how they began, or were trained, says nothing of them.
 _SILENT = """
     auto_mapping base_model_name_or_path corda_config eva_config fan_in_fan_out inference_mode
@@ -58,35 +58,54 @@ class AdapterDescription:
     is_rank_stabilised: bool
     ranks: Mapping[str, int]
     alphas: Mapping[str, float]
-    targets: str | tuple[str, ...]
-    excluded: str | tuple[str, ...]
+    targets: str | frozenset[str]
+    excluded: str | frozenset[str]
     layers: frozenset[int] | None
     layers_patterns: tuple[str, ...]
+    patterns: Patterns = field(default_factory=Patterns, compare=False, repr=False)
+
+    def check_patterns(self) -> None:
+        """Raise `PatternRefused` for what is no pattern, whatever the modules of the model are."""
+        for key, patterns in (("rank_pattern", self.ranks), ("alpha_pattern", self.alphas)):
+            self.patterns.first_of(key, patterns, "")
+        for key, names in (("target_modules", self.targets), ("exclude_modules", self.excluded)):
+            self._is_among(key, "", names)
+        for pattern in self.layers_patterns:
+            self.patterns.match("layers_pattern", pattern, "", IN_LAYER)
 
     def rank_of(self, module: str) -> int:
         """Return the rank of what is added to a module."""
-        return self.ranks.get(_key_of(module, self.ranks), self.rank)
+        pattern = self.patterns.first_of("rank_pattern", self.ranks, module)
+        return self.rank if pattern is None else self.ranks[pattern]
 
     def scale_of(self, module: str) -> float:
         """Return what (x · A) · B is multiplied by."""
         rank = self.rank_of(module)
-        alpha = self.alphas.get(_key_of(module, self.alphas), self.alpha)
+        pattern = self.patterns.first_of("alpha_pattern", self.alphas, module)
+        alpha = self.alpha if pattern is None else self.alphas[pattern]
         return alpha / (sqrt(rank) if self.is_rank_stabilised else rank)
 
     def takes(self, module: str) -> bool:
         """Say whether a module is meant; `ALL_LINEAR` means every one that is not the head."""
-        if self.excluded and _is_among(module, self.excluded):
+        if self.excluded and self._is_among("exclude_modules", module, self.excluded):
             return False
         if self.targets == ALL_LINEAR:
             return True
-        if not _is_among(module, self.targets):
+        if not self._is_among("target_modules", module, self.targets):
             return False
         if isinstance(self.targets, str) or self.layers is None or module in self.targets:
             return True
         patterns = self.layers_patterns or (r"[^.]*",)
-        found = (re.match(rf".*\.{pattern}\.(\d+)\.", module) for pattern in patterns)
-        layer = next((match for match in found if match), None)
-        return layer is not None and int(layer[1]) in self.layers
+        found = (self.patterns.match("layers_pattern", one, module, IN_LAYER) for one in patterns)
+        layer = next((match[1] for match in found if match), None) or ""
+        return layer.isdecimal() and int(layer) in self.layers
+
+    def _is_among(self, key: str, module: str, names: str | frozenset[str]) -> bool:
+        """Say whether a name is one of some, or ends with one after a dot; a text is a pattern."""
+        if isinstance(names, str):
+            return self.patterns.match(key, names, module) is not None
+        parts = module.split(".")
+        return any(".".join(parts[start:]) in names for start in range(len(parts)))
 
 
 def read_adapter_config(path: Path, where: str) -> AdapterDescription:
@@ -99,6 +118,8 @@ def read_adapter_config(path: Path, where: str) -> AdapterDescription:
         raise ModelRefused(f"{where}: {CONFIG} holds no JSON object.")
     try:
         return _described(said)
+    except PatternRefused as exc:
+        raise ModelRefused(f"{where}: {CONFIG} says {exc}.") from exc
     except NotUnderstood as exc:
         field = re.split(r"[ ,]", str(exc).partition(" says ")[2])[0]
         why = f": {_WHY[field]}" if field in _WHY else ""
@@ -127,14 +148,13 @@ def _described(said: Mapping[str, Any]) -> AdapterDescription:
             pattern: Fields(CONFIG, {"alpha_pattern": value}).number("alpha_pattern")
             for pattern, value in _patterns(fields, "alpha_pattern").items()
         },
-        targets=_names(fields, "target_modules", is_pattern=True) or ALL_LINEAR,
-        excluded=_names(fields, "exclude_modules", is_pattern=True),
+        targets=_set_of(_names(fields, "target_modules")) or ALL_LINEAR,
+        excluded=_set_of(_names(fields, "exclude_modules")),
         layers=_layers(fields),
-        layers_patterns=tuple(_listed(_names(fields, "layers_pattern", is_pattern=False))),
+        layers_patterns=tuple(_listed(_names(fields, "layers_pattern"))),
     )
-    for pattern in description.layers_patterns:
-        _check_pattern("layers_pattern", pattern)
     fields.close()
+    description.check_patterns()
     return description
 
 
@@ -155,14 +175,12 @@ def _layers(fields: Fields) -> frozenset[int] | None:
     return frozenset(numbers)
 
 
-def _names(fields: Fields, key: str, *, is_pattern: bool) -> str | tuple[str, ...]:
+def _names(fields: Fields, key: str) -> str | tuple[str, ...]:
     """Return a text as it is, a list of them as a tuple; what says nothing is the empty text."""
     value = fields.take(key)
     if value is None:
         return ""
     if isinstance(value, str):
-        if is_pattern and value != ALL_LINEAR:
-            _check_pattern(key, value)
         return value
     if not isinstance(value, list) or not all(isinstance(name, str) for name in value):
         raise NotUnderstood(f"{CONFIG} says {key} {value!r}")
@@ -173,34 +191,12 @@ def _patterns(fields: Fields, key: str) -> Mapping[str, Any]:
     value = fields.take(key) or {}
     if not isinstance(value, dict):
         raise NotUnderstood(f"{CONFIG} says {key} {value!r}")
-    for pattern in value:
-        _check_pattern(key, pattern)
     return value
-
-
-def _check_pattern(key: str, pattern: str) -> None:
-    try:
-        if len(pattern) <= _MAX_PATTERN_CHARS:
-            re.compile(rf"(.*\.)?({pattern})$")
-            return
-    except (re.error, RecursionError, OverflowError):
-        pass
-    raise NotUnderstood(f"{CONFIG} says {key} {pattern[:100]!r}, which is no pattern of names")
-
-
-def _key_of(module: str, patterns: Iterable[str]) -> str:
-    """Return the first pattern that a module's name ends with, else the name itself."""
-    return next(
-        (pattern for pattern in patterns if re.match(rf"(.*\.)?({pattern})$", module)), module
-    )
-
-
-def _is_among(module: str, names: str | tuple[str, ...]) -> bool:
-    """Say whether a name is one of some, or ends with one after a dot; a text is a pattern."""
-    if isinstance(names, str):
-        return bool(re.fullmatch(names, module))
-    return module in names or any(module.endswith(f".{name}") for name in names)
 
 
 def _listed(names: str | tuple[str, ...]) -> tuple[str, ...]:
     return names if isinstance(names, tuple) else (names,) if names else ()
+
+
+def _set_of(names: str | tuple[str, ...]) -> str | frozenset[str]:
+    return names if isinstance(names, str) else frozenset(names)

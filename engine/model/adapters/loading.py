@@ -25,10 +25,12 @@ from engine.model.adapters.description import (
     AdapterDescription,
     read_adapter_config,
 )
+from engine.model.adapters.patterns import PatternRefused
 from engine.model.architecture import Architecture
-from engine.model.checkpoint import FLOATS, some
+from engine.model.checkpoint import FLOATS, check_inside, some
 from engine.model.description import Description
 from engine.model.layout import EMBEDDING, HEAD, WHOLE, Weight, weights_of
+from engine.model.sanity import check_numbers
 from engine.model.weights import TEXT_OF_WHOLE
 
 TENSORS = "adapter_model.safetensors"
@@ -168,12 +170,15 @@ def _read(
     said = read_adapter_config(folder / CONFIG, where)
     sites = sites_of(architecture)
     tensors = _tensors(folder, where, architecture, is_part=description.is_part)
-    _check_modules(where, tensors, said, architecture, description)
     modules = {}
-    for module, halves in tensors.items():
-        rank, site = said.rank_of(module), sites[module]
-        _check_halves(where, module, halves, rank, site)
-        modules[module] = Module(halves["A"], halves["B"], said.scale_of(module))
+    try:
+        _check_modules(where, tensors, said, architecture, description)
+        for module, halves in tensors.items():
+            rank, site = said.rank_of(module), sites[module]
+            _check_halves(where, module, halves, rank, site)
+            modules[module] = Module(halves["A"], halves["B"], said.scale_of(module))
+    except PatternRefused as exc:
+        raise ModelRefused(f"{where}: {CONFIG} says {exc}.") from exc
     most = settings.max_lora_rank
     highest = max(len(module.down) for module in modules.values())
     if most is not None and highest > most:
@@ -195,6 +200,8 @@ def _folder(path: str, where: str) -> Path:
         raise ModelRefused(
             f"{where}: holds no {TENSORS}{beside}; PEFT's save_pretrained writes it."
         )
+    for file in (config, tensors):
+        check_inside(where, "adapter", config.parent, file.name)
     return config.parent
 
 
@@ -308,5 +315,4 @@ def _check_halves(
                 f"{where}: {name} is {[*halves[half].shape]} and not {[*shape]}: it was trained "
                 f"for another model, or {CONFIG} is another's."
             )
-        if not halves[half].isfinite().all():
-            raise ModelRefused(f"{where}: {name} holds NaN or infinity.")
+        check_numbers(where, [(name, halves[half])])

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from engine.config import EngineConfig, LoraModule
 from engine.errors import ModelRefused
+from engine.model.adapters import patterns
 from engine.model.adapters.loading import Adapter, read_adapters
 from engine.model.description import read_description
 from engine.model.families import architecture_of
@@ -239,6 +240,57 @@ def test_a_folder_without_an_adapter_says_what_is_missing(model: Path, tmp_path:
         read(model, folder)
     (folder / "adapter_config.json").write_text("[]")
     with pytest.raises(ModelRefused, match="holds no JSON object"):
+        read(model, folder)
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        {"target_modules": "(.|.)*[!?]"},
+        {"exclude_modules": "(.|.)*[!?]"},
+        {"rank_pattern": {"(.|.)*[!?]": 4}},
+        {"alpha_pattern": {"(.|.)*[!?]": 4}},
+        {"layers_to_transform": [0], "layers_pattern": "(.|.)*[!?]"},
+        {"rank_pattern": {f"a{index}": 4 for index in range(10_000)}},
+    ],
+    ids=["targets", "excluded", "ranks", "alphas", "layers", "many"],
+)
+def test_patterns_that_take_for_ever_are_refused(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, said: dict[str, Any]
+) -> None:
+    """Whichever field they are in, and however little each of many takes."""
+    monkeypatch.setattr(patterns, "BUDGET_SECONDS", 0.05)
+    folder = write_adapter(tmp_path, modules_of("q_proj"), **said)
+    with pytest.raises(ModelRefused, match=r"adapter own .* which takes too long to match"):
+        read(model, folder)
+
+
+def test_the_pattern_that_spun_is_matched_in_no_time(model: Path, tmp_path: Path) -> None:
+    """It matches no module, as no name ends with an a."""
+    folder = write_adapter(tmp_path, modules_of("q_proj"), target_modules="(.*)*(a+)+$")
+    with pytest.raises(ModelRefused, match="does not mean"):
+        read(model, folder)
+
+
+def test_a_pattern_may_look_ahead(model: Path, tmp_path: Path) -> None:
+    """Tools that train models of text and images write such ones."""
+    modules = modules_of("q_proj", "v_proj")
+    said = r"^(?!.*(visual|aligner)).*\.(q_proj|v_proj)(?=$)"
+    folder = write_adapter(tmp_path, modules, target_modules=said)
+    assert read(model, folder).modules.keys() == modules.keys()
+
+
+@pytest.mark.parametrize("file", [TENSORS, "adapter_config.json"])
+def test_links_that_lead_outside_are_not_followed(model: Path, tmp_path: Path, file: str) -> None:
+    """Those within the folder are."""
+    folder = write_adapter(tmp_path / "own", modules_of("q_proj"))
+    (folder / file).rename(folder / "other")
+    (folder / file).symlink_to("other")
+    assert read(model, folder).name == "own"
+    (folder / file).unlink()
+    (folder / "other").rename(tmp_path / "other")
+    (folder / file).symlink_to(tmp_path / "other")
+    with pytest.raises(ModelRefused, match=rf"{file} leads to .*, outside of the adapter's folder"):
         read(model, folder)
 
 
