@@ -11,6 +11,11 @@ from engine.model.description import CONFIG, Description, Fields, NotUnderstood
 from engine.model.quantised.forms import Awq, Form, Fp8, Gptq, Packed
 
 UNQUANTISED = "use the unquantised model"
+_INSTEAD = {
+    "mxfp4": "GPT-OSS, which is published so, runs from a copy in bf16, which transformers writes: "
+    "from_pretrained(…, quantization_config=Mxfp4Config(dequantize=True)), then "
+    "save_pretrained(…, save_original_format=False); docs/running.md has the lines"
+}
 _FLOAT_FORMATS = ("float-quantized", "naive-quantized")
 
 
@@ -42,7 +47,7 @@ def quantisation_of(description: Description, asked: str | None) -> Quantisation
     if method not in _METHODS:
         raise ModelRefused(
             f"{name}: its weights are quantised by {method}, and only {', '.join(_METHODS)} are "
-            f"supported; {UNQUANTISED}."
+            f"supported; {_INSTEAD.get(method, UNQUANTISED)}."
         )
     if asked not in (None, method):
         raise ModelRefused(

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+import transformers
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
@@ -214,6 +215,34 @@ def test_fp8_weights_that_are_no_numbers_are_refused(tmp_path: Path) -> None:
     save_file(tensors, tmp_path / WHOLE, metadata={"format": "pt"})
     with pytest.raises(ModelRefused, match="up_proj: its fp8 numbers hold NaN"):
         load_model(settings(tmp_path))
+
+
+def test_gpt_oss_as_published_is_refused_and_its_copy_in_bf16_is_served(tmp_path: Path) -> None:
+    """The refusal says how the copy is made."""
+    network: Any = build("GptOssConfig").bfloat16()
+    network.save_pretrained(tmp_path)
+    tensors = {}
+    for key, tensor in load_file(tmp_path / WHOLE).items():
+        if key.endswith(("gate_up_proj", "down_proj")):
+            experts, inputs, outputs = tensor.shape
+            shape = (experts, outputs, inputs // 32)
+            tensors[f"{key}_blocks"] = torch.randint(0, 256, (*shape, 16), dtype=torch.uint8)
+            tensors[f"{key}_scales"] = torch.full(shape, 122, dtype=torch.uint8)
+        else:
+            tensors[key] = tensor
+    save_file(tensors, tmp_path / WHOLE, metadata={"format": "pt"})
+    change(tmp_path, quantization_config={"quant_method": "mxfp4"})
+    with pytest.raises(ModelRefused, match=r"by mxfp4, .* GPT-OSS.*save_original_format=False"):
+        load_model(settings(tmp_path))
+    copy: Any = transformers.AutoModelForCausalLM.from_pretrained(
+        tmp_path,
+        dtype="bfloat16",
+        quantization_config=transformers.Mxfp4Config(dequantize=True),
+    )
+    copy.save_pretrained(tmp_path / "bf16", save_original_format=False)
+    loaded = load_model(settings(tmp_path / "bf16"))
+    assert isinstance(loaded.network, Decoder)
+    assert not loaded.notes
 
 
 UP = "model.layers.1.mlp.up_proj"
