@@ -68,7 +68,8 @@ class ShardRun:
         self._unflushed = Unflushed()
         self._durable = claim.shard.progress.at_rest
         self._told = claim.shard.progress
-        self.pace = site.paces.pop(claim.shard.batch_id, None) or Pace(site.clock)
+        earlier = site.paces.pop(claim.shard.batch_id, None)
+        self.pace = Pace(site.clock) if earlier is None else earlier
         self._part_numbers = count()
         self._has_new_rows = False
         self._is_handing_over = False
