@@ -138,8 +138,9 @@ class Failures:
 
     def _is_ready(self, plan: StepPlan) -> NDArray[np.bool_]:
         table, slots = self._table, plan.slots
-        is_ready: NDArray[np.bool_] = table.is_running[slots]
-        return is_ready & (table.num_computed[slots] == plan.starts)
+        is_at_start: NDArray[np.bool_] = table.num_computed[slots] == plan.starts
+        is_at_start &= table.is_running[slots]
+        return is_at_start
 
     def _note_ownerless(self) -> None:
         """After a step that failed twice and of which each part went well: it may be its size."""

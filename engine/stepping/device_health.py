@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import subprocess
 import threading
+from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
 from typing import NamedTuple, TypeVar
@@ -24,6 +25,8 @@ PROBE_SECONDS = 30.0
 OUT_OF_MEMORY = "out_of_memory"
 
 _NUMBERS = 64
+# Failures of late, the same of which comes many times before there is a verdict.
+_logged: deque[str] = deque(maxlen=16)
 
 T = TypeVar("T")
 
@@ -54,11 +57,21 @@ def attempt(call: Callable[[], T], subject: str = "request") -> T | Failure:
     except torch.OutOfMemoryError:
         words = f"The engine is out of memory for this {subject}, even when it runs alone."
         return Failure("out of memory", words, OUT_OF_MEMORY)
-    except Exception as exc:
-        logger.exception("a step failed")
+    except Exception as exc:  # noqa: BLE001 - told in what is returned, and logged
+        _log(exc)
         words = f"The engine failed on this {subject}: {exc}"
         is_of_machine = isinstance(exc, OSError | subprocess.SubprocessError)
         return Failure(first_line_of(exc), words, is_of_machine=is_of_machine)
+
+
+def _log(exc: Exception) -> None:
+    """Log a step's failure, with where it came from unless that has been told lately."""
+    kind = f"{type(exc).__name__}: {first_line_of(exc)}"
+    if kind in _logged:
+        logger.error("a step failed again: %s", kind)
+    else:
+        _logged.append(kind)
+        logger.error("a step failed: %s", kind, exc_info=exc)
 
 
 def probe(device: torch.device, seconds: float = PROBE_SECONDS) -> None:

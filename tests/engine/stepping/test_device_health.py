@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import time
+from collections import deque
 from collections.abc import Callable
 
 import pytest
@@ -81,6 +82,18 @@ def test_others_may_be_a_requests() -> None:
     failure = attempt(raising(ValueError("odd")), "recording")
     assert failure == Failure("odd", "The engine failed on this recording: odd")
     refuse_machine_failure(failure)
+
+
+def test_a_failure_that_comes_again_is_logged_in_one_line(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where it came from is told once; a step is tried many times before there is a verdict."""
+    monkeypatch.setattr(device_health, "_logged", deque[str]())
+    error = ValueError("only here")
+    for _ in range(2):
+        attempt(raising(error))
+    assert [record.exc_info is not None for record in caplog.records] == [True, False]
+    assert caplog.records[1].getMessage() == "a step failed again: ValueError: only here"
 
 
 def test_what_ends_the_engine_is_no_failure_of_a_step() -> None:
