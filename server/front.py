@@ -23,7 +23,7 @@ _OTHER = "other"
 
 
 class Front:
-    """Asks for a key, refuses pages of strangers, counts, and lets go of whoever has gone away."""
+    """Asks for a key, refuses cross-site requests, counts, and lets go of whoever has gone away."""
 
     def __init__(self, app: ASGIApp, means: Means, paths: frozenset[str]) -> None:
         self._app = app

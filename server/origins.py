@@ -1,4 +1,4 @@
-"""Cross-site requests and DNS rebinding: pages of strangers, refused by a server without keys.
+"""Cross-site requests and DNS rebinding, both refused by a server without keys.
 
 A browser posts for any page, to the machine it runs on too, and names the page in `Origin`. A page
 whose name its owner points at this machine is no stranger to the browser; `Host` has that name.
@@ -24,7 +24,7 @@ _PRIVATE = (".localhost", ".local", ".internal")
 
 
 class Origins:
-    """Refuses pages of strangers where there are no keys: with keys, no page knows one.
+    """Refuses cross-site requests where there are no keys: with keys, no page knows one.
 
     A server at a loopback address, or one that was told its names, is asked by these names alone,
     by addresses, and by names that the public DNS cannot have.
@@ -40,7 +40,7 @@ class Origins:
         self._checks_hosts = bool(settings.allowed_hosts) or is_local
 
     def refused(self, scope: Scope) -> Refused | None:
-        """Return the refusal of a request that a page of strangers may have sent, or None."""
+        """Return the refusal of a request that a foreign page may have sent, or None."""
         if self._is_open:
             return None
         host, origin = _name_of(header(scope, b"host") or ""), header(scope, b"origin")

@@ -9,8 +9,8 @@ from __future__ import annotations
 import math
 import zlib
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from typing import Any, TypedDict
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 from engine.backpressure import MemoryBudget
 from engine.config import MAX_DECODING_BYTES
@@ -32,6 +32,7 @@ from engine.protocol.languages import LANGUAGES
 from engine.protocol.requests import read_body
 from engine.protocol.routes import TRANSCRIPTIONS, TRANSLATIONS
 from engine.protocol.stream import StreamOptions
+from engine.scheduling.sequence import Sampling
 from engine.scheduling.speech import Hearing, SpeechRequest, SpeechResult, SpeechSegment, Task
 from engine.text.tokenizer import Tokenizer
 from engine.text.words import words_of
@@ -57,34 +58,6 @@ class SpeechModel:
     decoding: MemoryBudget = field(default_factory=lambda: MemoryBudget(MAX_DECODING_BYTES))
 
 
-class _Sampling(TypedDict):
-    """How tokens are chosen, in the words of the engine's request."""
-
-    temperature: float
-    top_p: float
-    top_k: int
-    min_p: float
-    presence_penalty: float
-    frequency_penalty: float
-    repetition_penalty: float
-
-
-def _sampling(request: TranscriptionRequest | TranslationRequest) -> _Sampling:
-    top_p, top_k = request.top_p, max(0, request.top_k or 0)
-    if top_p == 0:  # nothing but the likeliest token is within a share of 0
-        top_p, top_k = 1.0, 1
-    repetition_penalty = request.repetition_penalty
-    return _Sampling(
-        temperature=request.temperature or 0.0,
-        top_p=1.0 if top_p is None else top_p,
-        top_k=top_k,
-        min_p=request.min_p or 0.0,
-        presence_penalty=request.presence_penalty or 0.0,
-        frequency_penalty=request.frequency_penalty or 0.0,
-        repetition_penalty=1.0 if repetition_penalty is None else repetition_penalty,
-    )
-
-
 @dataclass(frozen=True, slots=True)
 class _Asked:
     """What a body asks of a recording, whatever that is."""
@@ -92,7 +65,7 @@ class _Asked:
     file_url: str
     language: str | None
     prompt_ids: tuple[int, ...]
-    sampling: _Sampling
+    sampling: Sampling  # without its seed
     seed: int | None
     response_format: str
     granularities: tuple[str, ...]
@@ -157,19 +130,19 @@ class Recordings:
                 "is all that this model hears: it tells no times, by which longer ones are cut.",
                 param=FILE_URL,
             )
+        seed = seed_of_choice(
+            asked.seed,
+            engine_seed=self._model.seed,
+            request_id=heading.request_id,
+            prompt=0,
+            choice=0,
+        )
         speech = SpeechRequest(
             samples,
             task=self._task,
             language=asked.language,
             prompt_ids=asked.prompt_ids,
-            **asked.sampling,
-            seed=seed_of_choice(
-                asked.seed,
-                engine_seed=self._model.seed,
-                request_id=heading.request_id,
-                prompt=0,
-                choice=0,
-            ),
+            sampling=replace(asked.sampling, seed=seed),
             wants_segments=asked.wants_segments,
             wants_words="word" in asked.granularities,
         )
@@ -311,3 +284,19 @@ class Recordings:
                 start, end = round(word.start, 3), round(word.end, 3)
                 words.append({"word": word.text.strip(), "start": start, "end": end})
         return words
+
+
+def _sampling(request: TranscriptionRequest | TranslationRequest) -> Sampling:
+    top_p, top_k = request.top_p, max(0, request.top_k or 0)
+    if top_p == 0:  # nothing but the likeliest token is within a share of 0
+        top_p, top_k = 1.0, 1
+    repetition_penalty = request.repetition_penalty
+    return Sampling(
+        temperature=request.temperature or 0.0,
+        top_p=1.0 if top_p is None else top_p,
+        top_k=top_k,
+        min_p=request.min_p or 0.0,
+        presence_penalty=request.presence_penalty or 0.0,
+        frequency_penalty=request.frequency_penalty or 0.0,
+        repetition_penalty=1.0 if repetition_penalty is None else repetition_penalty,
+    )

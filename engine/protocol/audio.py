@@ -10,9 +10,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import (
     AfterValidator,
     AliasChoices,
-    BaseModel,
     BeforeValidator,
-    ConfigDict,
     Field,
     model_validator,
 )
@@ -20,12 +18,9 @@ from pydantic import (
 from engine.protocol import urls
 from engine.protocol.errors import RequestError
 from engine.protocol.fields import (
-    Penalty,
-    RepetitionPenalty,
-    Seed,
+    SamplingFields,
     Share,
     Text,
-    TopK,
     listed,
 )
 from engine.protocol.languages import code_of
@@ -73,10 +68,8 @@ def _language(called: str) -> str:
     return code
 
 
-class _SpeechRequest(BaseModel):
+class _SpeechRequest(SamplingFields):
     """What both ask in the same words; unknown fields are let pass, null is leaving out."""
-
-    model_config = ConfigDict(extra="ignore", strict=True)
 
     model: str | None = None
     file_url: Annotated[str, AfterValidator(_checked)]
@@ -84,13 +77,6 @@ class _SpeechRequest(BaseModel):
     prompt: Annotated[Text, Field(max_length=_MAX_PROMPT_CHARS)] | None = None
     response_format: ResponseFormat | None = None
     temperature: Share | None = None
-    seed: Seed | None = None
-    top_p: Share | None = None
-    top_k: TopK | None = None
-    min_p: Share | None = None
-    presence_penalty: Penalty | None = None
-    frequency_penalty: Penalty | None = None
-    repetition_penalty: RepetitionPenalty | None = None
 
     @model_validator(mode="before")
     @classmethod

@@ -135,22 +135,27 @@ class RepetitionDetection(BaseModel):
         return self
 
 
-class GenerationRequest(BaseModel):
-    """What chat and text completions ask in the same words; unknown fields are let pass."""
+class SamplingFields(BaseModel):
+    """Sampling parameters that texts and recordings share; unknown fields are let pass."""
 
     model_config = ConfigDict(extra="ignore", strict=True)
 
-    model: str | None = None
-
-    n: Annotated[Whole, Field(ge=1, le=MAX_CHOICES)] | None = None
     seed: Seed | None = None
-    temperature: Temperature | None = None
     top_p: Share | None = None
     top_k: TopK | None = None
     min_p: Share | None = None
     presence_penalty: Penalty | None = None
     frequency_penalty: Penalty | None = None
     repetition_penalty: RepetitionPenalty | None = None
+
+
+class GenerationRequest(SamplingFields):
+    """What chat and text completions ask in the same words; unknown fields are let pass."""
+
+    model: str | None = None
+
+    n: Annotated[Whole, Field(ge=1, le=MAX_CHOICES)] | None = None
+    temperature: Temperature | None = None
     logit_bias: (
         Annotated[dict[Annotated[int, BeforeValidator(_token_id)], Bias], WrapValidator(_in_slices)]
         | None

@@ -8,7 +8,10 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from engine.scheduling.sequence import Sampling
+
 Task = Literal["transcribe", "translate"]
+GREEDY = Sampling(temperature=0.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,24 +59,11 @@ class SpeechRequest:
     task: Task = "transcribe"
     language: str | None = None
     prompt_ids: tuple[int, ...] = ()
-    temperature: float = 0.0
-    seed: int = 0
-    top_p: float = 1.0
-    top_k: int = 0
-    min_p: float = 0.0
-    presence_penalty: float = 0.0
-    frequency_penalty: float = 0.0
-    repetition_penalty: float = 1.0
+    sampling: Sampling = GREEDY
     wants_segments: bool = False
     wants_words: bool = False
     is_streamed: bool = False
     priority: int = 0
-
-    @property
-    def has_penalties(self) -> bool:
-        """Say whether what was written makes a token less likely, or likelier."""
-        penalties = (self.presence_penalty, self.frequency_penalty, self.repetition_penalty)
-        return penalties != (0.0, 0.0, 1.0)
 
 
 @dataclass(frozen=True, slots=True)

@@ -228,7 +228,7 @@ class Script:
                 end=offset + piece.ends * place_seconds,
                 token_ids=tuple(written[i] for i in places),
                 seek=window.seek,
-                temperature=recording.request.temperature,
+                temperature=recording.request.sampling.temperature,
                 avg_logprob=window.avg_logprob,
                 no_speech_prob=window.no_speech_prob,
                 token_times=token_times,

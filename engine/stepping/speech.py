@@ -289,7 +289,7 @@ class SpeechWork:
             Place(
                 written=window.written,
                 has_times=window.has_times,
-                request=window.recording.request,
+                sampling=window.recording.request.sampling,
                 number=window.recording.num_output_tokens + len(window.written),
             )
             for window in windows

@@ -18,7 +18,7 @@ from torch import Tensor
 from engine.kernels.backends import choose_sampling
 from engine.kernels.sampling import Rules, nothing_asked, uniform
 from engine.model.speech.architecture import Steering
-from engine.scheduling.speech import SpeechRequest
+from engine.scheduling.sequence import Sampling
 
 NEVER = float("-inf")
 
@@ -28,7 +28,7 @@ class Place(NamedTuple):
 
     written: Sequence[int]
     has_times: bool
-    request: SpeechRequest
+    sampling: Sampling
     number: int  # of tokens that were chosen for its recording before
 
 
@@ -101,7 +101,7 @@ class SpeechRules:
 
     def _drawing(self, places: Sequence[Place], vocabulary: int) -> Rules:
         """Return how tokens are drawn of scores that went through all other rules."""
-        asked = [place.request for place in places]
+        asked = [place.sampling for place in places]
         seeds = np.array([one.seed & (2**64 - 1) for one in asked], np.uint64)
         rules = nothing_asked(len(places))._replace(
             temperature=_column(one.temperature for one in asked),
@@ -110,7 +110,8 @@ class SpeechRules:
             log_min_p=_column(math.log(one.min_p) if one.min_p else NEVER for one in asked),
             draws=uniform(seeds, np.array([place.number for place in places])),
         )
-        if not any(one.has_penalties for one in asked):
+        is_shaped = np.array([_has_penalties(one) for one in asked])
+        if not is_shaped.any():
             return rules
         # Text alone: times come in pairs, and an end has to come.
         texts = [[t for t in place.written if t < self._steering.end] for place in places]
@@ -118,7 +119,7 @@ class SpeechRules:
         for row, text in zip(tokens, texts, strict=True):
             row[: len(text)] = text
         return rules._replace(
-            is_shaped=np.array([one.has_penalties for one in asked]),
+            is_shaped=is_shaped,
             repetition_penalty=_column(one.repetition_penalty for one in asked),
             presence_penalty=_column(one.presence_penalty for one in asked),
             frequency_penalty=_column(one.frequency_penalty for one in asked),
@@ -126,6 +127,11 @@ class SpeechRules:
             slots=np.arange(len(texts)),
             num_known=np.array([len(text) for text in texts], np.int64),
         )
+
+
+def _has_penalties(asked: Sampling) -> bool:
+    penalties = (asked.presence_penalty, asked.frequency_penalty, asked.repetition_penalty)
+    return penalties != (0.0, 0.0, 1.0)
 
 
 def _column(values: Iterable[float]) -> NDArray[np.float32]:

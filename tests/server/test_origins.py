@@ -1,4 +1,4 @@
-"""Pages of strangers: refused by a server without keys, by their origin or by their name for it."""
+"""Cross-site requests and DNS rebinding: refused by a server without keys."""
 
 from __future__ import annotations
 

@@ -20,6 +20,7 @@ from openai.types.audio import (
 from engine.contract import Usage
 from engine.endpoints.transcriptions import Recordings, SpeechModel
 from engine.protocol.errors import RequestError
+from engine.scheduling.sequence import Sampling
 from engine.scheduling.speech import Hearing, SpeechRequest, SpeechResult, SpeechSegment, Task
 from tests.engine.audio.clips import RATE, tone, wav
 from tests.engine.scripted_model import HEADING, text_model
@@ -92,7 +93,11 @@ def test_a_recording_is_heard_at_the_models_rate() -> None:
     request = asked()
     np.testing.assert_allclose(request.samples, tone(SECONDS), atol=1 / 16_000)
     assert (request.task, request.language, request.prompt_ids) == ("transcribe", None, ())
-    assert (request.temperature, request.wants_segments, request.wants_words) == (0, False, False)
+    assert (request.sampling.temperature, request.wants_segments, request.wants_words) == (
+        0,
+        False,
+        False,
+    )
     fetched = asked(file_url="https://files.example.com/a", file=wav(tone(1, 8_000), 8_000))
     assert len(fetched.samples) == RATE
 
@@ -107,13 +112,13 @@ def test_what_is_asked_for_reaches_the_engine() -> None:
     """Language by code, seeds by request or id, times by format."""
     assert asked(language="German").language == "de"
     assert asked("translate", language="JA").task == "translate"
-    assert asked(temperature=0.5).temperature == 0.5
-    request = asked(top_p=0.6, top_k=-1, min_p=0.1, repetition_penalty=1.3, presence_penalty=None)
-    assert (request.top_p, request.top_k, request.min_p) == (0.6, 0, 0.1)
-    assert (request.repetition_penalty, request.presence_penalty) == (1.3, 0)
-    assert (asked(top_p=0).top_p, asked(top_p=0).top_k) == (1, 1)
-    assert asked(seed=1).seed == asked(seed=1).seed != asked(seed=2).seed
-    assert asked().seed == asked().seed != asked(model=replace(MODEL, seed=5)).seed
+    assert asked(temperature=0.5).sampling.temperature == 0.5
+    bounds = asked(top_p=0.6, top_k=-1, min_p=0.1, repetition_penalty=1.3, presence_penalty=None)
+    expected = Sampling(0, 0.6, 0, 0.1, repetition_penalty=1.3, seed=bounds.sampling.seed)
+    assert bounds.sampling == expected
+    assert (asked(top_p=0).sampling.top_p, asked(top_p=0).sampling.top_k) == (1, 1)
+    assert asked(seed=1).sampling == asked(seed=1).sampling != asked(seed=2).sampling
+    assert asked().sampling == asked().sampling != asked(model=replace(MODEL, seed=5)).sampling
     for response_format, wants in (("json", False), ("text", False), ("srt", True), ("vtt", True)):
         request = asked(response_format=response_format)
         assert (request.wants_segments, request.wants_words) == (wants, False)

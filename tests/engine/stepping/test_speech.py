@@ -14,6 +14,7 @@ import torch
 from numpy.typing import NDArray
 
 from engine.protocol.errors import RequestError
+from engine.scheduling.sequence import Sampling
 from engine.scheduling.speech import SpeechRequest, SpeechResult, SpeechSegment
 from engine.stepping.work import Event
 from tests.engine.speech_models import END, RATE, SHAPES, clip, extractor_of, run, save, work_of
@@ -162,7 +163,9 @@ def test_a_draw_depends_on_its_seed_and_on_no_neighbour(tmp_path: Path) -> None:
     """Alone or among others a seed says the same, another one something else."""
     save(tmp_path, "English alone")
     samples = clip(3.0, seed=1)
-    asked = [SpeechRequest(samples, temperature=0.8, seed=seed) for seed in (1, 2)]
+    asked = [
+        SpeechRequest(samples, sampling=Sampling(temperature=0.8, seed=seed)) for seed in (1, 2)
+    ]
     alone = [run(work_of(tmp_path), one)[0].result().segments for one in asked]
     greedy = SpeechRequest(clip(2.0, seed=2))
     together = run(work_of(tmp_path), greedy, *asked)

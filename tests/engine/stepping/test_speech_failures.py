@@ -13,6 +13,7 @@ from torch import Tensor
 from engine.errors import DeviceFailed
 from engine.model.speech.runner import SpeechRunner, TextStep
 from engine.protocol.errors import InternalError
+from engine.scheduling.sequence import Sampling
 from engine.scheduling.speech import SpeechRequest
 from engine.stepping.speech import SpeechWork
 from tests.engine.speech_models import clip, run, save, work_of
@@ -72,7 +73,9 @@ def test_a_step_that_fails_once_costs_nobody_anything(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In the middle of texts: all of them are written again."""
-    asked = [SpeechRequest(samples, temperature=0.7, seed=3) for samples in CLIPS]
+    asked = [
+        SpeechRequest(samples, sampling=Sampling(temperature=0.7, seed=3)) for samples in CLIPS
+    ]
     expected = [one.result() for one in run(work_of(folder), *asked)]
     write, calls = SpeechRunner.write, 0
 

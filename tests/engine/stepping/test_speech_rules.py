@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from engine.model.speech.architecture import Steering
-from engine.scheduling.speech import SpeechRequest
+from engine.scheduling.sequence import Sampling
 from engine.stepping.speech_rules import Place, SpeechRules
 
 END, NO_TIMES, VOCABULARY = 40, 48, 90
@@ -46,8 +46,8 @@ def place(
     **asked: Any,
 ) -> Place:
     """Return where a text stands."""
-    request = SpeechRequest(np.zeros(0, np.float32), temperature=temperature, seed=5, **asked)
-    return Place(written, has_times, request, number)
+    sampling = Sampling(temperature=temperature, seed=5, **asked)
+    return Place(written, has_times, sampling, number)
 
 
 def allowed_by_transformers(logits: torch.Tensor, written: list[int]) -> torch.Tensor:
