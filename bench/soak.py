@@ -1,12 +1,13 @@
-"""A server among people who vanish, stall and send garbage: what they leave behind in it.
+"""A server among people who vanish, stall, send garbage and ask for much: what they leave in it.
 
     python -m bench.soak [--minutes N] [--visitors N] [--seed N] [--model PATH]
 
 Many visitors come at once, each with a habit that a seeded draw gives: some ask and read politely,
 the others hang up in mid-answer or before it, read nothing, send their body by drops, or bytes that
-are no HTTP. Polite ones must be answered, rude ones must never get a 5xx. In the end nothing may
-run or wait, no page of the KV cache may be held, and memory must be what it was once caches were
-full.
+are no HTTP. Beside them come large prompts, completions of many and bodies that unfold to far more
+than they are, and batches are run. Polite ones must be answered, rude ones must never get a 5xx. In
+the end nothing may run or wait, no page of the KV cache may be held, and memory must be what it was
+once caches were full; it is looked at in pauses, when what was freed has gone back.
 """
 
 from __future__ import annotations
@@ -26,6 +27,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
 
+import httpx
+
 import demo
 from bench.processes import tree_bytes
 from bench.served import Place, serving
@@ -33,9 +36,15 @@ from bench.served import Place, serving
 _STATE = ("running_sequences", "waiting_sequences", "kv_cache_usage_ratio", "requests_inside")
 _STALL_SECONDS = 0.2
 _SETTLE_SECONDS = 60.0
+_LEAST_LOOKS = 3
+_PAUSE_SECONDS = 3.0  # before memory is looked at
+_LOOK_SECONDS = 15.0
+_NUM_LARGE = 8  # in a round
+_NUM_LINES, _NUM_LARGE_LINES = 300, 20
 _ALLOWED_GROWTH = 1.05
 _KV_CACHE = "64M"  # which visitors fill within seconds, so that it does not grow later
 _STATUS = re.compile(rb"HTTP/1\.[01] (\d{3}) ")
+_WORDS = ("the", "sum", "of", "seven", "capital", "France", "is", "question", "42", "answer")
 _QUESTION = "What is 7 plus 5? And what is the capital of France?"
 
 
@@ -176,6 +185,39 @@ async def wrong(visit: Visit) -> str | None:
     return None if status is not None and 400 <= status < 500 else _shown(answer)
 
 
+async def large(visit: Visit) -> str | None:
+    """Ask with a long text; most are longer than the context."""
+    size = visit.draw.choice((2_000, 200_000, 2_000_000, 8_000_000))
+    message = {"role": "user", "content": _text(visit.draw, size)}
+    visit.send("/v1/chat/completions", visit.ask(messages=[message], max_tokens=8))
+    answer = await visit.reader.read()
+    return None if _status(answer) in (200, 400) else _shown(answer)
+
+
+async def tokenizing(visit: Visit) -> str | None:
+    """Have a long text told in tokens."""
+    text = _text(visit.draw, visit.draw.choice((100_000, 1_000_000, 3_000_000)))
+    visit.send("/tokenize", json.dumps({"model": visit.place.model, "prompt": text}).encode())
+    answer = await visit.reader.read()
+    return None if _status(answer) == 200 else _shown(answer)
+
+
+async def many(visit: Visit) -> str | None:
+    """Ask for a few hundred completions at once."""
+    prompts = [_text(visit.draw, 20) for _ in range(visit.draw.randrange(1, 300))]
+    body = {"model": visit.place.model, "prompt": prompts, "max_tokens": 4, "n": 2}
+    visit.send("/v1/completions", json.dumps(body).encode())
+    answer = await visit.reader.read()
+    return None if _status(answer) == 200 else _shown(answer)
+
+
+async def hollow(visit: Visit) -> str | None:
+    """Send millions of empty lists, which would be a gigabyte of them."""
+    visit.send("/v1/chat/completions", b'{"messages":[' + b"[]," * 4_000_000 + b"1]}")
+    answer = await visit.reader.read()
+    return None if _status(answer) == 413 else _shown(answer)
+
+
 Habit = Callable[[Visit], Awaitable[str | None]]
 
 HABITS: tuple[Habit, ...] = (
@@ -190,6 +232,7 @@ HABITS: tuple[Habit, ...] = (
     babbling,
     wrong,
 )
+LARGE: tuple[Habit, ...] = (large, large, tokenizing, many, hollow)
 
 
 async def visit(place: Place, habit: Habit, draw: random.Random, seen: Seen) -> None:
@@ -213,16 +256,55 @@ async def visit(place: Place, habit: Habit, draw: random.Random, seen: Seen) -> 
         seen.faults[f"{name}: {fault}"] += 1
 
 
-async def come(place: Place, *, visits: int, at_once: int, seed: int, seen: Seen) -> None:
+async def come(
+    place: Place,
+    *,
+    visits: int,
+    at_once: int,
+    seed: int,
+    seen: Seen,
+    habits: tuple[Habit, ...] = HABITS,
+) -> None:
     """Let so many visits be made, so many of them at once; each draws from the seed alone."""
     room = asyncio.Semaphore(at_once)
 
     async def one(number: int) -> None:
         draw = random.Random(f"{seed} {number}")
         async with room:
-            await visit(place, draw.choice(HABITS), draw, seen)
+            await visit(place, draw.choice(habits), draw, seen)
 
     await asyncio.gather(*(one(number) for number in range(visits)))
+
+
+async def run_batch(place: Place, seed: int, seen: Seen) -> None:
+    """Run a batch of small and large lines, read its rows, and delete its files."""
+    draw = random.Random(f"batch {seed}")
+    sizes = [20] * (_NUM_LINES - _NUM_LARGE_LINES) + [100_000] * _NUM_LARGE_LINES
+    lines = []
+    for number, size in enumerate(sizes):
+        messages = [{"role": "user", "content": _text(draw, size)}]
+        body = {"model": place.model, "messages": messages, "max_tokens": 8}
+        line = {"custom_id": str(number), "method": "POST", "url": "/v1/chat/completions"}
+        lines.append(json.dumps(line | {"body": body}))
+    seen.visits["batch"] += 1
+    async with httpx.AsyncClient(base_url=place.url, headers=place.headers, timeout=60) as client:
+        sent = {"file": ("in.jsonl", "\n".join(lines).encode())}
+        file = (await client.post("/v1/files", files=sent, data={"purpose": "batch"})).json()
+        asked = {"endpoint": "/v1/chat/completions", "completion_window": "24h"}
+        asked["input_file_id"] = file["id"]
+        batch = (await client.post("/v1/batches", json=asked)).json()
+        while batch["status"] in ("validating", "in_progress", "finalizing"):
+            await asyncio.sleep(0.2)
+            batch = (await client.get(f"/v1/batches/{batch['id']}")).json()
+        num_rows = 0
+        made = [batch[name] for name in ("output_file_id", "error_file_id") if batch.get(name)]
+        for name in made:
+            rows = (await client.get(f"/v1/files/{name}/content")).content
+            num_rows += rows.count(b"\n")
+        for name in (*made, file["id"]):
+            await client.delete(f"/v1/files/{name}")
+    if batch["status"] != "completed" or num_rows != len(lines):
+        seen.faults[f"batch: {batch['status']} with {num_rows} rows of {len(lines)}"] += 1
 
 
 async def state(place: Place) -> dict[str, float]:
@@ -245,6 +327,12 @@ async def settled(place: Place, before: dict[str, float]) -> dict[str, float]:
     return now
 
 
+def _text(draw: random.Random, size: int) -> str:
+    """Return about so many characters, which no other prompt begins with."""
+    piece = " ".join(draw.choices(_WORDS, k=200))
+    return f"{draw.randrange(10**9)} {piece * (size // len(piece) + 1)}"[:size]
+
+
 def _status(answer: bytes) -> int | None:
     found = _STATUS.match(answer)
     return None if found is None else int(found[1])
@@ -260,19 +348,32 @@ def _shown(answer: bytes) -> str:
     return ascii(answer[:300])
 
 
+async def _round(place: Place, *, at_once: int, seed: int, seen: Seen) -> None:
+    """Let visitors of all habits come, while large requests do and a batch is run."""
+    await asyncio.gather(
+        come(place, visits=20 * at_once, at_once=at_once, seed=seed, seen=seen),
+        come(place, visits=_NUM_LARGE, at_once=2, seed=seed, seen=seen, habits=LARGE),
+        run_batch(place, seed, seen),
+    )
+
+
 async def soak(place: Place, *, minutes: float, at_once: int, seed: int) -> bool:
     """Let visitors come for so long, print what they left, and say whether it is nothing."""
     seen = Seen()
     before = await state(place)
     begun = time.monotonic()
     sizes: list[int] = []
-    rounds = 0
-    while time.monotonic() < begun + 60 * minutes or rounds < 2:
-        await come(place, visits=20 * at_once, at_once=at_once, seed=seed + rounds, seen=seen)
+    rounds, looked = 0, begun
+    while time.monotonic() < begun + 60 * minutes or len(sizes) < _LEAST_LOOKS:
+        await _round(place, at_once=at_once, seed=seed + rounds, seen=seen)
         rounds += 1
         passed = (time.monotonic() - begun) / 60
-        if not sizes and passed < min(1.0, minutes / 4):
-            continue  # caches fill
+        caches_fill = not sizes and passed < min(1.0, minutes / 4)
+        if caches_fill or time.monotonic() < looked + min(_LOOK_SECONDS, 6 * minutes):
+            continue
+        await settled(place, before)
+        await asyncio.sleep(_PAUSE_SECONDS)
+        looked = time.monotonic()
         sizes.append(await asyncio.to_thread(tree_bytes, place.pid))
         print(f"{passed:6.1f} min {seen.visits.total():8,} visits {sizes[-1] / 2**20:8.1f} MiB")
     after = await settled(place, before)
@@ -300,7 +401,7 @@ def main() -> int:
         tempfile.TemporaryDirectory() as folder,
         serving(
             *("--model", str(arguments.model), "--served-model-name", demo.NAME),
-            *("--kv-cache-memory", _KV_CACHE),
+            *("--kv-cache-memory", _KV_CACHE, "--data-dir", str(Path(folder) / "data")),
             log=Path(folder) / "log",
         ) as place,
     ):

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 from starlette.types import Receive, Scope
 
 from engine.protocol.errors import RequestError
-from engine.protocol.json_bodies import TooManyValues, load_json
+from engine.protocol.json_bodies import TooManyValues, load_json, unfolded_bytes
 from server.clients import ClientGone
 from server.errors import Refused, busy, too_large
 
@@ -22,8 +22,8 @@ _ValueT = TypeVar("_ValueT")
 class Bodies:
     """Reads bodies: each of up to `max_bytes` within `seconds`, and of all at once so many bytes.
 
-    What is read counts until its answer is sent: a thousand slow uploads hold no more than that,
-    and no more does what waits for its turn.
+    What is read counts until its answer is sent, with what its values unfold to: a thousand slow
+    uploads hold no more than that, and no more does what waits for its turn.
     """
 
     def __init__(
@@ -36,7 +36,12 @@ class Bodies:
 
     @asynccontextmanager
     async def read(
-        self, scope: Scope, receive: Receive, parse: Callable[[bytes], Awaitable[_ValueT]]
+        self,
+        scope: Scope,
+        receive: Receive,
+        parse: Callable[[bytes], Awaitable[_ValueT]],
+        *,
+        is_json: bool = True,
     ) -> AsyncIterator[_ValueT]:
         """Yield what `parse` makes of the body of a request, which counts until this is left.
 
@@ -48,6 +53,11 @@ class Bodies:
         data = await self._whole(receive)
         num_bytes = len(data)
         try:
+            unfolded = await _worked(unfolded_bytes, data) if is_json else 0
+            num_bytes += unfolded
+            self._held_bytes += unfolded
+            if self._held_bytes > max(self._max_held_bytes, num_bytes):
+                raise busy(1)
             value = await parse(data)
             del data
             yield value
@@ -104,8 +114,7 @@ def late(seconds: float) -> Refused:
 async def parsed(data: bytes) -> dict[str, Any]:
     """Return the JSON object that these bytes are; raises `RequestError` for what is none."""
     try:
-        long = len(data) > _LONG_BYTES
-        body = await asyncio.to_thread(load_json, data) if long else load_json(data)
+        body = await _worked(load_json, data)
     except TooManyValues as exc:
         raise Refused(
             f"The body {exc}: send less in one request.", status_code=413, code="body_too_large"
@@ -115,6 +124,13 @@ async def parsed(data: bytes) -> dict[str, Any]:
     if not isinstance(body, dict):
         raise RequestError("The body must be a JSON object.", code="invalid_json")
     return body
+
+
+async def _worked(function: Callable[[bytes], _ValueT], data: bytes) -> _ValueT:
+    """Return what a function makes of bytes, in a thread where they are many."""
+    if len(data) > _LONG_BYTES:
+        return await asyncio.to_thread(function, data)
+    return function(data)
 
 
 def check_type(scope: Scope, *wanted: str) -> None:

@@ -42,7 +42,8 @@ class Recordings(Answers):
         # Before the body: a form without a boundary is refused at once.
         reader = FormReader(header(scope, b"content-type") or "", FILE) if is_form else None
         parse = parsed if reader is None else partial(_read_form, reader)
-        async with self.means.bodies.read(scope, receive, parse) as body:
+        read = self.means.bodies.read(scope, receive, parse, is_json=not is_form)
+        async with read as body:
             is_plain = is_form and body.get("response_format") in _PLAIN
             shown = partial(_response, is_form=is_form, is_plain=is_plain)
             await self.answer(scope["path"], body, scope, receive, send, shown=shown)

@@ -7,7 +7,9 @@ that a model can answer needs more than `MAX_VALUES`, with keys, or `MAX_CONTAIN
 from __future__ import annotations
 
 import re
-from typing import Any, Literal
+from collections.abc import Iterable, Iterator
+from itertools import accumulate
+from typing import Any, Literal, NamedTuple
 
 from pydantic_core import from_json
 
@@ -18,8 +20,7 @@ MAX_CONTAINERS = 2**18
 """Lists and objects, which cost most; about 60 MB."""
 
 _CHUNK_BYTES = 2**20
-_CONTAINERS = b"[{"
-_MARKS = b"[{,:"  # one before each value but the first, and one behind each key
+_CONTAINER_BYTES, _VALUE_BYTES = 72, 40
 _STRING_REST = rb'[^"\\]*+(?:\\.[^"\\]*+)*+'
 _STRING = re.compile(rb'"' + _STRING_REST + rb'"', re.DOTALL)
 _INSIDE_STRING = re.compile(_STRING_REST, re.DOTALL)
@@ -43,9 +44,51 @@ def load_json(
 
 def check_values(data: bytes) -> None:
     """Raise `TooManyValues` for JSON that has more values than any request; nothing is parsed."""
-    if len(data) <= MAX_CONTAINERS or _has_few_marks(data):
+    if len(data) <= MAX_CONTAINERS:
         return
-    num_marks = num_containers = 0
+    if all(_is_allowed(marks) for marks in _sums(_marks_anywhere(data))):
+        return
+    for marks in _sums(_marks_outside_strings(data)):
+        if marks.containers > MAX_CONTAINERS:
+            raise TooManyValues(f"has more than {MAX_CONTAINERS:,} lists and objects")
+        if marks.all >= MAX_VALUES:
+            raise TooManyValues(f"has more than {MAX_VALUES:,} values and keys")
+
+
+def unfolded_bytes(data: bytes) -> int:
+    """Return about how many bytes the values of JSON take beside those of its strings."""
+    marks = _total(_marks_anywhere(data))
+    if marks.num_bytes > len(data):  # not where strings of them can make no difference
+        marks = _total(_marks_outside_strings(data))
+    return marks.num_bytes
+
+
+class _Marks(NamedTuple):
+    """Brackets that open a list or an object, and all marks of values and keys."""
+
+    containers: int
+    all: int
+
+    @classmethod
+    def of(cls, data: bytes, start: int = 0, stop: int | None = None) -> _Marks:
+        """Count those in a stretch of bytes, in strings or not."""
+        containers = sum(data.count(mark, start, stop) for mark in b"[{")
+        return cls(containers, containers + sum(data.count(mark, start, stop) for mark in b",:"))
+
+    @property
+    def num_bytes(self) -> int:
+        """Return about how many bytes of memory they become."""
+        return self.containers * _CONTAINER_BYTES + self.all * _VALUE_BYTES
+
+
+def _marks_anywhere(data: bytes) -> Iterator[_Marks]:
+    """Yield the marks of each chunk, those in strings too."""
+    for start in range(0, len(data), _CHUNK_BYTES):
+        yield _Marks.of(data, start, start + _CHUNK_BYTES)
+
+
+def _marks_outside_strings(data: bytes) -> Iterator[_Marks]:
+    """Yield the marks of each chunk without those in strings."""
     position, is_in_string = 0, False
     while position < len(data):
         stop = min(position + _CHUNK_BYTES, len(data))
@@ -56,33 +99,29 @@ def check_values(data: bytes) -> None:
                 continue
         else:
             end = _end_of(_WHOLE_STRINGS.match(data, position, stop), position)
-            plain = _STRING.sub(b"", data[position:end])
-            num_containers += sum(plain.count(mark) for mark in _CONTAINERS)
-            num_marks += sum(plain.count(mark) for mark in _MARKS)
-            _check(num_marks, num_containers)
+            yield _Marks.of(_STRING.sub(b"", data[position:end]))
             position = end
         if data[position : position + 1] == b'"':
             is_in_string = not is_in_string
             position += 1
 
 
-def _has_few_marks(data: bytes) -> bool:
-    """Say whether there are few enough even if none of them stands in a string."""
-    num_marks = num_containers = 0
-    for start in range(0, len(data), _CHUNK_BYTES):
-        stop = start + _CHUNK_BYTES
-        num_containers += sum(data.count(mark, start, stop) for mark in _CONTAINERS)
-        num_marks += sum(data.count(mark, start, stop) for mark in _MARKS)
-        if num_marks >= MAX_VALUES or num_containers > MAX_CONTAINERS:
-            return False
-    return True
+def _sums(chunks: Iterable[_Marks]) -> Iterator[_Marks]:
+    """Yield how many marks there are up to each chunk."""
+    return accumulate(chunks, lambda one, other: _Marks(one[0] + other[0], one[1] + other[1]))
 
 
-def _check(num_marks: int, num_containers: int) -> None:
-    if num_containers > MAX_CONTAINERS:
-        raise TooManyValues(f"has more than {MAX_CONTAINERS:,} lists and objects")
-    if num_marks >= MAX_VALUES:
-        raise TooManyValues(f"has more than {MAX_VALUES:,} values and keys")
+def _total(chunks: Iterable[_Marks]) -> _Marks:
+    """Return how many marks there are, or the first sum that is not allowed."""
+    marks = _Marks(0, 0)
+    for marks in _sums(chunks):
+        if not _is_allowed(marks):
+            break
+    return marks
+
+
+def _is_allowed(marks: _Marks) -> bool:
+    return marks.containers <= MAX_CONTAINERS and marks.all < MAX_VALUES
 
 
 def _end_of(found: re.Match[bytes] | None, position: int) -> int:

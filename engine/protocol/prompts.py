@@ -82,8 +82,9 @@ def num_sequences(body: Mapping[str, Any]) -> int:
         if isinstance(value, list) and value and not isinstance(value[0], int):
             count = max(count, len(value))
     num_choices = body.get("n")
-    is_count = type(num_choices) is int and 0 < num_choices <= MAX_CHOICES
-    return count * num_choices if is_count else count
+    if isinstance(num_choices, int) and 0 < num_choices <= MAX_CHOICES:
+        return count * num_choices
+    return count
 
 
 Prompts = Annotated[list[Prompt], PlainValidator(_prompts)]

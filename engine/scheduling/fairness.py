@@ -14,7 +14,7 @@ def prompts_in_turn(table: SequenceTable) -> list[tuple[int, int]]:
     running = table.running
     pending = table.num_tokens[running] - table.num_computed[running]
     slots: list[int] = running[pending > 1].tolist()
-    num_urgent = int(table.is_urgent[slots].sum())
+    num_urgent = int(table.is_urgent[slots].sum()) if len(slots) > 1 else 0
     if num_urgent < 2:
         return [(slot, 1) for slot in slots]
     first_of: dict[str, int] = {}
@@ -35,5 +35,5 @@ def spare_slot(table: SequenceTable, request_id: str) -> int | None:
     largest = max(counts, key=lambda name: counts[name])
     if counts[largest] == 1:
         return None
-    slots = reversed(table.running.tolist())
+    slots: list[int] = table.running[::-1].tolist()
     return next(slot for slot in slots if table.sequence(slot).request.request_id == largest)

@@ -16,6 +16,7 @@ from engine.batchfile.forms import HEAD_BYTES, form_of, open_lines
 from engine.batchfile.lines import RawLine, read_lines
 from engine.batchfile.pace import Pace
 from engine.contract import Responder, Usage
+from engine.protocol.json_bodies import unfolded_bytes
 from handler.batch.parts import FinishedRow
 from server.local.rows import Rows
 
@@ -66,7 +67,7 @@ class Answering:
                 for raw in some:
                     self._not_durable[raw.number] = None
                     self._last_line = raw.number
-                    await self._window.enter(len(raw.data))
+                    await self._window.enter(_held_bytes(raw))
                     group.create_task(self._answer(raw))
                     await asyncio.sleep(0)  # other batches have their turn, and people theirs
 
@@ -106,7 +107,7 @@ class Answering:
         self._window.release(num_bytes)
 
     async def _answer(self, raw: RawLine) -> None:
-        held = len(raw.data)
+        held = _held_bytes(raw)
         try:
             answer = await run_line(raw, self._engine, created=self._created)
             row = FinishedRow(raw.number, answer.row, answer.is_success, answer.usage or Usage())
@@ -118,6 +119,11 @@ class Answering:
             self._window.release(held)
         if self._unflushed_bytes >= _FLUSH_BYTES:
             self._has_many.set()
+
+
+def _held_bytes(raw: RawLine) -> int:
+    """Return about how many bytes a line holds while it is answered."""
+    return len(raw.data) + unfolded_bytes(raw.data)
 
 
 def opened(path: Path) -> BinaryIO:

@@ -3,11 +3,23 @@
 from __future__ import annotations
 
 import asyncio
+import random
 
 import pytest
 
 from bench.served import Place
-from bench.soak import HABITS, Seen, come, settled, state
+from bench.soak import (
+    HABITS,
+    Seen,
+    come,
+    hollow,
+    many,
+    run_batch,
+    settled,
+    state,
+    tokenizing,
+    visit,
+)
 
 
 @pytest.mark.parametrize("seed", [0, 1])
@@ -24,3 +36,19 @@ def test_visitors_of_all_habits_leave_nothing_behind(place: Place, seed: int) ->
     assert after == before
     assert dict(seen.faults) == {}
     assert set(seen.visits) == {habit.__name__ for habit in HABITS}
+
+
+def test_large_requests_and_a_batch_leave_nothing_behind(place: Place) -> None:
+    """Long texts, many prompts, and a body that would unfold to a gigabyte."""
+    seen = Seen()
+
+    async def held() -> tuple[dict[str, float], dict[str, float]]:
+        before = await state(place)
+        for habit in (tokenizing, many, hollow):
+            await visit(place, habit, random.Random(1), seen)
+        await run_batch(place, 1, seen)
+        return before, await settled(place, before)
+
+    before, after = asyncio.run(held())
+    assert after == before
+    assert dict(seen.faults) == {}

@@ -228,6 +228,28 @@ async def test_slow_uploads_hold_so_much_together_and_no_more() -> None:
     assert await length(other) == 90
 
 
+async def test_bodies_count_by_what_they_unfold_to() -> None:
+    """A few hundred bytes of empty lists leave no room for others; one is let in alone."""
+    bodies = Bodies(1_000, SECONDS, max_held_bytes=2_000)
+
+    async def hollow() -> dict[str, Any]:
+        return {"type": "http.request", "body": b'{"a":[' + b"[]," * 100 + b"1]}"}
+
+    async def small() -> dict[str, Any]:
+        return {"type": "http.request", "body": b'{"a":"' + b"," * 500 + b'"}'}
+
+    scope = {"headers": []}
+    async with bodies.read_object(scope, small), bodies.read_object(scope, small):
+        with pytest.raises(Refused, match="try again"):
+            await bodies.read_object(scope, hollow).__aenter__()
+    async with bodies.read_object(scope, hollow) as body:
+        assert len(body["a"]) == 101
+        with pytest.raises(Refused, match="try again"):
+            await bodies.read_object(scope, small).__aenter__()
+    async with bodies.read_object(scope, small):
+        assert bodies._held_bytes < 1_000
+
+
 async def test_more_than_may_wait_are_told_when_to_come_again() -> None:
     """Two run and one waits; the next gets a 429, and is let in once there is room."""
     async with site(max_queued_requests=1) as place:

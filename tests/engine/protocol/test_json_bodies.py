@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from typing import Any
 
 import pytest
@@ -16,6 +17,7 @@ from engine.protocol.json_bodies import (
     TooManyValues,
     check_values,
     load_json,
+    unfolded_bytes,
 )
 
 VALUES = st.recursive(
@@ -92,3 +94,14 @@ def test_what_would_be_far_too_large_is_refused(data: bytes, words: str) -> None
     """By a sentence with the bound."""
     with pytest.raises(TooManyValues, match=f"^has more than {words}$"):
         load_json(data)
+
+
+def test_what_json_unfolds_to_is_told_without_its_strings() -> None:
+    """About as much as its values take: thirty times its bytes, or nothing beside them."""
+    hollow = b"[" + b"[]," * 100_000 + b"1]"
+    made = load_json(hollow)
+    taken = sys.getsizeof(made) + sum(map(sys.getsizeof, made))
+    assert taken / 2 < unfolded_bytes(hollow) < 4 * taken
+    text = json.dumps({"prompt": "1,2," * 100_000}).encode()
+    assert unfolded_bytes(text) < 1_000
+    assert unfolded_bytes(b"") == 0
