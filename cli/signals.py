@@ -86,12 +86,13 @@ class StopSignals:
     """While entered, the first signal raises Stopped in the main thread, or calls a listener.
 
     In the middle of an import it ends the process instead: native code that is being set up
-    swallows what is raised in it, or aborts.
+    swallows what is raised in it, or aborts. `answer` is said at once, `words` when all has ended.
     """
 
-    def __init__(self, words: str | None = None) -> None:
+    def __init__(self, words: str | None = None, *, answer: str | None = None) -> None:
         self.received: int | None = None
         self._words = words
+        self._answer = answer
         self._listener: Callable[[], object] | None = None
         self._previous: dict[signal.Signals, object] = {}
 
@@ -116,6 +117,9 @@ class StopSignals:
         if self.received is not None:
             os._exit(128 + number)
         self.received = number
+        if self._answer is not None:
+            with suppress(OSError):  # not by `sys.stderr`, which may be in the middle of a write
+                os.write(2, f"tidemill: {self._answer}\n".encode())
         if self._listener is not None:
             self._listener()
         elif _is_importing(frame):

@@ -160,23 +160,25 @@ def _check_key(aws: Aws, location: Location, key: str) -> None:
 
 
 def problems(path: Path, *, deploys: bool) -> Iterator[str]:
-    """Yield sentences for each thing that is missing; print what a deployment would go to."""
-    config = None
+    """Yield sentences for each thing that is missing; print what a deployment would go to.
+
+    Of a configuration that is wrong nothing else is looked at: it may be for another account.
+    """
     try:
         config = read_config(path)
     except ConfigRefused as exc:
         yield str(exc)
-    image = config.image if config else ""
+        return
     try:
-        sys.stdout.write(f"{check_account(image)}\n")
-        if deploys and config:
+        sys.stdout.write(f"{check_account(config.image)}\n")
+        if deploys:
             with suppress(BotoCoreError, ClientError):
                 check_machines(config)
             with suppress(BotoCoreError, ClientError, AwsError):
                 check_weights(config)
     except NotReady as exc:
         yield str(exc)
-    if deploys and not image:
+    if deploys and not config.image:
         try:
             check_builder(os.environ)
         except NotReady as exc:

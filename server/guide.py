@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
-from typing import Final
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
 
 from engine.protocol.routes import CHAT_COMPLETIONS, COMPLETIONS, EMBEDDINGS
 
 _HELLO: Final = {"role": "user", "content": "Hello"}
-_CALLS: Final = {
+_CALLS: Final[Mapping[str, tuple[str, Mapping[str, Any], str]]] = {
     CHAT_COMPLETIONS.name: (
         "chat.completions.create",
         {"messages": [_HELLO]},

@@ -32,6 +32,7 @@ _LAST_SECONDS = 10.0
 _DROP_NAME = "local-run"
 _MAX_LOST = 3
 _DOWN = "the cloud is down"
+_ANSWER = "stopping the workers and the emulator; once more ends them at once"
 
 
 class Lost(CliError):
@@ -92,7 +93,7 @@ def command_up(arguments: argparse.Namespace) -> int:
     num_lost = 0
     while True:
         try:
-            with StopSignals(_DOWN):
+            with StopSignals(_DOWN, answer=_ANSWER):
                 _run_for_ever(arguments)
         except Lost as exc:
             num_lost += 1
@@ -119,7 +120,7 @@ def command_run(arguments: argparse.Namespace) -> int:
     from cli.api.objects import Batch
     from cli.batches.follow import batch_shown
 
-    with StopSignals(_DOWN), _running(arguments) as cloud, batch_shown() as show:
+    with StopSignals(_DOWN, answer=_ANSWER), _running(arguments) as cloud, batch_shown() as show:
 
         def tell(fields: dict[str, Any]) -> None:
             show(Batch(fields))

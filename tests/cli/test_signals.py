@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+from contextlib import ExitStack
 
 import pytest
 
@@ -33,3 +34,13 @@ def test_a_signal_raises_until_somebody_listens() -> None:
     with pytest.raises(Stopped), StopSignals():
         os.kill(os.getpid(), signal.SIGTERM)
     assert signal.getsignal(signal.SIGTERM) == before
+
+
+def test_a_signal_is_answered_at_once(capfd: pytest.CaptureFixture[str]) -> None:
+    """Before anything is taken down, which may take its time."""
+    said: list[str] = []
+    with StopSignals("all is down", answer="stopping"), ExitStack() as taken_down:
+        taken_down.callback(lambda: said.append(capfd.readouterr().err))
+        with pytest.raises(Stopped, match="all is down"):
+            os.kill(os.getpid(), signal.SIGTERM)
+    assert said == ["tidemill: stopping\n"]

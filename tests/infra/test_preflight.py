@@ -68,15 +68,19 @@ def test_where_a_deployment_goes_to_is_shown(capsys: pytest.CaptureFixture[str])
     assert capsys.readouterr().out.startswith("AWS account 000000000000, us-east-1, as arn:aws:")
 
 
-@pytest.mark.usefixtures("account")
-def test_a_wrong_configuration_is_said_as_well(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+def test_a_wrong_configuration_is_said_before_the_account_is_looked_at(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In the words of the configuration itself."""
+    """In the words of the configuration itself, at once and without credentials."""
+    asked: list[str] = []
+    monkeypatch.setattr(preflight, "aws_client", lambda service, **_: asked.append(service))
     path = tmp_path / "config.toml"
     path.write_text("name = 1\n")
-    assert preflight.main(["--config", str(path)]) == 1
-    assert f"{path}: name must be a text in quotes." in capsys.readouterr().err
+    assert preflight.main(["--config", str(path), "--deploy"]) == 1
+    first, *others = capsys.readouterr().err.splitlines()
+    assert first == f"{path}: name must be a text in quotes."
+    assert all(str(path) in line for line in others)
+    assert asked == []
 
 
 @pytest.mark.usefixtures("account")

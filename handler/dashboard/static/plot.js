@@ -24,7 +24,8 @@ export async function drawPlot(anew = false) {
   drawnAt = Date.now();
   try {
     const history = await call(place.dataset.history);
-    if (place.isConnected) show(place, stretches(history.data, find("#live").dataset));
+    const span = find("#live").dataset;
+    if (place.isConnected) show(place, stretches(history.data, span), secondsOf(span));
   } catch (problem) {
     notice(problem.message, true);
   }
@@ -32,17 +33,24 @@ export async function drawPlot(anew = false) {
 
 /** Return stretches of time without gaps, with what was gained in each; the first and the last end
  * where the batch does, so that a rate is never one over time in which nothing could run. */
-function stretches(buckets, { from, until }) {
+export function stretches(buckets, { from, until }) {
   const begin = Number(from);
   const end = Number(until) || Date.now() / 1000;
   const found = [];
   for (const bucket of buckets) {
     const last = found.at(-1);
-    const start = Math.max(bucket.start, begin);
+    // Rows are told of a while after they were made: the first ones were made since the beginning.
+    const isFirst = !last && bucket.start - begin < bucket.seconds;
+    const start = isFirst ? begin : Math.max(bucket.start, begin);
     if (last && last.end < start) found.push({ start: last.end, end: start, ...NOTHING });
     found.push({ ...bucket, start, end: Math.max(start + 1, Math.min(bucket.start + bucket.seconds, end)) });
   }
   return found.map((one) => ({ ...one, seconds: one.end - one.start }));
+}
+
+/** Return how long a batch has run, or ran: what is said to be the time that it took. */
+export function secondsOf({ from, until }) {
+  return Math.max(1, (Number(until) || Date.now() / 1000) - Number(from));
 }
 
 /** Return what tells most of a batch's work beside its rows: what it heard, wrote, or only read. */
@@ -53,11 +61,11 @@ export function flowOf(found) {
   return { key: "tokens", label: "tokens/s", head: "Tokens" };
 }
 
-function show(place, found) {
+function show(place, found, seconds) {
   find("#plot-empty").hidden = found.length > 0;
   find("#plot-shown").hidden = found.length === 0;
   if (found.length === 0) return;
-  describe(place, found);
+  describe(place, found, seconds);
   fillTable(found);
   paint(place, found);
 }
@@ -99,8 +107,7 @@ function forget() {
   drawn = null;
 }
 
-function describe(place, found) {
-  const seconds = found.at(-1).end - found[0].start;
+function describe(place, found, seconds) {
   const rows = found.reduce((sum, one) => sum + one.completed + one.failed, 0);
   const most = Math.max(...found.map((one) => (one.completed + one.failed) / one.seconds));
   const words = `On average ${(rows / seconds).toFixed(1)} rows a second, at most ${most.toFixed(1)}.`;

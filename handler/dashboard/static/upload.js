@@ -1,6 +1,7 @@
 // A new batch: a file is chosen or dropped, sent, and made a batch. The transfer belongs to the page,
 // not to a view: it goes on while others are looked at.
 
+import { endpointOf } from "./requests.js";
 import { post } from "./session.js";
 import { giveUp, transfer } from "./transfer.js";
 import { find, notice, say } from "./words.js";
@@ -66,13 +67,14 @@ async function start(form) {
     return;
   }
   const fields = Object.fromEntries(new FormData(form));
-  running = { file: chosen, fields, fileId: null, key: crypto.randomUUID() };
+  const endpoints = form.dataset.endpoints.split(" ");
+  running = { file: chosen, fields, endpoints, fileId: null, key: crypto.randomUUID() };
   await run();
 }
 
 /** Send the file and make the batch; what is done already is not done again. */
 async function run() {
-  const { file, fields, key } = running;
+  const { file, fields, endpoints, key } = running;
   running.control = new AbortController();
   find("#transfer").hidden = false;
   find("#transfer-again").hidden = true;
@@ -82,8 +84,8 @@ async function run() {
     running.fileId ??= await transfer(file, { signal: running.control.signal, onProgress: (sent) => rate.show(sent) });
     rate.done();
     const batch = await post("/v1/batches", {
-      input_file_id: running.fileId, endpoint: fields.endpoint, completion_window: fields.window,
-      on_invalid_line: fields.invalid, idempotency_key: key,
+      input_file_id: running.fileId, endpoint: await endpointOf(file, endpoints),
+      completion_window: fields.window, on_invalid_line: fields.invalid, idempotency_key: key,
     });
     end();
     say(`${file.name} is sent and its batch has begun`);

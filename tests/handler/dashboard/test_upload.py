@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import gzip
+import os
 import re
 import time
+from base64 import b64encode
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,6 +15,7 @@ import pytest
 from playwright.sync_api import Page, Route, expect
 
 from engine.protocol.routes import ENDPOINTS
+from handler.dashboard.assets import url_of
 from handler.tenants.keys import KeyStore, key_id_of
 from tests.handler.dashboard.mill import control_running, file_of, worker_running
 from tests.handler.dashboard.steps import sign_in
@@ -190,11 +194,31 @@ def test_a_file_is_dropped_on_the_page(page: Page, cloud: Cloud, new_key: NewKey
     assert page.locator("#file").evaluate("field => field.files[0].name") == "dropped.jsonl"
 
 
-def test_only_endpoints_that_run_are_offered(page: Page, cloud: Cloud, new_key: NewKey) -> None:
-    """Those that an engine here answers, and no others that the protocol knows."""
+def test_the_endpoint_is_that_of_the_file(page: Page, cloud: Cloud, new_key: NewKey) -> None:
+    """Nobody is asked for what its lines say, also of a long file that is packed."""
     del cloud
     sign_in(page, new_key("lab"), "#/new")
-    expect(page.get_by_label("Endpoint").locator("option")).to_have_text(list(ENDPOINTS))
+    cases = {
+        '{"custom_id": "a", "url": "/v1/embeddings"}': "/v1/embeddings",
+        '[{"body": {"url": "http://a/b"}, "url" : "/completions"}]': "/v1/completions",
+        '{"url": "/v1/walks"}': ENDPOINTS[0],
+        "no json": ENDPOINTS[0],
+    }
+    files = [f"{text}\n{os.urandom(200_000).hex()}".encode() for text in cases]
+    found = page.evaluate(
+        "async ([url, files, endpoints]) => {"
+        " const { endpointOf } = await import(url);"
+        " const bytes = (data) => Uint8Array.from(atob(data), (char) => char.charCodeAt(0));"
+        " return Promise.all(files.map((data) => endpointOf(new Blob([bytes(data)]), endpoints)))"
+        "}",
+        [
+            url_of("requests.js"),
+            [b64encode(data).decode() for data in (*files, *map(gzip.compress, files))],
+            list(ENDPOINTS),
+        ],
+    )
+    assert found == [*cases.values(), *cases.values()]
+    expect(page.get_by_label("Endpoint")).to_have_count(0)
 
 
 def test_what_cannot_be_a_batch_is_said(
