@@ -117,14 +117,12 @@ def test_an_id_that_nobody_takes_is_said(shell: Shell) -> None:
 
 
 def test_every_bad_line_is_named_and_nothing_is_uploaded(shell: Shell) -> None:
-    """The first hundred one by one, then how many there are more."""
+    """The first hundred, then how many there are more."""
     bad = [{"custom_id": str(number)} for number in range(105)]
     said = shell.type("submit", shell.file(line("good"), *bad))
     assert (said.status, said.out) == (1, "")
-    words = "100 × `url` is missing: every line needs one, a string: lines 2, 3, 4, "
-    assert words in said.err
+    assert "100 × `url` is missing: every line needs one, a string: lines 2–101\n" in said.err
     assert f"A line looks like this:\n{EXAMPLE_LINE}\n" in said.err
-    assert ", 100, 101\n" in said.err
     assert "There are 5 more errors." in said.err
     assert shell.api.files == {}
 
