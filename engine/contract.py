@@ -83,7 +83,8 @@ class EngineInfo:
 class EngineStats:
     """Sequences now running and waiting, share of KV pages in use, and totals since the start.
 
-    `layers` moves within a step, which may take minutes on a CPU.
+    `layers` moves within a step, which may take minutes on a CPU. `failures` are steps that failed
+    for another reason than memory, whatever came of them.
     """
 
     running: int = 0
@@ -95,6 +96,7 @@ class EngineStats:
     preemptions: int = 0
     steps: int = 0
     layers: int = 0
+    failures: int = 0
 
 
 class Responder(Protocol):

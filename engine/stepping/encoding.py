@@ -107,6 +107,7 @@ class EncodingWork:
         self._steps: deque[_Step] = deque()  # what is left of the window
         self._reliability = Reliability()
         self._num_running = 0
+        self._num_failures = 0
         self._num_steps = self._prompt_tokens = self._cached_tokens = 0
 
     def add(self, request: EncodingRequest) -> EncodingItem:
@@ -151,6 +152,7 @@ class EncodingWork:
         if isinstance(values, Failure):
             if values.is_for_want_of_memory:
                 return self._make_room(step, values)
+            self._num_failures += 1
             probe(self._model.device)
             return self._try_again(step, values)
         self._bound.note_fit()
@@ -177,6 +179,7 @@ class EncodingWork:
             cached_tokens=self._cached_tokens,
             steps=self._num_steps,
             layers=self._model.network.num_layers_begun,
+            failures=self._num_failures,
         )
 
     def _take_in(self, waiting: deque[EncodingItem]) -> None:

@@ -81,7 +81,7 @@ class GenerationWork:
         self._may_stop = np.zeros(vocab_size, np.bool_)
         self._collected_at = 0.0
         self._num_added = 0
-        self._num_steps = 0
+        self._num_steps = self._num_failures = 0
         self._prompt_tokens = self._cached_tokens = self._output_tokens = 0
 
     def add(self, request: SequenceRequest) -> Sequence:
@@ -163,6 +163,7 @@ class GenerationWork:
             preemptions=self._scheduler.num_preemptions,
             steps=self._num_steps,
             layers=self._runner.num_layers,
+            failures=self._num_failures,
         )
 
     def _launch(self, plan: StepPlan) -> _Flight:
@@ -253,6 +254,7 @@ class GenerationWork:
             self._runner.free_memory()
             culprit = self._failures.make_room(plans)
         else:
+            self._num_failures += 1
             self._runner.probe()
             culprit = self._failures.retry(plans)
         if culprit is None:

@@ -71,7 +71,7 @@ class SpeechWork:
         self._running: list[Window] = []
         self._suspects: deque[_Suspects] = deque()
         self._reliability = Reliability()
-        self._num_steps = 0
+        self._num_steps = self._num_failures = 0
         self._prompt_tokens = self._output_tokens = 0
 
     def add(self, request: SpeechRequest) -> Recording:
@@ -124,6 +124,7 @@ class SpeechWork:
             output_tokens=self._output_tokens,
             steps=self._num_steps,
             layers=self._runner.network.num_layers_begun,
+            failures=self._num_failures,
         )
 
     def _queue_of(self, recording: Recording) -> deque[Recording]:
@@ -193,6 +194,7 @@ class SpeechWork:
         """Return what goes wrong; raises `DeviceFailed` where the device computes no more."""
         failure = attempt(call, "recording")
         if failure is not None and not failure.is_for_want_of_memory:
+            self._num_failures += 1
             probe(self._runner.network.device)
         return failure
 

@@ -50,6 +50,7 @@ class Feed:
         self.is_broken = False
         self._canary = canary
         self._is_proved = canary is None
+        self._num_failures = 0  # of steps, when the canary was well last
         self._proving: asyncio.Task[None] | None = None
         self._is_open = True
         self._num_inflight = 0
@@ -121,6 +122,22 @@ class Feed:
         run.requests.add(request)
         request.add_done_callback(lambda task: self._done(run, line, task))
 
+    async def prove(self) -> bool:
+        """Say whether rows may be kept; after a step that failed the canary has to be well first.
+
+        It runs beside lines then. Once the engine has died what was finished before is kept.
+        """
+        num_failures = self._gpu_time.stats().failures
+        if self._canary is None or num_failures == self._num_failures or self.died.done():
+            return not self.is_broken
+        if self._proving is None or self._proving.done():
+            self._begin_proof(self._canary)
+        assert self._proving is not None
+        await asyncio.wait((self._proving,))
+        if not self.died.done():
+            self._num_failures = num_failures
+        return not self.is_broken
+
     def _begin_proof(self, canary: Canary) -> None:
         self._num_inflight += 1
         self._idle.clear()
@@ -129,16 +146,21 @@ class Feed:
 
     async def _prove(self, canary: Canary) -> None:
         """Run the canary; raises EngineDied where it is not well."""
-        fault = canary.fault_in(await self._engine.fetch_row(1, 0, canary.line))
+        is_alone = not self._is_proved
+        try:
+            row = await self._engine.fetch_row(1, 0, canary.line)
+        except EngineDied:
+            self.is_broken = is_alone  # else a line may be why
+            raise
+        fault = canary.fault_in(row)
         if fault is not None:
+            self.is_broken = True
             raise EngineDied(fault)
+        self._is_proved = True
 
     def _proved(self, task: asyncio.Task[None]) -> None:
         self._num_inflight -= 1
-        failure = None if task.cancelled() else task.exception()
-        self._is_proved = failure is None
-        self.is_broken = isinstance(failure, EngineDied)
-        self._go_on_after(failure)
+        self._go_on_after(None if task.cancelled() else task.exception())
 
     async def _run_line(self, run: ShardRun, line: RawLine) -> None:
         row = await self._engine.fetch_row(line.number, run.batch.created_at, line.data)

@@ -267,7 +267,7 @@ class Worker:
         claim = await claim_shard(self._site, doorbell, owner=f"{self._name}-{uuid4().hex}")
         if claim is None:
             return
-        run = ShardRun(claim, self._site, feed.admit)
+        run = ShardRun(claim, self._site, feed.admit, feed.prove)
         self._runs.append(run)
         self._heartbeat.beat()
         working = asyncio.create_task(run.work())
@@ -321,7 +321,8 @@ class Worker:
             if reason is None:
                 run.end(Ending("the worker stops", is_rung=True))
             else:
-                run.end(Ending("the engine died", is_rung=True, verdict=_judge(run, reason)))
+                verdict = None if feed.is_broken else _judge(run, reason)
+                run.end(Ending("the engine died", is_rung=True, verdict=verdict))
         if self._working:
             _, late = await asyncio.wait(self._working, timeout=_HAND_OVER_SECONDS)
             await _cancel(*late)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -49,10 +49,17 @@ class Ending(NamedTuple):
 class ShardRun:
     """What a worker does for one shard. All its writes but renewals come from `work`, in order.
 
-    `wake` is called when lines may be admitted.
+    `wake` is called when lines may be admitted; `prove` says before rows are written whether the
+    machine that they come from is well.
     """
 
-    def __init__(self, claim: Claim, site: Site, wake: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        claim: Claim,
+        site: Site,
+        wake: Callable[[], None],
+        prove: Callable[[], Awaitable[bool]],
+    ) -> None:
         self.shard = claim.shard
         self.batch = claim.batch
         self.doorbell = claim.doorbell
@@ -64,6 +71,8 @@ class ShardRun:
         self.gpu_seconds = claim.shard.progress.gpu_seconds
         self._site = site
         self._wake = wake
+        self._prove = prove
+        self._is_doubted = False  # rows were dropped: the machine is broken
         self._index = PartIndex()
         self._unflushed = Unflushed()
         self._durable = claim.shard.progress.at_rest
@@ -169,7 +178,8 @@ class ShardRun:
 
     @property
     def _is_complete(self) -> bool:
-        return self.is_open and self.agenda.is_finished and not self._unflushed
+        is_finished = self.agenda.is_finished and not self._is_doubted
+        return self.is_open and is_finished and not self._unflushed
 
     async def _open(self) -> None:
         self._index = await self._read_parts()
@@ -242,6 +252,11 @@ class ShardRun:
                 self.lease.check()
 
     async def _flush(self) -> None:
+        if not await self._prove():
+            self._is_doubted = True
+            self._unflushed.drop(len(self._unflushed.rows), self._site.clock())
+            self.end(Ending("this machine is broken", is_rung=True))
+            return
         taken_at = self._site.clock()
         rows = tuple(self._unflushed.rows)
         data = encode_part(rows)

@@ -175,6 +175,7 @@ def test_a_failure_that_passes_costs_one_step() -> None:
     items = added(work, *([n] for n in range(10, 18)))
     assert set(finished(work)) == set(items)
     assert [len(step) for step in network.steps] == [8, 8]
+    assert work.stats().failures == 1
 
 
 @pytest.mark.parametrize(

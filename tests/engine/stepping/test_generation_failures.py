@@ -136,6 +136,7 @@ def test_a_step_that_fails_once_costs_nobody_anything() -> None:
     rig.model.fails = fails
     assert rig.run(*asked) == Rig(logits_of).run(*asked)
     assert len(failures) == 1
+    assert rig.work.stats().failures == 1
 
 
 def test_a_failure_that_passes_costs_one_step() -> None:

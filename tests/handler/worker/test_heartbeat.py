@@ -25,7 +25,7 @@ from handler.worker.shard.shard_run import ShardRun
 from handler.worker.site.site import Site
 from tests.emulators import MODEL
 from tests.handler.emf import lines_in
-from tests.handler.worker.rig import NEVER, Rig, until
+from tests.handler.worker.rig import NEVER, Rig, until, well
 
 GOOD: dict[str, Any] = {}
 
@@ -52,7 +52,7 @@ async def claimed(site: Site) -> ShardRun:
     [message] = await site.aws.run(site.queue.receive(visibility_seconds=30))
     claim = await claim_shard(site, Doorbell(site, message), owner="me")
     assert claim is not None
-    return ShardRun(claim, site, lambda: None)
+    return ShardRun(claim, site, lambda: None, well)
 
 
 def beats(site: Site, runs: list[ShardRun]) -> Heartbeat:

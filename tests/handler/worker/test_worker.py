@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from engine.batchfile.lines import MAX_LINE_BYTES
+from engine.contract import EngineStats
 from handler.aws.calls import Call
 from handler.batch.model import EngineInfo, Progress
 from handler.batch.states import Status
@@ -417,6 +418,35 @@ async def test_a_machine_proves_itself_once_a_life(rig: Rig) -> None:
     assert [one for one in running.engine.company if "known" in one] == [
         frozenset({"known"})
     ] * running.engine.num_lives
+
+
+async def test_rows_are_not_kept_of_a_machine_that_failed_and_is_not_well(rig: Rig) -> None:
+    """A step failed and passed, and then a known line fails: another machine runs these lines."""
+    engine = FakeEngine(endpoints=KNOWN)
+    async with rig.worker(engine=engine) as running:
+        await until(lambda: engine.asked and not engine.inside)
+        engine.stats, engine.known_status = EngineStats(failures=1), 500
+        work = rig.batch(*[GOOD] * 4)
+        assert await asyncio.wait_for(asyncio.shield(running.task), 60) == 1
+    shard = work.shard()
+    assert (shard.suspects, shard.quarantined, shard.owner) == ((), (), None)
+    assert shard.progress.completed == 0
+    work.ring()
+    async with rig.worker(engine=FakeEngine(endpoints=KNOWN)):
+        await until(lambda: work.is_done)
+    assert work.ids() == [f"c{n}" for n in range(1, 5)]
+
+
+async def test_rows_are_kept_of_a_machine_that_failed_and_is_well(rig: Rig) -> None:
+    """A known line says so once for each failure."""
+    engine = FakeEngine(endpoints=KNOWN)
+    async with rig.worker(engine=engine):
+        await until(lambda: engine.asked and not engine.inside)
+        engine.stats = EngineStats(failures=1)
+        for _ in range(2):
+            work = rig.batch(*[GOOD] * 4)
+            await until(lambda work=work: work.is_done)
+    assert engine.asked.count("known") == 2
 
 
 async def test_a_line_that_a_model_refuses_proves_nothing_and_costs_nothing(rig: Rig) -> None:

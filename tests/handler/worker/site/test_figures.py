@@ -24,7 +24,7 @@ from handler.worker.site.site import Site
 from tests.emulators import MODEL
 from tests.handler.emf import Line, lines_in, totals
 from tests.handler.worker.fakes import FakeEngine, FaultyAws, QuickAws, is_commit
-from tests.handler.worker.rig import NEVER, Rig, RunningWorker, Work, until, wait_for
+from tests.handler.worker.rig import NEVER, Rig, RunningWorker, Work, until, wait_for, well
 
 GOOD: dict[str, Any] = {}
 BAD: dict[str, Any] = {"status": 400}
@@ -235,7 +235,7 @@ async def test_answers_in_another_order_count_nothing_twice(rig: Rig) -> None:
         site = Site(aws, rig.deployment, rig.queue, rig.config())
         [message] = await aws.run(rig.queue.receive(visibility_seconds=30))
         doorbell = Doorbell(site, message)
-        run = ShardRun(Claim(work.claim(), work.batch, doorbell, 0.0), site, lambda: None)
+        run = ShardRun(Claim(work.claim(), work.batch, doorbell, 0.0), site, lambda: None, well)
     for completed in (3, 7, 5, 7, 9, 3):
         run.told(Progress(completed=completed, prompt_tokens=10 * completed))
     figures = site.meter.take()
