@@ -19,7 +19,7 @@ MAX_VALUES = 2**21
 MAX_CONTAINERS = 2**18
 """Lists and objects, which cost most; about 60 MB."""
 
-_CHUNK_BYTES = 2**20
+_CHUNK_BYTES = 2**18  # a few milliseconds, in which no other thread runs
 _CONTAINER_BYTES, _VALUE_BYTES = 72, 40
 _STRING_REST = rb'[^"\\]*+(?:\\.[^"\\]*+)*+'
 _STRING = re.compile(rb'"' + _STRING_REST + rb'"', re.DOTALL)
@@ -58,7 +58,7 @@ def check_values(data: bytes) -> None:
 def unfolded_bytes(data: bytes) -> int:
     """Return about how many bytes the values of JSON take beside those of its strings."""
     marks = _total(_marks_anywhere(data))
-    if marks.num_bytes > len(data):  # not where strings of them can make no difference
+    if marks.num_bytes > len(data):  # else what of them stands in strings makes no difference
         marks = _total(_marks_outside_strings(data))
     return marks.num_bytes
 

@@ -63,12 +63,14 @@ class Answering:
 
     async def _answer_all(self, lines: Iterator[RawLine]) -> None:
         async with asyncio.TaskGroup() as group:
-            while some := await asyncio.to_thread(list, islice(lines, _READ_LINES)):
-                for raw in some:
+            # In a thread, too: how much a long line holds takes a while to tell.
+            weighed = ((raw, _held_bytes(raw)) for raw in lines)
+            while some := await asyncio.to_thread(list, islice(weighed, _READ_LINES)):
+                for raw, held in some:
                     self._not_durable[raw.number] = None
                     self._last_line = raw.number
-                    await self._window.enter(_held_bytes(raw))
-                    group.create_task(self._answer(raw))
+                    await self._window.enter(held)
+                    group.create_task(self._answer(raw, held))
                     await asyncio.sleep(0)  # other batches have their turn, and people theirs
 
     async def due(self) -> None:
@@ -106,8 +108,7 @@ class Answering:
         self._unflushed_bytes -= num_bytes
         self._window.release(num_bytes)
 
-    async def _answer(self, raw: RawLine) -> None:
-        held = _held_bytes(raw)
+    async def _answer(self, raw: RawLine, held: int) -> None:
         try:
             answer = await run_line(raw, self._engine, created=self._created)
             row = FinishedRow(raw.number, answer.row, answer.is_success, answer.usage or Usage())
