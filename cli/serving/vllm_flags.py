@@ -62,6 +62,7 @@ _NEUTRAL_VALUES = MappingProxyType(
 
 _NO_PIPELINE = "GPUs share every layer of a model here: --tensor-parallel-size says how many"
 _IN_FOLDER = "what lies in the model's folder is used: change it there, and name it by --model"
+_BY_OVERRIDES = """here it is --hf-overrides '{"rope_scaling": …}', as in vLLM today"""
 _BY_RUNNER = "--runner pooling with --convert embed or classify says what a model gives"
 _INSTEAD = MappingProxyType(
     {
@@ -85,6 +86,8 @@ _INSTEAD = MappingProxyType(
         "pipeline-parallel-size": _NO_PIPELINE,
         "middleware": "code of yours can stand before the server, as a proxy",
         "revision": "load the revision into a folder, and name that by --model",
+        "rope-scaling": _BY_OVERRIDES,
+        "rope-theta": _BY_OVERRIDES,
         "root-path": "a proxy in front can take a prefix away",
         "skip-tokenizer-init": "rows hold text, which needs the tokenizer",
         "ssl-ca-certs": "nobody is asked for a certificate; --api-key lets in who has one",

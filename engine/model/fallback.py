@@ -187,6 +187,8 @@ def text_config_of(whole: Any, description: Description) -> Any:
 
 def refuse_overrides(name: str, overrides: Mapping[str, Any], config: Any) -> None:
     """Refuse overrides that transformers' config has no field for: they would change nothing."""
+    if not overrides:
+        return
     known = {*type(config)().to_dict(), *config.attribute_map, *_FIELDS_OF_ANY}
     for key, value in overrides.items():
         part = getattr(config, key, None)

@@ -82,7 +82,22 @@ def _loaded(settings: EngineConfig, leader: Leads | None) -> LoadedModel:
 
     loaded = fallback.load(settings, description, choose_device(settings.device))
     note = f"transformers runs this model, more slowly than the engine's own decoder would: {why}"
-    return replace(loaded, notes=(note,))
+    notes = (note, *_notes_on_context(settings, description, loaded.max_model_len))
+    return replace(loaded, notes=notes)
+
+
+def _notes_on_context(
+    settings: EngineConfig, description: Description, max_model_len: int
+) -> tuple[str, ...]:
+    """Return a note on the context of a model that has rope factors for a longer one."""
+    longest = longest_context(description)
+    if settings.max_model_len is not None or longest is None:
+        return ()
+    note = (
+        f"its context is {max_model_len:,} tokens, for which it has rope factors of its own; "
+        f"--max-model-len up to {longest:,} takes those for long contexts, for all lines"
+    )
+    return (note,)
 
 
 def _vision(
@@ -165,12 +180,7 @@ def _run_by_ours(
         check_adapters(checkpoint, description, architecture, loaded, adapters, leader=leader)
     if loaded.eye is not None:
         loaded = replace(loaded, eye=loaded.eye._replace(sight=_sight(settings, description)))
-    notes = [*loaded.notes, *blind]
-    if settings.max_model_len is None and (longest := longest_context(description)):
-        notes.append(
-            f"its context is {max_model_len:,} tokens, for which it has rope factors of its own; "
-            f"--max-model-len up to {longest:,} takes those for long contexts, for all lines"
-        )
+    notes = [*loaded.notes, *blind, *_notes_on_context(settings, description, max_model_len)]
     if quantisation is not None and not multiplies_quantised(dtype, device):
         notes.append(
             f"its weights are quantised ({quantisation.method}), and multiplied as {dtype} here: "

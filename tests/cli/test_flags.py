@@ -41,6 +41,7 @@ def test_flags_of_vllm_that_change_nothing_are_taken_with_a_word(
     ("flags", "words"),
     [
         ("-pp 2", "-pp is vLLM's, and not taken here: GPUs share every layer of a model here"),
+        ("--rope-scaling {}", "here it is --hf-overrides '{\"rope_scaling\": …}'"),
         ("--hf-token x", "HF_TOKEN in the environment holds it"),
         ("--default-chat-template-kwargs {}", "write `chat_template_kwargs` into the lines"),
         ("--enforce-eager --lora-dtype float16", "adapters have the type of the weights"),

@@ -22,6 +22,7 @@ from engine.model.overrides import merge, read_overridden
 from engine.model.proof import answers
 from tests.engine.families import COMMON, ROPE, VARIANTS, build
 from tests.engine.vision_models import build as build_seeing
+from tests.engine.vision_models import save as save_seeing
 
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 512}
 SHORT, LONG = "Phi3, long rope", 300
@@ -186,6 +187,7 @@ def test_transformers_models_take_long_factors_too(tmp_path: Path) -> None:
     transformers.AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
     long, short = load(tmp_path, max_model_len=512), load(tmp_path)
     assert (long.max_model_len, short.max_model_len) == (512, 256)
+    assert "--max-model-len up to 512" in short.notes[-1]
     assert isinstance(long.network, TransformersNetwork)
     served: Any = long.network.module.config
     assert served.rope_parameters["short_factor"] == rope["long_factor"]
@@ -193,15 +195,27 @@ def test_transformers_models_take_long_factors_too(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("new", "network"), [({}, Decoder), ({"new_trick": 7}, TransformersNetwork)]
+    ("new", "sees", "network"),
+    [
+        ({}, False, Decoder),
+        ({}, True, Decoder),
+        ({"new_trick": 7}, False, TransformersNetwork),
+    ],
+    ids=["text", "with images", "by transformers"],
 )
+@pytest.mark.parametrize("of_text", [{}, {"tie_word_embeddings": False}], ids=["unsaid", "untied"])
 def test_a_head_is_tied_where_the_whole_model_says_so(
-    tmp_path: Path, new: dict[str, Any], network: type[Any]
+    tmp_path: Path, new: dict[str, Any], sees: object, network: type[Any], of_text: dict[str, Any]
 ) -> None:
-    """Though its text says that it is not, and no head is stored."""
-    build_seeing("gemma3").save_pretrained(tmp_path)
+    """Though its text says nothing of it, or that it is not, and no head is stored."""
+    save_seeing(build_seeing("gemma3"), tmp_path)
+    if not sees:
+        (tmp_path / "preprocessor_config.json").unlink()
     said = json.loads((tmp_path / "config.json").read_text())
     said["tie_word_embeddings"] = True
-    said["text_config"] |= {"tie_word_embeddings": False, **new}
+    said["text_config"].pop("tie_word_embeddings", None)
+    said["text_config"] |= {**of_text, **new}
     (tmp_path / "config.json").write_text(json.dumps(said))
-    assert isinstance(load(tmp_path).network, network)
+    loaded = load(tmp_path)
+    assert isinstance(loaded.network, network)
+    assert (loaded.eye is not None) == bool(sees)
