@@ -327,6 +327,7 @@ async def test_metrics_tell_of_requests_and_of_the_engine() -> None:
             "tidemill_waiting_sequences 2.0",
             "tidemill_kv_cache_usage_ratio 0.5",
             "tidemill_output_tokens_total 30.0",
+            "tidemill_loop_lag_seconds_count 0.0",
         ):
             assert line in text.splitlines(), line
 
