@@ -14,12 +14,15 @@ from decimal import Decimal
 from functools import reduce
 from typing import Any
 
-MAX_STATES = 50_000
+MAX_STATES = 20_000
 MAX_JOINED_PATTERNS = 8
 MAX_PATTERN_PROPERTIES = 64
 MAX_COPIED_SCHEMAS = 20_000
 # Of the lengths of patterns that hold at one place: what a step of the search takes grows with it.
 MAX_PRODUCT = 10**8
+
+MULTIPLYING = frozenset(["multipleOf", "pattern", "format", "patternProperties", "$ref"])
+"""Keywords without one of which no schema is too large."""
 
 _FORMAT_CHARS = 50
 _ENDLESS = 10**30

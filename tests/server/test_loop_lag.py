@@ -33,7 +33,7 @@ def named(number: int, value: Any) -> dict[str, Any]:
 
 HOSTILE: dict[str, dict[str, Any]] = {
     "a product of automata": schema({"allOf": [{"multipleOf": n} for n in (9973, 9967)]}),
-    "as many states as are served": schema({"type": "integer", "multipleOf": 49_999}),
+    "as many states as are served": schema({"type": "integer", "multipleOf": 19_997}),
     "joined patterns": schema({"allOf": [{"pattern": f"a{i}|b{i}"} for i in range(100)]}),
     "patterns": schema({"properties": named(1_000, {"pattern": "^[a-z]{2,40}-[0-9]+$"})}),
     "properties": schema({"properties": named(4, {"properties": named(1_000, {})})}),
