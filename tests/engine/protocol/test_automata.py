@@ -61,6 +61,9 @@ BY_SCHEMA: list[tuple[dict[str, Any], str, str]] = [
     ({"multipleOf": 0.12347}, None, ""),  # type: ignore[list-item]
     ({"allOf": [{"pattern": f"a{i}"} for i in range(9)]}, "", "joins 9 patterns"),
     ({"allOf": [{"pattern": f"{i}" * 1_000} for i in range(3)]}, "", "lengths multiply"),
+    ({"enum": [*range(2_000)], "pattern": "x" * 600}, "", "values with patterns"),
+    ({"anyOf": [{"const": i} for i in range(2_000)], "pattern": "x" * 600}, "", "with patterns"),
+    ({"allOf": [{"enum": [*range(2_000)]}, {"pattern": "x" * 600}]}, "", "with patterns"),
     ({"patternProperties": {f"^{i}_": {} for i in range(65)}}, "", "65 `patternProperties`"),
     (
         {"allOf": [{"patternProperties": {f"^{i}_{j}": {} for i in range(33)}} for j in "ab"]},
@@ -96,11 +99,13 @@ def test_a_schema_that_is_too_large_says_where(
         {"items": [{"pattern": "x" * 100, "format": "email"}] * 100},
         {"properties": {f"p{i}": {"pattern": "x" * 40} for i in range(2_000)}},
         {"allOf": [{"pattern": "x" * 5_000}, {"pattern": "y" * 5_000}]},
+        {"enum": [*range(2_000)], "pattern": "^[A-Z]{2}[0-9]{1,9}$"},
+        {"anyOf": [{"pattern": "x" * 40}] * 100},
         {"$ref": "#/$defs/a", "$defs": {"a": {"properties": {"a": {"$ref": "#/$defs/a"}}}}},
         {"$ref": "#/nowhere/1", "items": [{"$ref": "#/items/7"}, {"$ref": "#"}]},
         ladder(8),
     ],
-    ids=range(9),
+    ids=range(11),
 )
 def test_what_people_write_passes(schema: dict[str, Any]) -> None:
     """Prices, seconds of a day, dates with a pattern, two long patterns, trees."""
