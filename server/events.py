@@ -93,7 +93,8 @@ async def events(chunks: AsyncGenerator[dict[str, Any], None]) -> AsyncGenerator
     """Yield each chunk as a server-sent event, and in the end the one that says so."""
     async with aclosing(chunks):
         async for chunk in chunks:
-            yield event(chunk)
+            is_long = any(choice.get("prompt_logprobs") for choice in chunk.get("choices", ()))
+            yield await asyncio.to_thread(event, chunk) if is_long else event(chunk)
     yield DONE
 
 

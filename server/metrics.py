@@ -16,6 +16,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
 from engine.contract import EngineStats, Served
 from server.gate import Gate
+from server.loop_lag import LoopLag
 
 if TYPE_CHECKING:
     from prometheus_client import Metric
@@ -32,7 +33,8 @@ class Figures:
 
     def __init__(self, engine: Served, gate: Gate) -> None:
         self._registry = CollectorRegistry()
-        self._registry.register(_State(engine, gate))
+        self.loop_lag = LoopLag()
+        self._registry.register(_State(engine, gate, self.loop_lag))
         self.requests = Counter(
             "tidemill_requests",
             "Requests that were answered, by route and status.",
@@ -65,11 +67,12 @@ class Figures:
 
 
 class _State:
-    """What is so now: of the engine, and of the gate before it."""
+    """What is so now: of the engine, of the gate before it, and of the event loop."""
 
-    def __init__(self, engine: Served, gate: Gate) -> None:
+    def __init__(self, engine: Served, gate: Gate, loop_lag: LoopLag) -> None:
         self._engine = engine
         self._gate = gate
+        self._loop_lag = loop_lag
 
     def describe(self) -> Iterator[Metric]:
         """Yield nothing: names are known only with their values."""
@@ -86,6 +89,7 @@ class _State:
             "Requests for which there was no room in the queue.",
             gate.num_refused,
         )
+        yield from self._loop_lag.collect()
         yield from engine_metrics(self._engine.stats())
 
 

@@ -255,13 +255,14 @@ def _tell(names: Sequence[str], endpoints: Sequence[str], address: str, *, has_k
 
 @asynccontextmanager
 async def _beside(local: Local, means: Means) -> AsyncIterator[None]:
-    """Run batches, watch the engine, and touch the file that a container's health is told by."""
+    """Run batches, watch the engine and the loop, and touch the file that health is told by."""
     from cli.health import VARIABLE, Pulse
     from server.watching import watched
 
     file = os.environ.get(VARIABLE)
     async with AsyncExitStack() as stack:
         await stack.enter_async_context(Pulse(Path(file) if file else None).beating())
+        await stack.enter_async_context(means.figures.loop_lag.measured())
         await stack.enter_async_context(watched(means.engine, means.gate))
         await stack.enter_async_context(local.at_work())
         yield

@@ -201,7 +201,8 @@ class _Run:
         with self.signals.heard_by(feed.stop):
             reporting = asyncio.create_task(_report(reporter, tally, served))
             try:
-                return await feed.run(self.writing.lines(self.requests.lines()))
+                async with self.live.loop_lag.measured():
+                    return await feed.run(self.writing.lines(self.requests.lines()))
             finally:
                 reporting.cancel()
                 with suppress(asyncio.CancelledError):

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from cli.errors import Refused
 from cli.running.tally import Tally
 from cli.terminal import say
 from engine.contract import Served
+from server.loop_lag import LoopLag
 
 if TYPE_CHECKING:
     from prometheus_client import Metric
@@ -22,6 +23,7 @@ class Live:
 
     tally: Tally
     served: Served | None = None
+    loop_lag: LoopLag = field(default_factory=LoopLag)
 
     def collect(self) -> Iterator[Metric]:
         """Yield every metric at its value now."""
@@ -37,6 +39,8 @@ class Live:
         yield GaugeMetricFamily(
             "tidemill_input_rows", "Lines of the input that get a row.", tally.num_rows
         )
+        if self.served is not None:
+            yield from self.loop_lag.collect()
         for name, words, value in self._counters():
             yield CounterMetricFamily(f"tidemill_{name}", words, value)
         for name, words, share in self._gauges():

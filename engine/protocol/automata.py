@@ -14,13 +14,18 @@ from decimal import Decimal
 from functools import reduce
 from typing import Any
 
-MAX_STATES = 50_000
+MAX_STATES = 20_000
 MAX_JOINED_PATTERNS = 8
 MAX_PATTERN_PROPERTIES = 64
 MAX_COPIED_SCHEMAS = 20_000
 # Of the lengths of patterns that hold at one place: what a step of the search takes grows with it.
-MAX_PRODUCT = 10**8
+# An alternative beside them is searched by itself, which takes as long as so many steps.
+MAX_PRODUCT = 3 * 10**7
 
+MULTIPLYING = frozenset(["multipleOf", "pattern", "format", "patternProperties", "$ref"])
+"""Keywords without one of which no schema is too large."""
+
+_ALTERNATIVE_STEPS = 30
 _FORMAT_CHARS = 50
 _ENDLESS = 10**30
 _CHOICES = ("anyOf", "oneOf")
@@ -75,7 +80,7 @@ class _Size:
 
     So many `patterns`, whose lengths multiply to `chars`; multiples whose automata have `states`
     together; so many `keys` that are patterns, each compared with each. There are `places` with
-    patterns or multiples, and in all `schemas`.
+    patterns or multiples, and in all `schemas`; of one value there are `alternatives`.
     """
 
     patterns: int = 0
@@ -84,6 +89,7 @@ class _Size:
     keys: int = 0
     places: int = 0
     schemas: int = 0
+    alternatives: int = 1
 
     def joined(self, other: _Size) -> _Size:
         """Return the size where both hold at once."""
@@ -94,6 +100,7 @@ class _Size:
             self.keys + other.keys,
             max(self.places, other.places),
             min(self.schemas + other.schemas, _ENDLESS),
+            min(self.alternatives * other.alternatives, _ENDLESS),
         )
 
 
@@ -107,6 +114,7 @@ def _either(sizes: Iterable[_Size]) -> _Size:
             max(one.keys, other.keys),
             one.places + other.places,
             min(one.schemas + other.schemas, _ENDLESS),
+            max(one.alternatives, other.alternatives),
         ),
         sizes,
         _Size(),
@@ -150,9 +158,11 @@ class _Budget:
                 place,
             )
         self._product += size.chars * size.places
+        if size.alternatives > 1:
+            self._product += size.chars * size.alternatives * _ALTERNATIVE_STEPS
         if self._product > MAX_PRODUCT:
             raise TooLarge(
-                "joins patterns whose lengths multiply to more than"
+                "joins patterns, or values with patterns, whose lengths multiply to more than"
                 f" {MAX_PRODUCT:,}: shorten them, or write them as one",
                 place,
             )
@@ -222,7 +232,9 @@ class _Schema:
                 f" {MAX_PATTERN_PROPERTIES} are served",
                 place,
             )
-        if is_new and (size.patterns > inside.patterns or own.patterns > 1):
+        are_joined = size.patterns > inside.patterns or size.alternatives > inside.alternatives
+        is_joined = own.patterns > 1 or (own.patterns and own.alternatives > 1)
+        if is_new and size.patterns and (are_joined or is_joined):
             self._budget.add_joined(size, place)
         if is_new and size.states > inside.states:
             self._budget.add_states(size.states * size.places, place)
@@ -239,6 +251,8 @@ class _Schema:
             if is_new:
                 self._budget.add_states(states, f"{place}/multipleOf")
             size = size.joined(_Size(states=states, places=1))
+        if isinstance(values := node.get("enum"), list):
+            size = size.joined(_Size(alternatives=max(1, len(values))))
         if isinstance(keys := node.get("patternProperties"), dict):
             size = size.joined(_Size(keys=len(keys)))
         return size
@@ -270,7 +284,9 @@ class _Schema:
         for name in _CHOICES:
             if isinstance(values := node.get(name), list):
                 size_of = joined if len(node) > 1 else self._size
-                yield _either(size_of(one, f"{place}/{name}/{i}") for i, one in enumerate(values))
+                sizes = [size_of(one, f"{place}/{name}/{i}") for i, one in enumerate(values)]
+                number = sum(size.alternatives for size in sizes)
+                yield replace(_either(sizes), alternatives=max(1, min(number, _ENDLESS)))
         if "$ref" in node:
             if is_new:
                 self._budget.add_copied(self._referred(node).schemas, place)

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from engine.protocol.automata import TooLarge, check_schema
+from engine.protocol.automata import MULTIPLYING, TooLarge, check_schema
 from engine.protocol.errors import RequestError
 from engine.protocol.validation import shown
 
@@ -73,6 +73,8 @@ def served_schema(schema: object, param: str, rules: SchemaRules) -> dict[str, A
             listing.setdefault("additionalProperties", False)
     if isinstance(served, bool):
         return {}
+    if not reading.multiplies:
+        return served
     try:
         check_schema(served)
     except TooLarge as exc:
@@ -84,7 +86,7 @@ class _Reading:
     """Reads one schema, part by part; each part is named by its place.
 
     `listings` are objects that list their properties; where the schema `joins` some, none of them
-    can tell what others have.
+    can tell what others have. One that `multiplies` may be too large to compile.
     """
 
     def __init__(self, param: str, rules: SchemaRules) -> None:
@@ -93,6 +95,7 @@ class _Reading:
         self._num_references = 0
         self.listings: list[dict[str, Any]] = []
         self.joins = False
+        self.multiplies = False
 
     def schema(self, schema: object, place: str, depth: int) -> dict[str, Any] | bool:
         """Return what is served of the schema at `place`, which lies in `depth` others."""
@@ -108,6 +111,7 @@ class _Reading:
         if "properties" in served:
             self.listings.append(served)
         self.joins |= "allOf" in served
+        self.multiplies |= not MULTIPLYING.isdisjoint(served)
         # Names that no schema lists may come twice, and are then fewer than they look.
         least = served.get("minProperties", 0)
         if least > 1 and len(set(served.get("required", ()))) < least:

@@ -12,6 +12,8 @@ from engine.hosts.public import is_inside
 MAX_INLINE_BYTES = 25 * 2**20
 """So large may be what lies in its line; what is fetched may have another bound."""
 
+_PIECE_CHARS = 2**18
+
 _DATA = "data:"
 _DATA_URL = re.compile(r"data:[^,]*;base64,", re.IGNORECASE)
 _DATA_FORM = "must be `data:<type>;base64,<data>`, if it is a data URL"
@@ -37,11 +39,29 @@ def inline_bytes(url: str, what: str) -> bytes | None:
     # Four characters stand for three bytes.
     if (len(url) - head.end()) * 3 // 4 > MAX_INLINE_BYTES + 2:
         raise ValueError(too_large(what, MAX_INLINE_BYTES))
-    text = "".join(url[head.end() :].split())
     try:
-        return a2b_base64(text, strict_mode=True)
+        return _decoded(url, head.end())
     except (NotBase64, ValueError):
         raise ValueError("holds no base64 behind its `base64,`") from None
+
+
+def _decoded(text: str, start: int) -> bytes:
+    """Return what stands in base64 from a place on, white space left out.
+
+    In pieces: the interpreter's lock is held no longer than one of them takes.
+    """
+    pieces, rest, is_padded = list[bytes](), "", False
+    for at in range(start, len(text), _PIECE_CHARS):
+        rest += "".join(text[at : at + _PIECE_CHARS].split())
+        if is_padded and rest:
+            raise ValueError("nothing may follow what pads the end")
+        whole = len(rest) - len(rest) % 4
+        is_padded = is_padded or rest[:whole].endswith("=")
+        pieces.append(a2b_base64(rest[:whole], strict_mode=True))
+        rest = rest[whole:]
+    if rest:
+        raise ValueError("the end is missing")
+    return b"".join(pieces)
 
 
 def too_large(what: str, max_bytes: int) -> str:

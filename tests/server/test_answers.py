@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import json
+import threading
+from collections.abc import AsyncGenerator
 from typing import Any
 
 import openai
 import pytest
+from pydantic_core import to_json
 from starlette.types import Receive
 
+import server.events as module
 from engine.errors import EngineClosed
 from engine.protocol.prompts import num_sequences
 from server.bodies import Bodies
@@ -327,6 +331,7 @@ async def test_metrics_tell_of_requests_and_of_the_engine() -> None:
             "tidemill_waiting_sequences 2.0",
             "tidemill_kv_cache_usage_ratio 0.5",
             "tidemill_output_tokens_total 30.0",
+            "tidemill_loop_lag_seconds_count 0.0",
         ):
             assert line in text.splitlines(), line
 
@@ -352,3 +357,24 @@ async def test_an_engine_that_is_gone_takes_the_server_with_it() -> None:
         assert (answer.status_code, answer.json()["error"]["type"]) == (503, "server_error")
         await asyncio.wait_for(asyncio.shield(place.serving), SECONDS)  # its gate is lost
         await asyncio.wait_for(asyncio.shield(place.serving), SECONDS)
+
+
+async def test_the_scores_of_a_prompt_are_printed_beside_the_loop(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """They are megabytes where the prompt is long."""
+    threads: list[int] = []
+
+    def noted(chunk: object) -> bytes:
+        threads.append(threading.get_ident())
+        return to_json(chunk)
+
+    async def chunks() -> AsyncGenerator[dict[str, Any], None]:
+        for scores in ([], [None, {}]):
+            yield {"choices": [{"prompt_logprobs": scores}]}
+        yield {"error": {}}
+
+    monkeypatch.setattr(module, "to_json", noted)
+    pieces = [piece async for piece in module.events(chunks())]
+    assert pieces[1] == b'data: {"choices":[{"prompt_logprobs":[null,{}]}]}\n\n'
+    assert [thread != threading.get_ident() for thread in threads] == [False, True, False]

@@ -17,14 +17,16 @@ from cli.errors import Refused
 from tests.cli.given import line
 
 Write = Callable[..., Path]
+LAG = "tidemill_loop_lag_seconds_count"
 
 
 def scrape(url: str) -> dict[str, float]:
-    """Return each sample at the address."""
+    """Return each sample at the address, but for buckets of a histogram."""
     with urllib.request.urlopen(url, timeout=10) as response:  # noqa: S310 - our own loopback
         text = response.read().decode()
     samples = (row.rsplit(" ", 1) for row in text.splitlines() if not row.startswith("#"))
-    return {name: float(value) for name, value in samples}
+    parts = (f"{LAG.removesuffix('count')}bucket", f"{LAG.removesuffix('count')}sum")
+    return {name: float(value) for name, value in samples if not name.startswith(parts)}
 
 
 def said(process: Any, pattern: str) -> str:
@@ -44,9 +46,10 @@ def test_metrics_are_served_while_the_job_runs(
     url = said(process, r"metrics are at (http://127\.0\.0\.1:\d+/metrics)")
     said(process, "(model loaded)")
     deadline = time.monotonic() + 20
-    while (found := scrape(url))['tidemill_rows_total{outcome="ok"}'] < 2:
+    while (found := scrape(url))['tidemill_rows_total{outcome="ok"}'] < 2 or not found.get(LAG):
         assert time.monotonic() < deadline
         time.sleep(0.02)
+    assert found.pop(LAG) > 0
     assert found == {
         'tidemill_rows_total{outcome="ok"}': 2,
         'tidemill_rows_total{outcome="failed"}': 1,
