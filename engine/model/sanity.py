@@ -58,7 +58,7 @@ def _extremes(tensor: Tensor) -> Tensor:
     """
     parts = [tensor]
     if tensor.device.type == "cpu" and tensor.numel() <= _SMALL and tensor.is_contiguous():
-        parts = list(tensor.view(-1).split(_ONE_THREAD))
+        parts = list(torch.split(tensor.view(-1), _ONE_THREAD))
     found = torch.stack([torch.stack(torch.aminmax(part)) for part in parts])
     return torch.stack((found[:, 0].amin(), found[:, 1].amax())).double()
 
