@@ -74,6 +74,7 @@ MAY_IMPORT = {
         "engine.contract",
         "engine.hosts",
         "engine.process.frames",
+        "engine.process.liveness",
         "engine.protocol",
         "handler",
         "httpx",
