@@ -12,7 +12,12 @@ from engine.answers.written import Callable, grammar_of
 from engine.grammar.named_tokens import all_of
 from engine.grammar.thinking_budget import ThinkingBudget
 from engine.protocol.chat import ChatCompletionRequest
-from engine.protocol.constraints import JSON_WHITESPACE, MAX_SOURCE_CHARS, Asked
+from engine.protocol.constraints import (
+    JSON_WHITESPACE,
+    MAX_SOURCE_CHARS,
+    Asked,
+    json_layout,
+)
 from engine.protocol.errors import RequestError
 from engine.scheduling.sequence import Constraint
 from engine.text.text_model import TextModel
@@ -127,5 +132,4 @@ def _rule(asked: Asked, *, stands_apart: bool) -> str:
 
 def _schema(schema: Mapping[str, object], whitespace: str) -> str:
     """Return a schema as it stands in a grammar, with what may stand between its tokens."""
-    layout = {"whitespace_pattern": whitespace} if whitespace else {"whitespace_flexible": False}
-    return json.dumps({**schema, "x-guidance": layout})
+    return json.dumps({**schema, "x-guidance": json_layout(whitespace)})
