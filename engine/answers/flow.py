@@ -27,7 +27,8 @@ class Flow:
 
     `text[at:]` is unread, `base` characters came before `text`. `thinking` has the stretches of the
     whole text in which the model thought, with their marks. `tools` has the schemas of what may be
-    called, by name.
+    called, by name, and `types` is for what readers find out of those. An answer that
+    `is_held` to a grammar has calls only where that has them.
     """
 
     __slots__ = (
@@ -41,9 +42,11 @@ class Flow:
         "at",
         "base",
         "has_ended",
+        "is_held",
         "text",
         "thinking",
         "tools",
+        "types",
     )
 
     def __init__(
@@ -52,9 +55,12 @@ class Flow:
         *,
         tools: Mapping[str, Mapping[str, Any]],
         is_single: bool = False,
+        is_held: bool = False,
     ) -> None:
         self._ids = ids
+        self.is_held = is_held
         self.tools = tools
+        self.types: dict[str, Any] = {}
         self._is_single = is_single
         self.text = ""
         self.at = 0

@@ -66,9 +66,7 @@ class Holds:
         self, request: ChatCompletionRequest, forms: AnswerForms, begins: Begins
     ) -> Constraint | None:
         asked = request.asked
-        if request.callable_tools and (
-            asked is not None or request.needs_call or _is_any_strict(request)
-        ):
+        if holds_calls(request):
             asked = self._of_calls(request, forms)
         elif asked is not None and forms.has_channels:
             return self._grammars.constraint(asked, begins_after=HARMONY.final)
@@ -110,8 +108,11 @@ class Holds:
         return Asked("lark", grammar, param)
 
 
-def _is_any_strict(request: ChatCompletionRequest) -> bool:
-    return any(tool.function.strict for tool in request.callable_tools)
+def holds_calls(request: ChatCompletionRequest) -> bool:
+    """Say whether a grammar says where calls stand in the answers to a request."""
+    tools = request.callable_tools
+    must_hold = request.asked is not None or request.needs_call
+    return bool(tools) and (must_hold or any(tool.function.strict for tool in tools))
 
 
 def _rule(asked: Asked, *, stands_apart: bool) -> str:
