@@ -39,7 +39,9 @@ class Disjointness:
     def disjoint(self, schema: Mapping[str, Any]) -> list[Schema]:
         """Return the schemas of a `oneOf` where all of them are disjoint; else raise `Overlap`.
 
-        A discriminator that may be left out, as those with a default may, is required of each.
+        Where they are not, they are narrowed so that no value of one satisfies another. A
+        discriminator that may be left out, as those with a default may, is required of each; and
+        of those that require different members, none has what another requires.
         """
         found: list[Schema] = schema["oneOf"]
         beside = {key: value for key, value in schema.items() if key not in _NO_CONSTRAINTS}
@@ -50,11 +52,17 @@ class Disjointness:
         name = self._discriminator(facts, is_required=False)
         if name is not None:
             return [{"allOf": [way, {"required": [name]}]} for way in found]
-        self._compare(ways)
-        return found
+        absent = self._compare(ways)
+        return [
+            {"allOf": [way, {"properties": dict.fromkeys(names, False)}]} if names else way
+            for way, names in zip(found, absent, strict=True)
+        ]
 
-    def _compare(self, ways: Sequence[Schema]) -> None:
-        """Compare each with each, and raise `Overlap` for the first two that are not disjoint."""
+    def _compare(self, ways: Sequence[Schema]) -> list[list[str | int]]:
+        """Compare each with each, and return what each must not have so that they are disjoint.
+
+        Raises `Overlap` for the first two that cannot be made so.
+        """
         num_pairs = len(ways) * (len(ways) - 1) // 2
         self._facts.work += num_pairs // 4
         if self.is_exhausted or num_pairs > MAX_WORK:
@@ -62,8 +70,29 @@ class Disjointness:
         left = list(combinations(range(len(ways)), 2))
         for depth in range(_MAX_DEPTH):
             left = [(i, j) for i, j in left if not self._are_apart(ways[i], ways[j], depth)]
-        if left:
-            raise Overlap(*left[0])
+        absent: list[list[str | int]] = [[] for _ in ways]
+        for i, j in left:
+            names = self._parting(self._facts.of(ways[i]), self._facts.of(ways[j]))
+            if names is None:
+                raise Overlap(i, j)
+            absent[i].append(names[0])
+            absent[j].append(names[1])
+        return absent
+
+    def _parting(self, one: Facts, other: Facts) -> tuple[str | int, str | int] | None:
+        """Return a member that each must not have, since the other has it: else they are one."""
+        kinds = [kind for kind in one if kind in other and kind != "object"]
+        if not all(self._exclude(one[kind], other[kind], _MAX_DEPTH) for kind in kinds):
+            return None
+        first, second = one["object"], other["object"]
+        self._facts.work += (len(first.required) + len(second.required)) // 8
+        if self.is_exhausted:
+            return None
+        without_one = _foreign(first, second)
+        without_other = _foreign(second, first)
+        if without_one is None or without_other is None:
+            return None
+        return without_one, without_other
 
     def _discriminator(self, ways: Sequence[Facts], *, is_required: bool) -> str | int | None:
         """Return a member that tells all of them apart; takes no longer than they are many."""
@@ -122,10 +151,17 @@ class Disjointness:
             return False
         required = one.required | other.required
         listed = dict.fromkeys([*one.members, *other.members, *sorted(required, key=str)])
+        self._facts.work += len(listed) // 16
         names = [name for name in listed if name in required]
         return any(
             self._are_apart(one.member(name), other.member(name), depth - 1) for name in names
         )
+
+
+def _foreign(one: Fact, other: Fact) -> str | int | None:
+    """Return a member that only the other requires: if it can be, one that this does not list."""
+    names = sorted(other.required - one.required, key=lambda name: (name in one.members, str(name)))
+    return next(iter(names), None)
 
 
 def _lies_above(one: Fact, other: Fact) -> bool:

@@ -160,13 +160,27 @@ def test_a_discriminator_with_a_default_is_always_written() -> None:
     assert [kinds.validate_python(value) is None for value in good] == [False, False, True]
 
 
+@pytest.mark.parametrize("is_closed", [True, False])
+def test_of_members_that_exclude_each_other_one_is_written(*, is_closed: bool) -> None:
+    """Where each schema requires another, a value of one has nothing that another requires."""
+    members = {name: {"type": "integer"} for name in "abc"}
+    ways = [{"required": [name]} for name in "abc"]
+    schema = {"type": "object", "properties": members, "oneOf": ways}
+    held = served(schema if not is_closed else {**schema, "additionalProperties": False})
+    for name in "abc":
+        assert lets_through(held, {name: 1})
+    for value in ({}, {"a": 1, "b": 1}, {"b": 1, "c": 1}, {"a": 1, "b": 1, "c": 1}):
+        assert not lets_through(held, value)
+
+
 @pytest.mark.parametrize(
     ("ways", "pair"),
     [
         ([{"type": "null"}, {"type": "integer"}, {"type": "number"}], (1, 2)),
         ([tagged("a"), tagged("b"), tagged("c", "a")], (0, 2)),
         ([tagged("a"), {"type": "object", "properties": {"t": {"type": "string"}}}], (0, 1)),
-        ([tagged("a"), tagged("a", name="s")], (0, 1)),
+        ([tagged("a"), {**tagged("a", name="s"), "required": ["s", "t"]}], (0, 1)),
+        ([{"required": ["a"]}, {"required": ["b"]}], (0, 1)),
         ([{"const": 1}, {"const": 1.0}], (0, 1)),
         ([{}, {"type": "null"}], (0, 1)),
         ([ref("nowhere"), {"type": "null"}], (0, 1)),
@@ -177,7 +191,7 @@ def test_a_discriminator_with_a_default_is_always_written() -> None:
             (0, 1),
         ),
     ],
-    ids=range(10),
+    ids=range(11),
 )
 def test_a_pair_that_may_hold_at_once_is_named(ways: list[Any], pair: tuple[int, int]) -> None:
     """So it is with what leads nowhere, of which nothing is known."""
@@ -206,7 +220,10 @@ def test_references_below_another_base_are_not_followed() -> None:
 
 def test_closing_objects_makes_none_of_them_disjoint() -> None:
     """The answer is judged by the schema as it was sent, which leaves them open."""
-    ways = [{"type": "object", "properties": {name: {}}, "required": [name]} for name in ("a", "b")]
+    ways: list[Any] = [
+        {"type": "object", "properties": {"a": {}}},
+        {"type": "object", "properties": {"b": {}}, "required": ["b"]},
+    ]
     with pytest.raises(RequestError, match="oneOf"):
         served({"oneOf": ways}, SchemaRules(is_strict=True))
 
