@@ -75,7 +75,7 @@ class BareCalls:
                 yield from self._unmarked(flow)
             else:
                 flow.at = start
-        marks = self.opens if flow.is_held else (*self.opens, *self.begins)
+        marks = self.opens if flow.is_held else (*self.begins, *self.opens)
         while (mark := (yield from flow.pass_on(marks, flow.say))) is not None:
             if mark in self.opens:
                 yield from self._marked(flow, mark)

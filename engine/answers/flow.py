@@ -16,6 +16,7 @@ from engine.answers.answer import CallPiece, Piece
 Waiting = Generator[None, None, None]
 """Reads on, and yields whenever it waits for text."""
 
+_SPACE = re.compile(r"\s*")
 _WORD = re.compile(r"[A-Za-z0-9_.:/-]*")
 _MAX_WORD_CHARS = 1_000
 _UNKNOWN = "The model called `{}`, which is none of the tools."
@@ -113,8 +114,9 @@ class Flow:
     def skip_space(self) -> Waiting:
         """Move past white space."""
         while True:
-            rest = self.text[self.at :]
-            self.at += len(rest) - len(rest.lstrip())
+            match = _SPACE.match(self.text, self.at)
+            assert match is not None  # nothing is a match, too
+            self.at = match.end()
             if self.at < len(self.text) or self.has_ended:
                 return
             yield
