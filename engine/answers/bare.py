@@ -71,7 +71,7 @@ class BareCalls:
         if flow.is_held:  # to calls that come first, or to none
             start = flow.at
             yield from flow.skip_space()
-            if (yield from flow.peek(1)) in self.begins:
+            if (yield from flow.peek(1)) == self.writes.begins[0]:
                 yield from self._unmarked(flow)
             else:
                 flow.at = start

@@ -100,6 +100,8 @@ def test_where_a_grammar_holds_calls_those_alone_are_read_that_come_first() -> N
     assert (
         calls_of(said(f" {CALL}; {CALL}", "llama3_json", is_held=True)) == [("weather", PARIS)] * 2
     )
+    listed = said(f"[{CALL}]", "llama3_json", is_held=True)
+    assert (listed.content, listed.calls) == (f"[{CALL}]", ())
     answer = said(' {"name": "Maria"}', "llama3_json", is_held=True)
     assert (answer.content, answer.calls) == (' {"name": "Maria"}', ())
 
