@@ -7,13 +7,18 @@ types, by values, by bounds, or by a member that each of its values has: a discr
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from itertools import combinations
+from itertools import combinations, islice
 from typing import Any
 
 from engine.protocol.schema_facts import MAX_WORK, Fact, Facts, Schema, SchemaFacts
 
 _MAX_DEPTH = 4  # members in members
+_FEW_PAIRS = 100
 _NO_CONSTRAINTS = frozenset(["oneOf", "$defs", "definitions", "$schema", "$id", "id", "$anchor"])
+
+
+# Which schema, and the names of members that it must have, and must not have.
+_Narrowing = tuple[int, tuple[str | int, ...], tuple[str | int, ...]]
 
 
 class Overlap(Exception):
@@ -28,8 +33,11 @@ class Overlap(Exception):
 class Disjointness:
     """Compares schemas that lie in a `root`; without `resolves` no reference is followed."""
 
-    def __init__(self, root: Schema, *, resolves: bool = True) -> None:
+    def __init__(self, root: dict[str, Any], *, resolves: bool = True) -> None:
+        self._root = root
         self._facts = SchemaFacts(root, resolves=resolves)
+        self._copies: dict[_Narrowing, tuple[dict[str, Any], dict[str, Any]]] = {}
+        self._names: dict[int, str] = {}
 
     @property
     def is_exhausted(self) -> bool:
@@ -49,29 +57,71 @@ class Disjointness:
         facts = [self._facts.of(way) for way in ways]
         if len(ways) == 1 or self._discriminator(facts, is_required=True) is not None:
             return found
+        left = self._overlapping(ways, depths=2)
+        if not left:
+            return found
         name = self._discriminator(facts, is_required=False)
         if name is not None:
-            return [{"allOf": [way, {"required": [name]}]} for way in found]
-        absent = self._compare(ways)
+            return [self._narrowed(way, (name,), ()) for way in found]
+        absent = self._parted(ways)
         return [
-            {"allOf": [way, {"properties": dict.fromkeys(names, False)}]} if names else way
+            self._narrowed(way, (), tuple(dict.fromkeys(names))) if names else way
             for way, names in zip(found, absent, strict=True)
         ]
 
-    def _compare(self, ways: Sequence[Schema]) -> list[list[str | int]]:
-        """Compare each with each, and return what each must not have so that they are disjoint.
+    def fill(self) -> list[tuple[dict[str, Any], dict[str, Any]]]:
+        """Fill in the narrowed schemas, once no other changes, and return each behind its model."""
+        filled = []
+        for (_, required, absent), (model, copy) in self._copies.items():
+            copy.update(model)
+            if required:
+                copy["required"] = [*dict.fromkeys([*model.get("required", ()), *required])]
+            if absent:
+                copy["properties"] = model.get("properties", {}) | dict.fromkeys(absent, False)
+            filled.append((model, copy))
+        return filled
+
+    def _narrowed(
+        self, way: Schema, required: tuple[str | int, ...], absent: tuple[str | int, ...]
+    ) -> Schema:
+        """Return a copy of a schema, filled later, or a reference to one of where it leads.
+
+        A reference with others beside it would be followed without end where it leads to itself.
+        """
+        while isinstance(way, dict) and way.keys() == {"allOf"} and len(way["allOf"]) == 1:
+            [way] = way["allOf"]
+        leads = isinstance(way, dict) and way.keys() == {"$ref"}
+        model = self._facts.target(way["$ref"]) if leads else way
+        if not isinstance(model, dict):
+            return way if model is False else self._narrowed({}, required, absent)
+        _, copy = self._copies.setdefault((id(model), required, absent), (model, {}))
+        if not leads:
+            return copy
+        defs = self._root.setdefault("$defs", {})
+        name = self._names.setdefault(id(copy), f"disjoint-{len(self._names)}")
+        defs[name] = copy
+        return {"$ref": f"#/$defs/{name}"}
+
+    def _overlapping(self, ways: Sequence[Schema], depths: int) -> list[tuple[int, int]]:
+        """Return the pairs that are not shown to be apart; of very many each is one."""
+        left = list(islice(combinations(range(len(ways)), 2), MAX_WORK))
+        if depths < _MAX_DEPTH and len(left) > _FEW_PAIRS:
+            return left
+        self._facts.work += len(left) // 4
+        for depth in range(depths):
+            left = [(i, j) for i, j in left if not self._are_apart(ways[i], ways[j], depth)]
+        return left
+
+    def _parted(self, ways: Sequence[Schema]) -> list[list[str | int]]:
+        """Return what each must not have so that they are disjoint.
 
         Raises `Overlap` for the first two that cannot be made so.
         """
-        num_pairs = len(ways) * (len(ways) - 1) // 2
-        self._facts.work += num_pairs // 4
-        if self.is_exhausted or num_pairs > MAX_WORK:
-            raise Overlap(0, 1)
-        left = list(combinations(range(len(ways)), 2))
-        for depth in range(_MAX_DEPTH):
-            left = [(i, j) for i, j in left if not self._are_apart(ways[i], ways[j], depth)]
         absent: list[list[str | int]] = [[] for _ in ways]
-        for i, j in left:
+        if len(ways) ** 2 > MAX_WORK:
+            self._facts.work += MAX_WORK
+            raise Overlap(0, 1)
+        for i, j in self._overlapping(ways, _MAX_DEPTH):
             names = self._parting(self._facts.of(ways[i]), self._facts.of(ways[j]))
             if names is None:
                 raise Overlap(i, j)
@@ -82,6 +132,8 @@ class Disjointness:
     def _parting(self, one: Facts, other: Facts) -> tuple[str | int, str | int] | None:
         """Return a member that each must not have, since the other has it: else they are one."""
         kinds = [kind for kind in one if kind in other and kind != "object"]
+        if "object" not in one or "object" not in other:
+            return None
         if not all(self._exclude(one[kind], other[kind], _MAX_DEPTH) for kind in kinds):
             return None
         first, second = one["object"], other["object"]
@@ -99,6 +151,8 @@ class Disjointness:
         first = next((way["object"] for way in ways if "object" in way), None)
         if first is None:
             return None
+        if not is_required and sum("object" in way for way in ways) < 2:
+            return None
         names = [name for name in first.members if not is_required or name in first.required]
         return next(
             (name for name in names if self._tells_apart(name, ways, is_required=is_required)), None
@@ -112,7 +166,7 @@ class Disjointness:
             if fact := way.get("object"):
                 is_there = name in (fact.required if is_required else fact.members)
                 values = self._values_of(fact.member(name)) if is_there else None
-                if values is None:
+                if values is None or not (values or is_required):
                     return False
                 signs |= values
             if not seen.isdisjoint(signs):

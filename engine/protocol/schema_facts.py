@@ -90,7 +90,7 @@ class SchemaFacts:
         self._known[id(schema)] = schema, ANYTHING  # for a schema that leads back to itself
         parts = self._own(schema)
         if "$ref" in schema:
-            parts.append(self.of(self._target(schema["$ref"]), depth + 1))
+            parts.append(self.of(self.target(schema["$ref"]), depth + 1))
         parts += [self.of(one, depth + 1) for one in _listed(schema.get("allOf"))]
         for keyword in ("anyOf", "oneOf"):
             if ways := _listed(schema.get(keyword)):
@@ -131,7 +131,7 @@ class SchemaFacts:
             [{kind: Fact(values=frozenset(found)) for kind, found in scalars.items()}, *others]
         )
 
-    def _target(self, reference: object) -> Schema:
+    def target(self, reference: object) -> Schema:
         """Return where a reference leads: anything is allowed where that is nowhere in the root."""
         passed: set[int] = set()
         found: Schema = {"$ref": reference}

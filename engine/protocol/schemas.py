@@ -136,9 +136,11 @@ class _Reading:
         Where parts of the schema have bases of their own, nobody knows where references lead.
         """
         disjointness = Disjointness(root, resolves=not self._has_bases)
+        listings = set(map(id, self.listings))
+        found = []
         for place, schema in self._choices:
             try:
-                schema["oneOf"] = disjointness.disjoint(schema)
+                found.append((schema, disjointness.disjoint(schema)))
             except Overlap as exc:
                 words = (
                     f"cannot be held to, as a value may satisfy both {exc.first} and {exc.second}"
@@ -148,6 +150,10 @@ class _Reading:
                     words = "holds more than is compared, schema by schema:"
                 helps = "write `anyOf` where any of them will do"
                 raise self.error(f"{place}/oneOf", f"{words} {helps}") from None
+        for schema, ways in found:
+            schema["oneOf"] = ways
+        copies = disjointness.fill()
+        self.listings += [copy for model, copy in copies if id(model) in listings]
 
     def _hold_range(self, served: dict[str, Any], place: str) -> None:
         try:

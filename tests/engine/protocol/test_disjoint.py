@@ -160,6 +160,38 @@ def test_a_discriminator_with_a_default_is_always_written() -> None:
     assert [kinds.validate_python(value) is None for value in good] == [False, False, True]
 
 
+def test_a_schema_that_is_disjoint_as_it_is_stays_as_it_is() -> None:
+    """A member that could tell it from others is not required where nothing has to be told."""
+    flag = {"type": "object", "properties": {"flag": {"type": "boolean"}}}
+    for ways in ([flag, {"type": "string"}], [flag, tagged("a"), {"type": "null"}][::2]):
+        assert served({"oneOf": ways}) == {"oneOf": ways}
+
+
+def test_expressions_whose_discriminators_have_defaults_may_contain_themselves() -> None:
+    """What is required is so in copies of the definitions, which all else leaves as they are."""
+    number = {"type": "object", "properties": {"t": {"const": "n"}, "v": {"type": "number"}}}
+    added = {
+        "type": "object",
+        "properties": {"t": {"const": "+"}, "left": ref("E"), "right": ref("E")},
+        "required": ["left", "right"],
+    }
+    for rules, way in (
+        (SchemaRules(), {"allOf": [ref("N")]}),
+        (SchemaRules(is_strict=True), ref("N")),
+    ):
+        schema = {
+            "type": "object",
+            "properties": {"all": ref("E"), "one": ref("N")},
+            "$defs": {"E": {"oneOf": [way, ref("A")]}, "N": number, "A": added},
+        }
+        held = served(schema, rules)
+        leaf = {"t": "n", "v": 1}
+        assert lets_through(held, {"all": {"t": "+", "left": leaf, "right": leaf}})
+        assert lets_through(held, {"one": {"v": 1}})
+        assert not lets_through(held, {"all": {"t": "+", "left": leaf, "right": {"v": 1}}})
+        assert lets_through(held, {"all": {**leaf, "w": 1}}) != rules.is_strict
+
+
 @pytest.mark.parametrize("is_closed", [True, False])
 def test_of_members_that_exclude_each_other_one_is_written(*, is_closed: bool) -> None:
     """Where each schema requires another, a value of one has nothing that another requires."""
@@ -248,6 +280,8 @@ def hostile() -> dict[str, dict[str, Any]]:
             },
         },
         "pairs": {"oneOf": [{"type": "string"}] * 1_000},
+        "values": {"oneOf": [{"enum": [*range(9_000), i]} for i in range(9_000, 9_012)]},
+        "bounds": {"oneOf": [{"minLength": i, "maxLength": i} for i in range(100)]},
         "cycle": {"oneOf": [ref("a"), ref("a")], "$defs": {"a": {"oneOf": [ref("a"), ref("a")]}}},
     }
 
@@ -327,10 +361,12 @@ def test_what_is_shown_to_be_disjoint_is(ways: list[Any], x: Any, y: Any, beside
     defs = {"x": x if "$ref" not in json.dumps(x) else {"type": "object"}, "y": y}
     defs["y"] = y if "$ref" not in json.dumps(y) else {"const": "a"}
     schema = {"oneOf": ways, "allOf": [beside], "$defs": defs}
+    disjointness = Disjointness(schema)
     try:
-        ways = Disjointness(schema).disjoint(schema)
+        ways = disjointness.disjoint(schema)
     except Overlap:
         return
+    disjointness.fill()
     judges = [Draft202012Validator({"allOf": [way, beside], "$defs": defs}) for way in ways]
     judge = Draft202012Validator(schema)
     for value in VALUES:
