@@ -14,8 +14,7 @@ from engine.protocol.schema_facts import MAX_WORK, Fact, Facts, Schema, SchemaFa
 
 _MAX_DEPTH = 4  # members in members
 _FEW_PAIRS = 100
-_NO_CONSTRAINTS = frozenset(["oneOf", "$defs", "definitions", "$schema", "$id", "id", "$anchor"])
-
+_OF_PLACES = frozenset(["$defs", "definitions", "$schema", "$id", "id", "$anchor"])
 
 # Which schema, and the names of members that it must have, and must not have.
 _Narrowing = tuple[int, tuple[str | int, ...], tuple[str | int, ...]]
@@ -52,7 +51,7 @@ class Disjointness:
         of those that require different members, none has what another requires.
         """
         found: list[Schema] = schema["oneOf"]
-        beside = {key: value for key, value in schema.items() if key not in _NO_CONSTRAINTS}
+        beside = {key: value for key, value in schema.items() if key not in {*_OF_PLACES, "oneOf"}}
         ways = [{"allOf": [beside, way]} for way in found] if beside else found
         facts = [self._facts.of(way) for way in ways]
         if len(ways) == 1 or self._discriminator(facts, is_required=True) is not None:
@@ -73,7 +72,7 @@ class Disjointness:
         """Fill in the narrowed schemas, once no other changes, and return each behind its model."""
         filled = []
         for (_, required, absent), (model, copy) in self._copies.items():
-            copy.update(model)
+            copy.update((key, value) for key, value in model.items() if key not in _OF_PLACES)
             if required:
                 copy["required"] = [*dict.fromkeys([*model.get("required", ()), *required])]
             if absent:
@@ -98,9 +97,13 @@ class Disjointness:
         if not leads:
             return copy
         defs = self._root.setdefault("$defs", {})
-        name = self._names.setdefault(id(copy), f"disjoint-{len(self._names)}")
-        defs[name] = copy
-        return {"$ref": f"#/$defs/{name}"}
+        if id(copy) not in self._names:
+            name = f"disjoint-{len(defs)}"
+            while name in defs:
+                name += "-"
+            self._names[id(copy)] = name
+            defs[name] = copy
+        return {"$ref": f"#/$defs/{self._names[id(copy)]}"}
 
     def _overlapping(self, ways: Sequence[Schema], depths: int) -> list[tuple[int, int]]:
         """Return the pairs that are not shown to be apart; of very many each is one."""

@@ -192,6 +192,23 @@ def test_expressions_whose_discriminators_have_defaults_may_contain_themselves()
         assert lets_through(held, {"all": {**leaf, "w": 1}}) != rules.is_strict
 
 
+def test_a_whole_schema_may_be_one_of_its_own_choices() -> None:
+    """Its copy stands among its definitions, beside others of any name, and holds none itself."""
+    schema = {
+        "type": "object",
+        "properties": {
+            "t": {"const": "a"},
+            "next": {"oneOf": [ref("disjoint-1"), {"$ref": "#"}, {"type": "null"}]},
+        },
+        "$defs": {"disjoint-1": {"type": "object", "properties": {"t": {"const": "b"}}}},
+    }
+    held = served(schema)
+    for good in ({"t": "a", "next": {"t": "a", "next": {"t": "b"}}}, {"next": None}, {}):
+        assert lets_through(held, good)
+    for bad in ({"next": {}}, {"next": {"t": "c"}}, {"t": "b"}, {"t": "a", "next": {"next": {}}}):
+        assert not lets_through(held, bad)
+
+
 @pytest.mark.parametrize("is_closed", [True, False])
 def test_of_members_that_exclude_each_other_one_is_written(*, is_closed: bool) -> None:
     """Where each schema requires another, a value of one has nothing that another requires."""
