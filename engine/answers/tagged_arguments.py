@@ -23,13 +23,8 @@ def _types_of(flow: Flow, name: str) -> ArgumentTypes:
 
 
 def _object(arguments: Mapping[str, str]) -> str:
-    return (
-        "{"
-        + ", ".join(
-            f"{json.dumps(key, ensure_ascii=False)}: {value}" for key, value in arguments.items()
-        )
-        + "}"
-    )
+    pairs = [f"{json.dumps(key, ensure_ascii=False)}: {arguments[key]}" for key in arguments]
+    return f"{{{', '.join(pairs)}}}"
 
 
 def read_function(flow: Flow) -> Generator[None, None, tuple[str, str] | None]:

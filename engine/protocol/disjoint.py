@@ -1,7 +1,8 @@
 """Disjointness of JSON schemas: shows of `oneOf` that no value satisfies two of its schemas.
 
 Then `oneOf` means what `anyOf` does, which is all that a grammar can say. A pair is disjoint by
-types, by values, by bounds, or by a member that each of its values has: a discriminator.
+types, by values, by bounds, or by a member that each of its values has: a discriminator. Where it
+takes no more than a member that must or must not be there, schemas are narrowed by that.
 """
 
 from __future__ import annotations
