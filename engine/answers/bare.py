@@ -1,16 +1,25 @@
-"""Calls of tools that are the whole answer: JSON as Llama 3 writes it, or Python."""
+"""Calls of tools without marks, mostly the whole answer: JSON as Llama 3 writes it, or Python."""
 
 from __future__ import annotations
 
 import ast
 import json
 import re
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from engine.answers.calls import UNREAD, Calls, Said, following_json, json_calls
+from engine.answers.calls import (
+    UNREAD,
+    Calls,
+    Said,
+    following_json,
+    json_calls,
+    names_tools,
+    tell,
+)
 from engine.answers.flow import Flow, Waiting
+from engine.answers.json_text import pass_value
 from engine.answers.written import LISTED, NAME, Written
 
 _MAX_DEPTH = 64
@@ -25,16 +34,23 @@ class _Follows(Protocol):
         """Return the calls that stand here, or None."""
 
 
+class _Leads(Protocol):
+    def __call__(self, flow: Flow) -> Generator[None, None, bool]:
+        """Say whether calls may stand here; where they do not, move past what is none."""
+
+
 @dataclass(frozen=True, slots=True)
 class BareCalls:
-    """Calls that an answer consists of; a `CallForm`.
+    """Calls that an answer consists of, or that stand in it without a mark; a `CallForm`.
 
-    The answer begins with `begins`, or a mark says that calls come: `opens`, with `closes` behind
-    them. What only `looks_like` one is told to be unread.
+    One of `begins` begins them, and `leads` looks whether that is so. They name tools of the
+    request and have arguments: all else is content, of which `looks_like` finds what is told to be
+    unread. Where a mark says that calls come, `opens`, with `closes` behind them, any are read.
     """
 
-    begins: str
-    looks_like: re.Pattern[str]
+    begins: tuple[str, ...]
+    leads: _Leads
+    looks_like: tuple[re.Pattern[str], ...]
     follows: _Follows
     writes: Written
     opens: tuple[str, ...] = ()
@@ -52,38 +68,122 @@ class BareCalls:
 
     def read(self, flow: Flow) -> Waiting:
         """Read an answer."""
-        start = flow.at
-        yield from flow.skip_space()
-        if (yield from flow.peek(1)) == self.begins:
-            yield from self._calls(flow, start, "")
-        else:
-            flow.at = start
-        while (mark := (yield from flow.pass_on(self.opens, flow.say))) is not None:
-            yield from self._calls(flow, flow.at, mark)
+        if flow.is_held:  # to calls that come first, or to none
+            start = flow.at
+            yield from flow.skip_space()
+            if (yield from flow.peek(1)) == self.writes.begins[0]:
+                yield from self._unmarked(flow)
+            else:
+                flow.at = start
+        marks = self.opens if flow.is_held else (*self.begins, *self.opens)
+        while (mark := (yield from flow.pass_on(marks, flow.say))) is not None:
+            if mark in self.opens:
+                yield from self._marked(flow, mark)
+            else:
+                flow.unread(mark)
+                yield from self._unmarked(flow)
 
-    def _calls(self, flow: Flow, start: int, mark: str) -> Waiting:
+    def _marked(self, flow: Flow, mark: str) -> Waiting:
         said = yield from self.follows(flow)
         if said is None:
-            if mark or self.looks_like.match(flow.text, start):
-                flow.warn(UNREAD)
-            flow.at = start
+            flow.warn(UNREAD)
+            flow.at = 0  # `pass_on` has dropped all before
             flow.say(mark)
+        else:
+            yield from self._tell(flow, said)
+
+    def _unmarked(self, flow: Flow) -> Waiting:
+        """Read calls that no mark announces; what is none is said up to where that was clear."""
+        start = flow.at
+        said = (yield from self.follows(flow)) if (yield from self.leads(flow)) else None
+        if said is not None and names_tools(flow, said):
+            yield from self._tell(flow, said)
             return
-        for call in said:
-            flow.call(*call)
+        text = flow.text[start : flow.at]
+        found = [match for pattern in self.looks_like for match in pattern.finditer(text)]
+        if any(match["name"] in flow.tools or match["arguments"] for match in found):
+            flow.warn(UNREAD)
+        flow.say(flow.text[: flow.at])
+        flow.drop()
+
+    def _tell(self, flow: Flow, said: Sequence[Said]) -> Waiting:
         if self.closes is not None:
             yield from flow.skip_space()
             yield from flow.takes(self.closes)
-        flow.drop()
+        tell(flow, said)
+
+
+def _leads_to_objects(flow: Flow) -> Generator[None, None, bool]:
+    """Look at the first member of an object, or of the first in a list: what names a tool leads.
+
+    Else what is JSON is said as it comes: an answer.
+    """
+    start = flow.at
+    yield from flow.takes("[")
+    yield from flow.skip_space()
+    if (yield from flow.takes("{")):
+        yield from flow.skip_space()
+        key = yield from _quoted(flow)
+        yield from flow.skip_space()
+        if key in _KEYS and (yield from flow.takes(":")):
+            yield from flow.skip_space()
+            name = (yield from _quoted(flow)) if key == "name" else None
+            if key != "name" or name in flow.tools or (yield from _has_arguments(flow)):
+                flow.at = start
+                return True
+    flow.at = start
+    yield from pass_value(flow)
+    return False
+
+
+def _quoted(flow: Flow) -> Generator[None, None, str | None]:
+    """Move past a short string without escapes, and return it."""
+    if not (yield from flow.takes('"')):
+        return None
+    name = yield from flow.word()
+    return name if (yield from flow.takes('"')) else None
+
+
+def _has_arguments(flow: Flow) -> Generator[None, None, bool]:
+    """Say whether arguments are the next member."""
+    yield from flow.skip_space()
+    if not (yield from flow.takes(",")):
+        return False
+    yield from flow.skip_space()
+    return (yield from flow.takes_any(('"parameters"', '"arguments"'))) is not None
+
+
+def _leads_to_python(flow: Flow) -> Generator[None, None, bool]:
+    """Look whether a list begins with a call of a tool, or by keyword, or with an object."""
+    start = flow.at
+    if not (yield from flow.takes("[")):
+        yield from pass_value(flow)
+        return False
+    yield from flow.skip_space()
+    if (yield from flow.peek(1)) == "{":
+        flow.at = start
+        return (yield from _leads_to_objects(flow))
+    name = yield from flow.word()
+    is_call = bool(name) and (yield from flow.takes("("))
+    if is_call and name not in flow.tools:
+        yield from flow.skip_space()
+        is_call = yield from flow.takes(")")
+        if not is_call and (yield from flow.word()):
+            yield from flow.skip_space()
+            is_call = yield from flow.takes("=")
+    flow.at = start if is_call else start + 1
+    return is_call
 
 
 def _objects(flow: Flow) -> Calls:
     """Read objects with semicolons between them, as Llama 3 writes calls."""
     said: list[Said] = []
+    after = flow.at
     while True:
         found = yield from following_json(flow)
-        if found is None:
-            return None
+        if found is None or (said and not names_tools(flow, found)):
+            flow.at = after if said else flow.at
+            return said or None
         said += found
         after = flow.at
         yield from flow.skip_space()
@@ -96,7 +196,7 @@ def _python(flow: Flow) -> Calls:
     """Read a Python list of calls by keyword; JSON's words for true, false and null will do."""
     yield from flow.skip_space()
     start = flow.at
-    if not (yield from _skip_brackets(flow)):
+    if (yield from flow.peek(1)) != "[" or not (yield from _skip_brackets(flow)):
         return None
     text = flow.text[start : flow.at]
     try:
@@ -189,9 +289,15 @@ def _value_of(node: ast.expr) -> Any:
     raise ValueError("no value of JSON")
 
 
+_KEYS = frozenset(["name", "type", "function", "parameters", "arguments", "id"])
+_JSON_CALL = re.compile(
+    r'"(?:name|function)"\s*:\s*"(?P<name>[^"\\]{1,200})"'
+    r'(?P<arguments>\s*,\s*"(?:parameters|arguments)"\s*:)?'
+)
 LLAMA_JSON = BareCalls(
-    "{",
-    re.compile(r'\s*\{\s*"(name|type|function)"'),
+    ("{", "["),
+    _leads_to_objects,
+    (_JSON_CALL,),
     _objects,
     Written(head=f'{{"name": "{NAME}", "parameters": ', tail="}", between="; "),
     ("<|python_tag|>", "<|python_start|>"),
@@ -199,12 +305,13 @@ LLAMA_JSON = BareCalls(
 )
 # Python that follows a schema is more than a grammar says: calls that must come are JSON.
 PYTHONIC = BareCalls(
-    "[",
-    re.compile(r"\s*\[\s*[A-Za-z_][\w.]*\("),
+    ("[", "{"),
+    _leads_to_python,
+    (_JSON_CALL, re.compile(r"\[\s*(?P<name>[A-Za-z_][\w.]*)\((?P<arguments>\s*\w+\s*=)?")),
     _python,
     LISTED,
     ("<|python_start|>",),
     "<|python_end|>",
 )
-LISTED_CALLS = BareCalls("[", re.compile(r'\s*\[\s*\{\s*"name"'), following_json, LISTED)
+LISTED_CALLS = BareCalls(("[",), _leads_to_objects, (_JSON_CALL,), following_json, LISTED)
 """Of models whose own form is not known: what they are held to when they must call."""

@@ -11,14 +11,15 @@ from engine.answers.json_text import items, members, skip_value
 from engine.answers.tagged_arguments import read_function, read_pairs
 from engine.answers.written import LISTED, NAME, Written
 
+_MAX_NAME_CHARS = 200
 UNREAD = "A call of a tool could not be read; it is left in the content."
 
 
 class Said(NamedTuple):
-    """A call as it was read; an id where the model wrote one itself."""
+    """A call as it was read; without arguments, or an id, where the model wrote none."""
 
     name: str
-    arguments: str
+    arguments: str | None = None
     call_id: str | None = None
 
 
@@ -51,7 +52,8 @@ class Following(Protocol):
 class MarkedCalls:
     """Calls that begin with one of the marks `opens`, anywhere in an answer; a `CallForm`.
 
-    Models whose template has the `sign` write them otherwise.
+    Models whose template has the `sign` write them otherwise. A model may leave the mark out before
+    what is `unmarked`, and then calls one of its tools.
     """
 
     opens: tuple[str, ...]
@@ -60,6 +62,7 @@ class MarkedCalls:
     other_marks: tuple[str, ...] = ()
     sign: str = ""
     writes_with_sign: Written | None = None
+    unmarked: tuple[str, ...] = ()
 
     @property
     def marks(self) -> tuple[str, ...]:
@@ -74,16 +77,32 @@ class MarkedCalls:
 
     def read(self, flow: Flow) -> Waiting:
         """Read an answer; what cannot be read of it stays what it says, mark and all."""
-        while (mark := (yield from flow.pass_on(self.opens, flow.say))) is not None:
-            said = yield from self.follows(flow)
-            if said is None:
-                flow.at = 0  # `pass_on` has dropped all before
-                flow.warn(UNREAD)
-                flow.say(mark)
+        marks = (*self.marks, *(() if flow.is_held else self.unmarked))
+        while (mark := (yield from flow.pass_on(marks, flow.say))) is not None:
+            if mark in self.unmarked:
+                flow.unread(mark)
+            said = None if mark in self.other_marks else (yield from self.follows(flow))
+            if said is not None and (mark in self.opens or names_tools(flow, said)):
+                tell(flow, said)
                 continue
-            for call in said:
-                flow.call(*call)
-            flow.drop()
+            # `pass_on` has dropped all before.
+            flow.at = len(mark) if mark in self.unmarked else 0
+            name, _, _ = flow.text[flow.at : flow.at + _MAX_NAME_CHARS].partition(">")
+            if mark in self.marks or said is not None or name in flow.tools:
+                flow.warn(UNREAD)
+            flow.say(mark)
+
+
+def tell(flow: Flow, said: Sequence[Said]) -> None:
+    """Tell calls that were read, and forget their text."""
+    for call in said:
+        flow.call(call.name, call.arguments or "{}", call.call_id)
+    flow.drop()
+
+
+def names_tools(flow: Flow, said: Sequence[Said]) -> bool:
+    """Say whether calls name tools alone, and have arguments: what bears no mark may be a text."""
+    return all(call.name in flow.tools and call.arguments is not None for call in said)
 
 
 def json_calls(text: str) -> list[Said]:
@@ -96,7 +115,10 @@ def json_calls(text: str) -> list[Said]:
     name, _ = said.get("name") or said.get("function") or (None, "")
     if not isinstance(name, str) or not name:
         raise ValueError("it names nothing to call")
-    value, arguments = said.get("arguments") or said.get("parameters") or ({}, "{}")
+    given = said.get("arguments") or said.get("parameters")
+    if given is None:
+        return [Said(name)]
+    value, arguments = given
     if isinstance(value, str):  # a text of JSON inside JSON
         members(value)
         return [Said(name, value)]
@@ -119,21 +141,32 @@ def following_json(flow: Flow) -> Generator[None, None, list[Said] | None]:
 
 
 def _hermes(flow: Flow) -> Calls:
-    yield from flow.skip_space()
+    """Read calls up to the mark of their end, which may be missing; mostly there is one."""
+    said: list[Said] = []
+    after = flow.at
+    while True:
+        yield from flow.skip_space()
+        if said and (yield from flow.takes("</tool_call>")):
+            return said
+        if said and (yield from flow.peek(1)) not in ("<", "{"):
+            break
+        found = yield from _hermes_calls(flow, may_be_bare=not said)
+        if found is None:
+            break
+        said += found
+        after = flow.at
+    flow.at = after
+    return said or None
+
+
+def _hermes_calls(flow: Flow, *, may_be_bare: bool) -> Generator[None, None, Sequence[Said] | None]:
     if (yield from flow.takes("<function=")):
         found = yield from read_function(flow)
-        said = None if found is None else [Said(*found)]
     elif (yield from flow.peek(1)) in ("{", "["):
-        said = yield from following_json(flow)
+        return (yield from following_json(flow))
     else:
-        found = yield from read_pairs(flow)
-        said = None if found is None else [Said(*found)]
-    if said:
-        after = flow.at
-        yield from flow.skip_space()
-        if not (yield from flow.takes("</tool_call>")):
-            flow.at = after
-    return said
+        found = (yield from read_pairs(flow)) if may_be_bare else None
+    return None if found is None else [Said(*found)]
 
 
 def _granite(flow: Flow) -> Calls:
@@ -178,6 +211,7 @@ HERMES = MarkedCalls(
         between="\n",
     ),
     ("</tool_call>",),
+    unmarked=("<function=",),
 )
 GRANITE = MarkedCalls(
     ("<|tool_call|>",), _granite, replace(LISTED, prefix=f"<|tool_call|>{LISTED.prefix}")

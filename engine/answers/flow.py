@@ -16,6 +16,7 @@ from engine.answers.answer import CallPiece, Piece
 Waiting = Generator[None, None, None]
 """Reads on, and yields whenever it waits for text."""
 
+_SPACE = re.compile(r"\s*")
 _WORD = re.compile(r"[A-Za-z0-9_.:/-]*")
 _MAX_WORD_CHARS = 1_000
 _UNKNOWN = "The model called `{}`, which is none of the tools."
@@ -27,7 +28,8 @@ class Flow:
 
     `text[at:]` is unread, `base` characters came before `text`. `thinking` has the stretches of the
     whole text in which the model thought, with their marks. `tools` has the schemas of what may be
-    called, by name.
+    called, by name, and `types` is for what readers find out of those. An answer that
+    `is_held` to a grammar has calls only where that has them.
     """
 
     __slots__ = (
@@ -41,9 +43,11 @@ class Flow:
         "at",
         "base",
         "has_ended",
+        "is_held",
         "text",
         "thinking",
         "tools",
+        "types",
     )
 
     def __init__(
@@ -52,9 +56,12 @@ class Flow:
         *,
         tools: Mapping[str, Mapping[str, Any]],
         is_single: bool = False,
+        is_held: bool = False,
     ) -> None:
         self._ids = ids
+        self.is_held = is_held
         self.tools = tools
+        self.types: dict[str, Any] = {}
         self._is_single = is_single
         self.text = ""
         self.at = 0
@@ -107,8 +114,9 @@ class Flow:
     def skip_space(self) -> Waiting:
         """Move past white space."""
         while True:
-            rest = self.text[self.at :]
-            self.at += len(rest) - len(rest.lstrip())
+            match = _SPACE.match(self.text, self.at)
+            assert match is not None  # nothing is a match, too
+            self.at = match.end()
             if self.at < len(self.text) or self.has_ended:
                 return
             yield

@@ -7,7 +7,7 @@ import re
 from collections.abc import Generator
 from typing import Any, NoReturn
 
-from engine.answers.flow import Flow
+from engine.answers.flow import Flow, Waiting
 
 _PLAIN = re.compile(r'[^"\\\x00-\x1f]*')
 _SCALAR = re.compile(r"[-+.0-9A-Za-z]*")
@@ -51,6 +51,16 @@ def skip_value(flow: Flow) -> Finding:
         is_first = False
 
 
+def pass_value(flow: Flow) -> Waiting:
+    """Say one JSON value, or what there is of it, as it comes."""
+    for _ in skip_value(flow):
+        flow.say(flow.text[: flow.at])
+        flow.drop()
+        yield
+    flow.say(flow.text[: flow.at])
+    flow.drop()
+
+
 def _skip_ends(flow: Flow, closers: list[str]) -> Finding:
     """Move past the comma after a value, and before it past the ends of what the value ends."""
     while closers:
@@ -79,13 +89,12 @@ def _skip_key(flow: Flow) -> Finding:
 def _skip_scalar(flow: Flow, char: str) -> Finding:
     if char == '"':
         return (yield from _skip_string(flow))
-    start = flow.at
     while True:
         end = _end_of(_SCALAR, flow)
-        if end < len(flow.text) or flow.has_ended or end - start > _MAX_SCALAR_CHARS:
+        if end < len(flow.text) or flow.has_ended or end - flow.at > _MAX_SCALAR_CHARS:
             break
         yield
-    text = flow.text[start:end]
+    text = flow.text[flow.at : end]
     flow.at = end
     return text in _WORDS or _NUMBER.fullmatch(text) is not None
 

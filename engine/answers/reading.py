@@ -17,8 +17,8 @@ class FormedReading:
     """Reads answers in these forms; a `Reading`.
 
     `is_open` says that they begin inside the thinking. `tools` has the schemas of what may be
-    called; one call alone stands where it `is_single`. Ids of calls come of `key`: a line gives the
-    same in every run.
+    called; one call alone stands where it `is_single`, and where it `is_held` to a grammar, calls
+    stand only where that has them. Ids of calls come of `key`: a line gives the same in every run.
     """
 
     forms: AnswerForms
@@ -26,6 +26,7 @@ class FormedReading:
     is_open: bool = False
     tools: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     is_single: bool = False
+    is_held: bool = False
     markers: frozenset[int] = frozenset()
 
     @property
@@ -36,7 +37,10 @@ class FormedReading:
     def reader(self, choice: int) -> FlowReader:
         """Begin to read the choice of that number."""
         flow = Flow(
-            lambda index: self._id(choice, index), tools=self.tools, is_single=self.is_single
+            lambda index: self._id(choice, index),
+            tools=self.tools,
+            is_single=self.is_single,
+            is_held=self.is_held,
         )
         return FlowReader(flow, self._read(flow))
 

@@ -4,14 +4,27 @@ from __future__ import annotations
 
 import json
 from collections.abc import Generator, Mapping
-from typing import Any
 
+from engine.answers.argument_types import ArgumentTypes
 from engine.answers.flow import Flow
-from engine.answers.json_text import loaded
 
 _END = "</tool_call>"
 # Another call ends what was not: else a text of many beginnings would be read once for each.
-_NEXT = ("<tool_call>", "<parameter=", "</parameter>", "</function>", "</tool_call>")
+_BEGINS = ("<tool_call>", "<function=")
+_NEXT = (*_BEGINS, "<parameter=", "</parameter>", "</function>", _END)
+
+
+def _types_of(flow: Flow, name: str) -> ArgumentTypes:
+    """Return the types of a function's arguments, found once for all of its calls."""
+    if name not in flow.types:
+        flow.types[name] = ArgumentTypes(flow.tools.get(name, {}))
+    found: ArgumentTypes = flow.types[name]
+    return found
+
+
+def _object(arguments: Mapping[str, str]) -> str:
+    pairs = [f"{json.dumps(key, ensure_ascii=False)}: {arguments[key]}" for key in arguments]
+    return f"{{{', '.join(pairs)}}}"
 
 
 def read_function(flow: Flow) -> Generator[None, None, tuple[str, str] | None]:
@@ -22,8 +35,7 @@ def read_function(flow: Flow) -> Generator[None, None, tuple[str, str] | None]:
     name = yield from flow.word()
     if not name or not (yield from flow.takes(">")):
         return None
-    schema = flow.tools.get(name, {})
-    arguments: dict[str, Any] = {}
+    arguments: dict[str, str] = {}
     while True:
         yield from flow.skip_space()
         if not (yield from flow.takes("<parameter=")):
@@ -32,21 +44,25 @@ def read_function(flow: Flow) -> Generator[None, None, tuple[str, str] | None]:
         if not (yield from flow.takes(">")):
             return None
         value, mark = yield from flow.until(_NEXT)
-        if mark in (None, "<tool_call>"):
+        if mark is None or mark in _BEGINS:
             return None
         if mark != "</parameter>":  # left out: what follows begins anew
             flow.at -= len(mark)
-        arguments[key] = _value_of(value.removeprefix("\n").removesuffix("\n"), key, schema)
+        arguments[key] = _types_of(flow, name).json_of(
+            value.removeprefix("\n").removesuffix("\n"), key
+        )
     if not (yield from flow.takes("</function>")):
-        return None
-    return name, json.dumps(arguments, ensure_ascii=False)
+        # Left out, too, where the call ends or another begins.
+        follows = yield from flow.peek(len(_END))
+        if not follows.startswith((_END, "<function=")):
+            return None
+    return name, _object(arguments)
 
 
 def read_pairs(flow: Flow) -> Generator[None, None, tuple[str, str] | None]:
     """Read a bare name and pairs of key and value in tags; the same comes of it."""
     name = yield from flow.word()
-    schema = flow.tools.get(name, {})
-    arguments: dict[str, Any] = {}
+    arguments: dict[str, str] = {}
     while True:
         yield from flow.skip_space()
         if not (yield from flow.takes("<arg_key>")):
@@ -58,22 +74,9 @@ def read_pairs(flow: Flow) -> Generator[None, None, tuple[str, str] | None]:
         value, mark = yield from flow.until(("</arg_value>",))
         if mark is None:
             return None
-        arguments[key.strip()] = _value_of(value, key.strip(), schema)
+        arguments[key.strip()] = _types_of(flow, name).json_of(value, key.strip())
     # Without the end this would be any text that begins with a word.
     end = yield from flow.peek(len(_END))
     if not name or end != _END:
         return None
-    return name, json.dumps(arguments, ensure_ascii=False)
-
-
-def _value_of(text: str, key: str, schema: Mapping[str, Any]) -> Any:
-    properties = schema.get("properties")
-    said = properties.get(key) if isinstance(properties, dict) else None
-    kinds = said.get("type") if isinstance(said, dict) else None
-    kinds = [kinds] if isinstance(kinds, str) else kinds
-    if "string" in (kinds or ["string"]) and not (text == "null" and "null" in (kinds or [])):
-        return text
-    try:
-        return loaded(text)
-    except ValueError:
-        return {"True": True, "False": False, "None": None}.get(text, text)
+    return name, _object(arguments)

@@ -11,7 +11,7 @@ from engine.answers.plain import PlainReading
 from engine.answers.reading import FormedReading
 from engine.answers.thinking import Begins
 from engine.endpoints.endpoint import Heading
-from engine.endpoints.holds import Holds
+from engine.endpoints.holds import Holds, holds_calls
 from engine.protocol.chat import ChatCompletionRequest
 from engine.protocol.errors import RequestError
 from engine.scheduling.sequence import Constraint
@@ -113,6 +113,7 @@ class Conversations:
                 tool.function.name: tool.function.parameters or {} for tool in request.offered_tools
             },
             is_single=request.parallel_tool_calls is False,
+            is_held=holds_calls(request),
             markers=frozenset(ids),
         )
 

@@ -12,7 +12,12 @@ from engine.answers.written import Callable, grammar_of
 from engine.grammar.named_tokens import all_of
 from engine.grammar.thinking_budget import ThinkingBudget
 from engine.protocol.chat import ChatCompletionRequest
-from engine.protocol.constraints import JSON_WHITESPACE, MAX_SOURCE_CHARS, Asked
+from engine.protocol.constraints import (
+    JSON_WHITESPACE,
+    MAX_SOURCE_CHARS,
+    Asked,
+    json_layout,
+)
 from engine.protocol.errors import RequestError
 from engine.scheduling.sequence import Constraint
 from engine.text.text_model import TextModel
@@ -61,9 +66,7 @@ class Holds:
         self, request: ChatCompletionRequest, forms: AnswerForms, begins: Begins
     ) -> Constraint | None:
         asked = request.asked
-        if request.callable_tools and (
-            asked is not None or request.needs_call or _is_any_strict(request)
-        ):
+        if holds_calls(request):
             asked = self._of_calls(request, forms)
         elif asked is not None and forms.has_channels:
             return self._grammars.constraint(asked, begins_after=HARMONY.final)
@@ -105,8 +108,11 @@ class Holds:
         return Asked("lark", grammar, param)
 
 
-def _is_any_strict(request: ChatCompletionRequest) -> bool:
-    return any(tool.function.strict for tool in request.callable_tools)
+def holds_calls(request: ChatCompletionRequest) -> bool:
+    """Say whether a grammar says where calls stand in the answers to a request."""
+    tools = request.callable_tools
+    must_hold = request.asked is not None or request.needs_call
+    return bool(tools) and (must_hold or any(tool.function.strict for tool in tools))
 
 
 def _rule(asked: Asked, *, stands_apart: bool) -> str:
@@ -127,5 +133,4 @@ def _rule(asked: Asked, *, stands_apart: bool) -> str:
 
 def _schema(schema: Mapping[str, object], whitespace: str) -> str:
     """Return a schema as it stands in a grammar, with what may stand between its tokens."""
-    layout = {"whitespace_pattern": whitespace} if whitespace else {"whitespace_flexible": False}
-    return json.dumps({**schema, "x-guidance": layout})
+    return json.dumps({**schema, "x-guidance": json_layout(whitespace)})

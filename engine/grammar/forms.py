@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from typing import TYPE_CHECKING, cast
 
 from llguidance import LLMatcher
 
@@ -10,7 +11,10 @@ from engine.grammar.compiling import check_lark, check_regex
 from engine.grammar.gbnf import is_gbnf, lark_of
 from engine.grammar.tags import grammar_of_tag
 from engine.protocol.automata import check_grammar
-from engine.protocol.constraints import Asked
+from engine.protocol.constraints import Asked, json_layout
+
+if TYPE_CHECKING:
+    from llguidance._lib import JsonCompileOptions
 
 
 def grammar_of(asked: Asked) -> str:
@@ -18,13 +22,8 @@ def grammar_of(asked: Asked) -> str:
     source = asked.source
     match asked.kind:
         case "json_schema":
-            if not asked.whitespace:
-                return LLMatcher.grammar_from_json_schema(
-                    source, overrides={"whitespace_flexible": False}
-                )
-            return LLMatcher.grammar_from_json_schema(
-                source, overrides={"whitespace_pattern": asked.whitespace}
-            )
+            layout = cast("JsonCompileOptions", json_layout(asked.whitespace))
+            return LLMatcher.grammar_from_json_schema(source, overrides=layout)
         case "regex":
             check_regex(source)
             return LLMatcher.grammar_from_regex(source)

@@ -10,6 +10,7 @@ from llguidance import regex_to_lark
 from engine.grammar.compiling import check_lark, check_regex
 from engine.grammar.gbnf import is_gbnf, lark_of
 from engine.protocol.automata import check_grammar
+from engine.protocol.constraints import json_layout
 
 _ANY = "/(?s:.*)/"
 _ANY_ONE = "/(?s:.)/"
@@ -29,9 +30,7 @@ class _Making:
     """One tree on its way: rules beside the first one, and grammars beside that of the tags."""
 
     def __init__(self, whitespace: str) -> None:
-        self._json_options = (
-            {"whitespace_pattern": whitespace} if whitespace else {"whitespace_flexible": False}
-        )
+        self._json_options = json_layout(whitespace)
         self.rules: list[str] = []
         self.grammars: list[dict[str, str]] = []
 
@@ -75,9 +74,10 @@ class _Making:
             if bodies:
                 ways.append(f"{self._up_to(trigger)} {self._rule(' | '.join(bodies))}")
         one = self._rule(" | ".join(ways))
-        if node["stop_after_first"]:
-            return one if node["at_least_one"] else self._rule(f"{one} | {_ANY}")
-        return f"{one}{'+' if node['at_least_one'] else '*'} {_ANY}"
+        if node["at_least_one"]:  # then it comes first: text without end would never bring one
+            first = self._rule(" | ".join(map(self.format, node["tags"])))
+            return first if node["stop_after_first"] else f"{first} {one}* {_ANY}"
+        return self._rule(f"{one} | {_ANY}") if node["stop_after_first"] else f"{one}* {_ANY}"
 
     def _separated(self, node: dict[str, Any]) -> str:
         one = self._rule(" | ".join(map(self.format, node["tags"])))

@@ -18,6 +18,7 @@ from engine.protocol.errors import RequestError
 from engine.protocol.fields import GenerationRequest, Text
 from engine.protocol.schemas import SchemaRules, served_schema
 from engine.protocol.structural_tags import served_tag
+from engine.protocol.validation import has_open_escape
 
 MAX_SOURCE_CHARS = 2**20
 MAX_CHOICES = 10_000
@@ -27,6 +28,15 @@ MAX_CHOICES = 10_000
 JSON_WHITESPACE = r" |\r?\n[ \t]{0,40}"
 
 Kind = Literal["json_schema", "regex", "choice", "lark", "grammar", "structural_tag"]
+
+
+def json_layout(whitespace: str) -> dict[str, object]:
+    """Return llguidance's options for a schema whose every `oneOf` was shown to be an `anyOf`.
+
+    Between the tokens of its JSON stands what the regex matches, "" for nothing.
+    """
+    layout = {"whitespace_pattern": whitespace} if whitespace else {"whitespace_flexible": False}
+    return {**layout, "coerce_one_of": True}
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +54,13 @@ class Asked:
     param: str
     whitespace: str = JSON_WHITESPACE
     sent: Any = field(default=None, compare=False, repr=False)
+
+    def is_same_form(self, other: Asked) -> bool:
+        """Say whether both come to the same, whichever fields they are from."""
+        has_layout = self.kind in ("json_schema", "structural_tag")
+        return (self.kind, self.source) == (other.kind, other.source) and (
+            not has_layout or self.whitespace == other.whitespace
+        )
 
 
 # Fields for which an automaton is compiled: constraints, calls that are held to their schemas, and
@@ -152,15 +169,18 @@ class ConstrainedRequest(GenerationRequest):
             *_of("grammar", self.ebnf, "ebnf"),
             *_of("grammar", self.grammar, "grammar"),
         ]
-        if len(all_asked) > 1:
-            first, second = all_asked[0].param, all_asked[1].param
-            raise RequestError(
-                f"`{first}` and `{second}` exclude each other: an output is held to one of them.",
-                param=second,
-            )
         for asked in all_asked:
             whitespace = self.guided_whitespace_pattern
-            self._asked = asked if whitespace is None else replace(asked, whitespace=whitespace)
+            found = asked if whitespace is None else replace(asked, whitespace=whitespace)
+            if self._asked is None:
+                self._asked = found
+            # Some clients send a form by its old name and by its new one, too.
+            elif not self._asked.is_same_form(found):
+                raise RequestError(
+                    f"`{self._asked.param}` and `{found.param}` exclude each other: an output is"
+                    " held to one of them.",
+                    param=found.param,
+                )
         return self
 
 
@@ -217,6 +237,8 @@ def _of(
     else:
         assert isinstance(source, str)
         text = source
+        if kind == "regex" and has_open_escape(text):
+            raise RequestError(f"`{param}` ends in a backslash that escapes nothing.", param=param)
     _check_size(text, param)
     if kind == "grammar":
         try:

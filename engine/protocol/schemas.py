@@ -10,8 +10,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from engine.protocol.automata import MULTIPLYING, TooLarge, check_schema
+from engine.protocol.disjoint import Disjointness, Overlap
 from engine.protocol.errors import RequestError
-from engine.protocol.validation import shown
+from engine.protocol.ranges import BOUNDS, RangeError, held_range
+from engine.protocol.validation import has_open_escape, shown
 
 MAX_DEPTH = 50
 MAX_REFERENCES = 1_000
@@ -66,13 +68,14 @@ def served_schema(schema: object, param: str, rules: SchemaRules) -> dict[str, A
     """
     reading = _Reading(param, rules)
     served = reading.schema(schema, "", 0)
-    if served is False:
-        raise RequestError(f"`{param}` is false, which allows nothing.", param=param)
+    if isinstance(served, bool):
+        if not served:
+            raise RequestError(f"`{param}` is false, which allows nothing.", param=param)
+        return {}
+    reading.check_choices(served)
     if (rules.is_strict or rules.closes_objects) and not reading.joins:
         for listing in reading.listings:
             listing.setdefault("additionalProperties", False)
-    if isinstance(served, bool):
-        return {}
     if not reading.multiplies:
         return served
     try:
@@ -93,6 +96,8 @@ class _Reading:
         self._param = param
         self._rules = rules
         self._num_references = 0
+        self._choices: list[tuple[str, dict[str, Any]]] = []
+        self._has_bases = False
         self.listings: list[dict[str, Any]] = []
         self.joins = False
         self.multiplies = False
@@ -116,9 +121,49 @@ class _Reading:
         least = served.get("minProperties", 0)
         if least > 1 and len(set(served.get("required", ()))) < least:
             raise self.error(f"{place}/minProperties", "above 1 and `required` cannot be held to")
+        if "oneOf" in served:
+            self._choices.append((place, served))
+        self._has_bases |= bool(place) and ("$id" in served or "id" in served)
         if (narrower := _NARROWER.get(served.get("format", ""))) is not None:
             served["allOf"] = [*served.get("allOf", []), {"pattern": narrower}]
+        if not served.keys().isdisjoint(BOUNDS):
+            self._hold_range(served, place)
         return served
+
+    def check_choices(self, root: dict[str, Any]) -> None:
+        """Refuse a `oneOf` of which two schemas may hold at once: a grammar can say `anyOf` alone.
+
+        Where parts of the schema have bases of their own, nobody knows where references lead.
+        """
+        disjointness = Disjointness(root, resolves=not self._has_bases)
+        listings = set(map(id, self.listings))
+        found = []
+        for place, schema in self._choices:
+            try:
+                found.append((schema, disjointness.disjoint(schema)))
+            except Overlap as exc:
+                words = (
+                    f"cannot be held to, as a value may satisfy both {exc.first} and {exc.second}"
+                    " of it: give each a required property with a `const` of its own, or"
+                )
+                if disjointness.is_exhausted:
+                    words = "holds more than is compared, schema by schema:"
+                helps = "write `anyOf` where any of them will do"
+                raise self.error(f"{place}/oneOf", f"{words} {helps}") from None
+        for schema, ways in found:
+            schema["oneOf"] = ways
+        copies = disjointness.fill()
+        self.listings += [copy for model, copy in copies if id(model) in listings]
+
+    def _hold_range(self, served: dict[str, Any], place: str) -> None:
+        try:
+            bounds = held_range(served)
+        except RangeError as exc:
+            raise self.error(f"{place}/{exc.keyword}", str(exc)) from None
+        for keyword in served.keys() & set(BOUNDS):
+            if served[keyword] is not bounds.get(keyword):
+                del served[keyword]
+        served |= bounds
 
     def _keyword(self, keyword: str, value: object, place: str, depth: int) -> dict[str, Any]:
         if keyword == "items" and isinstance(value, list):
@@ -152,6 +197,8 @@ class _Reading:
             raise self.error(place, f"must be an object of schemas; got {shown(values)}")
         if len(values) > MAX_PROPERTIES:
             raise self.error(place, f"holds more than {MAX_PROPERTIES:,}, which is too many")
+        if place.endswith("/patternProperties") and any(map(has_open_escape, values)):
+            raise self.error(place, "has a name that ends in a backslash, which escapes nothing")
         return {
             name: self.schema(one, f"{place}/{_escaped(name)}", depth + 1)
             for name, one in values.items()
@@ -169,6 +216,8 @@ class _Reading:
             raise self.error(place, f"names more than {MAX_PROPERTIES:,}, which is too many")
         if keyword == "pattern" and len(value) > MAX_PATTERN_CHARS:
             raise self.error(place, f"has more than {MAX_PATTERN_CHARS:,} characters: too many")
+        if keyword == "pattern" and has_open_escape(value):
+            raise self.error(place, "ends in a backslash that escapes nothing")
         if keyword == "$ref":
             self._num_references += 1
             if not value.startswith("#"):

@@ -11,7 +11,7 @@ from typing import Any, NoReturn
 from engine.protocol.automata import TooLarge, check_grammar
 from engine.protocol.errors import RequestError
 from engine.protocol.schemas import SchemaRules, served_schema
-from engine.protocol.validation import shown
+from engine.protocol.validation import has_open_escape, shown
 
 MAX_FORMATS = 200
 _Node = dict[str, Any]
@@ -35,7 +35,7 @@ class _Reading:
         self._readers: Mapping[str, Callable[[_Node, str], _Node]] = {
             "const_string": lambda node, place: {"value": self._text(node, "value", place)},
             "json_schema": self._json_schema,
-            "regex": lambda node, place: {"pattern": self._text(node, "pattern", place)},
+            "regex": self._regex,
             "grammar": self._grammar,
             "any_text": self._any_text,
             "sequence": self._elements,
@@ -89,6 +89,12 @@ class _Reading:
         except TooLarge as exc:
             self._fail(f"{place}/grammar", str(exc))
         return {"grammar": source}
+
+    def _regex(self, node: _Node, place: str) -> _Node:
+        pattern = self._text(node, "pattern", place)
+        if has_open_escape(pattern):
+            self._fail(f"{place}/pattern", "ends in a backslash that escapes nothing")
+        return {"pattern": pattern}
 
     def _any_text(self, node: _Node, place: str) -> _Node:
         if node.get("excludes"):

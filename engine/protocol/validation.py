@@ -39,6 +39,11 @@ def shown(value: object) -> str:
     return text if len(text) <= _MAX_SHOWN_CHARS else f"{text[:_MAX_SHOWN_CHARS]}…"
 
 
+def has_open_escape(pattern: str) -> bool:
+    """Say whether a regular expression ends in a backslash that escapes nothing."""
+    return (len(pattern) - len(pattern.rstrip("\\"))) % 2 == 1
+
+
 def printable(text: str, max_chars: int = 2_000) -> str:
     """Return the text so that any row can hold it: without lone surrogates, of bounded length."""
     if len(text) > max_chars:

@@ -4,27 +4,17 @@ from __future__ import annotations
 
 import json
 from itertools import pairwise
-from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.answers.answer import Answer, put_together, read
+from engine.answers.answer import put_together, read
 from engine.answers.calls import UNREAD
 from engine.answers.forms import CALL_FORMS, THINKING_FORMS, AnswerForms, forms_of
 from engine.answers.reading import FormedReading
 from engine.errors import EngineError
-
-TOOLS: dict[str, dict[str, Any]] = {
-    "weather": {"type": "object", "properties": {"city": {"type": "string"}}},
-    "add": {
-        "type": "object",
-        "properties": {"a": {"type": "integer"}, "b": {"type": "number"}, "why": {}},
-    },
-    "time.now": {"type": "object"},
-}
-PARIS = '{"city": "Paris"}'
+from tests.engine.answers.readings import PARIS, TIME, TOOLS, calls_of, reading, said
 
 DEEPSEEK = (
     "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>weather\n```json\n"
@@ -46,24 +36,6 @@ HARMONY = (
     "<|message|>Looking it up.<|end|><|start|>assistant<|channel|>commentary to=functions.weather "
     '<|constrain|>json<|message|>{"city": "Paris"}<|call|>'
 )
-
-
-def reading(
-    calls: str = "none", thinking: str = "none", *, is_open: bool = False, **options: Any
-) -> FormedReading:
-    """Return how answers in these forms are read."""
-    forms = forms_of(None, calls=calls, thinking=thinking)
-    return FormedReading(forms, "req_1", is_open=is_open, tools=TOOLS, **options)
-
-
-def said(text: str, calls: str = "none", thinking: str = "none", **options: Any) -> Answer:
-    """Return what a text says in these forms."""
-    return read(reading(calls, thinking, **options).reader(0), text)
-
-
-def calls_of(answer: Answer) -> list[tuple[str, str]]:
-    """Return names and arguments."""
-    return [(call.name, call.arguments) for call in answer.calls]
 
 
 @pytest.mark.parametrize(
@@ -117,7 +89,7 @@ def test_a_call_is_read_in_each_form(form: str, text: str) -> None:
         ),
         (
             "llama3_json",
-            '{"name": "weather", "parameters": {"city": "Paris"}}; {"name": "time.now"}',
+            f'{{"name": "weather", "parameters": {PARIS}}}; {TIME}',
         ),
         (
             "mistral",
@@ -453,6 +425,8 @@ def test_a_form_may_be_named() -> None:
         "<tool_call>[",
         "<tool_call>add<arg_key>",
         "<tool_call><function=add><parameter=a>",
+        "<function=add><parameter=a>",
+        "<function=add>x",
     ],
 )
 def test_a_text_of_many_beginnings_is_read_through_once(beginning: str) -> None:

@@ -110,6 +110,39 @@ def test_a_call_that_is_cut_off_stays_content() -> None:
     assert choice["warnings"] == [UNREAD]
 
 
+@pytest.mark.parametrize("family", ["llama3_json", "pythonic"])
+def test_an_answer_in_json_is_no_call(family: str) -> None:
+    """Though it has a name, where calls bear no mark; the row says nothing of it."""
+    answer = '{"name": "Maria", "age": 34}'
+    choice = ToolScene(answer, TEMPLATES[family]).choice()
+    assert choice["message"]["content"] == answer
+    assert choice["finish_reason"] == "stop"
+    assert "tool_calls" not in choice["message"]
+    assert "warnings" not in choice
+
+
+def test_a_strict_function_is_called_where_its_grammar_has_it_alone() -> None:
+    """In prose its arguments would follow no schema."""
+    answer = f"I look. {CALLS['llama3_json']}"
+    scene = ToolScene(answer, TEMPLATES["llama3_json"])
+    assert scene.choice()["finish_reason"] == "tool_calls"
+    strict = {"type": "function", "function": {**WEATHER["function"], "strict": True}}
+    assert scene.choice(tools=[strict])["message"]["content"] == answer
+
+
+def test_arguments_between_tags_have_the_types_of_their_schema() -> None:
+    """As every optional integer that pydantic describes."""
+    days = {"anyOf": [{"type": "integer"}, {"type": "null"}], "default": None}
+    function = {"name": "weather", "parameters": {"type": "object", "properties": {"days": days}}}
+    scene = ToolScene(
+        "<tool_call><function=weather><parameter=days>\n5\n</parameter></function></tool_call>"
+    )
+    [call] = scene.choice(tools=[{"type": "function", "function": function}])["message"][
+        "tool_calls"
+    ]
+    assert json.loads(call["function"]["arguments"]) == {"days": 5}
+
+
 def test_each_choice_has_calls_of_its_own() -> None:
     """Ids differ from choice to choice, and are the same in every run of the line."""
     scene = ToolScene(CALL)

@@ -53,12 +53,16 @@ def triggered(**flags: bool) -> dict[str, Any]:
             ["", "x", "<a>12</a>", "<b>x <a y</b> <a>1</a> z"],
             ["<a>x</a>", "<b>x", "<a"],
         ),
-        (triggered(at_least_one=True), ["<a>12</a>", "x <b></b> y"], ["", "x"]),
+        (
+            triggered(at_least_one=True),
+            ["<a>12</a>", "<b></b> y <a>1</a> z"],
+            ["", "x", "x <a>12</a>", "<a> <a>12</a>", " <a>12</a>"],
+        ),
         (triggered(stop_after_first=True), ["", "x", "x <a>12</a>"], ["<a>1</a> x", "<a>x</a>"]),
         (
             triggered(at_least_one=True, stop_after_first=True),
-            ["x <a>12</a>"],
-            ["", "x", "<a>1</a> x"],
+            ["<a>12</a>", "<b>x</b>"],
+            ["", "x", "x <a>12</a>", "<a>1</a> x"],
         ),
         ({"format": SCHEMA}, ['{"n": 1}'], ["{}", ""]),
         (

@@ -163,6 +163,32 @@ def test_two_constraints_exclude_each_other(fields: dict[str, Any], param: str) 
 
 
 @pytest.mark.parametrize(
+    "fields",
+    [
+        {"guided_grammar": "start: /a/", "structured_outputs": {"grammar": "start: /a/"}},
+        {"grammar": "x", "ebnf": "x", "structured_outputs": {"grammar": "x", "json": None}},
+        {"guided_json": SCHEMA, "structured_outputs": {"json": TEXT}},
+        {"regex": "a", "structured_outputs": {"regex": "a", "disable_any_whitespace": True}},
+        {"guided_choice": ["a"], "structured_outputs": {"choice": ["a", "a"]}},
+    ],
+)
+def test_one_form_under_its_old_name_and_its_new_one_is_one_form(fields: dict[str, Any]) -> None:
+    """Clients that talk to servers of several ages send both; the first is named in errors."""
+    first = next(iter(found for name in fields if (found := asked(**{name: fields[name]}))))
+    found = asked(**fields)
+    assert found is not None
+    assert found.is_same_form(first)
+
+
+def test_equal_schemas_with_other_white_space_exclude_each_other() -> None:
+    """Nobody knows which of them is meant."""
+    error = fault(
+        guided_json=SCHEMA, structured_outputs={"json": SCHEMA, "disable_any_whitespace": True}
+    )
+    assert "exclude each other" in error.message
+
+
+@pytest.mark.parametrize(
     ("fields", "param"),
     [
         ({"response_format": "json"}, "response_format"),
@@ -191,8 +217,10 @@ def test_two_constraints_exclude_each_other(fields: dict[str, Any], param: str) 
         ({"regex": "a" * (MAX_SOURCE_CHARS + 1)}, "regex"),
         ({"regex": "\ud800"}, "regex"),
         ({"ebnf": ["x"]}, "ebnf"),
+        ({"guided_regex": "[a-z]+\\"}, "guided_regex"),
+        ({"structured_outputs": {"regex": "a\\\\\\"}}, "structured_outputs.regex"),
     ],
-    ids=range(23),
+    ids=range(25),
 )
 def test_a_wrong_form_is_a_400_that_names_it(fields: dict[str, Any], param: str) -> None:
     """Whatever is sent, and however large it is."""

@@ -91,6 +91,14 @@ def test_remarks_are_left_out_and_all_else_stays_in_its_order() -> None:
         ({"format": "regex"}, "/format"),
         ({"$ref": "http://example.com/a.json"}, "/$ref"),
         ({"$ref": "other.json#/a"}, "/$ref"),
+        ({"pattern": "a\\"}, "/pattern"),
+        ({"pattern": "^a|\\\\\\"}, "/pattern"),
+        ({"patternProperties": {"^a\\": {}}}, "/patternProperties"),
+        ({"items": {"minimum": 2**63}}, "/items/minimum"),
+        ({"type": "integer", "exclusiveMaximum": -1e300}, "/exclusiveMaximum"),
+        ({"minimum": 2**53 + 1, "maximum": 2**53 + 1}, "/minimum"),
+        ({"oneOf": [{"type": "integer"}, {"type": "number"}]}, "/oneOf"),
+        ({"items": {"anyOf": [{"oneOf": [{"$ref": "#/$defs/a"}, True]}]}}, "/items/anyOf/0/oneOf"),
     ],
 )
 def test_what_cannot_be_held_to_is_named_with_its_place(schema: dict[str, Any], place: str) -> None:

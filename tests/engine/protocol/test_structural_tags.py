@@ -90,8 +90,9 @@ def test_the_newer_form_is_a_tree_of_formats() -> None:
             "/tags/0/content/json_schema",
         ),
         ({"format": {"type": "or", "elements": [TAG] * MAX_FORMATS}}, None),
+        ({"format": {"type": "regex", "pattern": "a\\"}}, "/format/pattern"),
     ],
-    ids=range(19),
+    ids=range(20),
 )
 def test_what_is_not_served_is_named_with_its_place(value: Any, place: str | None) -> None:
     """A JSON pointer into what was sent."""

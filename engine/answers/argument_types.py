@@ -1,0 +1,46 @@
+"""Types of a function's arguments by its schema: what a bare text between tags says as JSON."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from engine.answers.json_text import loaded
+from engine.protocol.schema_facts import ANYTHING, Facts, SchemaFacts, type_of
+
+_PYTHON = {"True": "true", "False": "false", "None": "null"}
+
+
+class ArgumentTypes:
+    """The types of a function's arguments by its schema, also through references and unions."""
+
+    def __init__(self, schema: Mapping[str, Any]) -> None:
+        self._facts = SchemaFacts(schema)
+        self._members = self._facts.of(schema).get("object", ANYTHING["object"])
+
+    def json_of(self, text: str, key: str) -> str:
+        """Return a text between tags as JSON: as a string where it may be one, else as it is."""
+        allowed = self._facts.of(self._members.member(key)) or ANYTHING
+        if _is_string(text, allowed):
+            return _json(text)
+        try:
+            kind = type_of(loaded(text))
+        except ValueError:
+            return _PYTHON.get(text) or _json(text)
+        return _json(text) if "string" in allowed and kind not in allowed else text.strip()
+
+
+def _is_string(text: str, allowed: Facts) -> bool:
+    strings = allowed.get("string")
+    is_typed = len(allowed) < len(ANYTHING)
+    if strings is None or (text == "null" and "null" in allowed and is_typed):
+        return False
+    if strings.values is not None:
+        return text in strings.values
+    # A text of a pattern or a format may be something else that is allowed, too.
+    return strings.is_free
+
+
+def _json(text: str) -> str:
+    return json.dumps(text, ensure_ascii=False)
