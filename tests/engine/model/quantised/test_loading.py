@@ -127,7 +127,6 @@ def test_weights_are_made_fp8_as_they_are_read(
     ("said", "words"),
     [
         ({"quant_method": "bitsandbytes"}, "quantised by bitsandbytes, and only fp8, compressed"),
-        ({"quant_method": "mxfp4"}, "quantised by mxfp4"),
         ({"quant_method": "fp8", "fmt": "e5m2"}, "says fmt 'e5m2'"),
         ({"quant_method": "gptq", "bits": 8}, "says bits 8"),
         ({"quant_method": "gptq"}, "leaves out bits"),
