@@ -8,7 +8,7 @@ from typing import Annotated, Final, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from handler.batch.file_object import BATCH, ExpiresAfter, FileObject
-from handler.batch.model import Upload
+from handler.batch.model import File, Upload
 from handler.batch.parts import MAX_PARTS
 from handler.errors import InvalidOption
 
@@ -131,6 +131,23 @@ def upload_object(
         status="expired" if is_late else upload.status,
         file=file,
         tidemill=UploadProgress(part_bytes=part_bytes_of(upload.num_bytes), uploaded=uploaded),
+    )
+
+
+def file_of_upload(
+    upload: Upload, key: str, now: int, *, kept_until: int | None, version_id: str | None = None
+) -> File:
+    """Return the file that an upload becomes; it goes at `kept_until` or when its client said."""
+    return File(
+        id=upload.file_id,
+        tenant=upload.tenant,
+        key=key,
+        num_bytes=upload.num_bytes,
+        created_at=now,
+        filename=upload.filename,
+        purpose=upload.purpose,
+        version_id=version_id,
+        expires=now + upload.file_seconds if upload.file_seconds else kept_until,
     )
 
 
