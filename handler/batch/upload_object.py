@@ -162,7 +162,7 @@ def check_pending(upload: Upload, now: float) -> None:
 def check_numbers(upload: Upload, numbers: Sequence[int]) -> None:
     """Raise UploadRefused for the number of a part that the file does not have."""
     for number in numbers:
-        if size_of_part(upload.num_bytes, number) < 1:
+        if number < 1 or size_of_part(upload.num_bytes, number) < 1:
             raise UploadRefused(
                 f"The file has no part {number}.", param="part_numbers", code="unknown_part"
             )
