@@ -8,7 +8,7 @@ from typing import Annotated, Final, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from handler.batch.file_object import BATCH, ExpiresAfter, FileObject
-from handler.batch.model import Upload
+from handler.batch.model import File, Upload
 from handler.batch.parts import MAX_PARTS
 from handler.errors import InvalidOption
 
@@ -134,6 +134,23 @@ def upload_object(
     )
 
 
+def file_of_upload(
+    upload: Upload, key: str, now: int, *, kept_until: int | None, version_id: str | None = None
+) -> File:
+    """Return the file that an upload becomes; it goes at `kept_until` or when its client said."""
+    return File(
+        id=upload.file_id,
+        tenant=upload.tenant,
+        key=key,
+        num_bytes=upload.num_bytes,
+        created_at=now,
+        filename=upload.filename,
+        purpose=upload.purpose,
+        version_id=version_id,
+        expires=now + upload.file_seconds if upload.file_seconds else kept_until,
+    )
+
+
 def check_pending(upload: Upload, now: float) -> None:
     """Raise UploadRefused for an upload that takes nothing any more."""
     if upload.status != "pending":
@@ -145,7 +162,7 @@ def check_pending(upload: Upload, now: float) -> None:
 def check_numbers(upload: Upload, numbers: Sequence[int]) -> None:
     """Raise UploadRefused for the number of a part that the file does not have."""
     for number in numbers:
-        if size_of_part(upload.num_bytes, number) < 1:
+        if number < 1 or size_of_part(upload.num_bytes, number) < 1:
             raise UploadRefused(
                 f"The file has no part {number}.", param="part_numbers", code="unknown_part"
             )

@@ -18,7 +18,7 @@ from starlette.routing import Route
 from engine.protocol.errors import RequestError
 from handler.batch.file_object import check_purpose, file_object, name_of
 from handler.batch.keys import DROP_TENANT
-from handler.batch.model import File, Upload
+from handler.batch.model import Upload
 from handler.batch.upload_object import (
     CompleteRequest,
     PartUrl,
@@ -31,6 +31,7 @@ from handler.batch.upload_object import (
     check_pending,
     check_sent_to_urls,
     check_uploaded,
+    file_of_upload,
     other_parts,
     part_bytes_of,
     size_of_part,
@@ -178,9 +179,8 @@ class UploadRoutes:
                 if asked.md5 is not None and md5 != asked.md5.lower():
                     await asyncio.to_thread(table.cancel, upload)
                     raise wrong_md5()
-                return await asyncio.to_thread(
-                    table.complete, upload, path, _file_of(upload), digest
-                )
+                file = file_of_upload(upload, upload.file_id, int(time.time()), kept_until=None)
+                return await asyncio.to_thread(table.complete, upload, path, file, digest)
 
     def _names(self, upload: Upload, part_ids: Sequence[str]) -> Sequence[str]:
         """Return the parts of the file in their order; raises UploadRefused."""
@@ -241,17 +241,3 @@ def _numbered(sizes: Mapping[str, int]) -> dict[int, int]:
         for name, size in sizes.items()
         if name.startswith(_BY_NUMBER)
     }
-
-
-def _file_of(upload: Upload) -> File:
-    now = int(time.time())
-    return File(
-        id=upload.file_id,
-        tenant=upload.tenant,
-        key=upload.file_id,
-        num_bytes=upload.num_bytes,
-        created_at=now,
-        filename=upload.filename,
-        purpose=upload.purpose,
-        expires=now + upload.file_seconds if upload.file_seconds else None,
-    )

@@ -17,11 +17,12 @@ from handler.api.envelope.errors import ComeAgain, Refused
 from handler.aws.sync import Aws
 from handler.batch.keys import file_key, upload_prefix
 from handler.batch.kinds import SealedSegment
-from handler.batch.model import File, Upload, UploadWay
+from handler.batch.model import Upload, UploadWay
 from handler.batch.upload_object import (
     check_pending,
     check_sent_to_urls,
     check_uploaded,
+    file_of_upload,
     other_parts,
     sizes_of_parts,
     wrong_md5,
@@ -191,17 +192,12 @@ class Completion:
 
     def _record(self, found: Any) -> None:
         upload, now = self.upload, int(time.time())
-        expires = self.deployment.settings.file_expires_at(now)
-        file = File(
-            id=upload.file_id,
-            tenant=upload.tenant,
-            key=self.key,
-            num_bytes=upload.num_bytes,
-            created_at=now,
-            filename=upload.filename,
-            purpose=upload.purpose,
+        file = file_of_upload(
+            upload,
+            self.key,
+            now,
+            kept_until=self.deployment.settings.file_expires_at(now),
             version_id=found.get("VersionId"),
-            expires=now + upload.file_seconds if upload.file_seconds else expires,
         )
         self.upload = self.aws.run(self.deployment.uploads.complete_upload(upload, file))
         self.clear()

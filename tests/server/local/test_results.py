@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 from typing import Any
 
 import httpx
 
-from tests.server.local.rig import Local, ScriptedEngine, lines_of, serving
+from tests.server.local.rig import SECONDS, Local, ScriptedEngine, lines_of, serving
 
 
 async def page(local: Local, batch_id: str, **asked: int) -> httpx.Response:
@@ -15,18 +16,16 @@ async def page(local: Local, batch_id: str, **asked: int) -> httpx.Response:
     return await local.client.get(f"/v1/batches/{batch_id}/results", params=asked)
 
 
-async def until_listed(local: Local, batch_id: str, num_rows: int) -> dict[str, Any]:
-    """Return the page that lists so many rows, as soon as they are there."""
-    found: dict[str, Any] = {"data": []}
-
-    async def look() -> bool:
-        nonlocal found
-        found = (await page(local, batch_id, limit=1000)).json()
-        return len(found["data"]) >= num_rows
-
-    while not await look():
-        await local.batch(batch_id)
-    return found
+async def until_listed(
+    local: Local, batch_id: str, num_rows: int, *, through: int = 0
+) -> dict[str, Any]:
+    """Return the page that lists so many rows, with all of the first lines, once they are there."""
+    async with asyncio.timeout(SECONDS):
+        while True:
+            found: dict[str, Any] = (await page(local, batch_id, limit=1000)).json()
+            if len(found["data"]) >= num_rows and found["complete_through"] >= through:
+                return found
+            await asyncio.sleep(0.01)
 
 
 def custom_ids(found: dict[str, Any]) -> list[str]:
@@ -40,7 +39,7 @@ async def test_finished_rows_are_listed_while_others_are_on_their_way(tmp_path: 
     async with serving(tmp_path, engine) as local:
         lines = lines_of([{}, {}, {"wait": True}, {"status": 400}]).replace(b"\n", b"\n\n")
         batch = await local.submit(lines)
-        found = await until_listed(local, batch["id"], 3)
+        found = await until_listed(local, batch["id"], 3, through=4)
         assert [row["line"] for row in found["data"]] == [1, 3, 7]
         assert (found["complete_through"], found["has_more"]) == (4, False)
         engine.go.set()
