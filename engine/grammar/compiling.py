@@ -16,6 +16,7 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from functools import cache
 from queue import SimpleQueue
+from typing import NamedTuple
 
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
@@ -40,7 +41,14 @@ MAX_RULES = 1_000
 _RULE = re.compile(r"^[ \t]*[?!]?[A-Za-z_][\w.-]*(?:\[[^\]\n]*\])?\s*:", re.MULTILINE)
 
 
-def compiled(tokens: LLTokenizer, grammar: str) -> LLMatcher:
+class Compiled(NamedTuple):
+    """What goes through a grammar, and the seconds of a processor that it took to be made."""
+
+    matcher: LLMatcher
+    seconds: float
+
+
+def compiled(tokens: LLTokenizer, grammar: str) -> Compiled:
     """Return what goes through a grammar; it says itself what is wrong with that.
 
     Raises TimeoutError for one that takes longer than `MAX_SECONDS` of a processor.
@@ -83,7 +91,7 @@ class Compiler:
         for _ in range(num_threads):
             self._start()
 
-    def run(self, compile_: Callable[[], LLMatcher]) -> LLMatcher:
+    def run(self, compile_: Callable[[], LLMatcher]) -> Compiled:
         """Return what is compiled; raises TimeoutError where that takes too long."""
         job = _Job(compile_)
         self._jobs.put(job)
@@ -121,7 +129,7 @@ class _Job:
         self._compile = compile_
         self._clock = time.CLOCK_MONOTONIC  # where a thread has none that others can read
         self._begun: float | None = None
-        self.made: Future[LLMatcher] = Future()
+        self.made: Future[Compiled] = Future()
         self.is_left = False
 
     def run(self) -> None:
@@ -130,7 +138,8 @@ class _Job:
             self._clock = time.pthread_getcpuclockid(threading.get_ident())
         self._begun = time.clock_gettime(self._clock)
         try:
-            self.made.set_result(self._compile())
+            matcher = self._compile()
+            self.made.set_result(Compiled(matcher, self.seconds()))
         except BaseException as exc:  # noqa: BLE001 - raised again where the result is asked for
             self.made.set_exception(exc)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Sequence
 from concurrent.futures import Future
+from dataclasses import dataclass, field
 from threading import Lock
 
 import numpy as np
@@ -19,10 +20,19 @@ from engine.protocol.constraints import Asked
 from engine.protocol.errors import RequestError
 from engine.text.tokenizer import Tokenizer
 
-# About what a compiled grammar takes: 85 kB for a small schema, 800 kB for 200 properties.
-_BYTES_EACH = 80_000
-_BYTES_A_CHAR = 60
+# About what a grammar takes, told by how long it took to compile: 90 kB for a small schema (1 ms),
+# 10 MB for 20,000 states (0.1 s), 50 MB for a thousand bounded lists (0.8 s).
+_BYTES_EACH = 50_000
+_BYTES_A_SECOND = 10**8
 _MOST_KEPT_BYTES = 2**28
+
+
+@dataclass(slots=True, eq=False)
+class _Kept:
+    """What was made of a grammar, or why nothing was, and about what it takes."""
+
+    made: Future[LLMatcher | str] = field(default_factory=Future)
+    num_bytes: int = 0
 
 
 class Grammars:
@@ -37,7 +47,7 @@ class Grammars:
         self._vocab_size = vocab_size
         self._end_ids = end_ids
         self._lock, self._making = Lock(), Lock()
-        self._kept: OrderedDict[str, Future[LLMatcher | str]] = OrderedDict()
+        self._kept: OrderedDict[str, _Kept] = OrderedDict()
         self._num_kept_bytes = 0
         self._beginnings: dict[str, Beginning] = {}
         self._made: KnownTokens | None = None
@@ -68,57 +78,63 @@ class Grammars:
         with self._lock:
             kept = self._kept.get(grammar)
             if is_first := kept is None:
-                kept = self._keep(grammar)
+                kept = self._kept[grammar] = _Kept()
+                self._weigh(kept, _BYTES_EACH + len(grammar))
             else:
                 self._kept.move_to_end(grammar)
         if is_first:
             self._make(grammar, kept)
-        made = kept.result()  # of another thread, where that was the first to ask
+        made = kept.made.result()  # of another thread, where that was the first to ask
         if isinstance(made, str):
             raise _refusal(param, made)
         return made.deep_copy()
 
     def fresh_matcher(self, grammar: str, param: str) -> LLMatcher:
         """Return one that shares nothing with any other; `RequestError` where there is none."""
-        made = self._compiled(grammar)
+        made, _ = self._compiled(grammar)
         if isinstance(made, str):
             raise _refusal(param, made)
         return made
 
-    def _compiled(self, grammar: str) -> LLMatcher | str:
-        """Return what goes through a grammar, or what is wrong with that."""
+    def _compiled(self, grammar: str) -> tuple[LLMatcher | str, float]:
+        """Return what goes through a grammar and how long it took, or what is wrong with that."""
         try:
-            matcher = compiled(self._tokens().known, grammar)
+            matcher, seconds = compiled(self._tokens().known, grammar)
         except TimeoutError:
-            return f"it takes more than {MAX_SECONDS:g} seconds to compile"
+            return f"it takes more than {MAX_SECONDS:g} seconds to compile", 0.0
         if not matcher.is_error():
             mask = np.empty(-(-self._vocab_size // 32), np.uint32)
             matcher.unsafe_compute_mask_ptr(mask.ctypes.data, mask.nbytes)
-        return first_words(matcher.get_error()) if matcher.is_error() else matcher
+        if matcher.is_error():
+            return first_words(matcher.get_error()), 0.0
+        return matcher, seconds
 
     def piece(self, token_id: int) -> bytes:
         """Return the bytes of a token."""
         return self._tokenizer.piece(token_id)
 
-    def _keep(self, grammar: str) -> Future[LLMatcher | str]:
-        """Make a place for a grammar, and let go of what was asked for longest ago."""
-        kept = self._kept[grammar] = Future()
-        self._num_kept_bytes += _num_bytes(grammar)
+    def _weigh(self, kept: _Kept, num_bytes: int) -> None:
+        """Count what one takes, and let go of those that were asked for longest ago."""
+        kept.num_bytes += num_bytes
+        self._num_kept_bytes += num_bytes
         while self._num_kept_bytes > _MOST_KEPT_BYTES and len(self._kept) > 1:
-            oldest, _ = self._kept.popitem(last=False)
-            self._num_kept_bytes -= _num_bytes(oldest)
-        return kept
+            _, oldest = self._kept.popitem(last=False)
+            self._num_kept_bytes -= oldest.num_bytes
 
-    def _make(self, grammar: str, kept: Future[LLMatcher | str]) -> None:
+    def _make(self, grammar: str, kept: _Kept) -> None:
         try:
-            kept.set_result(self._compiled(grammar))
+            made, seconds = self._compiled(grammar)
         except BaseException as exc:
-            kept.set_exception(exc)
+            kept.made.set_exception(exc)
             with self._lock:
                 if self._kept.get(grammar) is kept:
                     del self._kept[grammar]
-                    self._num_kept_bytes -= _num_bytes(grammar)
+                    self._num_kept_bytes -= kept.num_bytes
             raise
+        kept.made.set_result(made)
+        with self._lock:
+            if self._kept.get(grammar) is kept:
+                self._weigh(kept, int(seconds * _BYTES_A_SECOND))
 
     def _beginning(self, text: str) -> Beginning:
         tokens = self._tokens()
@@ -133,10 +149,6 @@ class Grammars:
             if self._made is None:
                 self._made = known_tokens(self._tokenizer, self._vocab_size, self._end_ids)
             return self._made
-
-
-def _num_bytes(grammar: str) -> int:
-    return _BYTES_EACH + _BYTES_A_CHAR * len(grammar)
 
 
 def _refusal(param: str, words: str) -> RequestError:

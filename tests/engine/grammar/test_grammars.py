@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 import pytest
 from jsonschema import Draft202012Validator
-from llguidance import LLMatcher, LLTokenizer
+from llguidance import LLTokenizer
 
 import engine.grammar.grammars as module
-from engine.grammar.compiling import compiled
+from engine.grammar.compiling import Compiled, compiled
 from engine.grammar.grammars import Grammars
 from engine.grammar.vocabulary import known_tokens
 from engine.protocol.constraints import Kind
@@ -269,19 +269,26 @@ def test_equal_ones_are_equal_values_whoever_asked() -> None:
 
 
 def test_thousands_of_schemas_are_kept_within_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
-    """By what they take; one that was let go is made again."""
-    monkeypatch.setattr(module, "_MOST_KEPT_BYTES", 40 * module._num_bytes(""))
+    """By what they take, which how long they took tells; one that was let go is made again."""
+    seconds = 0.0
+
+    def timed(tokens: LLTokenizer, grammar: str) -> Compiled:
+        return Compiled(compiled(tokens, grammar).matcher, seconds)
+
+    monkeypatch.setattr(module, "compiled", timed)
+    monkeypatch.setattr(module, "_MOST_KEPT_BYTES", 40 * module._BYTES_EACH)
     grammars = Grammars(MODEL.tokenizer, MODEL.vocab_size, MODEL.eos_token_ids)
     first = grammars.constraint(asked("regex", "a0+"))
     for number in range(1, 60):
         grammars.constraint(asked("regex", f"a{number}+"))
-    assert 30 < len(grammars._kept) < 40
+    assert len(grammars._kept) == 39
     assert first.grammar not in grammars._kept
     assert allowed(first.begin()) == ids_of("a")
-    for number in range(3):
-        grammars.constraint(asked("choice", ["x" * 30_000 + str(number)]))
-    assert grammars._num_kept_bytes == sum(map(module._num_bytes, grammars._kept))
-    assert grammars._num_kept_bytes <= 40 * module._num_bytes("")
+    seconds = 9 * module._BYTES_EACH / module._BYTES_A_SECOND
+    for number in range(9):
+        grammars.constraint(asked("regex", f"b{number}+"))
+    assert len(grammars._kept) == 3
+    assert grammars._num_kept_bytes == sum(kept.num_bytes for kept in grammars._kept.values())
 
 
 def test_none_is_compiled_twice_however_many_ask_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -289,7 +296,7 @@ def test_none_is_compiled_twice_however_many_ask_at_once(monkeypatch: pytest.Mon
     made: list[str] = []
     first, is_asked = threading.Event(), threading.Barrier(8)
 
-    def counted(tokens: LLTokenizer, grammar: str) -> LLMatcher:
+    def counted(tokens: LLTokenizer, grammar: str) -> Compiled:
         made.append(grammar)
         first.wait(5)
         return compiled(tokens, grammar)
@@ -320,7 +327,7 @@ def test_one_that_fails_for_another_reason_is_not_remembered(
     """As where there is no memory: the next that asks tries again."""
     grammars = Grammars(MODEL.tokenizer, MODEL.vocab_size, MODEL.eos_token_ids)
 
-    def fail(*_: object) -> LLMatcher:
+    def fail(*_: object) -> Compiled:
         raise MemoryError
 
     monkeypatch.setattr(module, "compiled", fail)
@@ -328,13 +335,13 @@ def test_one_that_fails_for_another_reason_is_not_remembered(
         grammars.constraint(asked("regex", "ab+"))
     monkeypatch.setattr(module, "compiled", compiled)
     assert allowed(grammars.constraint(asked("regex", "ab+")).begin()) == ids_of("a")
-    assert grammars._num_kept_bytes == sum(map(module._num_bytes, grammars._kept))
+    assert grammars._num_kept_bytes == sum(kept.num_bytes for kept in grammars._kept.values())
 
 
 def test_what_takes_too_long_is_refused_by_its_field(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where the protocol has not foretold it."""
 
-    def endless(*_: object) -> LLMatcher:
+    def endless(*_: object) -> Compiled:
         raise TimeoutError
 
     monkeypatch.setattr(module, "compiled", endless)

@@ -328,9 +328,9 @@ async def test_an_engine_that_makes_no_step_is_killed(make_link: MakeLink, how: 
 
 async def test_an_engine_with_a_slow_loop_is_not_stalled(make_link: MakeLink) -> None:
     """Its process lives, so that it has longer than one in which nothing moves."""
-    link = make_link(*FAST_STATS, stall_seconds=0.4)
+    link = make_link(*FAST_STATS, stall_seconds=1.2)
     await link.start()
-    assert (await ask(link, block=1)).is_success
+    assert (await ask(link, block=1.8)).is_success
 
 
 async def test_a_loop_that_stands_still_for_good_is_found_as_well(make_link: MakeLink) -> None:
