@@ -57,13 +57,13 @@ class Trimmer:
         self._trim()
 
 
-def _trim_heap() -> None:
-    """Return free pages of all arenas to the system."""
+def trim_heap() -> None:
+    """Return free pages of all arenas to the system; callable from any thread."""
     if sys.platform == "linux" and (trim := getattr(ctypes.CDLL(None), "malloc_trim", None)):
         trim(0)
 
 
-_trimmer = Trimmer(_trim_heap)
+_trimmer = Trimmer(trim_heap)
 
 
 def note_freed() -> None:

@@ -9,9 +9,12 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
+from engine.allocator import trim_heap
 from engine.backpressure import MemoryBudget
 from engine.images.decoding import ImageRefused, decode, peak_bytes
 from engine.scheduling.pictures import Picture, Sight
+
+_LARGE_BYTES = 64 * 2**20
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -40,8 +43,12 @@ def see(data: bytes, sight: Sight, *, max_pixels: int, budget: MemoryBudget) -> 
 
     Blocks until the budget has room for the image as it is decoded.
     """
-    with budget.reserved(peak_bytes(data, max_pixels=max_pixels)):
-        return _seen(decode(data, max_pixels=max_pixels), sight)
+    num_bytes = peak_bytes(data, max_pixels=max_pixels)
+    with budget.reserved(num_bytes):
+        seen = _seen(decode(data, max_pixels=max_pixels), sight)
+        if num_bytes >= _LARGE_BYTES:
+            trim_heap()  # else this thread would keep it, beside what the next one decodes
+        return seen
 
 
 def _seen(image: Image.Image, sight: Sight) -> Seen:

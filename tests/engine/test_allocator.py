@@ -9,7 +9,7 @@ from threading import Event, Thread
 
 import pytest
 
-from engine.allocator import Trimmer, _trim_heap
+from engine.allocator import Trimmer, trim_heap
 
 SECONDS = 20
 
@@ -63,5 +63,5 @@ def test_what_a_thread_has_freed_is_given_back() -> None:
     thread.start()
     thread.join()
     before = resident()
-    _trim_heap()
+    trim_heap()
     assert resident() < before - 50_000_000

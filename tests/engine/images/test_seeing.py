@@ -107,3 +107,18 @@ def test_an_image_waits_for_memory_before_it_is_decoded(
             seen = threads.submit(see, buffer.getvalue(), sight, max_pixels=10**6, budget=budget)
             assert not begun.wait(0.05)
         assert seen.result(20).pixels.shape[2] == 3
+
+
+def test_what_a_large_image_took_goes_back_before_the_next_is_decoded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A thread keeps what it has freed: four of them would keep four images."""
+    budget, held = MemoryBudget(10**9), []
+    monkeypatch.setattr(seeing, "trim_heap", lambda: held.append(budget._free_bytes))
+    sight = vision_of("qwen2_5_vl", tmp_path).sight
+    see(png(60, 60), sight, max_pixels=10**6, budget=budget)
+    assert held == []
+    monkeypatch.setattr(seeing, "_LARGE_BYTES", 60 * 60)
+    see(png(60, 60), sight, max_pixels=10**6, budget=budget)
+    assert len(held) == 1
+    assert held[0] < 10**9
