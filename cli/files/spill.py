@@ -13,6 +13,7 @@ from pathlib import Path
 from threading import Lock
 from typing import Final, NamedTuple
 
+from cli.errors import BadInput
 from cli.terminal import amount, say
 from engine.batchfile.lines import RawLine
 from engine.batchfile.rows import RowError, RowHead, parse_row_head, row_id_of
@@ -21,6 +22,7 @@ SUFFIX: Final = ".spill"
 _NEW: Final = ".new"
 # What the file may hold of rows that are in the output by now, beside as much as still waits.
 _SLACK_BYTES: Final = 2**20
+_MAX_DIGITS: Final = 19
 
 Waiting = tuple[int, bytes]
 """The number of a line and its row, newline included."""
@@ -54,8 +56,15 @@ class Spill:
         """Take up what an earlier run has spilled of the lines behind the first `num_done`.
 
         What is of none of them, or of a line that has changed, is passed over, as is a torn end.
+        Raises BadInput for a file that cannot be read.
         """
-        found = dict(_rows_in(self._path))
+        try:
+            found = dict(_rows_in(self._path))
+        except OSError as exc:
+            raise BadInput(
+                f"{self._path} holds finished rows and cannot be read ({exc.strerror}): mend that, "
+                "or remove it and its lines run again"
+            ) from exc
         self._is_stale = self._path.exists()
         last = max(found, default=0)
         for place, raw in enumerate(lines):
@@ -150,7 +159,7 @@ def _rows_in(path: Path) -> Iterator[tuple[int, tuple[bytes, RowHead]]]:
     with path.open("rb") as file:
         for data in file:
             number, _, row = data.partition(b"\t")
-            if not (number.isdigit() and row.endswith(b"\n")):
+            if not (len(number) < _MAX_DIGITS and number.isdigit() and row.endswith(b"\n")):
                 continue
             try:
                 yield int(number), (row, parse_row_head(row))

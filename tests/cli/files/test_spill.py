@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from cli.errors import BadInput
 from cli.files.spill import Spill, spill_path
 from engine.batchfile.lines import RawLine
 from engine.batchfile.rows import row_id_of
@@ -51,7 +52,8 @@ def test_rows_are_found_by_their_lines(path: Path) -> None:
 def test_what_else_stands_in_the_file_is_passed_over(path: Path) -> None:
     """Whatever that is."""
     [line] = lines("a")
-    path.write_bytes(b"\n\xff\nx\ty\n1\t{}\n1\tno row\n" + b"1\t" + row_of(line))
+    noise = b"\n\xff\nx\ty\n1\t{}\n1\tno row\n" + b"9" * 5000 + b"\t" + row_of(line)
+    path.write_bytes(noise + b"1\t" + row_of(line))
     assert [*loaded(path, [line])] == [(0, row_of(line))]
 
 
@@ -91,3 +93,10 @@ def test_a_folder_that_takes_no_file_is_told_of_once(
     spill.remove()
     assert capsys.readouterr().err.count("cannot be written") == 1
     assert spill.words() == ""
+
+
+def test_a_file_that_cannot_be_read_is_named(path: Path) -> None:
+    """Its rows are finished: they are not thrown away unasked."""
+    path.mkdir()
+    with pytest.raises(BadInput, match="holds finished rows and cannot be read"):
+        Spill(path).load([], 0)
