@@ -30,8 +30,9 @@ from engine.model.architecture import Architecture
 from engine.model.placement import LIMITS_OF_GPU, StepLimits
 from engine.scheduling.admission import ArrivalOrder
 from engine.scheduling.pages import PagePool
-from engine.scheduling.scheduler import Scheduler, StepPlan
+from engine.scheduling.scheduler import Scheduler
 from engine.scheduling.sequence import Sequence as OneSequence
+from engine.scheduling.step_plan import StepPlan
 from engine.scheduling.table import SequenceTable
 from engine.stepping.graphs import CARD_FLOPS, LAYER_SECONDS, buckets
 

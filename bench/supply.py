@@ -8,8 +8,9 @@ import numpy as np
 
 from bench.counts import Spans
 from bench.mixes import Mix
-from engine.scheduling.scheduler import Scheduler, StepPlan
+from engine.scheduling.scheduler import Scheduler
 from engine.scheduling.sequence import Sampling, SequenceRequest
+from engine.scheduling.step_plan import StepPlan
 
 NUM_WAITING = 64
 GREEDY = Sampling(temperature=0)

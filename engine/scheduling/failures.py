@@ -18,8 +18,9 @@ from numpy.typing import NDArray
 
 from engine.scheduling.attempts import HALF, Attempts, Reliability
 from engine.scheduling.pictures import whole_stop
-from engine.scheduling.scheduler import Scheduler, StepPlan
+from engine.scheduling.scheduler import Scheduler
 from engine.scheduling.sequence import Sequence
+from engine.scheduling.step_plan import StepPlan
 
 logger = logging.getLogger(__name__)
 

@@ -31,58 +31,11 @@ from engine.scheduling.naming import PageNames
 from engine.scheduling.pages import PagePool
 from engine.scheduling.pictures import whole_stop
 from engine.scheduling.sequence import Sequence
+from engine.scheduling.step_plan import StepPlan
 from engine.scheduling.table import SequenceTable
 
 # Scoring a prompt takes the logits of all its tokens: [rows, vocabulary] of a step must stay small.
 MAX_SCORED_ROWS = 256
-
-
-@dataclass(frozen=True, slots=True)
-class StepPlan:
-    """One step of `S` spans: tokens `starts[s] : stops[s]` of the sequence in `slots[s]`, for each.
-
-    The first `num_decodes` spans are of one token, their sequence's last. The logits of a span's
-    last `num_logits[s]` tokens are wanted. Where the span `samples`, the last of these gives the
-    sequence its next token; where it `is_scored`, all score its prompt. Where it `starts_anew`, no
-    step held the sequence before: pages that it shares may be of this step, or of one in flight.
-    """
-
-    num_decodes: int
-    slots: NDArray[np.int64]  # [S]
-    starts: NDArray[np.int64]  # [S]
-    stops: NDArray[np.int64]  # [S]
-    num_logits: NDArray[np.int64]  # [S]
-    samples: NDArray[np.bool_]  # [S]
-    is_scored: NDArray[np.bool_]  # [S]
-    starts_anew: NDArray[np.bool_]  # [S]
-
-    @property
-    def sampled(self) -> NDArray[np.int64]:
-        """Slots that get a new token from this step, in the order of its logits."""
-        return self.slots[self.samples]
-
-    @property
-    def sampled_rows(self) -> NDArray[np.int64]:
-        """Rows of the step's logits that the tokens of `sampled` are chosen from."""
-        return (np.cumsum(self.num_logits) - 1)[self.samples]
-
-    @property
-    def num_tokens(self) -> int:
-        """Tokens that the step computes."""
-        return int((self.stops - self.starts).sum())
-
-    def only(self, chosen: NDArray[np.bool_]) -> StepPlan:
-        """Return the step of some of these spans, `chosen [S]`, in the same order."""
-        return StepPlan(
-            num_decodes=int(chosen[: self.num_decodes].sum()),
-            slots=self.slots[chosen],
-            starts=self.starts[chosen],
-            stops=self.stops[chosen],
-            num_logits=self.num_logits[chosen],
-            samples=self.samples[chosen],
-            is_scored=self.is_scored[chosen],
-            starts_anew=self.starts_anew[chosen],
-        )
 
 
 @dataclass(slots=True)

@@ -17,7 +17,7 @@ from engine.contract import EngineStats
 from engine.kernels.step import on_device
 from engine.protocol.errors import InternalError, RequestError
 from engine.scheduling.failures import Failures
-from engine.scheduling.scheduler import Scheduler, StepPlan
+from engine.scheduling.scheduler import Scheduler
 from engine.scheduling.sequence import (
     REPETITION_DETECTED,
     Sampling,
@@ -25,6 +25,7 @@ from engine.scheduling.sequence import (
     SequenceRequest,
     SequenceResult,
 )
+from engine.scheduling.step_plan import StepPlan
 from engine.stepping.device_health import (
     Failure,
     attempt,

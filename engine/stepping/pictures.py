@@ -12,7 +12,7 @@ from torch import Tensor
 
 from engine.model.network import Eye
 from engine.scheduling.pictures import Picture, shown_between
-from engine.scheduling.scheduler import StepPlan
+from engine.scheduling.step_plan import StepPlan
 from engine.scheduling.table import SequenceTable
 
 # What chunks, choices and repeats of an image come back for; what was dropped is made again.

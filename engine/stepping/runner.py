@@ -15,7 +15,7 @@ from engine.kernels.attention import AttentionBackend
 from engine.kernels.sampling import KeptIds
 from engine.kernels.step import Step
 from engine.model.network import LoadedModel
-from engine.scheduling.scheduler import StepPlan
+from engine.scheduling.step_plan import StepPlan
 from engine.scheduling.table import SequenceTable
 from engine.stepping.device_health import probe
 from engine.stepping.graphs import Graphs

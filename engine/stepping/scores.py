@@ -16,8 +16,8 @@ from torch import Tensor
 
 from engine.kernels.backends import choose_sampling
 from engine.kernels.step import on_device
-from engine.scheduling.scheduler import StepPlan
 from engine.scheduling.sequence import TokenLogprob
+from engine.scheduling.step_plan import StepPlan
 from engine.scheduling.table import SequenceTable
 
 

@@ -19,8 +19,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from engine.errors import DeviceFailed
-from engine.scheduling.scheduler import StepPlan
 from engine.scheduling.sequence import Sequence
+from engine.scheduling.step_plan import StepPlan
 from engine.scheduling.table import SequenceTable
 from engine.stepping.runner import Readout
 

@@ -10,7 +10,7 @@ import pytest
 from torch import Tensor
 
 from cli.main import main
-from engine.scheduling.scheduler import StepPlan
+from engine.scheduling.step_plan import StepPlan
 from engine.stepping.runner import Runner
 from tests.cli.given import line, rows
 

@@ -10,8 +10,9 @@ from engine.scheduling.admission import ArrivalOrder, UrgentFirst
 from engine.scheduling.attempts import MAX_PASSING_FAILURES, PASSING_WINDOW_STEPS
 from engine.scheduling.failures import MAX_FAILURES_IN_COMPANY, Failures
 from engine.scheduling.pages import PagePool
-from engine.scheduling.scheduler import Scheduler, StepPlan
+from engine.scheduling.scheduler import Scheduler
 from engine.scheduling.sequence import Sequence, SequenceRequest
+from engine.scheduling.step_plan import StepPlan
 from engine.scheduling.table import SequenceTable
 
 BUDGET = 32

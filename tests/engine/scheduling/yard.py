@@ -11,8 +11,9 @@ import numpy as np
 from engine.scheduling.admission import Admission, ArrivalOrder
 from engine.scheduling.courtesy import Courtesy
 from engine.scheduling.pages import PagePool
-from engine.scheduling.scheduler import Scheduler, StepPlan
+from engine.scheduling.scheduler import Scheduler
 from engine.scheduling.sequence import Sequence, SequenceRequest
+from engine.scheduling.step_plan import StepPlan
 from engine.scheduling.table import SequenceTable
 from tests.engine.paged_model import PageMemory, Tokens, mixed, spans_of
 

@@ -19,8 +19,8 @@ from engine.kernels.cpu import sampling as of_cpu
 from engine.protocol.errors import InternalError
 from engine.scheduling.bound import GROW_AFTER_STEPS
 from engine.scheduling.failures import MAX_FAILURES_IN_COMPANY
-from engine.scheduling.scheduler import StepPlan
 from engine.scheduling.sequence import Sampling, Sequence, SequenceRequest, SequenceResult
+from engine.scheduling.step_plan import StepPlan
 from tests.engine.scheduling.yard import waiting
 from tests.engine.stepping.generation_rig import GREEDY, Rig, logits_of, only, outcome, request
 

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from engine.errors import RankFailed
 from engine.kernels.step import Step
-from engine.scheduling.scheduler import StepPlan
 from engine.scheduling.sequence import Sampling, Sequence, SequenceRequest
+from engine.scheduling.step_plan import StepPlan
 from engine.scheduling.table import SequenceTable
 from engine.stepping.runner import Readout, arrays_of, sent
 from tests.engine.paged_model import spans_of

@@ -23,8 +23,8 @@ from engine.kinds.generation import make_work
 from engine.model.memory import Room
 from engine.model.network import LoadedModel
 from engine.model.placement import StepLimits
-from engine.scheduling.scheduler import StepPlan
 from engine.scheduling.sequence import SequenceRequest
+from engine.scheduling.step_plan import StepPlan
 from engine.stepping import trial
 from engine.stepping.generation import GenerationWork
 from tests.engine.families import VOCAB, build
