@@ -172,7 +172,11 @@ class Failures:
 
     def _send_newcomers_back(self) -> None:
         """Let those that no step has held yet be placed anew: they may share what nobody fills."""
-        for slot in self._not_begun():
+        newcomers = self._not_begun()
+        self._scheduler.forget_from(
+            newcomers, [int(self._table.num_computed[slot]) for slot in newcomers]
+        )
+        for slot in newcomers:
             self._scheduler.preempt(slot)
 
     def _send_to_wait(self, new: set[int]) -> None:

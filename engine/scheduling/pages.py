@@ -98,10 +98,6 @@ class PagePool:
         """Count those of `pages` that `share` would take off the free list."""
         return sum(self._holders[page] == 0 for page in pages)
 
-    def is_shared(self, page: int) -> bool:
-        """Say whether a held page has more than one holder."""
-        return self._holders[page] > 1
-
     def register(
         self, pages: Iterable[int], digests: Sequence[Digest], parent: Digest | None = None
     ) -> None:

@@ -16,6 +16,7 @@ between the next may be planned, with tokens whose ids nobody knows yet.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -174,6 +175,9 @@ class Scheduler:
         table.num_tokens[plan.slots] = table.num_known[plan.slots]
         table.is_through[plan.slots] = False
         table.has_begun[plan.slots[plan.starts_anew]] = False
+        # Who left meanwhile runs no step again: what this one was to fill stays empty.
+        has_left = ~table.is_running[plan.slots]
+        self.forget_from(plan.slots[has_left], plan.starts[has_left])
         self._land(plan)
 
     def note_seconds(self, plan: StepPlan, seconds: float) -> None:
@@ -200,32 +204,35 @@ class Scheduler:
         Those that it was to fill and did not are forgotten. Its slot and pages are free once no
         step in flight holds them.
         """
-        table = self.table
         self._names.register_generated(slot)
-        first_empty = int(table.num_computed[slot]) // self._page_size
-        self.pool.forget(table.pages[slot, first_empty : table.num_pages[slot]].tolist())
+        self.forget_from([slot], self.table.num_computed[[slot]])
         return self._leave(slot)
 
     def discard(self, slot: int) -> Sequence:
-        """Take a sequence out for good whose pages may be broken: what hangs on them is forgotten.
+        """Take a sequence out for good whose pages may be broken: nobody finds them any more."""
+        self.forget_from([slot], [0])
+        return self._leave(slot)
 
-        Pages that others hold, too, stay known: these prove them.
+    def forget_from(self, slots: Iterable[int], starts: Iterable[int]) -> None:
+        """Forget pages of sequences from a token on, and all that was computed from these.
+
+        Others may hold the same pages, which proves nothing: they have read them, too.
         """
         table = self.table
-        pages = table.pages[slot, : table.num_pages[slot]].tolist()
-        first_empty = int(table.num_computed[slot]) // self._page_size
-        self.pool.forget(
-            page
-            for place, page in enumerate(pages)
-            if place >= first_empty or not self.pool.is_shared(page)
-        )
-        return self._leave(slot)
+        held = [
+            table.pages[slot, start // self._page_size : table.num_pages[slot]]
+            for slot, start in zip(slots, starts, strict=True)
+        ]
+        if held:
+            self.pool.forget(np.concatenate(held).tolist())
 
     def plan_alone(self, sequence: Sequence) -> StepPlan:
         """Place a sequence of one token, and return a step of nothing else.
 
-        A slot and a page must be free. `discard` takes it out again.
+        A slot must be free, and no step in flight. `discard` takes it out again.
         """
+        while not self.pool.can_allocate(1):
+            self.preempt(int(self.table.running[-1]))
         slot = self.table.place(sequence, self.pool.allocate(1), 0)
         return self._laid_out(np.empty(0, np.int64), {slot: 1})
 

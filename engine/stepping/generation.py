@@ -224,8 +224,9 @@ class GenerationWork:
         events = []
         for slot, token_id in zip(slots[told].tolist(), token_ids[told].tolist(), strict=True):
             events.append(_next_event(table.sequence(slot), [token_id], is_finished=False))
+        broken = slots[is_done & is_broken]  # whoever begins alike would read what broke them
+        self._scheduler.forget_from(broken, np.zeros_like(broken))
         for row in np.flatnonzero(is_done).tolist():
-            # Whoever begins alike would read what broke it.
             leave = self._scheduler.discard if is_broken[row] else self._scheduler.finish
             sequence = leave(int(slots[row]))
             self._prompt_tokens += len(sequence.request.prompt_ids)

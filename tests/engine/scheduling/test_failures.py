@@ -257,3 +257,43 @@ def waiting_urgently(scheduler: Scheduler) -> list[Sequence]:
     """Return who would start next, taking each out of the queue."""
     admission = scheduler._admission
     return [admission.take() for _ in range(len(admission))]
+
+
+def long_prompt(number: int) -> Sequence:
+    """Return a sequence whose prompt fills four pages, the same of each."""
+    return Sequence(SequenceRequest(list(range(17)), 16), number)
+
+
+def test_broken_pages_are_shared_by_nobody_else_while_a_step_still_reads_them() -> None:
+    """All who hold them have read what is broken: none of them proves the pages."""
+    ward = Ward(0)
+    for number in range(2):
+        ward.scheduler.add(long_prompt(number))
+    first = ward.plan()
+    ward.scheduler.launch(first)
+    second = ward.plan()
+    ward.scheduler.launch(second)
+    ward.scheduler.collect(first, np.ones(2, np.int64), np.ones(2, np.bool_))
+    for slot in first.sampled.tolist():
+        ward.scheduler.discard(slot)
+    ward.scheduler.add(long_prompt(2))
+    assert ward.plan().starts.tolist() == [0]
+
+
+@pytest.mark.parametrize("is_preempted", [False, True])
+def test_what_a_lost_step_was_to_fill_is_known_to_nobody(*, is_preempted: bool) -> None:
+    """Also where its sequence has left meanwhile, and runs no step again."""
+    ward = Ward(0)
+    lost = long_prompt(0)
+    ward.scheduler.add(lost)
+    plan = ward.plan()
+    ward.scheduler.launch(plan)
+    if is_preempted:
+        ward.scheduler.preempt(int(plan.slots[0]))
+    else:
+        ward.scheduler.drop({lost})
+        ward.scheduler.add(long_prompt(1))
+    ward.scheduler.undo(plan)
+    ward.failures.retry([plan])
+    assert ward.failures.next_part() is None
+    assert ward.plan().starts.tolist() == [0]

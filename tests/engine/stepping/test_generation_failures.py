@@ -98,7 +98,7 @@ def test_what_broke_one_request_is_not_kept_for_the_next() -> None:
 
 
 def test_what_hangs_on_a_broken_row_is_forgotten_and_nothing_else() -> None:
-    """What others hold as well stays known, and what has nothing to do with it."""
+    """Those that go well give what they hold its name back, and what is apart stays known."""
     shared, other = [1, 2, 3, 4], [7, 7, 7, 7]
     rig = Rig(broken_after([*shared, 9, 9, 9, 9], 10))
     assert isinstance(only(rig, request([*other, 5])), SequenceResult)
