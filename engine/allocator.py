@@ -11,6 +11,7 @@ import ctypes
 import sys
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from threading import Lock, Timer
 
 _PAUSE_SECONDS = 1.0
@@ -42,9 +43,12 @@ class Trimmer:
                 self._begin_timer(min(self._pause_seconds, self._most_seconds))
 
     def _begin_timer(self, seconds: float) -> None:
-        self._timer = Timer(seconds, self._end_timer)
-        self._timer.daemon = True
-        self._timer.start()
+        self._timer = None
+        timer = Timer(seconds, self._end_timer)
+        timer.daemon = True
+        with suppress(RuntimeError):  # no thread can be started now: the next note tries again
+            timer.start()
+            self._timer = timer
 
     def _end_timer(self) -> None:
         with self._lock:

@@ -29,6 +29,12 @@ class DeviceFailed(EngineError):
     code = "device_failed"
 
 
+class MachineFailed(DeviceFailed):
+    """The machine fails in a way that no request can be the cause of: none of them is a suspect."""
+
+    code = "machine_failed"
+
+
 class RankFailed(EngineError):
     """One of the processes that share a model has failed, and with it all of them."""
 

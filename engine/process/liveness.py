@@ -42,8 +42,13 @@ class LivenessPage:
     @staticmethod
     def new_fd() -> int:
         """Return the descriptor of an empty page, for a child process to inherit."""
+        if hasattr(os, "memfd_create"):  # needs no folder and no disk
+            fd = os.memfd_create("tidemill-liveness")
+            os.truncate(fd, _PAGE.size)
+            return fd
         with tempfile.TemporaryFile() as file:
-            file.truncate(_PAGE.size)
+            file.write(bytes(_PAGE.size))
+            file.flush()
             return os.dup(file.fileno())
 
     def read(self) -> Life:

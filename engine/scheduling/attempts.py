@@ -6,7 +6,7 @@ from collections import deque
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from engine.errors import DeviceFailed
+from engine.errors import MachineFailed
 
 # So many failures that passed among so many steps are no accidents any more.
 MAX_PASSING_FAILURES = 8
@@ -53,11 +53,11 @@ class Reliability:
             self._passed_at.append(self._num_good)
 
     def check(self) -> None:
-        """Raise `DeviceFailed` where too many failures passed: numbers may be wrong as well."""
+        """Raise `MachineFailed` where too many failures passed: numbers may be wrong as well."""
         passed = self._passed_at
         if len(passed) < MAX_PASSING_FAILURES or passed[-1] - passed[0] >= PASSING_WINDOW_STEPS:
             return
-        raise DeviceFailed(
+        raise MachineFailed(
             f"the device cannot be relied on: {MAX_PASSING_FAILURES} steps failed within "
             f"{PASSING_WINDOW_STEPS}, and went well when they were run again"
         )

@@ -51,7 +51,7 @@ class Failures:
     def next_part(self) -> StepPlan | None:
         """Return the step that must run before any other is planned, with nothing in flight.
 
-        Raises `DeviceFailed` where too many steps go well only when they are run again.
+        Raises `MachineFailed` where too many steps go well only when they are run again.
         """
         self._reliability.check()
         while self._parts:

@@ -17,7 +17,7 @@ from typing import NamedTuple, TypeVar
 
 import torch
 
-from engine.errors import DeviceFailed, EngineError, first_line_of
+from engine.errors import DeviceFailed, EngineError, MachineFailed, first_line_of
 
 logger = logging.getLogger(__name__)
 
@@ -96,15 +96,15 @@ def probe(device: torch.device, seconds: float = PROBE_SECONDS) -> None:
     except Exception as exc:
         raise DeviceFailed(f"the device ({device}) has failed: {first_line_of(exc)}") from exc
     if total != _NUMBERS**2:
-        raise DeviceFailed(
+        raise MachineFailed(
             f"the device ({device}) computes wrong numbers: {total:g}, not {_NUMBERS**2}"
         )
 
 
 def refuse_machine_failure(failure: Failure) -> None:
-    """Raise `DeviceFailed` for a failure that came twice and is the machine's by its kind."""
+    """Raise `MachineFailed` for a failure that came twice and is the machine's by its kind."""
     if failure.is_of_machine:
-        raise DeviceFailed(f"the machine fails again and again: {failure.cause}")
+        raise MachineFailed(f"the machine fails again and again: {failure.cause}")
 
 
 def run_canaries(is_finite: Callable[[int], bool], vocab_size: int) -> None:

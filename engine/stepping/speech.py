@@ -118,7 +118,8 @@ class SpeechWork:
             running=running,
             waiting=len(self._waiting)
             + len(self._urgent)
-            + sum(len(group.windows) for group in self._suspects),
+            # A copy: the engine's thread puts groups in and takes them out meanwhile.
+            + sum(len(group.windows) for group in tuple(self._suspects)),
             kv_cache_usage=running / self._num_slots,
             prompt_tokens=self._prompt_tokens,
             output_tokens=self._output_tokens,

@@ -10,6 +10,9 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Literal
 
+# The code of a brake that is set by what AWS refuses, and only we can mend.
+START_REFUSED = "start_refused"
+
 LauncherKind = Literal["ecs", "sagemaker", "processes"]
 
 

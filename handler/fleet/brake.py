@@ -13,6 +13,7 @@ from dataclasses import replace
 from typing import Final
 
 from handler.batch.fleet import (
+    START_REFUSED,
     Brake,
     End,
     EndKind,
@@ -35,7 +36,6 @@ _FRESH_SECONDS: Final = 30 * 60
 _MAX_ENDS: Final = 20
 _MEMORY_SECONDS: Final = BRAKE_ENDS * BRAKE_GAP_SECONDS
 CRASH_LOOP: Final = "crash_loop"
-START_REFUSED: Final = "start_refused"
 STOPPED: Final = "stopped"
 
 # What helps, by what was said. The first that fits counts.
@@ -128,10 +128,8 @@ def halted(state: FleetState, plan: FleetPlan, now: int) -> FleetState:
 def barred(state: FleetState, plan: FleetPlan, reason: str, now: int) -> FleetState:
     """Return the state in which AWS has refused a start for what only we can mend."""
     advice = _advice_for(reason, _START_ADVICE, plan.model)
-    brake = Brake(
-        now, plan.release, START_REFUSED, f"AWS starts no worker: {_sentence(reason)}", advice
-    )
-    return replace(state, brake=brake)
+    words = f"AWS starts no worker: {_sentence(reason)} It is tried again every 15 minutes."
+    return replace(state, brake=Brake(now, plan.release, START_REFUSED, words, advice))
 
 
 def waiting_of(state: FleetState, now: float) -> Waiting | None:

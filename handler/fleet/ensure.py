@@ -8,6 +8,7 @@ from functools import partial
 
 from handler.aws.calls import Operation
 from handler.batch.fleet import (
+    START_REFUSED,
     End,
     EndKind,
     FleetPlan,
@@ -76,7 +77,7 @@ def ensure(
     """
     fleets = deployment.fleets
     state = yield from fleets.get_state(plan.model)
-    if is_braked(state, plan.release):
+    if is_braked(state, plan.release, now):
         if sees_all:
             _tell_brake(state, plan)
         return
@@ -176,7 +177,8 @@ def _settled(
     )
     state = replace(state, launches=launches)
     if refusal is None:
-        return state
+        is_over = state.brake is not None and state.brake.code == START_REFUSED
+        return replace(state, brake=None) if is_over else state
     if isinstance(refusal, StartRefused):
         return barred(state, plan, str(refusal), now)
     is_shortage = isinstance(refusal, NoCapacity)

@@ -5,12 +5,21 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from handler.batch.fleet import FleetPlan, FleetState, Launch, Worker, WorkerStatus
+from handler.batch.fleet import (
+    START_REFUSED,
+    FleetPlan,
+    FleetState,
+    Launch,
+    Worker,
+    WorkerStatus,
+)
 
 # Launchers list a worker some time after it was asked for.
 LAUNCH_SECONDS = 120
 # Each is a request of its own: so many at a look, the others at the next one.
 MOST_STARTS = 100
+# A start costs nothing where AWS refuses it.
+REFUSED_SECONDS = 15 * 60
 
 
 class Moves(NamedTuple):
@@ -22,12 +31,19 @@ class Moves(NamedTuple):
 
 def is_held(state: FleetState, release: str, now: float) -> bool:
     """Say whether no worker of a release may be started now."""
-    return is_braked(state, release) or now < state.not_before
+    return is_braked(state, release, now) or now < state.not_before
 
 
-def is_braked(state: FleetState, release: str) -> bool:
-    """Say whether no worker of a release may be started until somebody does something."""
-    return state.brake is not None and state.brake.release == release
+def is_braked(state: FleetState, release: str, now: float) -> bool:
+    """Say whether a brake holds the starts of a release.
+
+    One that a refusal has set lets one start through now and then: what was mended may be a role or
+    a quota, which makes no new release.
+    """
+    brake = state.brake
+    if brake is None or brake.release != release:
+        return False
+    return brake.code != START_REFUSED or now < brake.at + REFUSED_SECONDS
 
 
 def is_recent(launch: Launch, now: float) -> bool:

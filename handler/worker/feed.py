@@ -176,6 +176,7 @@ class Feed:
 
     def _go_on_after(self, failure: BaseException | None) -> None:
         if isinstance(failure, EngineDied):
+            self.is_broken |= failure.is_broken
             self.close()
             if not self.died.done():
                 self.died.set_result(failure.reason)

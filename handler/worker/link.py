@@ -32,6 +32,8 @@ from handler.errors import HandlerError
 
 # An event loop that stands still while its process lives is slow, not gone: it has so many times
 # the seconds of a stall.
+# What an engine ends itself with where no line can be why: engine.errors.MachineFailed.
+MACHINE_FAILED = "machine_failed"
 _SLOW_LOOP_PATIENCE = 5
 _LIVES_SECONDS = 4 * BEAT_SECONDS
 _STANDS_SECONDS = BEAT_SECONDS
@@ -51,14 +53,16 @@ class EngineFailed(HandlerError):
 class EngineDied(HandlerError):
     """The engine's process has ended, or was ended because it hung: `stalled`.
 
-    The requests that were in flight have no row, and one of them may be why.
+    The requests that were in flight have no row, and one of them may be why: unless the engine
+    itself says that its machine `is_broken`.
     """
 
     code = "engine_died"
 
-    def __init__(self, reason: str) -> None:
+    def __init__(self, reason: str, *, is_broken: bool = False) -> None:
         super().__init__(reason)
         self.reason = reason
+        self.is_broken = is_broken
 
 
 class EngineLink:
@@ -137,7 +141,7 @@ class EngineLink:
         FrameError for a line too long to be sent.
         """
         if self._death is not None:
-            raise EngineDied(self._death)
+            raise self._died(self._death)
         ticket = next(self._tickets)
         answered: asyncio.Future[Row] = asyncio.get_running_loop().create_future()
         self._pending[ticket] = answered
@@ -256,7 +260,11 @@ class EngineLink:
             self._ready.set_exception(EngineFailed(reason, code=code))
         for answered in self._pending.values():
             if not answered.done():
-                answered.set_exception(EngineDied(reason))
+                answered.set_exception(self._died(reason))
+
+    def _died(self, reason: str) -> EngineDied:
+        is_broken = self._failed is not None and self._failed.code == MACHINE_FAILED
+        return EngineDied(reason, is_broken=is_broken)
 
     async def _watch(self) -> None:
         """Kill an engine that has requests and shows no sign of work for `stall_seconds`.

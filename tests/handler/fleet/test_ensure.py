@@ -197,7 +197,7 @@ def test_work_under_a_brake_is_told_of(
 @pytest.mark.parametrize(
     ("refusal", "code", "starts_in_an_hour"),
     [
-        (StartRefused("RunTask: AccessDeniedException"), "start_refused", 1),
+        (StartRefused("RunTask: AccessDeniedException"), "start_refused", 4),
         (NoCapacity("RESOURCE:GPU"), "no_capacity", 7),
         (NotStarted("ECS runs no task: SOMETHING NEW"), "not_started", 60),
     ],

@@ -25,6 +25,8 @@ DENIED = "User is not authorized to perform: iam:PassRole"
         ("AccessDeniedException", DENIED, StartRefused),
         ("ClientException", "The specified capacity provider was not found.", StartRefused),
         ("InvalidParameterException", "TaskDefinition is inactive", StartRefused),
+        ("InvalidParameterException", "capacity-provider/gpus is not ACTIVE", StartRefused),
+        ("AccessDeniedException", "assumed-role/capacity-quota is not authorized", StartRefused),
         ("ValidationException", "Could not assume role", StartRefused),
         ("BlockedException", "Your account is blocked", StartRefused),
         ("ServerException", "Service Unavailable", type(None)),

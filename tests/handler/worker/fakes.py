@@ -45,6 +45,7 @@ class FakeEngine:
         self.endpoints = endpoints
         self.is_broken = is_broken
         self.known_status = known_status
+        self.says_broken = False
         self.stats = EngineStats(kv_cache_usage=0.25)
         self.asked: list[str] = []
         self.inside: set[str] = set()
@@ -96,7 +97,7 @@ class FakeLink:
         try:
             await asyncio.wait([answering, self._died], return_when=asyncio.FIRST_COMPLETED)
             if self._died.done():
-                raise EngineDied("killed")
+                raise EngineDied("killed", is_broken=self._engine.says_broken)
             done = answering.result()
         finally:
             answering.cancel()

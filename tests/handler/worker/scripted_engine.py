@@ -9,7 +9,7 @@
 | `raise` | the request raises a ValueError with this message |
 | `vector` | the reply is a vector of so many numbers, and nothing was generated |
 | `hear` | so many seconds of audio were listened to |
-| `fail` | the whole engine says with this message that it cannot go on |
+| `fail` | the engine says with this message that it cannot go on; `machine`: for that one |
 | `die` | the process kills itself, as a fault in a kernel or the system would |
 | `hang` | no request is answered any more and no step counted, but the process listens and talks |
 | `block` | the event loop stands still for so many seconds, as under long work |
@@ -36,7 +36,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parents[3]))
 
 from engine.contract import EngineInfo, EngineStats, Reply, Usage
-from engine.errors import EngineError
+from engine.errors import EngineError, MachineFailed
 from engine.process.child import serve
 
 MAX_NUM_SEQS = 64
@@ -119,7 +119,7 @@ class ScriptedEngine:
         if "hang" in body:
             self.is_hung = True
         if "fail" in body:
-            raise EngineError(body["fail"])
+            raise (MachineFailed if "machine" in body else EngineError)(body["fail"])
         if "raise" in body:
             raise ValueError(body["raise"])
         if (status := body.get("status", 200)) != 200:

@@ -201,10 +201,22 @@ async def test_an_engine_that_gives_up_is_told_in_its_words(make_link: MakeLink)
     link = make_link()
     await link.start()
     waiting = send(link, wait=NEVER)
-    with pytest.raises(EngineDied, match=r"^the device is gone$"):
+    with pytest.raises(EngineDied, match=r"^the device is gone$") as caught:
         await ask(link, fail="the device is gone")
+    assert not caught.value.is_broken
     with pytest.raises(EngineDied, match=r"^the device is gone$"):
         await waiting
+
+
+async def test_an_engine_knows_best_when_no_line_can_be_why(make_link: MakeLink) -> None:
+    """Also those who ask afterwards are told that the machine is."""
+    link = make_link()
+    await link.start()
+    waiting = send(link, wait=NEVER)
+    for asked in (ask(link, fail="8 steps failed", machine=True), waiting, ask(link)):
+        with pytest.raises(EngineDied, match="8 steps failed") as caught:
+            await asked
+        assert caught.value.is_broken
 
 
 # What the scripts below get to know: the ends of the pipes that they inherit.

@@ -384,6 +384,16 @@ async def test_a_broken_machine_blames_no_line(rig: Rig, groups: tuple[tuple[int
     assert work.ids() == [f"c{n}" for n in range(1, 9)]
 
 
+async def test_a_machine_that_its_engine_calls_broken_blames_no_line(rig: Rig) -> None:
+    """Its lines are no suspects, and the worker ends with it."""
+    engine = FakeEngine(endpoints=KNOWN)
+    engine.says_broken = True
+    work = rig.batch(GOOD, {"die": True})
+    async with rig.worker(engine=engine) as running:
+        assert await asyncio.wait_for(asyncio.shield(running.task), 60) == 1
+    assert (engine.num_lives, work.shard().suspects, work.shard().quarantined) == (1, (), ())
+
+
 async def test_a_machine_that_breaks_is_found_at_its_second_death(rig: Rig) -> None:
     """Of the first, lines are suspected, which no third machine ever quarantines."""
     engine = FakeEngine(endpoints=KNOWN)
