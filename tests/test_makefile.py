@@ -8,6 +8,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parent.parent
 NOBODY = "http://127.0.0.1:9"
 ENVIRONMENT = {
@@ -17,11 +19,13 @@ ENVIRONMENT = {
     "npm_config_registry": NOBODY,
     "npm_config_fetch_retry_maxtimeout": "1000",
 }
+# What pip, and a make that the tests run below, would say of themselves.
+STRIPPED = ("PIP_", "MAKE", "MFLAGS", "GNUMAKEFLAGS")
 
 
 def words_on(folder: Path, recipe: str) -> str:
     """Return what a recipe of ours prints that fails."""
-    taken = {name: value for name, value in os.environ.items() if not name.startswith("PIP_")}
+    taken = {name: value for name, value in os.environ.items() if not name.startswith(STRIPPED)}
     done = subprocess.run(
         ["make", "-f", str(ROOT / "Makefile"), "--eval", f"try: ; @{recipe}", "try"],
         cwd=folder,
@@ -34,8 +38,12 @@ def words_on(folder: Path, recipe: str) -> str:
     return done.stderr.partition("make:")[0]
 
 
-def test_a_package_index_that_cannot_be_reached_is_a_sentence(tmp_path: Path) -> None:
-    """With the cause, and where its mirror is named."""
+def test_a_package_index_that_cannot_be_reached_is_a_sentence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With the cause, and where its mirror is named; below another make too."""
+    monkeypatch.setenv("MAKELEVEL", "1")
+    monkeypatch.setenv("MAKEFLAGS", "n")
     assert words_on(tmp_path, f"$(call pip_install,{sys.executable},no-such-package)") == (
         "The package index cannot be reached ([Errno 111] Connection refused): PIP_INDEX_URL names "
         "a mirror of it, HTTPS_PROXY a proxy. What pip said is in out/pip.log.\n"

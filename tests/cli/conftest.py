@@ -90,7 +90,7 @@ def spawn() -> Iterator[Callable[..., subprocess.Popen[str]]]:
         process = subprocess.Popen(
             [*command, *map(str, arguments)],
             cwd=ROOT,
-            env=os.environ | {"PYTHONUNBUFFERED": "1"},
+            env=given.pop("env", os.environ) | {"PYTHONUNBUFFERED": "1"},
             text=True,
             **({"stdout": subprocess.PIPE, "stderr": subprocess.PIPE} | given),
         )

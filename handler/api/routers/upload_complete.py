@@ -74,7 +74,7 @@ class Completion:
         return self.upload
 
     def complete(self, part_ids: Sequence[str], wanted_md5: str | None) -> Upload:
-        """Return the upload, completed; raises Refused, or ComeAgain when the time is over."""
+        """Return the upload, completed; raises UploadRefused, or ComeAgain when time is over."""
         digest = sha256("\n".join(part_ids).encode()).hexdigest() if part_ids else ""
         if self.upload.status == "completed" and self.upload.digest == digest:
             return self.upload
@@ -128,7 +128,7 @@ class Completion:
         return self.aws.run(self.deployment.bucket.head(self.key))
 
     def _segments(self, part_ids: Sequence[str]) -> list[SealedSegment]:
-        """Return the parts as objects; raises Refused unless they are the file's bytes."""
+        """Return the parts as objects; raises UploadRefused unless they are the file's bytes."""
         prefix = upload_prefix(self.upload.id)
         found = self.aws.run(self.deployment.bucket.list_sizes(prefix))
         there = {key.removeprefix(prefix): size for key, size in found.items()}
@@ -151,7 +151,7 @@ class Completion:
             raise ComeAgain from exc
 
     def _close(self) -> None:
-        """Have S3 join the parts that were sent to urls; raises Refused when some are missing."""
+        """Have S3 join the parts that were sent to urls; raises UploadRefused if some are missing."""
         check_sent_to_urls(self.upload)
         upload = self.begin("urls", "", self.upload.expires_at)
         bucket, multipart_id = self.deployment.bucket, str(upload.multipart_id)

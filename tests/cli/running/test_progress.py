@@ -171,7 +171,9 @@ def on_terminal(
     """Return what a run shows on a terminal."""
     terminal, side = os.openpty()
     fcntl.ioctl(side, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
-    process = spawn(*arguments, stderr=side, options=options)
+    env = {name: value for name, value in os.environ.items() if name not in ("COLUMNS", "LINES")}
+    given = {"stdin": side, "stderr": side, "env": env | {"TERM": "xterm"}}
+    process = spawn(*arguments, **given, options=options)
     os.close(side)
     shown = b""
     try:

@@ -8,12 +8,13 @@ from uuid import uuid4
 
 import pytest
 
-from handler.api.envelope.errors import ComeAgain, Refused
+from handler.api.envelope.errors import ComeAgain
 from handler.api.routers.upload_complete import Completion
 from handler.aws.bucket import Bucket
 from handler.aws.stores.uploads import UploadStore
 from handler.batch.keys import file_key, upload_prefix
 from handler.batch.model import File, Upload
+from handler.batch.upload_object import UploadRefused
 from handler.errors import AwsError
 from tests.handler.api.routers.test_uploads import data_of
 from tests.handler.intake.rig import Cloud, plenty
@@ -119,9 +120,9 @@ def test_an_upload_that_is_cancelled_meanwhile_leaves_nothing(
 
     with monkeypatch.context() as patch:
         patch.setattr(Bucket, method, cancelled)
-        with pytest.raises(Refused):
+        with pytest.raises(ComeAgain):
             completion(any_cloud, upload).complete(IDS, None)
     assert next(cancels, None) is None
-    with pytest.raises(Refused, match="cancelled"):
+    with pytest.raises(UploadRefused, match="cancelled"):
         completion(any_cloud, upload).complete(IDS, None)
     assert file_of(any_cloud, upload) == (None, None)
