@@ -78,7 +78,8 @@ class Retrying:
         ]
         self._merging = Merging(self._files, self._new.num_rows, self._finished)
         own = self.spill.spilled
-        earlier = [place for place in spilled.spilled if place not in own]
+        written = self._new.num_rows
+        earlier = [place for place in spilled.spilled if place >= written and place not in own]
         num_copied = old.ok.count(1, self._new.num_rows) + len(earlier)
         self.num_kept = self._new.num_rows + num_copied + len(own)
         self.num_kept_ok = (

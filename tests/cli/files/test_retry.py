@@ -238,3 +238,24 @@ def test_what_a_stopped_run_has_spilled_is_part_of_its_retry(scene: Scene) -> No
     assert scene.retry("--retry-failed") == 0
     assert scene.run.engine.asked == 3  # 3 itself, 5 and 7
     assert scene.is_whole()
+
+
+def test_a_row_that_was_spilled_and_then_written_counts_once(
+    run: Any, write_input: Write, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What lies in the spill file of the run, and in the files of a retry that was cut off."""
+    source = write_input(*(line(str(n), name=str(n)) for n in range(20)))
+    flags = ["-i", source, "-o", tmp_path / "out"]
+    run.fails_at, run.dies_at = {"3", "15"}, "10"
+    with pytest.raises(EngineFailed):
+        run(*flags)
+    run.fails_at, run.dies_at = set(), "15"
+    with pytest.raises(EngineFailed):
+        run(*flags, "--resume", "--retry-failed")
+    assert len(rows(tmp_path / "out.retry")) == 15
+    run.dies_at = None
+    capsys.readouterr()
+    assert run(*flags, "--resume") == 0
+    assert "resuming: 19 rows kept" in capsys.readouterr().err
+    assert run.engine.asked == 1
+    assert len(rows(tmp_path / "out")) == 20
