@@ -151,7 +151,7 @@ class Completion:
             raise ComeAgain from exc
 
     def _close(self) -> None:
-        """Have S3 join the parts that were sent to urls; raises UploadRefused if some are missing."""
+        """Have S3 join the parts that were sent to urls; raises UploadRefused for missing ones."""
         check_sent_to_urls(self.upload)
         upload = self.begin("urls", "", self.upload.expires_at)
         bucket, multipart_id = self.deployment.bucket, str(upload.multipart_id)
