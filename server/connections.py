@@ -8,7 +8,11 @@ from functools import partial
 from typing import Any, Final
 
 from pydantic_core import to_json
-from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import (
+    STATUS_LINE,
+    HttpToolsProtocol,
+    RequestResponseCycle,
+)
 
 from engine.protocol.bodies import error_body
 from engine.protocol.errors import RequestError
@@ -35,6 +39,7 @@ class Connection(HttpToolsProtocol):
         self._linger_ends: float | None = None
         self._is_closing = False  # as soon as the request has come
         self._is_refused = False  # it is no HTTP: nothing more is parsed
+        self._unanswered: list[RequestResponseCycle] = []  # more than one where they are pipelined
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Begin to wait for the first head."""
@@ -46,6 +51,7 @@ class Connection(HttpToolsProtocol):
         self._wait(None)
         if self._stall is not None:
             self._stall.cancel()
+        self._drop_requests()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
@@ -73,6 +79,8 @@ class Connection(HttpToolsProtocol):
         answers = _Lingering(self.transport, self.close_after_request)
         # It has all of a transport that an answer needs.
         self.cycle.transport = answers  # type: ignore[assignment]
+        waiting = [cycle for cycle in self._unanswered if not cycle.response_complete]
+        self._unanswered = [*waiting, self.cycle]
 
     def on_body(self, body: bytes) -> None:
         """Take more of a body."""
@@ -121,12 +129,18 @@ class Connection(HttpToolsProtocol):
         body = to_json(error_body(RequestError(msg, code="invalid_http")))
         head = b"content-type: application/json\r\ncontent-length: %d\r\nconnection: close\r\n\r\n"
         self.transport.write(STATUS_LINE[400] + head % len(body) + body)
-        if self.cycle is not None:  # nobody reads what else would be answered
-            self.cycle.disconnected = True
-            self.cycle.message_event.set()
+        self._drop_requests()  # nobody reads what else would be answered
         self._is_closing = True
         self._end_writing()
         self._linger()
+
+    def _drop_requests(self) -> None:
+        """End the work on all requests of a client that reads no answer any more."""
+        self.pipeline.clear()
+        for cycle in self._unanswered:
+            cycle.disconnected = True
+            cycle.message_event.set()
+        self._unanswered = []
 
     def _end_writing(self) -> None:
         """Tell the client that no more comes, where that can be said before it has sent all."""
@@ -135,6 +149,7 @@ class Connection(HttpToolsProtocol):
 
     def _linger(self) -> None:
         """Begin to throw away what comes."""
+        self.flow.resume_reading()  # pipelined requests, or a large body, may have paused it
         self._unset_keepalive_if_required()
         self._linger_ends = self.loop.time() + _LINGER_SECONDS
         self._wait_for_rest(self._linger_ends)

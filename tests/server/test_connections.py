@@ -126,6 +126,41 @@ async def test_a_refusal_of_what_is_no_http_is_read_by_a_client_that_goes_on_sen
         assert not place.engine.asked
 
 
+@pytest.mark.parametrize("is_begun", [False, True])
+async def test_what_is_no_http_behind_pipelined_requests_ends_all_of_them(
+    caplog: pytest.LogCaptureFixture, *, is_begun: bool
+) -> None:
+    """The refusal is the last that is written, and nothing of the others is worked on."""
+    async with site() as place:
+        body = json.dumps({"wait": True}).encode()
+        request = HEAD + b"content-length: %d\r\n\r\n" % len(body) + body
+        reader, writer = await place.connect()
+        if is_begun:
+            writer.write(request * 2)
+            await asyncio.wait_for(place.engine.is_asked.wait(), SECONDS)
+            request = b""
+        writer.write(request * 2 + b"no http\r\n\r\n")
+        answer = await asyncio.wait_for(reader.read(), SECONDS)
+        assert json.loads(answer.partition(b"\r\n\r\n")[2])["error"]["code"] == "invalid_http"
+        if is_begun:
+            await asyncio.wait_for(place.engine.is_left.wait(), SECONDS)
+        writer.close()
+    assert len(place.engine.asked) == is_begun
+    assert not [record for record in caplog.records if record.levelname == "ERROR"]
+
+
+async def test_pipelined_requests_end_with_their_connection() -> None:
+    """Also the one that is worked on, which is not the last."""
+    async with site() as place:
+        body = json.dumps({"wait": True}).encode()
+        request = HEAD + b"content-length: %d\r\n\r\n" % len(body) + body
+        _, writer = await place.connect()
+        writer.write(request * 2)
+        await asyncio.wait_for(place.engine.is_asked.wait(), SECONDS)
+        writer.transport.abort()
+        await asyncio.wait_for(place.engine.is_left.wait(), SECONDS)
+
+
 async def test_what_a_client_sends_after_its_answer_has_an_end(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
