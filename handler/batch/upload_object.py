@@ -159,13 +159,18 @@ def check_pending(upload: Upload, now: float) -> None:
         raise UploadRefused("The upload has expired: begin a new one.", code="upload_expired")
 
 
+def number_of(typed: str) -> int:
+    """Return the number of a part in an address; raises UploadRefused for what can be none."""
+    if not (typed.isascii() and typed.isdigit() and len(typed) <= len(str(MAX_PARTS))):
+        raise _no_part(typed[:100])
+    return int(typed)
+
+
 def check_numbers(upload: Upload, numbers: Sequence[int]) -> None:
     """Raise UploadRefused for the number of a part that the file does not have."""
     for number in numbers:
         if number < 1 or size_of_part(upload.num_bytes, number) < 1:
-            raise UploadRefused(
-                f"The file has no part {number}.", param="part_numbers", code="unknown_part"
-            )
+            raise _no_part(number)
 
 
 def sizes_of_parts(upload: Upload, part_ids: Sequence[str], sizes: Mapping[str, int]) -> list[int]:
@@ -229,6 +234,12 @@ def wrong_md5() -> UploadRefused:
         "The bytes have another `md5`: the upload is cancelled, begin a new one.",
         param="md5",
         code="md5_mismatch",
+    )
+
+
+def _no_part(number: object) -> UploadRefused:
+    return UploadRefused(
+        f"The file has no part {number}.", param="part_numbers", code="unknown_part"
     )
 
 

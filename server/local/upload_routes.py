@@ -32,6 +32,7 @@ from handler.batch.upload_object import (
     check_sent_to_urls,
     check_uploaded,
     file_of_upload,
+    number_of,
     other_parts,
     part_bytes_of,
     size_of_part,
@@ -68,7 +69,7 @@ class UploadRoutes:
             Route("/v1/uploads", self.create, methods=["POST"]),
             Route(own, self.retrieve, methods=["GET"]),
             Route(f"{own}/parts", self.add_part, methods=["POST"]),
-            Route(f"{own}/parts/{{number:int}}", self.put_part, methods=["PUT"]),
+            Route(f"{own}/parts/{{number}}", self.put_part, methods=["PUT"]),
             Route(f"{own}/urls", self.name_urls, methods=["POST"]),
             Route(f"{own}/complete", self.complete, methods=["POST"]),
             Route(f"{own}/cancel", self.cancel, methods=["POST"]),
@@ -135,8 +136,9 @@ class UploadRoutes:
 
     async def put_part(self, request: Request) -> Response:
         """Keep a numbered part, which comes as it is; one that was there is replaced."""
-        upload, number = await self._pending(request), int(request.path_params["number"])
+        upload, typed = await self._pending(request), request.path_params["number"]
         with refusing_options():
+            number = number_of(typed)
             check_numbers(upload, [number])
         size = size_of_part(upload.num_bytes, number)
         async with received_body(request, self._store.folder, size) as (path, num_bytes):
