@@ -100,6 +100,14 @@ _INSTEAD = MappingProxyType(
 
 _SWITCHES = ("async-", "calculate-", "disable-", "enable-", "enforce-", "no-", "trust-", "use-")
 _NO_SWITCHES = {"disable-access-log-for-endpoints"}
+_OTHER_SWITCHES = frozenset(
+    """
+    aggregate-engine-logging allow-credentials cudagraph-metrics fail-on-environ-validation
+    fully-sharded-loras guided-decoding-disable-any-whitespace kv-cache-metrics
+    language-model-only log-error-stack mm-encoder-only scheduler-reserve-full-isl
+    skip-mm-profiling
+    """.split()
+)
 _SHORT = MappingProxyType(
     {
         "-pp": "pipeline-parallel-size",
@@ -112,7 +120,8 @@ _SHORT = MappingProxyType(
 
 def is_switch(flag: str) -> bool:
     """Say whether a flag is vLLM's and takes no value: what follows it is none."""
-    return _name_of(flag).startswith(_SWITCHES) and _name_of(flag) not in _NO_SWITCHES
+    name = _name_of(flag)
+    return name in _OTHER_SWITCHES or (name.startswith(_SWITCHES) and name not in _NO_SWITCHES)
 
 
 def is_passed_over(flag: str, value: str | None) -> bool:

@@ -98,9 +98,17 @@ def test_no_flag_of_ours_is_taken_for_one_of_vllms() -> None:
         ("--gpu-memory-utilization 0.9 x.jsonl", ["x.jsonl"]),
         ("--enforce-eager x.jsonl --swap-space=4", ["x.jsonl"]),
         ("--disable-log-stats -", ["-"]),
+        ("--kv-cache-metrics-sample 0.1 x.jsonl", ["x.jsonl"]),
         ("-- a.jsonl b.jsonl", ["a.jsonl", "b.jsonl"]),
     ],
 )
 def test_files_stand_wherever_they_are_typed(typed: str, files: list[str]) -> None:
     """Values of vLLM's flags are none, and what follows a switch of vLLM's is one."""
     assert parse(["run", *typed.split()]).files == files
+
+
+@pytest.mark.parametrize("flag", sorted(vllm_flags._OTHER_SWITCHES))
+def test_a_file_stands_behind_a_switch_by_whatever_name(flag: str) -> None:
+    """Those whose names do not begin as switches do are known one by one."""
+    assert parse(["run", f"--{flag}", "x.jsonl"]).files == ["x.jsonl"]
+    assert flag in vllm_flags._PASSED_OVER
