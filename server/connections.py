@@ -106,6 +106,7 @@ class Connection(HttpToolsProtocol):
         if not self._is_in_message:
             self.transport.close()
             return
+        self._drop_requests()
         self._is_closing = True
         self._end_writing()
         self._linger()

@@ -149,6 +149,31 @@ async def test_what_is_no_http_behind_pipelined_requests_ends_all_of_them(
     assert not [record for record in caplog.records if record.levelname == "ERROR"]
 
 
+async def test_nothing_is_answered_behind_the_last_answer_of_a_connection(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """A server that stops closes behind the one it works on, and the next has begun to come."""
+    async with site() as place:
+        body = json.dumps({"wait": True}).encode()
+        head = HEAD + b"content-length: %d\r\n\r\n"
+        reader, writer = await place.connect()
+        writer.write(head % len(body) + body)
+        await asyncio.wait_for(place.engine.is_asked.wait(), SECONDS)
+        [connection] = place.server.server_state.connections
+        assert isinstance(connection, Connection)
+        connection.cycle.keep_alive = False
+        writer.write(head % 2 + b"{")
+        while not connection.pipeline:  # noqa: ASYNC110 - nothing tells of it
+            await asyncio.sleep(0)
+        place.engine.go.set()
+        answer = await asyncio.wait_for(reader.read(), SECONDS)
+        writer.write(b"}")
+        writer.close()
+    assert answer.count(b"HTTP/1.1") == 1
+    assert len(place.engine.asked) == 1
+    assert not [record for record in caplog.records if record.levelname == "ERROR"]
+
+
 async def test_pipelined_requests_end_with_their_connection() -> None:
     """Also the one that is worked on, which is not the last."""
     async with site() as place:
