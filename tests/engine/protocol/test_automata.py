@@ -272,8 +272,9 @@ def test_a_grammar_that_is_too_large_is_refused(source: str, words: str) -> None
         "".join(f"T{i}: /[a-z]+{i}/ & ~/if|else/\n" for i in range(300)),
         "a: b | c\nb: a\nc: T & T\nT: U\nU: T",
         'start: %json {"multipleOf": 10} | %json not json',
+        "root ::= [a&b&c&d&e&f]+ # " + "x & y & " * 40 + "\n",
     ],
-    ids=range(4),
+    ids=range(5),
 )
 def test_a_grammar_that_people_write_passes(source: str) -> None:
     """Keywords that no name may be, signs in texts, circles that the compiler finds."""
