@@ -167,6 +167,11 @@ class _Schema:
                     is_member = name in _NAMED_CHILDREN
                     add(("properties", member) if is_member else None, one, f"{name}/{key}")
         sizes = {key: either(found) for key, found in members.items()}
+        if patterns := sizes.get(("properties", PATTERNS)):  # which names that are listed may fit
+            joining = Joining(self._budget, place)
+            for key, size in sizes.items():
+                if key[0] == "properties" and isinstance(key[1], str):
+                    sizes[key] = joining.joined([size, patterns])
         yield Size(schemas=min(num_schemas, ENDLESS), members=sizes)
 
     def _beside(self, node: dict[str, Any], place: str) -> Iterator[Size]:
