@@ -24,11 +24,17 @@ class ArgumentTypes:
         allowed = self._facts.of(self._members.member(key)) or ANYTHING
         if _is_string(text, allowed):
             return _json(text)
+        spelt = _PYTHON.get(text, text)
         try:
-            kind = type_of(loaded(text))
+            kind = type_of(loaded(spelt))
         except ValueError:
-            return _PYTHON.get(text) or _json(text)
-        return _json(text) if "string" in allowed and kind not in allowed else text.strip()
+            return _json(text)
+        strings = allowed.get("string")
+        if strings is None:
+            return spelt.strip()
+        # Quotes belong to a text, unless it is one of known values.
+        is_other = kind != "string" or strings.values is not None
+        return spelt.strip() if kind in allowed and is_other else _json(text)
 
 
 def _is_string(text: str, allowed: Facts) -> bool:

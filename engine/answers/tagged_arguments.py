@@ -11,7 +11,7 @@ from engine.answers.flow import Flow
 _END = "</tool_call>"
 # Another call ends what was not: else a text of many beginnings would be read once for each.
 _BEGINS = ("<tool_call>", "<function=")
-_NEXT = (*_BEGINS, "<parameter=", "</parameter>", "</function>", _END)
+_MARKS = ("<tool_call>", "<parameter=", "</parameter>", "</function>", _END)
 
 
 def _types_of(flow: Flow, name: str) -> ArgumentTypes:
@@ -43,7 +43,7 @@ def read_function(flow: Flow) -> Generator[None, None, tuple[str, str] | None]:
         key = yield from flow.word()
         if not (yield from flow.takes(">")):
             return None
-        value, mark = yield from flow.until(_NEXT)
+        value, mark = yield from _value(flow)
         if mark is None or mark in _BEGINS:
             return None
         if mark != "</parameter>":  # left out: what follows begins anew
@@ -57,6 +57,18 @@ def read_function(flow: Flow) -> Generator[None, None, tuple[str, str] | None]:
         if not follows.startswith((_END, "<function=")):
             return None
     return name, _object(arguments)
+
+
+def _value(flow: Flow) -> Generator[None, None, tuple[str, str | None]]:
+    """Read a value and the mark behind it; `<function=` is text where its own end follows."""
+    value, mark = yield from flow.until(("<function=", *_MARKS))
+    if mark == "<function=":
+        here = flow.at
+        more, ending = yield from flow.until(_MARKS)
+        if ending == "</parameter>":
+            return f"{value}{mark}{more}", ending
+        flow.at = here
+    return value, mark
 
 
 def read_pairs(flow: Flow) -> Generator[None, None, tuple[str, str] | None]:

@@ -13,10 +13,11 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, PrivateAttr, model_validator
 
-from engine.protocol.automata import TooLarge, check_grammar
+from engine.protocol.automata import check_grammar
 from engine.protocol.errors import RequestError
 from engine.protocol.fields import GenerationRequest, Text
 from engine.protocol.schemas import SchemaRules, served_schema
+from engine.protocol.sizes import TooLarge
 from engine.protocol.structural_tags import served_tag
 from engine.protocol.validation import has_open_escape
 

@@ -13,6 +13,7 @@ from urllib.parse import unquote
 
 MAX_WORK = 12_000
 _MAX_DEPTH = 40
+_MAX_VALUES = 4_096  # that are put together in one set
 _MAX_POSITIONS = 16  # of arrays, whose items are looked at one by one
 _FINITE = {"null": frozenset([None]), "boolean": frozenset([True, False])}
 _TYPES = ("null", "boolean", "object", "array", "number", "string")
@@ -176,13 +177,12 @@ class SchemaFacts:
         if self.is_exhausted:
             return Fact()
         # Of a union a bound counts that all have, of an intersection each.
-        values = [fact.values for fact in facts if fact.values is not None]
         lows = [fact.low for fact in facts if fact.low is not None]
         highs = [fact.high for fact in facts if fact.high is not None]
         required = [fact.required for fact in facts]
         join = _all_of if of_all else _any_of
         return Fact(
-            _chosen(values, len(facts), _common if of_all else _united, of_all=of_all),
+            self._values(facts, of_all=of_all),
             _chosen(lows, len(facts), max if of_all else min, of_all=of_all),
             _chosen(highs, len(facts), min if of_all else max, of_all=of_all),
             _united(required) if of_all else _common(required),
@@ -190,6 +190,22 @@ class SchemaFacts:
             join([fact.rest for fact in facts]),
             all(fact.is_free for fact in facts) if of_all else any(fact.is_free for fact in facts),
         )
+
+    def _values(self, facts: Sequence[Fact], *, of_all: bool) -> frozenset[Any] | None:
+        """Return the values of all or of any; sets too large to put together are left out."""
+        known = {id(fact.values): fact.values for fact in facts if fact.values is not None}
+        sets = [*known.values()]
+        if not of_all and any(fact.values is None for fact in facts):
+            return None
+        if of_all and len(sets) > 1:
+            sets = [one for one in sets if len(one) <= _MAX_VALUES] or sets[:1]
+        if len(sets) < 2:
+            return sets[0] if sets else None
+        num_values = sum(map(len, sets))
+        if not of_all and num_values > _MAX_VALUES:
+            return None
+        self.work += num_values // 16
+        return _common(sets) if of_all else _united(sets)
 
 
 def resolved(root: Schema, reference: str) -> Schema:

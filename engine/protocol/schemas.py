@@ -9,29 +9,18 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from engine.protocol.automata import MULTIPLYING, TooLarge, check_schema
+from engine.protocol.automata import MULTIPLYING, check_schema
 from engine.protocol.disjoint import Disjointness, Overlap
 from engine.protocol.errors import RequestError
+from engine.protocol.formats import FORMATS, NARROWER, OTHER_FORMATS
 from engine.protocol.ranges import BOUNDS, RangeError, held_range
+from engine.protocol.sizes import TooLarge
 from engine.protocol.validation import has_open_escape, shown
 
 MAX_DEPTH = 50
 MAX_REFERENCES = 1_000
 MAX_PROPERTIES = 2_000
 MAX_PATTERN_CHARS = 5_000
-FORMATS = frozenset("date-time time date duration email hostname ipv4 ipv6 uuid uri".split())
-# Formats of strings that JSON Schema knows and that cannot be held to; any other is a remark.
-_OTHER_FORMATS = frozenset(
-    "idn-email idn-hostname uri-reference iri iri-reference uri-template json-pointer"
-    " relative-json-pointer regex".split()
-)
-# Of these formats llguidance lets through what no calendar and no clock has: the 29th of February
-# of any year, the year 0, a second 60 at any minute.
-_LEAP_YEAR = "(?:[0-9]{2}(?:0[48]|[2468][048]|[13579][26])|(?:[02468][48]|[2468]0|[13579][26])00)"
-_DAY = "(?:(?:0[13-9]|1[0-2])-[0-9]{2}|02-(?:[01][0-9]|2[0-8]))"
-_YEAR = "(?:[0-9]{3}[1-9]|[0-9]{2}[1-9]0|[0-9][1-9]00|[1-9]000)"
-_DATE = f"^(?:{_YEAR}-{_DAY}|{_LEAP_YEAR}-02-29)"
-_NARROWER = {"date": f"{_DATE}$", "date-time": f"{_DATE}.{{7}}[0-5]", "time": "^.{6}[0-5]"}
 _TYPES = frozenset("null boolean object array number string integer".split())
 _ONE_SCHEMA = frozenset(["items", "additionalProperties", "additionalItems"])
 _SCHEMAS = frozenset(["allOf", "anyOf", "oneOf", "prefixItems"])
@@ -124,7 +113,7 @@ class _Reading:
         if "oneOf" in served:
             self._choices.append((place, served))
         self._has_bases |= bool(place) and ("$id" in served or "id" in served)
-        if (narrower := _NARROWER.get(served.get("format", ""))) is not None:
+        if (narrower := NARROWER.get(served.get("format", ""))) is not None:
             served["allOf"] = [*served.get("allOf", []), {"pattern": narrower}]
         if not served.keys().isdisjoint(BOUNDS):
             self._hold_range(served, place)
@@ -209,7 +198,7 @@ class _Reading:
         if _CHECKS[keyword] is _COUNT:
             return {keyword: int(value)}
         if keyword == "format" and value not in FORMATS:
-            if value in _OTHER_FORMATS:
+            if value in OTHER_FORMATS:
                 raise self.error(place, f"{shown(value)} is a format that cannot be held to")
             return {}
         if keyword == "required" and len(value) > MAX_PROPERTIES:

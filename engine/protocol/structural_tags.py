@@ -8,9 +8,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, NoReturn
 
-from engine.protocol.automata import TooLarge, check_grammar
+from engine.protocol.automata import check_grammar
 from engine.protocol.errors import RequestError
 from engine.protocol.schemas import SchemaRules, served_schema
+from engine.protocol.sizes import TooLarge
 from engine.protocol.validation import has_open_escape, shown
 
 MAX_FORMATS = 200

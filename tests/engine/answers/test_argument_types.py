@@ -163,3 +163,22 @@ def test_numbers_keep_their_own_spelling() -> None:
     """Digits that no float has are not lost."""
     types = ArgumentTypes({"properties": {"x": {"type": ["number", "null"]}}})
     assert types.json_of("\n12345678901234567890.50 ", "x") == "12345678901234567890.50"
+
+
+@pytest.mark.parametrize(
+    ("schema", "text", "value"),
+    [
+        ({"type": "string", "minLength": 1}, '"exact phrase"', '"exact phrase"'),
+        ({"type": "string", "maxLength": 99}, "None", "None"),
+        ({"type": ["string", "null"], "pattern": "."}, '"x"', '"x"'),
+        ({"type": ["string", "null"], "pattern": "."}, "None", None),
+        ({"type": ["string", "integer"], "pattern": "."}, "5", 5),
+        ({"type": "string", "enum": ["x"]}, '"x"', "x"),
+        ({"type": "boolean"}, "True", True),
+    ],
+    ids=range(7),
+)
+def test_quotes_belong_to_a_text(schema: dict[str, Any], text: str, value: object) -> None:
+    """Whatever else its schema says; only where the values are known are they taken off."""
+    types = ArgumentTypes({"type": "object", "properties": {"q": schema}})
+    assert json.loads(types.json_of(text, "q")) == value

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
 from engine.answers.answer import Answer
@@ -54,3 +56,15 @@ def test_a_function_that_is_named_in_prose_is_none() -> None:
     assert said(text, "qwen3_coder") == Answer("", text)
     held = said(f"{WEATHER}</function>", "qwen3_coder", is_held=True)
     assert (held.content, held.calls) == (f"{WEATHER}</function>", ())
+
+
+@pytest.mark.parametrize("start", ["<tool_call>\n", ""])
+def test_a_value_may_hold_the_mark_of_a_function(start: str) -> None:
+    """Its own end comes behind it; where another call begins before that, the value has none."""
+    value = "print('<function=') # <function=x>"
+    call = f"<function=weather>\n<parameter=city>\n{value}\n</parameter>\n</function>\n"
+    answer = said(f"{start}{call}</tool_call>", "qwen3_coder")
+    assert calls_of(answer) == [("weather", json.dumps({"city": value}))]
+    open_call = "<function=weather><parameter=city>Paris"
+    answer = said(f"{start}{open_call}{WEATHER}</function></tool_call>", "qwen3_coder")
+    assert calls_of(answer) == [("weather", PARIS)]

@@ -15,6 +15,7 @@ from pydantic import BaseModel, ConfigDict, Discriminator, TypeAdapter
 from engine.grammar.forms import grammar_of
 from engine.protocol.disjoint import Disjointness, Overlap
 from engine.protocol.errors import RequestError
+from engine.protocol.schema_facts import SchemaFacts
 from engine.protocol.schemas import SchemaRules, served_schema
 from tests.engine.grammar.held import asked
 
@@ -417,3 +418,15 @@ def test_a_discriminated_union_lets_through_what_jsonschema_does(
         one = {"t": name, "v": value}
         for sample in (one, {"t": name}, {"t": name * 2, "v": value}, {**one, "next": one}):
             assert lets_through(held, sample) == judge.is_valid(sample), sample
+
+
+def test_unions_of_many_values_are_not_kept() -> None:
+    """A set for each would hold the large one again and again; what they share is kept once."""
+    large = {"enum": [*range(100_000)]}
+    ways = [{"anyOf": [{"$ref": "#/$defs/B"}, {"const": -i}]} for i in range(1, 5)]
+    meets = [{"allOf": [{"$ref": "#/$defs/B"}, {"minimum": i, "enum": [i, -i]}]} for i in (1, 2)]
+    facts = SchemaFacts({"$defs": {"B": large}})
+    assert [facts.of(way)["number"].values for way in ways] == [None] * 4
+    assert [facts.of(way)["number"].values for way in meets] == [frozenset([i, -i]) for i in (1, 2)]
+    both = facts.of({"allOf": [large, {"enum": [*range(50_000)]}]})["number"].values
+    assert both is facts.of(large)["number"].values
