@@ -93,6 +93,7 @@ BY_SCHEMA: list[tuple[dict[str, Any], str, str]] = [
         "with patterns",
     ),
     ({"properties": {"a": {"multipleOf": 997}}, "allOf": [STEPS_A]}, "", "states"),
+    ({**STEPS_A, "patternProperties": {"^a": {"multipleOf": 991}}}, "", "states"),
     (ladder(12), "/$defs/d1/properties/b/allOf/0", "more than 20,000 schemas"),
 ]
 

@@ -427,6 +427,6 @@ def test_unions_of_many_values_are_not_kept() -> None:
     meets = [{"allOf": [{"$ref": "#/$defs/B"}, {"minimum": i, "enum": [i, -i]}]} for i in (1, 2)]
     facts = SchemaFacts({"$defs": {"B": large}})
     assert [facts.of(way)["number"].values for way in ways] == [None] * 4
-    assert [facts.of(way)["number"].values for way in meets] == [{1, -1}, {2, -2}]
+    assert [facts.of(way)["number"].values for way in meets] == [frozenset([i, -i]) for i in (1, 2)]
     both = facts.of({"allOf": [large, {"enum": [*range(50_000)]}]})["number"].values
     assert both is facts.of(large)["number"].values
