@@ -223,7 +223,7 @@ def _nodes(root: Any) -> Iterator[dict[str, Any]]:
         if not isinstance(node, dict):
             continue
         yield node
-        for name in (*_CHILDREN, *_LISTS_OF_CHILDREN, *_CHOICES, "allOf"):
+        for name in (*_CHILDREN, "prefixItems", *_CHOICES, "allOf"):
             value = node.get(name)
             waiting.extend(value if isinstance(value, list) else [value])
         for name in (*_NAMED_CHILDREN, *_DEFINITIONS):
