@@ -167,12 +167,18 @@ class _Schema:
                     is_member = name in _NAMED_CHILDREN
                     add(("properties", member) if is_member else None, one, f"{name}/{key}")
         sizes = {key: either(found) for key, found in members.items()}
-        if patterns := sizes.get(("properties", PATTERNS)):  # which names that are listed may fit
-            joining = Joining(self._budget, place)
-            for key, size in sizes.items():
-                if key[0] == "properties" and isinstance(key[1], str):
-                    sizes[key] = joining.joined([size, patterns])
-        yield Size(schemas=min(num_schemas, ENDLESS), members=sizes)
+        yield Size(schemas=min(num_schemas, ENDLESS), members=self._fitted(sizes, place))
+
+    def _fitted(self, members: Mapping[Key, Size], place: str) -> Mapping[Key, Size]:
+        """Return the members of an object; names that are listed may fit its patterns, too."""
+        patterns = members.get(("properties", PATTERNS))
+        if patterns is None:
+            return members
+        joining = Joining(self._budget, place)
+        return {
+            key: joining.joined([size, patterns]) if isinstance(key[1], str) else size
+            for key, size in members.items()
+        }
 
     def _beside(self, node: dict[str, Any], place: str) -> Iterator[Size]:
         """Yield the sizes of what holds of the same value."""
@@ -217,7 +223,7 @@ def _nodes(root: Any) -> Iterator[dict[str, Any]]:
         if not isinstance(node, dict):
             continue
         yield node
-        for name in (*_CHILDREN, *_LISTS_OF_CHILDREN, *_CHOICES, "allOf"):
+        for name in (*_CHILDREN, "prefixItems", *_CHOICES, "allOf"):
             value = node.get(name)
             waiting.extend(value if isinstance(value, list) else [value])
         for name in (*_NAMED_CHILDREN, *_DEFINITIONS):
