@@ -127,8 +127,9 @@ def test_workers_come_with_work_and_go_without(mill: Mill) -> None:
     mill.wait_until(lambda: len(mill.running()) < 3)
     mill.wait_until(lambda: len(mill.running()) == 3)
     mill.ends("x", count)
+    # Said once the table has let go of each.
+    mill.wait_until(lambda: sum("there was no more work" in line for line in mill.said) == 3)
     assert sum("killed by SIGKILL" in line for line in mill.said) == 1
-    assert sum("there was no more work" in line for line in mill.said) == 3
 
 
 def test_workers_that_only_die_are_braked_until_another_release(mill: Mill) -> None:
@@ -164,7 +165,7 @@ def test_a_deployment_replaces_workers_one_by_one(mill: Mill) -> None:
     assert ("r:1", "r:2") in seen
     assert min(map(len, seen)) >= 1, "both were stopped at once"
     mill.ends("x", count)
-    assert sum("was asked to end" in line for line in mill.said) == 2
+    mill.wait_until(lambda: sum("was asked to end" in line for line in mill.said) == 2)
 
 
 @pytest.mark.long
